@@ -24,6 +24,10 @@ millpond.mr.set_current_device_resource(millpond.stack("cuda+pool:initial=1GiB+s
 buffer = millpond.DeviceBuffer(size=1000, stream=millpond.Stream())
 assert "1000B in use in 1 blocks" in str(millpond.memory_report())
 assert bytes(millpond.to_device(b"abc")) == b"abc"
+# The library that is installed has the names of its functions.
+tracked = millpond.stack("cuda+tracking:stacks=on")
+buffer = millpond.DeviceBuffer(size=1000, mr=tracked)
+assert "DeviceMemoryResource" in str(millpond.memory_report(tracked)), millpond.memory_report(tracked)
 PYTHON
         "$1/bin/python" -m millpond.replay --version
         "$1/bin/python" -m millpond.replay --format csv "$log" >/dev/null

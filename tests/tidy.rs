@@ -5,6 +5,8 @@
 
 #[path = "tidy/circles.rs"]
 mod circles;
+#[path = "tidy/heard.rs"]
+mod heard;
 #[path = "tidy/markdown.rs"]
 mod markdown;
 #[path = "tidy/named.rs"]

@@ -24,7 +24,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use millpond_core::{Error, ErrorKind, Result};
+use millpond_core::{Error, ErrorKind, Result, environment};
 use parking_lot::Mutex;
 pub use tracing::Level;
 use tracing::{Event, Subscriber};
@@ -61,7 +61,7 @@ struct Output(Arc<Mutex<Box<dyn Write + Send>>>);
 /// [`Io`](ErrorKind::Io) if the file cannot be created, and
 /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the program has another subscriber.
 pub fn init() -> Result<()> {
-    install(|| match std::env::var_os(FILE_VARIABLE).filter(|name| !name.is_empty()) {
+    install(|| match environment::variable(FILE_VARIABLE) {
         Some(name) => {
             let file = PathBuf::from(name);
             let opened = empty_file(&file).map_err(|error| {
@@ -146,7 +146,7 @@ pub fn flush() -> Result<()> {
 }
 
 fn log() -> Result<&'static DebugLog> {
-    LOG.get().ok_or_else(|| Error::invalid_argument("there is no debug log; call debug_log::init first"))
+    LOG.get().ok_or_else(|| Error::invalid_argument("there is no debug log; start it first"))
 }
 
 impl Write for Output {

@@ -14,7 +14,7 @@ fn lines_go_to_the_file_that_the_environment_names() {
     if std::env::var_os(INSIDE).is_some() {
         assert_eq!(
             debug_log::level().unwrap_err().message(),
-            "there is no debug log; call debug_log::init first"
+            "there is no debug log; start it first"
         );
         debug_log::init().unwrap();
         debug_log::init().unwrap();

@@ -1,17 +1,16 @@
 //! What the library does at its first call: it starts its log.
 
-use std::env;
 use std::io::{self, Write};
 use std::sync::Once;
 
 use millpond_adaptors::debug_log::{self, FILE_VARIABLE, Level};
-use millpond_core::ErrorKind;
+use millpond_core::{ErrorKind, environment};
 
 /// Starts the log, once.
 pub(crate) fn start_log() {
     static FIRST: Once = Once::new();
     FIRST.call_once(|| {
-        let has_file = env::var_os(FILE_VARIABLE).is_some_and(|name| !name.is_empty());
+        let has_file = environment::variable(FILE_VARIABLE).is_some();
         let started = debug_log::init();
         if let Err(error) = &started
             && error.kind() == ErrorKind::Io

@@ -77,6 +77,14 @@ fn remember(error: &Error) {
     let _ = LAST.try_with(|slot| slot.replace(last));
 }
 
+/// Puts `text` in front of the message of this thread's last error.
+pub(crate) fn begin_last_message(text: &str) {
+    let _ = LAST.try_with(|slot| {
+        let mut last = slot.borrow_mut();
+        last.message = c_string(&format!("{text}{}", last.message.to_string_lossy()));
+    });
+}
+
 fn remember_panic(panic: &(dyn Any + Send)) {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref().map(String::as_str)).unwrap_or("a panic without a text");

@@ -5,9 +5,10 @@ use std::ptr::null_mut;
 
 use crate::exception::{throw_bad_alloc, throw_runtime_error};
 use crate::framework;
-use crate::status::{Status, guarded};
+use crate::status::{Status, begin_last_message, guarded};
 
-/// `millpond_malloc`, but throws `std::runtime_error` with the text of the error.
+/// `millpond_malloc`, but throws `std::runtime_error` with the text of the error. If memory is out, the text
+/// begins as PyTorch's own does, `CUDA out of memory.`: libraries that try a smaller batch then look for it.
 ///
 /// # Safety
 /// As for `millpond_malloc`; the caller is C++, or lets its exceptions pass.
@@ -18,8 +19,13 @@ pub unsafe extern "C-unwind" fn millpond_malloc_or_throw(
     stream: *mut c_void,
 ) -> *mut c_void {
     let mut ptr = null_mut();
-    if allocate(&mut ptr, bytes, device, stream) != Status::Ok {
-        throw_runtime_error();
+    match allocate(&mut ptr, bytes, device, stream) {
+        Status::Ok => {}
+        Status::OutOfMemory => {
+            begin_last_message("CUDA out of memory. ");
+            throw_runtime_error();
+        }
+        _ => throw_runtime_error(),
     }
     ptr
 }

@@ -12,10 +12,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// No free block of that size, even after synchronising. Freeing memory may help; if the resource never
-    /// has blocks of that size, another resource may.
+    /// No free block of that size, even after synchronising. Freeing memory may help, unless the request
+    /// [is impossible](Error::is_impossible): then another resource or a smaller request may.
     OutOfMemory,
-    /// An argument is invalid in any state of memory.
+    /// An argument other than the size is invalid in any state of memory.
     InvalidArgument,
     /// A stack's text cannot be read, or names something that does not exist.
     InvalidStack,
@@ -104,10 +104,18 @@ impl Error {
         )
     }
 
-    /// The error of a request larger than any address space.
+    /// The error of a request larger than any address space: out of memory, and
+    /// [impossible](Self::is_impossible).
     pub fn request_too_large(layout: Layout, stream: StreamRef) -> Self {
-        Self::new(ErrorKind::InvalidArgument, "no device can hold that; check the size for an overflow")
-            .for_request(layout, stream)
+        Self::impossible("no device can hold that; check the size for an overflow", layout, stream)
+    }
+
+    /// An [`ErrorKind::OutOfMemory`] of a request that the resource serves in no state of memory. `message`
+    /// says why and what to do.
+    pub fn impossible(message: impl Into<String>, layout: Layout, stream: StreamRef) -> Self {
+        let mut report = OutOfMemoryReport::new(layout, stream);
+        report.is_impossible = true;
+        Self::new(ErrorKind::OutOfMemory, message).for_request(layout, stream).with_report(report)
     }
 
     /// Adds how much was asked for, where no stream is concerned, as by pinned host memory.
@@ -146,6 +154,19 @@ impl Error {
         self
     }
 
+    /// Adds a report of the request, which `fill_in` completes, if memory is out and nothing was reported
+    /// before. The request [was added](Self::for_request) before.
+    #[must_use]
+    pub fn report_if_missing(self, fill_in: impl FnOnce(&mut OutOfMemoryReport)) -> Self {
+        if !self.is_out_of_memory() || self.0.report.is_some() {
+            return self;
+        }
+        let (layout, stream) = (self.0.layout.unwrap_or(Layout::new(0)), self.0.stream);
+        let mut report = OutOfMemoryReport::new(layout, stream.unwrap_or(StreamRef::LEGACY));
+        fill_in(&mut report);
+        self.with_report(report)
+    }
+
     /// Adds the cause.
     #[must_use]
     pub fn caused_by(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
@@ -169,6 +190,12 @@ impl Error {
     /// Whether memory is short; see [`ErrorKind::OutOfMemory`].
     pub fn is_out_of_memory(&self) -> bool {
         self.0.kind == ErrorKind::OutOfMemory
+    }
+
+    /// Whether no state of memory can serve the request: it is larger than any address space, than a limit, or
+    /// than the blocks of the resource. Such an error is [out of memory](Self::is_out_of_memory), too.
+    pub fn is_impossible(&self) -> bool {
+        self.0.report.as_ref().is_some_and(|report| report.is_impossible)
     }
 
     /// Whether nothing will work any more: in this process, or, where the device's context was reset, with
@@ -207,8 +234,8 @@ impl Error {
         self.0.stack.as_deref()
     }
 
-    /// The state of memory when the request failed, and the remedies that would have helped. Resources that
-    /// divide memory (`pool`, `fixed_size`) add it, and layers above pass it on.
+    /// The state of memory when the request failed, and the remedies that would have helped. Every resource
+    /// adds it when memory is out, and layers above pass it on.
     pub fn out_of_memory_report(&self) -> Option<&OutOfMemoryReport> {
         self.0.report.as_deref()
     }

@@ -21,6 +21,7 @@
 mod accessibility;
 mod device;
 pub mod driver;
+pub mod environment;
 mod error;
 mod ext;
 mod find;

@@ -41,6 +41,8 @@ pub struct LayerMemory {
     pub largest_allocation: Option<u64>,
     /// The most that it may hand out or hold.
     pub limit_bytes: Option<u64>,
+    /// What counts against a limit that the layer keeps.
+    pub limit_used_bytes: Option<u64>,
     /// What it could give back to the device now, without waiting.
     pub reclaimable_bytes: Option<u64>,
     /// What it could give back after a wait for all streams.

@@ -4,6 +4,7 @@
 //! refused, counted in the resource's statistics, and reported here, once, through one hook of the
 //! process. The default hook writes an event to `tracing` and, in builds with debug assertions, panics.
 
+use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
 
@@ -82,11 +83,53 @@ pub fn set_hook(hook: Option<Hook>) -> Option<Hook> {
     std::mem::replace(&mut *HOOK.write(), hook)
 }
 
+thread_local! {
+    /// How many calls were refused on this thread.
+    static REFUSED: Cell<u64> = const { Cell::new(0) };
+}
+
+fn refused() -> u64 {
+    REFUSED.try_with(Cell::get).unwrap_or_default()
+}
+
+/// Runs `free`, a call of `deallocate` on what is below, and returns whether that took the block back. A layer
+/// that counts calls this, so that it does not count a block that stays in use.
+#[inline]
+pub fn is_taken(free: impl FnOnce()) -> bool {
+    let before = refused();
+    free();
+    refused() == before
+}
+
+/// Runs `free` as [`is_taken`] does, and `undo` if the block was refused: also if the hook panics. For a layer
+/// that has to count before the call.
+#[inline]
+pub fn undo_if_refused(free: impl FnOnce(), undo: impl FnOnce()) {
+    struct Undo<F: FnOnce()> {
+        undo: Option<F>,
+        before: u64,
+    }
+    impl<F: FnOnce()> Drop for Undo<F> {
+        fn drop(&mut self) {
+            if refused() != self.before
+                && let Some(undo) = self.undo.take()
+            {
+                undo();
+            }
+        }
+    }
+    let _undo = Undo { undo: Some(undo), before: refused() };
+    free();
+}
+
 /// Called by resources that refuse a `deallocate`.
 ///
 /// # Panics
 /// In builds with debug assertions, if no hook is installed: misuse is a bug of the caller.
 pub fn report(misuse: &Misuse) {
+    if misuse.kind != MisuseKind::DeadStream {
+        let _ = REFUSED.try_with(|refused| refused.set(refused.get() + 1));
+    }
     let hook = HOOK.read().clone();
     if let Some(hook) = hook {
         hook(misuse);

@@ -31,7 +31,11 @@ pub type AnyResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
 /// - A request for zero bytes returns [`DevicePtr::NULL`] and takes nothing; `deallocate` of
 ///   `NULL` does nothing.
 /// - [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) is returned only if there is no block, even
-///   after synchronising. A failed call changes nothing that a caller can see.
+///   after synchronising; then the error has a
+///   [report](crate::Error::out_of_memory_report). A failed call changes nothing that a caller can see.
+/// - A request of any size that cannot be served is out of memory, whatever its size: also if rounding it up
+///   overflows, and if the resource never has blocks of that size. The last two are
+///   [impossible](crate::Error::is_impossible), so that no layer waits or gives memory back for them.
 /// - Memory goes back to its source only after all work ordered before its `deallocate` is done, or ordered
 ///   before any use that upstream makes of it.
 /// - `deallocate` never panics and never fails. A pointer that is foreign, free already, or of another
@@ -80,8 +84,9 @@ pub unsafe trait DeviceMemoryResource: Any + Debug + Display {
     ///
     /// # Errors
     /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if there is no such block,
-    /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) for a request that no state of memory can
-    /// serve, or the driver's error.
+    /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) or
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) for an alignment that the resource does not have, or the
+    /// driver's error.
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr>;
 
     /// Takes a block back, in the order of `stream`.

@@ -34,9 +34,13 @@ pub struct OutOfMemoryReport {
     pub stream: u64,
     /// Whether that stream was capturing a graph, during which a resource neither asks nor waits for others.
     pub is_capturing: bool,
+    /// Whether no state of memory can serve the request: it is larger than any address space, than a limit, or
+    /// than the blocks of the resource.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub is_impossible: bool,
     /// How many more bytes from upstream would have served the request; `None` if unknown.
     pub short_bytes: Option<u64>,
-    /// Held from below: in use and free.
+    /// Held from below: in use and free; 0 if the resource does not count its blocks.
     pub held_bytes: u64,
     /// In blocks that are handed out.
     pub live_bytes: u64,
@@ -50,6 +54,9 @@ pub struct OutOfMemoryReport {
     pub free: Vec<FreeMemory>,
     /// The device's memory, as the driver reported it.
     pub device: Option<MemoryInfo>,
+    /// The host's memory, if the request was for memory of the host.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub host: Option<MemoryInfo>,
     /// The remedies that would have helped, the mildest first. Empty if the resource knows none.
     pub remedies: Vec<Remedy>,
     /// The held memory in the order of addresses, as letters: `#` in use, `+` partly, `.` free.
@@ -206,21 +213,55 @@ impl OutOfMemoryReport {
         self.held_bytes.saturating_sub(self.live_bytes)
     }
 
-    fn write_held(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "\n  it holds {}: {} in use in {}, {} free, at most {} in a row",
-            format_bytes(self.held_bytes),
-            format_bytes(self.live_bytes),
-            counted(self.live_blocks, "block"),
-            format_bytes(self.free_bytes()),
-            format_bytes(self.largest_free_block)
-        )?;
-        if let Some(maximum) = self.maximum_bytes {
-            write!(f, "; its maximum is {}", format_bytes(maximum))?;
+    /// Adds what the device has, and by how much that is too little for the request.
+    pub fn note_device(&mut self, device: Option<MemoryInfo>) {
+        self.device = device;
+        let Some(MemoryInfo { free, total }) = device else { return };
+        let short = self.requested_bytes.saturating_sub(free);
+        if short > 0 && self.requested_bytes <= total {
+            self.short_bytes = Some(short);
+            self.remedies.push(Remedy::free_device_memory(short, total.saturating_sub(free), false));
         }
-        if let Some(MemoryInfo { free, total }) = self.device {
-            write!(f, "; the device has {} free of {}", format_bytes(free), format_bytes(total))?;
+    }
+
+    /// Whether it says nothing but what device and host have, which a resource above finds out as well.
+    pub fn is_of_driver(&self) -> bool {
+        let only = Self { device: self.device, host: self.host, ..Self::default() };
+        let asked = Self {
+            requested_bytes: 0,
+            alignment: 0,
+            stream: 0,
+            is_capturing: false,
+            short_bytes: None,
+            remedies: Vec::new(),
+            ..self.clone()
+        };
+        asked == only
+    }
+
+    fn write_held(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut facts = Vec::new();
+        if self.live_blocks == 0 && self.held_bytes == self.live_bytes && self.live_bytes > 0 {
+            facts.push(format!("{} are in use", format_bytes(self.live_bytes)));
+        } else if self.held_bytes > 0 || self.live_blocks > 0 {
+            facts.push(format!(
+                "it holds {}: {} in use in {}, {} free, at most {} in a row",
+                format_bytes(self.held_bytes),
+                format_bytes(self.live_bytes),
+                counted(self.live_blocks, "block"),
+                format_bytes(self.free_bytes()),
+                format_bytes(self.largest_free_block)
+            ));
+        }
+        facts.extend(self.maximum_bytes.map(|bytes| format!("its maximum is {}", format_bytes(bytes))));
+        for (name, memory) in [("device", self.device), ("host", self.host)] {
+            let has = |MemoryInfo { free, total }: MemoryInfo| {
+                format!("the {name} has {} free of {}", format_bytes(free), format_bytes(total))
+            };
+            facts.extend(memory.map(has));
+        }
+        if !facts.is_empty() {
+            write!(f, "\n  {}", facts.join("; "))?;
         }
         self.free.iter().try_for_each(|free| {
             match free.stream {
@@ -261,7 +302,8 @@ impl OutOfMemoryReport {
             return Ok(());
         }
         match self.device {
-            Some(device) if device.total < self.requested_bytes => {
+            _ if self.is_impossible => f.write_str("\n  ask for less at a time"),
+            Some(device) if device.total < self.requested_bytes && self.host.is_none() => {
                 let total = format_bytes(device.total);
                 write!(f, "\n  the device has {total} in all: ask for less at a time, or use managed memory")
             }
@@ -276,6 +318,7 @@ impl fmt::Display for OutOfMemoryReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.short_bytes {
             Some(bytes) => write!(f, "it was {} short", format_bytes(bytes))?,
+            None if self.is_impossible => f.write_str("no memory that is given back would help")?,
             None if self.is_capturing => {
                 f.write_str("no block may be taken during the capture of a graph")?
             }

@@ -32,7 +32,7 @@ pub fn open(device: DeviceId) -> Result<DriverHandle> {
 fn no_such_sim(device: DeviceId) -> Error {
     Error::new(
         ErrorKind::NoDevice,
-        "this process has no such simulated device; keep the Arc that SimDevice::new returned alive",
+        "this process has no such simulated device, or no more: it ends with its last user, so keep it",
     )
     .on_device(device)
 }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, LazyLock};
 
+use millpond_core::environment::{self, variable};
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{DeviceId, DriverHandle, Error, ErrorKind, Result};
 use parking_lot::Mutex;
@@ -70,7 +71,7 @@ impl ManagerRegistry {
                 .with(millpond_adaptors::LAYERS.iter().copied());
             // A value that is not Unicode is not a stack either: it must be refused, not overlooked.
             let lossy = |value: std::ffi::OsString| value.to_string_lossy().into_owned();
-            let environment = Box::new(move |name: &str| std::env::var_os(name).map(lossy));
+            let environment = Box::new(move |name: &str| variable(name).map(lossy));
             ManagerRegistry::new(environment, Box::new(millpond_driver::open), layers)
         });
         &PROCESS
@@ -166,7 +167,8 @@ impl ManagerRegistry {
     }
 
     fn stack_text(&self) -> Option<String> {
-        (self.environment)(MEMORY_MANAGER_VARIABLE).filter(|text| !text.trim().is_empty())
+        let text = (self.environment)(MEMORY_MANAGER_VARIABLE).map(Into::into).and_then(environment::set)?;
+        Some(text.to_string_lossy().into_owned())
     }
 }
 

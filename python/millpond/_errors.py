@@ -1,6 +1,7 @@
 """The exceptions of libmillpond's failures."""
 
 import json
+import re
 
 
 class MillpondError(RuntimeError):
@@ -58,6 +59,7 @@ _BY_STATUS = {
 
 def from_status(status, message, code, report, report_json):
     """Make the exception of a status of libmillpond's."""
+    message = re.sub(r"\(os error (\d+)\)", r"[Errno \1]", message)  # as Python writes it
     error = _BY_STATUS.get(status, MillpondError)(message)
     error.code = code
     if isinstance(error, OutOfMemoryError):

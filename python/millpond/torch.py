@@ -103,8 +103,9 @@ def use(stack=None, device=None):
     """Serve all device memory of PyTorch in this process. Call it before PyTorch first uses a device.
 
     The current device, or `device`, gets `stack` as in `mem_pool`; other devices keep their defaults. Memory
-    that is out raises `RuntimeError`, as PyTorch keeps its own class for its own allocator. PyTorch's
-    functions for statistics answer for millpond's memory; `restore_statistics` takes that back, nothing takes
+    that is out raises `RuntimeError`, as PyTorch keeps its own class for its own allocator. Its text begins
+    with `CUDA out of memory.`, which libraries look for that try a smaller batch then. PyTorch's functions
+    for statistics answer for millpond's memory; `restore_statistics` takes that back, nothing takes
     the allocator back.
     """
     torch = _torch()

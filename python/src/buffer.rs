@@ -109,7 +109,7 @@ impl DeviceBuffer {
     fn new(
         py: Python<'_>,
         ptr: usize,
-        size: u64,
+        #[pyo3(from_py_with = crate::size::size)] size: u64,
         stream: StreamArgument<'_>,
         mr: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
@@ -335,7 +335,12 @@ impl DeviceBuffer {
 
     /// Makes room for `new_capacity` bytes. Slices and exports keep the memory that they had.
     #[pyo3(signature = (new_capacity, stream=StreamArgument(None)))]
-    fn reserve(&self, py: Python<'_>, new_capacity: u64, stream: StreamArgument<'_>) -> PyResult<()> {
+    fn reserve(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = crate::size::size)] new_capacity: u64,
+        stream: StreamArgument<'_>,
+    ) -> PyResult<()> {
         if new_capacity <= self.capacity() {
             return Ok(());
         }
@@ -345,7 +350,12 @@ impl DeviceBuffer {
 
     /// Makes the buffer `new_size` bytes long. Slices and exports keep the memory that they had.
     #[pyo3(signature = (new_size, stream=StreamArgument(None)))]
-    fn resize(&self, py: Python<'_>, new_size: u64, stream: StreamArgument<'_>) -> PyResult<()> {
+    fn resize(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = crate::size::size)] new_size: u64,
+        stream: StreamArgument<'_>,
+    ) -> PyResult<()> {
         let stream = stream.resolve_or(|| self.own_stream())?;
         if new_size > self.capacity() {
             return self.grown(py, new_size, new_size, &stream);

@@ -2,8 +2,9 @@
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
+use pyo3::exceptions::{PyException, PyMemoryError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
@@ -31,20 +32,66 @@ impl Failure {
     }
 }
 
-thread_local! {
-    /// What a callback of the program's raised, for the call that made it.
-    static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
+/// What a callback of the program's raised.
+#[derive(Debug)]
+pub(crate) enum Raised {
+    /// The cause of the call's own exception.
+    Cause(PyErr),
+    /// It is raised, and the call's own exception is not.
+    Instead(PyErr),
 }
 
+impl Raised {
+    /// What a function that allocates raised: memory that is out is the cause of the same, and anything else
+    /// becomes the `RuntimeError` that RMM makes of it.
+    pub(crate) fn by_allocate(py: Python<'_>, error: PyErr) -> Self {
+        if error.is_instance_of::<PyMemoryError>(py) {
+            return Self::Cause(error);
+        }
+        // `KeyboardInterrupt` and `SystemExit` end the program's work, whatever failed.
+        if error.is_instance_of::<PyRuntimeError>(py) || !error.is_instance_of::<PyException>(py) {
+            return Self::Instead(error);
+        }
+        let made = PyRuntimeError::new_err(error.value(py).to_string());
+        made.set_cause(py, Some(error));
+        Self::Instead(made)
+    }
+}
+
+thread_local! {
+    /// What a callback raised, for the call that made it.
+    static RAISED: RefCell<Option<Raised>> = const { RefCell::new(None) };
+}
+
+/// Whether a callback ever raised: most programs have none, and their calls look no further.
+static ANY_RAISED: AtomicBool = AtomicBool::new(false);
+
 /// Keeps what a callback raised until the call fails that made it.
-pub(crate) fn keep_raised(error: PyErr) {
-    let _ = RAISED.try_with(|slot| slot.replace(Some(error)));
+pub(crate) fn keep_raised(raised: Raised) {
+    let _ = RAISED.try_with(|slot| slot.replace(Some(raised)));
+    ANY_RAISED.store(true, Ordering::Relaxed);
+}
+
+/// Forgets what callbacks raised: the call that made them was served in another way.
+#[cold]
+fn forget_raised() {
+    let is_kept = RAISED.try_with(|slot| slot.borrow().is_some()).unwrap_or(false);
+    if is_kept {
+        // At the interpreter's end it stays.
+        Python::try_attach(|_| drop(RAISED.try_with(RefCell::take)));
+    }
 }
 
 /// Makes a status a result; without a need for the GIL.
 #[inline]
 pub(crate) fn check(status: i32) -> Result<(), Failure> {
-    if status == 0 { Ok(()) } else { Err(last_failure(status)) }
+    if status != 0 {
+        return Err(last_failure(status));
+    }
+    if ANY_RAISED.load(Ordering::Relaxed) {
+        forget_raised();
+    }
+    Ok(())
 }
 
 fn text(text: *const c_char) -> Option<String> {
@@ -71,12 +118,13 @@ impl From<Failure> for PyErr {
     fn from(failure: Failure) -> Self {
         static MAKE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         Python::attach(|py| {
-            let raised = RAISED.try_with(|slot| slot.take()).ok().flatten();
-            if let Some(raised) = &raised
-                && !raised.is_instance_of::<PyMemoryError>(py)
-            {
-                return raised.clone_ref(py);
-            }
+            let cause = match RAISED.try_with(RefCell::take).ok().flatten() {
+                // As above.
+                Some(Raised::Cause(error)) if !error.is_instance_of::<PyException>(py) => return error,
+                Some(Raised::Instead(error)) => return error,
+                Some(Raised::Cause(error)) => Some(error),
+                None => None,
+            };
             let make = || -> PyResult<Py<PyAny>> {
                 Ok(py.import("millpond._errors")?.getattr("from_status")?.unbind())
             };
@@ -88,7 +136,7 @@ impl From<Failure> for PyErr {
                 Ok(error) => Self::from_value(error),
                 Err(_) => PyRuntimeError::new_err(format!("error {} of libmillpond", failure.status)),
             };
-            error.set_cause(py, raised);
+            error.set_cause(py, cause);
             error
         })
     }

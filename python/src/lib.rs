@@ -13,6 +13,7 @@ mod error;
 mod from_dlpack;
 mod host;
 mod resource;
+mod size;
 mod tensor;
 
 use std::ffi::CStr;

@@ -4,13 +4,14 @@ use std::ptr::null_mut;
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
-use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyTypeError};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::api::{Counters, Raw, Statistics, api, c_text, generation, take_text};
 use crate::device::{Device, DeviceHandle, StreamArgument, ensure_device};
-use crate::error::{Failure, check, keep_raised};
+use crate::error::{Failure, Raised, check, keep_raised};
+use crate::size::size;
 
 /// The library's handle of a resource.
 #[derive(Debug)]
@@ -277,7 +278,7 @@ impl Resource {
     fn allocate(
         &self,
         py: Python<'_>,
-        nbytes: u64,
+        #[pyo3(from_py_with = size)] nbytes: u64,
         stream: StreamArgument<'_>,
         alignment: u64,
     ) -> PyResult<usize> {
@@ -297,7 +298,7 @@ impl Resource {
         &self,
         py: Python<'_>,
         ptr: usize,
-        nbytes: u64,
+        #[pyo3(from_py_with = size)] nbytes: u64,
         stream: StreamArgument<'_>,
         alignment: u64,
     ) -> PyResult<()> {
@@ -345,7 +346,11 @@ impl Resource {
 
     /// Gives free memory back until at most `keep_bytes` are held, and returns the bytes given back.
     #[pyo3(signature = (keep_bytes=0))]
-    fn trim(&self, py: Python<'_>, keep_bytes: u64) -> PyResult<u64> {
+    fn trim(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = size)] keep_bytes: u64,
+    ) -> PyResult<u64> {
         let mut freed = 0;
         // SAFETY: the handle is live, and the result may be written.
         self.call(py, |handle| unsafe { (api().resource_trim)(handle.raw, keep_bytes, &raw mut freed) })?;
@@ -535,22 +540,11 @@ extern "C" fn call_allocate(functions: Raw, bytes: u64, _alignment: u64, stream:
     // Null where the interpreter is at its end.
     let answer = Python::try_attach(|py| {
         call(py).unwrap_or_else(|error| {
-            let is_memory = error.is_instance_of::<PyMemoryError>(py);
-            keep_raised(if is_memory { error } else { as_runtime_error(py, error) });
+            keep_raised(Raised::by_allocate(py, error));
             0
         })
     });
     std::ptr::without_provenance_mut(answer.unwrap_or(0))
-}
-
-/// What a function of the program raised, as the `RuntimeError` that RMM makes of it.
-fn as_runtime_error(py: Python<'_>, error: PyErr) -> PyErr {
-    if error.is_instance_of::<PyRuntimeError>(py) {
-        return error;
-    }
-    let made = PyRuntimeError::new_err(error.value(py).to_string());
-    made.set_cause(py, Some(error));
-    made
 }
 
 extern "C" fn call_deallocate(functions: Raw, ptr: Raw, bytes: u64, _alignment: u64, stream: Raw) {
@@ -572,7 +566,7 @@ extern "C" fn call_failure(handle: Raw, bytes: u64) -> bool {
         // SAFETY: the context is that of `_failure_callback`.
         let handle: &Py<PyAny> = unsafe { context(handle) };
         handle.call1(py, (bytes,)).and_then(|answer| answer.bind(py).is_truthy()).unwrap_or_else(|error| {
-            keep_raised(error);
+            keep_raised(Raised::Cause(error));
             false
         })
     });

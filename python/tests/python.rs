@@ -28,7 +28,8 @@ fn python() -> Option<PathBuf> {
 fn environment(target: &Path) -> Option<PathBuf> {
     let folder = target.join("python/env");
     let python_of = folder.join("bin/python");
-    let wanted = "import pytest, xdist, numpy, hypothesis, distributed, cuda.core, numba.cuda, rmm, Cython";
+    let wanted = "import pytest, xdist, numpy, hypothesis, distributed, cuda.core, numba.cuda, rmm, Cython; \
+                  import importlib.metadata; importlib.metadata.version('accelerate')";
     let is_ready = Command::new(&python_of).args(["-c", wanted]).output();
     if !is_ready.is_ok_and(|answer| answer.status.success()) {
         run(Command::new(python()?).args(["-m", "venv", "--clear"]).arg(&folder));
@@ -51,6 +52,9 @@ fn environment(target: &Path) -> Option<PathBuf> {
             "cython",
             "nvidia-cuda-crt<14",
         ]));
+        // Without PyTorch, whose wheel has hundreds of MB: the tests load the one file that they are about.
+        let accelerate = ["-m", "pip", "install", "--quiet", "--no-deps", "accelerate"];
+        run(Command::new(&python_of).args(accelerate));
     }
     Some(python_of)
 }

@@ -248,17 +248,6 @@ def test_a_failure_callback_makes_room():
     assert asked == [2 * MIB, 5 * MIB]
 
 
-def test_what_a_failure_callback_raises_is_raised():
-    def spill(nbytes):
-        raise KeyError("no room")
-
-    resource = mr.FailureCallbackResourceAdaptor(
-        mr.LimitingResourceAdaptor(mr.CudaMemoryResource(), MIB), spill
-    )
-    with pytest.raises(KeyError, match="no room"):
-        millpond.DeviceBuffer(size=2 * MIB, mr=resource)
-
-
 def test_callbacks_are_called_in_order():
     base, calls = mr.CudaMemoryResource(), []
 

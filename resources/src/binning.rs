@@ -9,7 +9,7 @@ use millpond_core::stack::{LayerEntry, LayerKind, LayerSpec, Params, Piece, Valu
 use millpond_core::{
     ALLOCATION_ALIGNMENT, Accessibility, AnyResource, ByteSize, DeviceMemoryResource,
     DeviceMemoryResourceExt, DevicePtr, DriverHandle, Error, Layer, Layout, LiveBlock, MemoryInfo, Remedy,
-    RemedyAction, ResourceStatistics, Result, StreamRef, Traits, align_up, is_same, parse_bytes,
+    RemedyAction, ResourceStatistics, Result, StreamRef, Traits, align_up, is_same, misuse, parse_bytes,
 };
 
 use crate::binning::direct::Direct;
@@ -282,7 +282,7 @@ impl<R: DeviceMemoryResource> BinningMemoryResource<R> {
     fn serve(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
         let resource = self.serving(layout);
         let refused = match resource.allocate(layout, stream) {
-            Err(error) if error.is_out_of_memory() => error,
+            Err(error) if error.is_out_of_memory() && !error.is_impossible() => error,
             other => return other,
         };
         let explain =
@@ -340,9 +340,13 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BinningMemoryResou
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         if !ptr.is_null() {
-            self.counter(layout).into_iter().for_each(|direct| direct.deallocated(layout.bytes()));
-            // SAFETY: the caller's promises; the same layout leads to the same resource.
-            unsafe { self.serving(layout).deallocate(ptr, layout, stream) }
+            let counter = self.counter(layout);
+            counter.into_iter().for_each(|direct| direct.deallocated(layout.bytes()));
+            misuse::undo_if_refused(
+                // SAFETY: the caller's promises; the same layout leads to the same resource.
+                || unsafe { self.serving(layout).deallocate(ptr, layout, stream) },
+                || counter.into_iter().for_each(|direct| direct.not_deallocated(layout.bytes())),
+            );
         }
     }
 

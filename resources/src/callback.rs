@@ -8,6 +8,8 @@ use millpond_core::{
     ResourceStatistics, Result, StreamRef, Traits, is_same,
 };
 
+use crate::out_of_memory;
+
 /// The function that hands out a block.
 type Allocate = dyn Fn(Layout, StreamRef) -> Result<DevicePtr> + Send + Sync;
 /// The function that takes a block back.
@@ -113,9 +115,13 @@ unsafe impl DeviceMemoryResource for CallbackMemoryResource {
         if self.driver.health().is_lost() {
             return Err(fail(self.driver.health().error()));
         }
-        let ptr = (self.allocate)(layout, stream).map_err(fail)?;
+        if layout.rounded_bytes().is_none() {
+            return Err(fail(Error::request_too_large(layout, stream)));
+        }
+        let reported = |error: Error| out_of_memory::reported(fail(error), &*self.driver, self.accessibility);
+        let ptr = (self.allocate)(layout, stream).map_err(reported)?;
         if ptr.is_null() {
-            return Err(Error::out_of_memory(layout, stream).on_device(self.driver.device()).in_stack(self));
+            return Err(reported(Error::out_of_memory(layout, stream)));
         }
         if !ptr.is_aligned_to(layout.alignment()) {
             (self.deallocate)(ptr, layout, stream);

@@ -15,6 +15,8 @@ use millpond_core::{
 use parking_lot::Mutex;
 use rustc_hash::FxBuildHasher;
 
+use crate::out_of_memory;
+
 /// How `cuda` is built from text.
 pub(crate) const CUDA: LayerEntry = LayerEntry {
     name: "cuda",
@@ -48,6 +50,8 @@ struct Calls {
     /// Frees a block; the driver waits for all work of the device.
     free: unsafe fn(&dyn Driver, DevicePtr) -> DriverResult<()>,
     memory_info: fn(&dyn Driver) -> DriverResult<MemoryInfo>,
+    /// Whether a request takes the device's memory, and the host's.
+    takes: Accessibility,
     accessibility: Accessibility,
 }
 
@@ -57,12 +61,14 @@ const PLAIN_CALLS: Calls = Calls {
     // SAFETY: the caller's promise.
     free: |driver, ptr| unsafe { driver.mem_free(ptr) },
     memory_info: |driver| driver.mem_get_info(),
+    takes: Accessibility::DEVICE,
     accessibility: Accessibility::DEVICE,
 };
 
 const MANAGED_CALLS: Calls = Calls {
     name: "managed",
     allocate: |driver, bytes| driver.mem_alloc_managed(bytes),
+    takes: Accessibility::DEVICE_AND_HOST,
     accessibility: Accessibility::DEVICE_AND_HOST,
     ..PLAIN_CALLS
 };
@@ -76,6 +82,7 @@ const PINNED_CALLS: Calls = Calls {
     // SAFETY: the caller's promise.
     free: |driver, ptr| unsafe { driver.mem_free_host(HostPtr(ptr.address() as usize)) },
     memory_info: |driver| driver.host_memory_info(),
+    takes: Accessibility::HOST,
     accessibility: Accessibility::DEVICE_AND_HOST,
 };
 
@@ -129,7 +136,7 @@ impl DriverMemory {
         let bytes = layout
             .rounded_bytes()
             .and_then(|bytes| bytes.checked_add(over))
-            .ok_or_else(|| Error::request_too_large(layout, stream).in_stack(name))?;
+            .ok_or_else(|| fail(Error::request_too_large(layout, stream)))?;
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
         let again = |error: DriverError| match error.is_out_of_memory() && self.free_refused() {
             true => allocate(bytes),
@@ -137,7 +144,7 @@ impl DriverMemory {
         };
         let base = allocate(bytes).or_else(again).map_err(|error| {
             self.driver.health().note(&error);
-            fail(error.into())
+            out_of_memory::reported(fail(error.into()), &*self.driver, self.calls.takes)
         })?;
         if over == 0 {
             return Ok(base);

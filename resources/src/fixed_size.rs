@@ -6,8 +6,8 @@ use std::sync::Arc;
 use millpond_core::stack::{LayerEntry, LayerKind};
 use millpond_core::{
     ALLOCATION_ALIGNMENT, Accessibility, BlockInfo, ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle,
-    Error, ErrorKind, Layer, LayerMemory, Layout, MemoryInfo, ReportsMemory, ResourceStatistics, Result,
-    StreamRef, Traits, align_up, format_bytes, is_same,
+    Error, Layer, LayerMemory, Layout, MemoryInfo, ReportsMemory, ResourceStatistics, Result, StreamRef,
+    Traits, align_up, format_bytes, is_same,
 };
 
 use crate::heap::size_class::BlockSize;
@@ -129,9 +129,9 @@ impl<R: DeviceMemoryResource> Layer<R> for FixedSizeLayer {
 /// Hands out blocks of one size, in stream order. Threads cache blocks of up to 1 MiB.
 ///
 /// A request of up to [`block_bytes`](FixedSizeOptions::block_bytes) gets a whole block. A larger one fails
-/// with [`OutOfMemory`](ErrorKind::OutOfMemory), so that a layer that falls back on another resource when
+/// with [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory), so that a layer that falls back on another resource when
 /// memory is out does so for this request, too. A request aligned to more than 256 bytes fails with
-/// [`InvalidArgument`](ErrorKind::InvalidArgument). Put a
+/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument). Put a
 /// [`BinningMemoryResource`](crate::BinningMemoryResource) around several.
 ///
 /// ```
@@ -202,7 +202,7 @@ impl<R: DeviceMemoryResource> FixedSizeMemoryResource<R> {
             // A layer that falls back when memory is out does so for this request, too.
             let block = format_bytes(self.options.block_bytes);
             let why = format!("blocks have {block}; raise block_size, or use binning for several sizes");
-            Error::new(ErrorKind::OutOfMemory, why)
+            Error::impossible(why, layout, stream)
         } else if layout.bytes() > 0 && layout.alignment() > ALLOCATION_ALIGNMENT {
             Error::invalid_argument(format!(
                 "blocks are aligned to {ALLOCATION_ALIGNMENT} bytes; use a pool for more"

@@ -45,6 +45,7 @@ pub mod fixed_size;
 mod heap;
 pub mod host_memory;
 pub mod memory_pool;
+mod out_of_memory;
 pub mod plan;
 pub mod pool;
 mod process;

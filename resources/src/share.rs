@@ -204,7 +204,7 @@ impl Drop for ImportedBlock {
 
 fn malformed(why: &str) -> Error {
     Error::invalid_argument(format!(
-        "this does not describe a shared block: {why}; pass on what ExportedBlock::into_parts returned, whole"
+        "this does not describe a shared block: {why}; pass on all that the export returned"
     ))
 }
 

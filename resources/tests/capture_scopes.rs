@@ -473,7 +473,7 @@ fn requests_are_aligned_and_refused_as_elsewhere() {
     let error = stack.allocate_bytes(1 << 40, s).unwrap_err();
     assert!(error.is_out_of_memory(), "{error}");
     assert!(error.to_string().contains("a scope of captured graphs grows"), "{error}");
-    assert_eq!(stack.allocate_bytes(u64::MAX, s).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    assert_eq!(stack.allocate_bytes(u64::MAX, s).unwrap_err().kind(), ErrorKind::OutOfMemory);
 }
 
 /// What ended scopes and other streams can give is given before memory is out.

@@ -349,7 +349,7 @@ mod shared {
         let (kind, text) = said(refused);
         assert_eq!(kind, ErrorKind::InvalidArgument);
         let start = "invalid argument of DEVICE: the descriptor names no pool of this device; pass on what \
-                     MemoryPool::export_fd returned: ";
+                     the export of a pool returned: ";
         assert!(text.starts_with(start), "{text}");
         assert_eq!(device.live_allocations(), 0);
     }

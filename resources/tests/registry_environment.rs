@@ -53,6 +53,8 @@ fn check(variable: Option<&str>, expected: &str) {
 #[test]
 fn issue_9_the_default_is_the_stack_of_the_environment() {
     check(None, "cuda");
+    check(Some(""), "cuda");
+    check(Some(" "), "cuda");
     check(Some("cuda+pool:max=1GiB + statistics"), "cuda+pool:max=1GiB+statistics");
     check(Some("cuda+tracking+pool:max=1TiB"), "exceeds");
 }

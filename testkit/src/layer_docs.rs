@@ -8,6 +8,7 @@ use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
+use millpond_core::environment;
 use millpond_core::stack::LayerEntry;
 
 /// The name and the options of a layer, as Markdown.
@@ -34,7 +35,7 @@ pub fn page(entry: &LayerEntry) -> String {
 /// # Panics
 /// If that is not so, or a page cannot be written.
 pub fn check(folder: impl AsRef<Path>, layers: &[LayerEntry]) {
-    check_or_write(folder.as_ref(), layers, std::env::var_os("MILLPOND_WRITE").is_some());
+    check_or_write(folder.as_ref(), layers, environment::variable("MILLPOND_WRITE").is_some());
 }
 
 fn check_or_write(folder: &Path, layers: &[LayerEntry], writes: bool) {

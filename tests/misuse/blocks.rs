@@ -454,19 +454,25 @@ pub(crate) const REQUESTS: &[Program] = &[
     program(
         "a size that overflowed to nearly 2^64",
         |bench| error(bench.stack("cuda+pool").allocate_bytes(u64::MAX - 3, bench.a)),
-        "invalid argument for 16.00EiB on stream A in `cuda+pool`: no device can hold that; check the size \
-         for an overflow",
+        "out of memory for 16.00EiB on stream A in `cuda+pool`: no device can hold that; check the size for \
+         an overflow: no memory that is given back would help\n\
+         \x20 ask for less at a time",
     ),
     program(
         "an array whose bytes overflow",
         |_| error(Layout::array::<u64>(u64::MAX / 2)),
-        "invalid argument: 9223372036854775807 elements of 8 bytes are more than an address space holds; \
-         check the number for an overflow",
+        "out of memory for 16.00EiB: 9223372036854775807 elements of 8 bytes are more than an address space \
+         holds; check the number for an overflow: no memory that is given back would help\n\
+         \x20 ask for less at a time",
     ),
     program(
         "a request exceeds the device",
         |bench| error(bench.stack("cuda").allocate_bytes(1 << 40, bench.a)),
-        "out of memory for 1TiB on stream A of DEVICE in `cuda`: cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY (2): \
-         1099511627776 bytes asked for; 268435456 of 268435456 free",
+        "out of memory for 1TiB on stream A of DEVICE in `cuda`: no free block is large enough, and there is \
+         no more memory\n\
+         \x20 the device has 256MiB in all: ask for less at a time, or use managed memory\n\
+         \x20 the device has 256MiB free of 256MiB\n\
+         \x20 caused by: cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY (2): 1099511627776 bytes asked for; 268435456 \
+         of 268435456 free",
     ),
 ];

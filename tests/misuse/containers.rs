@@ -102,8 +102,9 @@ pub(crate) const CONTAINERS: &[Program] = &[
             let mut vec = DeviceVec::<u64, _>::uninit(1, bench.a, cuda(bench)).unwrap();
             error(vec.resize(usize::MAX, bench.a))
         },
-        "invalid argument: 18446744073709551615 elements of 8 bytes are more than an address space holds; \
-         check the number for an overflow",
+        "out of memory for 16.00EiB: 18446744073709551615 elements of 8 bytes are more than an address space \
+         holds; check the number for an overflow: no memory that is given back would help\n\
+         \x20 ask for less at a time",
     ),
     program(
         "a wait for an event that was never recorded",

@@ -46,7 +46,7 @@ pub(crate) const PROGRAMS: &[Program] = &[
             error(unsafe { MemoryPool::import_fd(bench.driver(), reader.as_fd()) })
         },
         "invalid argument of DEVICE: the descriptor names no pool of this device; pass on what \
-         MemoryPool::export_fd returned: driver error of DEVICE: cuMemPoolImportFromShareableHandle: \
+         the export of a pool returned: driver error of DEVICE: cuMemPoolImportFromShareableHandle: \
          CUDA_ERROR_INVALID_VALUE (1): Illegal seek (os error 29)",
     ),
     program(
@@ -160,8 +160,8 @@ pub(crate) const PROGRAMS: &[Program] = &[
     program(
         "half a description of a shared block",
         |bench| error(ImportedBlock::open(&bench.driver(), b"half", Vec::new())),
-        "invalid argument: this does not describe a shared block: its first bytes are wrong; pass on what \
-         ExportedBlock::into_parts returned, whole",
+        "invalid argument: this does not describe a shared block: its first bytes are wrong; pass on all \
+         that the export returned",
     ),
     program(
         "a shared block without its descriptors",
@@ -173,6 +173,6 @@ pub(crate) const PROGRAMS: &[Program] = &[
             error(ImportedBlock::open(&bench.driver(), &description, Vec::<OwnedFd>::new()))
         },
         "invalid argument: this does not describe a shared block: it belongs to another number of \
-         descriptors; pass on what ExportedBlock::into_parts returned, whole",
+         descriptors; pass on all that the export returned",
     ),
 ];

@@ -201,8 +201,6 @@ pub(crate) const PROGRAMS: &[Program] = &[
          MILLPOND_MEMORY_MANAGER=cuda+pool:initial=900GiB: taking the pool's initial size: it was 899.75GiB \
          short\n\
          \x20 the device has 256MiB in all: ask for less at a time, or use managed memory\n\
-         \x20 it holds 0B: 0B in use in 0 blocks, 0B free, at most 0B in a row; the device has 256MiB \
-         free of \
-         256MiB",
+         \x20 the device has 256MiB free of 256MiB",
     ),
 ];

@@ -130,9 +130,7 @@ pub(crate) const STACKS: &[Program] = &[
         "out of memory for 200GiB on stream 0 of DEVICE in `cuda+pool:initial=200GiB`: taking the pool's \
          initial size: it was 199.75GiB short\n\
          \x20 the device has 256MiB in all: ask for less at a time, or use managed memory\n\
-         \x20 it holds 0B: 0B in use in 0 blocks, 0B free, at most 0B in a row; the device has 256MiB \
-         free of \
-         256MiB"
+         \x20 the device has 256MiB free of 256MiB"
     ),
     text!(
         "pages that are perhaps on",
@@ -323,8 +321,8 @@ pub(crate) const REGISTRY: &[Program] = &[
     program(
         "the default resource of a device that is gone",
         |_| error(get_per_device_resource(DeviceId::sim(1_000_000))),
-        "no device of sim:1000000: this process has no such simulated device; keep the Arc that \
-         SimDevice::new returned alive",
+        "no device of sim:1000000: this process has no such simulated device, or no more: it ends \
+         with its last user, so keep it",
     ),
     program(
         "a bin on another device",

@@ -25,6 +25,23 @@ pub(crate) fn code(source: &str) -> String {
     out
 }
 
+/// The strings of a source, each with its line, from 1, and without its quotes.
+pub(crate) fn strings(source: &str) -> Vec<(usize, String)> {
+    let chars: Vec<char> = source.chars().collect();
+    let (mut found, mut at, mut line) = (Vec::new(), 0, 1);
+    while at < chars.len() {
+        let end = token_end(&chars, at);
+        let token: String = chars[at..end].iter().collect();
+        if end > at + 1 && token.trim_start_matches(['r', 'b', 'c', '#']).starts_with('"') {
+            let inside = token.trim_start_matches(|c| c != '"').trim_matches(['"', '#']);
+            found.push((line, inside.to_owned()));
+        }
+        line += token.matches('\n').count();
+        at = end;
+    }
+    found
+}
+
 /// Where the comment, string or character that starts at `at` ends; `at + 1` if none starts there.
 fn token_end(chars: &[char], at: usize) -> usize {
     let starts = |text: &str| chars[at..].iter().copied().take(text.len()).eq(text.chars());

@@ -8,7 +8,8 @@ use std::fmt;
 
 use millpond_core::{
     Accessibility, ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle, Error, LayerMemory, Layout,
-    MemoryInfo, ReportsMemory, ResourceStatistics, Result, StreamRef, Traits, format_bytes, is_same,
+    MemoryInfo, OutOfMemoryReport, Remedy, ReportsMemory, ResourceStatistics, Result, StreamRef, Traits,
+    format_bytes, is_same, misuse,
 };
 
 pub use layer::LimitingLayer;
@@ -23,8 +24,8 @@ use crate::shards::{All, Guard, Shards};
 /// A request that is refused here never counts, not even for a moment: large requests of other threads that
 /// fail do not keep a small one that fits from being served.
 ///
-/// The adaptor counts bytes and does not know blocks. A deallocation that the upstream refuses and reports
-/// has lowered the count; put [tracking](crate::TrackingResourceAdaptor) on top if callers may do that.
+/// The adaptor counts bytes and does not know blocks. A deallocation that the upstream
+/// [refuses](millpond_core::misuse) leaves the count as it is.
 ///
 /// ```
 /// use millpond_adaptors::LimitingResourceAdaptor;
@@ -118,14 +119,22 @@ impl<R> LimitingResourceAdaptor<R> {
         all.each.iter().fold(0, |sum: u64, part| sum.saturating_add(**part)).min(self.limit_bytes)
     }
 
-    fn over_limit(&self, bytes: u64, allocated: u64) -> Error {
+    #[cold]
+    fn over_limit(&self, bytes: u64, allocated: u64, layout: Layout, stream: StreamRef) -> Error {
         let short = u128::from(allocated) + u128::from(bytes) - u128::from(self.limit_bytes);
-        let (limit, allocated) = (format_bytes(self.limit_bytes), format_bytes(allocated));
+        let (limit, in_use) = (format_bytes(self.limit_bytes), format_bytes(allocated));
         let message = format!(
-            "the limit of {limit}, of which {allocated} are in use, is {short} bytes short; give blocks \
+            "the limit of {limit}, of which {in_use} are in use, is {short} bytes short; give blocks \
              back, or raise the limit"
         );
-        Error::new(millpond_core::ErrorKind::OutOfMemory, message)
+        let mut report = OutOfMemoryReport::new(layout, stream);
+        let short = u64::try_from(short).unwrap_or(u64::MAX);
+        report.is_impossible = bytes > self.limit_bytes;
+        report.short_bytes = Some(short);
+        (report.held_bytes, report.live_bytes) = (allocated, allocated);
+        report.maximum_bytes = Some(self.limit_bytes);
+        report.remedies = vec![Remedy::raise_maximum(short, false)];
+        Error::out_of_memory(layout, stream).context(message).with_report(report)
     }
 }
 
@@ -138,7 +147,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LimitingResourceAd
             return Err(Error::request_too_large(layout, stream).in_stack(self));
         };
         if let Err(allocated) = self.acquire(bytes) {
-            return Err(self.over_limit(bytes, allocated).for_request(layout, stream).in_stack(self));
+            return Err(self.over_limit(bytes, allocated, layout, stream).in_stack(self));
         }
         self.upstream.allocate(layout, stream).map_err(|error| {
             self.release(bytes);
@@ -148,8 +157,8 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LimitingResourceAd
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         // SAFETY: the caller's promises hold for the upstream, where the block came from.
-        unsafe { self.upstream.deallocate(ptr, layout, stream) }
-        if !ptr.is_null() {
+        let is_taken = misuse::is_taken(|| unsafe { self.upstream.deallocate(ptr, layout, stream) });
+        if is_taken && !ptr.is_null() {
             self.release(layout.rounded_bytes().unwrap_or(0));
         }
     }
@@ -214,6 +223,7 @@ impl<R: DeviceMemoryResource> ReportsMemory for LimitingResourceAdaptor<R> {
     fn layer_memory(&self) -> LayerMemory {
         let mut memory = LayerMemory::default();
         memory.limit_bytes = Some(self.limit_bytes);
+        memory.limit_used_bytes = Some(self.allocated_bytes());
         memory
     }
 }

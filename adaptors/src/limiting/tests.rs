@@ -66,7 +66,7 @@ fn the_error_says_limit_use_and_lack() {
 fn requests_beyond_all_address_spaces_are_refused_without_overflow() {
     let (resource, handle) = adaptor(u64::MAX);
     let error = resource.allocate_bytes(u64::MAX, S).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.is_out_of_memory() && error.is_impossible(), "{error}");
     resource.allocate_bytes(256, S).unwrap();
     assert!(resource.allocate_bytes(u64::MAX - 255, S).unwrap_err().is_out_of_memory());
     assert_eq!((resource.allocated_bytes(), handle.calls().len()), (256, 1));
@@ -88,6 +88,25 @@ fn what_the_upstream_refuses_does_not_count() {
     let error = resource.allocate_bytes(1000, S).unwrap_err();
     assert_eq!(error.stack(), Some("mock"), "the innermost resource that failed is named");
     assert_eq!(resource.allocated_bytes(), 0);
+}
+
+/// A free that the upstream refuses frees nothing: neither a second one, nor one with another size.
+#[test]
+fn a_refused_free_leaves_the_count_as_it_is() {
+    use millpond_core::misuse::MisuseKind;
+    use millpond_resources::{CudaMemoryResource, PoolLayer};
+    let pool = CudaMemoryResource::new(SimDevice::new(SimConfig::h200())).layer(PoolLayer::new()).unwrap();
+    let resource = pool.layer(LimitingLayer::new(10 << 20)).unwrap();
+    let [a, _b] = [(); 2].map(|()| resource.allocate_bytes(4 << 20, S).unwrap());
+    let ((), reports) = millpond_testkit::misuse_recorder::record(|| {
+        free(&resource, a, 5 << 20);
+        free(&resource, a, 4 << 20);
+        free(&resource, a, 4 << 20);
+    });
+    assert!(matches!(reports[0].kind, MisuseKind::WrongSize { .. }) && reports.len() == 2, "{reports:?}");
+    assert_eq!(resource.allocated_bytes(), 4 << 20);
+    let error = resource.allocate_bytes(10 << 20, S).unwrap_err();
+    assert_eq!(error.out_of_memory_report().and_then(|report| report.short_bytes), Some(4 << 20), "{error}");
 }
 
 #[test]

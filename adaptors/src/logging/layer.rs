@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use millpond_core::stack::{LayerEntry, LayerKind, Params};
-use millpond_core::{AnyResource, Error, Layer, Result};
+use millpond_core::{AnyResource, Error, Layer, Result, environment};
 
 use super::files;
 use super::journal::Journal;
@@ -109,16 +109,17 @@ impl LoggingLayer {
 /// # Errors
 /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if neither is set, or both are empty.
 pub fn default_file_name() -> Result<PathBuf> {
-    file_name_from(|name| std::env::var_os(name))
+    file_name_from(|name| environment::variable(name))
 }
 
 pub(super) fn file_name_from(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf> {
-    let set = FILE_VARIABLES.into_iter().filter_map(variable).find(|value| !value.is_empty());
-    set.map(PathBuf::from).ok_or_else(|| {
-        Error::invalid_argument(
-            "the allocation log has no file; name one (`logging:file=log.csv`), or set MILLPOND_LOG_FILE",
-        )
-    })
+    FILE_VARIABLES.into_iter().filter_map(variable).find_map(environment::set).map(PathBuf::from).ok_or_else(
+        || {
+            Error::invalid_argument(
+                "the allocation log has no file; name one (`logging:file=log.csv`), or set MILLPOND_LOG_FILE",
+            )
+        },
+    )
 }
 
 impl fmt::Debug for LoggingLayer {

@@ -20,8 +20,9 @@ use timeout::Timeout;
 /// time.
 ///
 /// This is the rule of TensorFlow's BFC allocator, for programs whose threads hold much memory for short
-/// times. The error is returned once the time is over, and at once for a request of more bytes than the
-/// device has. A single thread waits in vain: no other thread frees meanwhile.
+/// times. The error is returned once the time is over, and at once for a request that is
+/// [impossible](Error::is_impossible) or of more bytes than the device has. A single thread waits in vain: no
+/// other thread frees meanwhile.
 ///
 /// A deallocation costs one load more as long as no thread waits. No lock is held while a thread waits or
 /// tries again: below [`thread_safe`](crate::ThreadSafeResourceAdaptor), whose lock the waiting thread has,
@@ -71,7 +72,7 @@ impl<R: DeviceMemoryResource> RetryResourceAdaptor<R> {
     fn retry(&self, first: Error, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
         let (begin, timeout) = (Instant::now(), self.timeout.0);
         let never_fits = || self.upstream.memory_info().is_ok_and(|info| layout.bytes() > info.total);
-        if timeout.is_zero() || never_fits() || leaves_to_above(timeout) {
+        if first.is_impossible() || timeout.is_zero() || never_fits() || leaves_to_above(timeout) {
             return Err(first);
         }
         self.frees.wait_for(begin, timeout, || self.upstream.allocate(layout, stream))

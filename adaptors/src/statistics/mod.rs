@@ -11,7 +11,7 @@ use std::fmt;
 
 use millpond_core::{
     Accessibility, DeviceMemoryResource, DevicePtr, DriverHandle, LayerMemory, Layout, MemoryInfo,
-    ReportsMemory, ResourceStatistics, Result, StreamRef, Traits, downcast,
+    ReportsMemory, ResourceStatistics, Result, StreamRef, Traits, downcast, misuse,
 };
 
 pub use counters::{Counter, Counters};
@@ -115,8 +115,11 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         self.tally.deallocated(layout.bytes());
-        // SAFETY: the caller's promises hold for the upstream, where the block came from.
-        unsafe { self.upstream.deallocate(ptr, layout, stream) }
+        misuse::undo_if_refused(
+            // SAFETY: the caller's promises hold for the upstream, where the block came from.
+            || unsafe { self.upstream.deallocate(ptr, layout, stream) },
+            || self.tally.not_deallocated(layout.bytes()),
+        );
     }
 
     fn driver(&self) -> &DriverHandle {

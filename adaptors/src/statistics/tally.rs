@@ -83,6 +83,15 @@ impl Tally {
         mine.allocations.subtract(1);
     }
 
+    /// Takes back what [`deallocated`](Self::deallocated) counted: the block was refused, and stays in use.
+    #[cold]
+    pub(crate) fn not_deallocated(&self, bytes: u64) {
+        self.allocated(bytes);
+        let mut mine = self.shards.mine();
+        mine.bytes.total = mine.bytes.total.saturating_sub(signed(bytes));
+        mine.allocations.total = mine.allocations.total.saturating_sub(1);
+    }
+
     pub(crate) fn failed(&self) {
         self.shards.mine().failures += 1;
     }

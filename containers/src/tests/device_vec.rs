@@ -260,7 +260,7 @@ fn sizes_that_overflow_are_refused_and_change_nothing() {
             "{too_many} elements of 8 bytes are more than an address space holds; check the number for an \
              overflow"
         );
-        assert_eq!((error.kind(), error.message()), (ErrorKind::InvalidArgument, message.as_str()));
+        assert_eq!((error.kind(), error.message()), (ErrorKind::OutOfMemory, message.as_str()));
     }
     assert_eq!((vec.len(), vec.capacity(), vec.stream()), (2, 2, stream));
     assert_eq!(vec.to_host().unwrap(), [1, 2]);

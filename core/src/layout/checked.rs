@@ -1,7 +1,7 @@
 //! The constructors of a layout that can fail.
 
 use super::{ALLOCATION_ALIGNMENT, Layout};
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, OutOfMemoryReport, Result, StreamRef};
 
 impl Layout {
     /// `bytes` bytes at an `alignment` of the caller's; less than [`ALLOCATION_ALIGNMENT`] is raised to it.
@@ -21,14 +21,17 @@ impl Layout {
     /// The layout of `count` values of `T`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the size overflows.
+    /// [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) if the size overflows.
     pub fn array<T>(count: u64) -> Result<Self> {
         let bytes = (size_of::<T>() as u64).checked_mul(count).ok_or_else(|| {
-            Error::invalid_argument(format!(
+            let message = format!(
                 "{count} elements of {} bytes are more than an address space holds; check the number for an \
                  overflow",
                 size_of::<T>()
-            ))
+            );
+            let mut report = OutOfMemoryReport::new(Self::new(u64::MAX), StreamRef::LEGACY);
+            report.is_impossible = true;
+            Error::new(ErrorKind::OutOfMemory, message).for_layout(Self::new(u64::MAX)).with_report(report)
         })?;
         Self::with_alignment(bytes, align_of::<T>() as u64)
     }

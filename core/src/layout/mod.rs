@@ -36,6 +36,10 @@ pub struct Layout {
 }
 
 impl Layout {
+    /// The most bytes of a request, far beyond any device: 32 PiB. No resource serves more, so that sums of
+    /// sizes and alignments do not overflow.
+    pub const MOST_BYTES: u64 = 1 << 55;
+
     /// `bytes` bytes at [`ALLOCATION_ALIGNMENT`].
     pub const fn new(bytes: u64) -> Self {
         Self { bytes, alignment: ALLOCATION_ALIGNMENT }
@@ -53,9 +57,12 @@ impl Layout {
         self.alignment
     }
 
-    /// The size rounded up to [`ALLOCATION_ALIGNMENT`], or `None` when no address space is that large.
+    /// The size rounded up to [`ALLOCATION_ALIGNMENT`], or `None` above [`MOST_BYTES`](Self::MOST_BYTES).
     pub const fn rounded_bytes(self) -> Option<u64> {
-        align_up(self.bytes, ALLOCATION_ALIGNMENT)
+        match align_up(self.bytes, ALLOCATION_ALIGNMENT) {
+            Some(bytes) if bytes <= Self::MOST_BYTES => Some(bytes),
+            _ => None,
+        }
     }
 
     /// The layout for an allocator of the host; `None` when no address space is that large.

@@ -1,6 +1,7 @@
 //! Checks a stack against a table of layers, and builds it.
 
 use super::{LayerKind, LayerTable, Params, StackSpec};
+use crate::environment::variable;
 use crate::{AnyResource, DriverHandle, Error, Result};
 
 /// The environment variable that [`StackSpec::from_env`] reads.
@@ -17,12 +18,12 @@ impl StackSpec {
             .try_for_each(|layer| Params::new(table.get(&layer.name)?, &layer.params, table).map(|_| ()))
     }
 
-    /// The stack that the environment variable `MILLPOND_STACK` names, or `None` if it is not set.
+    /// The stack that the environment variable `MILLPOND_STACK` names, or `None` if it is not set, or empty.
     ///
     /// # Errors
     /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if it cannot be read.
     pub fn from_env() -> Result<Option<Self>> {
-        let Some(text) = std::env::var_os(STACK_VARIABLE) else { return Ok(None) };
+        let Some(text) = variable(STACK_VARIABLE) else { return Ok(None) };
         let spec = text.to_string_lossy().parse::<Self>();
         spec.map(Some).map_err(|error| error.context(format!("the environment variable {STACK_VARIABLE}")))
     }

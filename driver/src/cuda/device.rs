@@ -117,7 +117,7 @@ impl CudaDriver {
         if is_vouched_for || self.streams.get(&stream.handle()).is_some_and(|alive| *alive == stream.id()) {
             return Ok(());
         }
-        let why = "the stream was destroyed, or was not made by this driver (StreamRef::foreign)";
+        let why = "the stream was destroyed, or another library made it and nobody vouched for it";
         Err(DriverError::new(DriverError::INVALID_HANDLE, "cuStreamGetId").with_detail(why))
     }
 

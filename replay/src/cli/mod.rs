@@ -56,8 +56,8 @@ use crate::busy as in_flight;
 use crate::compare::{self, Settings};
 use crate::report::Format;
 use clap::CommandFactory;
-use millpond_core::Error;
 use millpond_core::stack::{LayerTable, StackSpec};
+use millpond_core::{Error, environment};
 use millpond_driver::DeviceSpec;
 use tracing_subscriber::EnvFilter;
 
@@ -218,7 +218,7 @@ const USUAL: &str = "error,millpond::stack=warn";
 
 /// Prints diagnostics to the standard error, as `MILLPOND_LOG` selects.
 fn show_diagnostics() -> Result<(), Failure> {
-    let text = std::env::var_os("MILLPOND_LOG").filter(|text| !text.is_empty()).unwrap_or(USUAL.into());
+    let text = environment::variable("MILLPOND_LOG").unwrap_or(USUAL.into());
     let text = text.to_string_lossy();
     let filter = EnvFilter::try_new(&text).map_err(|error| {
         let advice = "write for example MILLPOND_LOG=debug or MILLPOND_LOG=millpond=trace";

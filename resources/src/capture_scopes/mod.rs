@@ -25,6 +25,7 @@ use rustc_hash::FxBuildHasher;
 
 use crate::driver_calls::{OwnStream, ask, is_capturing};
 use crate::heap::request::Request;
+use crate::out_of_memory;
 use crate::process;
 
 pub use layer::CaptureScopesLayer;
@@ -470,14 +471,17 @@ unsafe impl<R: DeviceMemoryResource + Send + Sync> DeviceMemoryResource for Capt
     #[inline]
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
         let inner = &*self.0;
-        let of_scope = |error: Error| error.for_request(layout, stream).in_stack(self);
+        let of_scope = |error: Error| {
+            out_of_memory::reported(error.for_request(layout, stream), &**self.driver(), self.accessibility())
+                .in_stack(self)
+        };
         if inner.open.load(Ordering::Relaxed) > 0
             && let Some(scope) = inner.scope_of(stream).map_err(of_scope)?
         {
             return inner.allocate_in(&scope, layout, stream).map_err(of_scope);
         }
         let taken = match inner.upstream.allocate(layout, stream) {
-            Err(error) if error.is_out_of_memory() && inner.release_ended() > 0 => {
+            Err(error) if error.is_out_of_memory() && !error.is_impossible() && inner.release_ended() > 0 => {
                 inner.upstream.allocate(layout, stream)
             }
             taken => taken,

@@ -39,7 +39,8 @@ impl AsyncMemory {
             return Ok(DevicePtr::NULL);
         }
         self.pool.inner().allocate(layout, stream).map_err(|error| {
-            error.for_request(layout, stream).on_device(self.pool.driver().device()).in_stack(name)
+            let error = error.for_request(layout, stream).on_device(self.pool.driver().device());
+            error.report_if_missing(|report| self.pool.inner().fill_in(report)).in_stack(name)
         })
     }
 

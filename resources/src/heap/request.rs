@@ -5,7 +5,7 @@ use millpond_core::{ALLOCATION_ALIGNMENT, Layout};
 use crate::stream_order::Epoch;
 
 /// The most bytes of a request or a region, far beyond any device.
-pub(crate) const LARGEST_REQUEST: u64 = 1 << 55;
+pub(crate) const LARGEST_REQUEST: u64 = Layout::MOST_BYTES;
 
 /// A rounded request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -16,7 +16,7 @@ use millpond_core::{
 use parking_lot::Mutex;
 use rustc_hash::FxBuildHasher;
 
-use crate::process;
+use crate::{out_of_memory, process};
 
 /// How `host` is built from text.
 pub(crate) const HOST: LayerEntry = LayerEntry {
@@ -87,10 +87,13 @@ impl Pageable {
         if health.is_lost() {
             return Err(fail(health.error()));
         }
+        if layout.rounded_bytes().is_none() {
+            return Err(fail(Error::request_too_large(layout, stream)));
+        }
         self.free_deferred();
         let allocated = self.driver.pageable_alloc(layout).map_err(|error| {
             health.note(&error);
-            fail(error.into())
+            out_of_memory::reported(fail(error.into()), &*self.driver, Accessibility::HOST)
         })?;
         let ptr = DevicePtr::new(allocated.0 as u64);
         LIVE.insert(ptr, Live { layout, health: Arc::downgrade(health) });

@@ -10,12 +10,14 @@ use millpond_core::driver::{
 };
 use millpond_core::misuse::MisuseKind;
 use millpond_core::{
-    ALLOCATION_ALIGNMENT, DevicePtr, DriverError, DriverHandle, Error, Layout, Result, StreamId, StreamRef,
+    ALLOCATION_ALIGNMENT, Accessibility, DevicePtr, DriverError, DriverHandle, Error, Layout,
+    OutOfMemoryReport, Remedy, Result, StreamId, StreamRef,
 };
 use parking_lot::Mutex;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use crate::driver_calls::{OwnStream, ask, is_capturing};
+use crate::out_of_memory::note_memory;
 use crate::process;
 
 /// The pools that live, by the opening of their device and their handle: all that ask for the same pool get
@@ -27,9 +29,6 @@ pub(super) fn key(driver: &DriverHandle, raw: MemPool) -> (usize, MemPool) {
     let health: *const Health = Arc::as_ptr(driver.health());
     (health.addr(), raw)
 }
-
-/// More than this, in bytes, no device has addresses for.
-const MOST_BYTES: u64 = 1 << 56;
 
 /// The most streams whose frees a trim observes: a program that makes a stream for each request must not fill
 /// the table.
@@ -129,7 +128,7 @@ impl Inner {
     pub(crate) fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
         let over = if layout.alignment() > ALLOCATION_ALIGNMENT { layout.alignment() } else { 0 };
         let bytes = layout.rounded_bytes().and_then(|bytes| bytes.checked_add(over));
-        let bytes = bytes.filter(|bytes| *bytes <= MOST_BYTES);
+        let bytes = bytes.filter(|bytes| *bytes <= Layout::MOST_BYTES);
         let bytes = bytes.ok_or_else(|| Error::request_too_large(layout, stream))?;
         if self.driver.health().is_lost() {
             return Err(self.driver.health().error());
@@ -325,6 +324,36 @@ impl Inner {
         }
         let is_on_device = !location.is_host() && kind == MemAllocationType::Pinned;
         !is_on_device || self.ask(|driver| driver.mem_get_info()).is_ok_and(|info| bytes <= info.total)
+    }
+
+    /// Adds what the pool holds, and what bounds it. What the driver does not answer is left out.
+    #[cold]
+    pub(crate) fn fill_in(&self, report: &mut OutOfMemoryReport) {
+        let _captures = CaptureModeGuard::relaxed(&*self.driver);
+        let ask = |attribute| self.ask(|driver| driver.mem_pool_get_attribute(self.raw, attribute));
+        report.held_bytes = ask(MemPoolAttribute::ReservedMemCurrent).unwrap_or(0);
+        report.live_bytes = ask(MemPoolAttribute::UsedMemCurrent).unwrap_or(0);
+        report.live_blocks = self.blocks.len() as u64;
+        report.is_impossible = self.exceeds_most(report.requested_bytes);
+        let takes = match self.origin {
+            Origin::Made { props: MemPoolProps { max_bytes, location, kind, .. }, .. } => {
+                report.maximum_bytes = (max_bytes > 0).then_some(max_bytes as u64);
+                match kind {
+                    MemAllocationType::Managed => Accessibility::DEVICE_AND_HOST,
+                    MemAllocationType::Pinned if location.is_host() => Accessibility::HOST,
+                    MemAllocationType::Pinned => Accessibility::DEVICE,
+                }
+            }
+            _ => Accessibility::DEVICE,
+        };
+        note_memory(report, &*self.driver, takes);
+        if let Some(maximum) = report.maximum_bytes {
+            let short = report.requested_bytes.saturating_sub(maximum.saturating_sub(report.live_bytes));
+            if short > 0 {
+                report.short_bytes = report.short_bytes.max(Some(short));
+                report.remedies.insert(0, Remedy::raise_maximum(short, false));
+            }
+        }
     }
 
     /// Frees what is deferred, and gives back what is free: memory is out. Returns whether a request may

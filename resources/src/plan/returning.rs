@@ -200,7 +200,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         let given_back = self.given_back.load(Ordering::Acquire);
         match self.upstream.allocate(layout, stream) {
             // Also of a layer that gave up: its last lane may have gone back meanwhile.
-            Err(error) if error.is_out_of_memory() => {
+            Err(error) if error.is_out_of_memory() && !error.is_impossible() => {
                 self.recover(layout, stream, is_open, given_back, error)
             }
             other => other,

@@ -328,6 +328,11 @@ impl CanaryPool {
         unsafe { self.driver.mem_free_async(DevicePtr::new(start), stream) }
     }
 
+    fn reported(&self, error: Error) -> Error {
+        let device = self.driver.mem_get_info().ok();
+        error.report_if_missing(|report| report.note_device(device)).in_stack(self)
+    }
+
     /// The unit that sizes are rounded up to, in bytes.
     fn granule(&self) -> u64 {
         if self.is(Wrong::SplitsUnrounded) { 64 } else { ALLOCATION_ALIGNMENT }
@@ -347,8 +352,8 @@ unsafe impl DeviceMemoryResource for CanaryPool {
         let bytes = align_up(layout.bytes(), self.granule()).ok_or_else(too_large)?;
         match self.try_allocate(&mut self.state.lock(), layout, bytes, stream) {
             Ok(Some(start)) => Ok(DevicePtr::new(start)),
-            Ok(None) => Err(Error::out_of_memory(layout, stream).in_stack(self)),
-            Err(error) => Err(Error::from(error).for_request(layout, stream).in_stack(self)),
+            Ok(None) => Err(self.reported(Error::out_of_memory(layout, stream))),
+            Err(error) => Err(self.reported(Error::from(error).for_request(layout, stream))),
         }
     }
 

@@ -9,6 +9,7 @@ bodies![
     more_than_the_device_is_out_of_memory,
     two_to_the_63_is_refused,
     the_largest_number_is_refused,
+    a_huge_request_is_out_of_memory_at_any_alignment,
     a_huge_alignment_is_refused_or_served,
     errors_name_request_and_stack,
     an_error_changes_nothing,
@@ -22,18 +23,38 @@ const S: StreamRef = StreamRef::LEGACY;
 const PIB: u64 = 1 << 50;
 
 fn refused(resource: &Tested, layout: Layout) -> Error {
-    match resource.allocate(layout, S) {
+    refused_on(resource, layout, S)
+}
+
+fn refused_on(resource: &Tested, layout: Layout, stream: StreamRef) -> Error {
+    match resource.allocate(layout, stream) {
         Err(error) => error,
         Ok(ptr) => panic!("{layout:?} was served, at {ptr}"),
     }
 }
 
-/// 1 PiB, as RMM's tests request.
+/// Memory is out, and a report says so of this request.
+#[track_caller]
+fn is_reported(error: &Error, layout: Layout) {
+    assert!(error.is_out_of_memory(), "{layout:?}: {error}");
+    let report = error.out_of_memory_report();
+    let report = report.unwrap_or_else(|| panic!("{layout:?} has no report: {error}"));
+    // A layer may ask for more than the request, to align it.
+    assert!(report.requested_bytes >= layout.bytes(), "{layout:?}: {report:?}");
+    assert!(error.to_string().contains(&report.to_string()), "the report is not printed: {error}");
+    assert_eq!(error.is_impossible(), report.is_impossible, "{error}");
+}
+
+/// One class for each size, from 1 PiB, as RMM's tests request, to the largest power of two.
 fn more_than_the_device_is_out_of_memory(context: &Context<'_>) -> Outcome {
     let resource = context.build();
-    let error = refused(&resource, Layout::new(PIB));
-    let limited = context.subject.largest_bytes < 64 << 20 && error.kind() == ErrorKind::InvalidArgument;
-    assert!(error.is_out_of_memory() || limited, "{error}");
+    let other = context.stream();
+    for bytes in (50..64).map(|power| 1 << power) {
+        for stream in [S, *other] {
+            let layout = Layout::new(bytes);
+            is_reported(&refused_on(&resource, layout, stream), layout);
+        }
+    }
     Passed
 }
 
@@ -41,8 +62,7 @@ fn two_to_the_63_is_refused(context: &Context<'_>) -> Outcome {
     let resource = context.build();
     for bytes in [1 << 63, (1 << 63) - 1, (1 << 63) + 1] {
         let error = refused(&resource, Layout::new(bytes));
-        let kind = error.kind();
-        assert!(matches!(kind, ErrorKind::OutOfMemory | ErrorKind::InvalidArgument), "{bytes}: {error}");
+        is_reported(&error, Layout::new(bytes));
     }
     Passed
 }
@@ -52,8 +72,32 @@ fn the_largest_number_is_refused(context: &Context<'_>) -> Outcome {
     let resource = context.build();
     for bytes in [u64::MAX, u64::MAX - 1, u64::MAX - 255, u64::MAX - 256, u64::MAX - (2 << 20)] {
         let error = refused(&resource, Layout::new(bytes));
-        let kind = error.kind();
-        assert!(matches!(kind, ErrorKind::OutOfMemory | ErrorKind::InvalidArgument), "{bytes}: {error}");
+        is_reported(&error, Layout::new(bytes));
+        assert!(bytes < u64::MAX - 255 || error.is_impossible(), "{error}");
+    }
+    Passed
+}
+
+/// A large alignment changes nothing, unless the resource refuses it whatever the size.
+fn a_huge_request_is_out_of_memory_at_any_alignment(context: &Context<'_>) -> Outcome {
+    let resource = context.build();
+    for power in [9, 12, 21, 40, 63] {
+        let aligned = |bytes| Layout::with_alignment(bytes, 1 << power).unwrap_or(Layout::new(bytes));
+        let layout = aligned(256);
+        let refuses = match resource.allocate(layout, S) {
+            Ok(ptr) => {
+                resource.put(resource.block(ptr, layout, S));
+                false
+            }
+            Err(error) => matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::InvalidArgument),
+        };
+        for bytes in [PIB, 1 << 55, 1 << 60, u64::MAX - (1 << 20), u64::MAX] {
+            let error = refused(&resource, aligned(bytes));
+            let is_of_alignment = matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::InvalidArgument);
+            if !(refuses && is_of_alignment) {
+                is_reported(&error, aligned(bytes));
+            }
+        }
     }
     Passed
 }
@@ -145,7 +189,7 @@ fn full_device_recovers(context: &Context<'_>) -> Outcome {
         blocks.into_iter().for_each(|block| resource.put(block));
         return Skipped("the resource hands out more than the device has");
     };
-    assert!(error.is_out_of_memory(), "{error}");
+    is_reported(&error, Layout::new(bytes));
     let count = blocks.len();
     assert!(count > 16, "only {count} blocks of {bytes} bytes were allocated");
     blocks.into_iter().for_each(|block| resource.put(block));

@@ -40,7 +40,10 @@ fn driver_out_of_memory_once(context: &Context<'_>) -> Outcome {
     sim.set_faults(FaultPlan::nth_call(0, DriverError::OUT_OF_MEMORY));
     match resource.allocate(Layout::new(context.clip(64 << 20)), S) {
         Ok(ptr) => resource.put(resource.block(ptr, Layout::new(context.clip(64 << 20)), S)),
-        Err(error) => assert!(error.is_out_of_memory(), "{error}"),
+        Err(error) => {
+            assert!(error.is_out_of_memory(), "{error}");
+            assert!(error.out_of_memory_report().is_some(), "it has no report: {error}");
+        }
     }
     sim.set_faults(FaultPlan::none());
     resource.put(resource.get(context.clip(64 << 20), S));
@@ -54,6 +57,7 @@ fn driver_out_of_memory_from_now_on(context: &Context<'_>) -> Outcome {
     let (blocks, error) = until_error(context, &resource);
     let error = error.unwrap_or_else(|| panic!("more is handed out than there is"));
     assert!(error.is_out_of_memory(), "{error}");
+    assert!(error.out_of_memory_report().is_some(), "it has no report: {error}");
     sim.set_faults(FaultPlan::none());
     put_all(&resource, blocks);
     resource.put(resource.get(context.clip(64 << 20), S));

@@ -1,7 +1,9 @@
 //! Checks that an invalid `deallocate` is refused, counted, reported, and changes nothing.
 
 use millpond_core::misuse::{Misuse, MisuseKind};
-use millpond_core::{AnyResource, DeviceMemoryResource, DevicePtr, Layout, StreamRef};
+use millpond_core::{
+    AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Layout, StreamRef,
+};
 
 use super::Outcome::{self, Passed, Skipped};
 use super::context::Context;
@@ -118,7 +120,19 @@ fn a_wrong_size_is_refused(context: &Context<'_>) -> Outcome {
     Passed
 }
 
-/// After all kinds of misuse, blocks are still apart and all memory goes back.
+/// What the layers count as in use: a free that one of them refuses frees nothing.
+fn in_use(resource: &AnyResource) -> Vec<(String, Option<u64>, Option<[u64; 4]>)> {
+    let layers = resource.memory_report().layers.into_iter().map(|layer| {
+        let counts = layer
+            .statistics
+            .map(|it| [it.bytes_in_use, it.bytes_requested, it.blocks_in_use, it.deallocations]);
+        (layer.layer, layer.limit_used_bytes, counts)
+    });
+    layers.collect()
+}
+
+/// After all kinds of misuse, no layer counts another number of bytes, blocks are still apart, and all memory
+/// goes back.
 fn misuse_changes_nothing(context: &Context<'_>) -> Outcome {
     let refusals = context.subject.refusals;
     let tested = context.build();
@@ -126,6 +140,7 @@ fn misuse_changes_nothing(context: &Context<'_>) -> Outcome {
     let kept = tested.get(context.clip(3000), S);
     let freed = tested.get(context.clip(3000), S);
     tested.put(freed);
+    let counted = in_use(resource);
     if refusals.foreign_pointer {
         drop(misuse(resource, kept.ptr.offset(256), 256));
     }
@@ -135,6 +150,7 @@ fn misuse_changes_nothing(context: &Context<'_>) -> Outcome {
     if refusals.wrong_size {
         drop(misuse(resource, kept.ptr, kept.layout.bytes() + 1));
     }
+    assert_eq!(in_use(resource), counted, "what is in use, by layer");
     let blocks: Vec<_> = (0..32).map(|index| tested.get(context.clip(500 * index + 1), S)).collect();
     blocks.into_iter().for_each(|block| tested.put(block));
     tested.put(kept);

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use millpond_core::environment;
 use parking_lot::Mutex;
 
 use super::{Build, Config, Failure, Summary, run, shrink};
@@ -28,7 +29,8 @@ impl Sweep {
     /// Only the seed in the environment variable `MILLPOND_SEED`, if it is set and a number.
     #[must_use]
     pub fn or_seed_of_environment(self) -> Self {
-        let seed = std::env::var("MILLPOND_SEED").ok().and_then(|text| text.trim().parse::<u64>().ok());
+        let text = environment::variable("MILLPOND_SEED");
+        let seed = text.and_then(|text| text.to_str()?.trim().parse::<u64>().ok());
         match seed {
             Some(seed) => Self { seeds: seed..seed + 1, threads: 1, ..self },
             None => self,

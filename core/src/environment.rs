@@ -1,0 +1,29 @@
+//! The process's environment variables, of which an empty one counts as unset.
+
+use std::ffi::{OsStr, OsString};
+
+/// The value of an environment variable; `None` if it is unset, empty, or white space alone. A shell, a
+/// container or a job's description often cannot unset a variable, and empties it instead.
+pub fn variable(name: impl AsRef<OsStr>) -> Option<OsString> {
+    std::env::var_os(name).and_then(set)
+}
+
+/// The value of a variable from another source, by the same rule.
+pub fn set(value: OsString) -> Option<OsString> {
+    let is_blank = value.to_str().is_some_and(|text| text.trim().is_empty());
+    (!is_blank).then_some(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_variable_counts_as_unset() {
+        for (value, expected) in [("", None), (" \t", None), ("cuda", Some("cuda")), (" a", Some(" a"))] {
+            assert_eq!(set(value.into()), expected.map(Into::into), "{value:?}");
+        }
+        assert_eq!(variable("MILLPOND_TEST_THAT_NOBODY_SETS"), None);
+        assert!(variable("PATH").is_some());
+    }
+}

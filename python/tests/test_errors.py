@@ -1,0 +1,141 @@
+"""Errors speak Python: no word of theirs is one of Rust's."""
+
+import re
+
+import pytest
+
+import millpond
+from millpond import mr
+
+#: What says nothing to a reader who does not know Rust.
+RUST = re.compile(
+    r"\b(Arc|Box|Rc|Vec|StreamRef|DriverHandle|AnyResource|SimDevice|usize|u64|Result)\b"
+    r"|\b(Err|Ok|Some)\(|&mut|&self|::|os error|panicked|unwrap|invalid digit found"
+)
+
+WRONG_STACKS = [
+    "",
+    "+",
+    "cuda+",
+    "pool",
+    "cuda+cuda",
+    "cuda+pol",
+    "cuda+pool:",
+    "cuda+pool:max",
+    "cuda+pool:max=",
+    "cuda+pool:max=x",
+    "cuda+pool:max=-1",
+    "cuda+pool:max=110%",
+    "cuda+pool:max=99999999999999999999999",
+    "cuda+pool:max=1TiB",
+    "cuda+pool:initial=2GiB,max=1GiB",
+    "cuda+pool:max=1GiB,max=2GiB",
+    "cuda+pool:maxx=1GiB",
+    "cuda+pool:pages=maybe",
+    "cuda+pool:reuse=all",
+    "cuda+pool:decay=soon",
+    "cuda+pool:share=all",
+    "cuda+pool:slack=x",
+    "managed+pool:pages=on",
+    "cuda+arena:size=x",
+    "cuda+arena:size=1TiB",
+    "cuda+fixed_size:block_size=0",
+    "cuda+fixed_size:blocks=x",
+    "cuda+binning:bins=0",
+    "cuda+binning:bins=x/y",
+    "cuda+binning:min=70,max=80",
+    "cuda+binning:min=x",
+    "cuda+fallback",
+    "cuda+fallback:to=(x)",
+    "cuda+fallback:to=(cuda",
+    "cuda+limiting",
+    "cuda+limiting:limit=x",
+    "cuda+aligned:alignment=3",
+    "cuda+aligned:threshold=x",
+    "cuda+retry:timeout=x",
+    "cuda+retry:timeout=-1s",
+    "cuda+tracking:stacks=x",
+    "cuda+logging:file=/proc/nowhere/log.csv",
+    "cuda+logging:file=/dev/null,columns=x",
+    "cuda+logging:file=/dev/null,flush=x",
+    "cuda+plan:file=/proc/nowhere.plan",
+    "cuda+plan:repeat=x",
+    "cuda+plan:share=x",
+    "cuda_async:initial=1TiB",
+    "cuda_async:max=x",
+    "cuda_async:handles=x",
+    "cuda_async:release_threshold=x",
+    "cuda_async_view:pool=x",
+    "sam_headroom:headroom=x",
+    "host+prefetch",
+    "(" * 300,
+]
+
+
+def _stack(text):
+    return lambda: millpond.stack(text)
+
+
+def _pop():
+    mr.StatisticsResourceAdaptor(mr.CudaMemoryResource()).pop_counters()
+
+
+WRONG_CALLS = {
+    "a device that is not there": lambda: millpond.Device.find("sim:99"),
+    "a GPU that is not there": lambda: millpond.Device.find("cuda:99"),
+    "a device that is none": lambda: millpond.Device.find("gpu"),
+    "a simulated device of no size": lambda: millpond.Device.find("sim:x"),
+    "a profile that is not there": lambda: millpond.Device.find("sim:/proc/nowhere.toml"),
+    "an alignment of 3": lambda: millpond.stack("cuda").allocate(8, alignment=3),
+    "an alignment of a fixed size": lambda: millpond.stack("cuda+fixed_size").allocate(8, alignment=4096),
+    "a stream that is none": lambda: millpond.DeviceBuffer(size=8, stream=0xDEAD0),
+    "a stream of another type": lambda: millpond.DeviceBuffer(size=8, stream="s"),
+    "a resource of another type": lambda: millpond.DeviceBuffer(size=8, mr=3),
+    "counts of plain memory": lambda: millpond.stack("cuda").counts(),
+    "a level that was not begun": _pop,
+    "bytes of nothing": lambda: millpond.to_device(None),
+    "an import of nothing": lambda: millpond.from_dlpack(object()),
+    "a slice with steps": lambda: millpond.to_device(b"abcd")[::2],
+    "a size of 2^70": lambda: millpond.DeviceBuffer(size=1 << 70),
+    "a negative size": lambda: millpond.DeviceBuffer(size=-1),
+    "a limit of text": lambda: mr.LimitingResourceAdaptor(mr.CudaMemoryResource(), "x"),
+    "a bin without bytes": lambda: mr.BinningMemoryResource(mr.CudaMemoryResource()).add_bin(0),
+}
+STACKS = ["cuda", "managed", "host", "pinned_host", "cuda_async", "cuda_async:max=1GiB", "cuda+pool:max=1GiB",
+          "cuda+fixed_size", "cuda+limiting:limit=1GiB", "cuda+pool+tracking", "cuda+pool+retry:timeout=1ms"]
+
+
+def _refused(call):
+    """Return the texts of what a call raises; a call may be served elsewhere."""
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001: each class is looked at
+        return [str(error), *error.args, getattr(error, "report", ""), str(error.__cause__ or "")]
+    return []
+
+
+@pytest.mark.parametrize("text", WRONG_STACKS)
+def test_a_wrong_stack_is_refused_in_words_of_python(text):
+    texts = _refused(_stack(text))
+    assert texts and not [it for it in texts if RUST.search(str(it))], texts
+
+
+@pytest.mark.parametrize("call", WRONG_CALLS.values(), ids=WRONG_CALLS)
+def test_a_wrong_call_is_refused_in_words_of_python(call):
+    texts = _refused(call)
+    assert texts and not [it for it in texts if RUST.search(str(it))], texts
+
+
+@pytest.mark.parametrize("text", STACKS)
+def test_memory_that_is_out_is_told_in_words_of_python(text):
+    resource = millpond.stack(text)
+    for size in (100 << 30, 1 << 50, (1 << 64) - 1):
+        for alignment in (0, 1 << 20, 1 << 63):
+            texts = _refused(lambda: resource.allocate(size, alignment=alignment))
+            assert not [it for it in texts if RUST.search(str(it))], texts
+
+
+def test_the_words_are_found():
+    for text in ("keep the Arc alive", "call debug_log::init", "it is Err(1)", "no file (os error 2)"):
+        assert RUST.search(text)
+    assert not RUST.search("no file [Errno 2]: ask for less, or use None")
