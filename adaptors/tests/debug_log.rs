@@ -12,10 +12,7 @@ const INSIDE: &str = "MILLPOND_TEST_DEBUG_LOG";
 #[test]
 fn lines_go_to_the_file_that_the_environment_names() {
     if std::env::var_os(INSIDE).is_some() {
-        assert_eq!(
-            debug_log::level().unwrap_err().message(),
-            "there is no debug log; start it first"
-        );
+        assert_eq!(debug_log::level().unwrap_err().message(), "there is no debug log; start it first");
         debug_log::init().unwrap();
         debug_log::init().unwrap();
         tracing::debug!("not yet");

@@ -346,11 +346,7 @@ impl Resource {
 
     /// Gives free memory back until at most `keep_bytes` are held, and returns the bytes given back.
     #[pyo3(signature = (keep_bytes=0))]
-    fn trim(
-        &self,
-        py: Python<'_>,
-        #[pyo3(from_py_with = size)] keep_bytes: u64,
-    ) -> PyResult<u64> {
+    fn trim(&self, py: Python<'_>, #[pyo3(from_py_with = size)] keep_bytes: u64) -> PyResult<u64> {
         let mut freed = 0;
         // SAFETY: the handle is live, and the result may be written.
         self.call(py, |handle| unsafe { (api().resource_trim)(handle.raw, keep_bytes, &raw mut freed) })?;

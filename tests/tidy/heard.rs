@@ -9,7 +9,18 @@ const HEARD: [&str; 7] = ["adaptors", "capi", "core", "driver", "plugin", "pytho
 const RUST_ONLY: [&str; 1] = ["driver/src/cuda/beside_cudarc.rs"];
 /// What says nothing to a reader who does not know Rust.
 const RUST: [&str; 12] = [
-    "Arc", "Box", "Rc", "Vec", "StreamRef", "DriverHandle", "AnyResource", "Err(", "Some(", "&mut ", "&self", "::",
+    "Arc",
+    "Box",
+    "Rc",
+    "Vec",
+    "StreamRef",
+    "DriverHandle",
+    "AnyResource",
+    "Err(",
+    "Some(",
+    "&mut ",
+    "&self",
+    "::",
 ];
 
 /// The part of a source before its tests; nothing for a file of tests.
@@ -62,7 +73,10 @@ fn rust_in_texts_is_found() {
         for fine in [
             File::of("replay/src/a.rs", text(&format!("{word} "))),
             File::of("core/src/a.rs", format!("// the {word} of it\nfn f() {{ event(\"a{word}b\") }}\n")),
-            File::of("core/src/a.rs", format!("#[cfg(test)]\nmod tests {{ const A: &str = \"a {word} b\"; }}\n")),
+            File::of(
+                "core/src/a.rs",
+                format!("#[cfg(test)]\nmod tests {{ const A: &str = \"a {word} b\"; }}\n"),
+            ),
         ] {
             assert_eq!(rust_in_sentences(&fine), [""; 0], "{fine:?}");
         }
@@ -81,9 +95,7 @@ fn reads_the_environment(file: &File) -> Vec<String> {
     let code = rust::code(without_tests(file));
     let lines = code.lines().enumerate().filter(|(_, line)| line.contains("env::var"));
     lines
-        .map(|(at, _)| {
-            format!("{}:{}: read it by `millpond_core::environment::variable`", file.path, at + 1)
-        })
+        .map(|(at, _)| format!("{}:{}: read it by `millpond_core::environment::variable`", file.path, at + 1))
         .collect()
 }
 

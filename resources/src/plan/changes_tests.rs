@@ -161,3 +161,26 @@ fn the_memory_of_one_body_goes_back_where_another_has_no_room() {
     let (served, missed) = (after.served - before.served, after.missed - before.missed);
     assert!(served > missed, "{served} served, {missed} missed");
 }
+
+/// What upstream refuses to take back is still in use there, so the plan leaves as much room as before.
+#[test]
+fn a_refused_free_leaves_the_count_beside_the_plan() {
+    let stack = over_a_pool(&device());
+    let blocks = on_legacy((1..12).map(|size| MIB + (size << 16)));
+    (0..40).for_each(|_| body(&stack, &blocks));
+    let now = || {
+        let state = stack.state.lock();
+        state.running.as_ref().expect("a plan is in use").most_beside()
+    };
+    let [kept, freed] =
+        [300 * MIB, 200 * MIB].map(|bytes| stack.allocate_bytes(bytes, StreamRef::LEGACY).unwrap());
+    give(&stack, (freed, 200 * MIB), StreamRef::LEGACY);
+    let before = now();
+    let ((), reports) = millpond_testkit::misuse_recorder::record(|| {
+        give(&stack, (freed, 200 * MIB), StreamRef::LEGACY);
+        give(&stack, (kept, 100 * MIB), StreamRef::LEGACY);
+    });
+    assert_eq!((reports.len(), now()), (2, before), "{reports:?}");
+    give(&stack, (kept, 300 * MIB), StreamRef::LEGACY);
+    assert_eq!(now(), before + 300 * MIB);
+}

@@ -233,8 +233,13 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
                 Some(Err(kind)) => return self.refuse(kind, ptr, layout, stream),
                 None => {}
             }
+            return misuse::undo_if_refused(
+                // SAFETY: the caller's promises; the block is none of a lane, so it came from upstream.
+                || unsafe { self.upstream.deallocate(ptr, layout, stream) },
+                || self.not_freed_beside(layout),
+            );
         }
-        // SAFETY: the caller's promises; the block is none of a lane, so it came from upstream.
+        // SAFETY: as above.
         unsafe { self.upstream.deallocate(ptr, layout, stream) }
     }
 

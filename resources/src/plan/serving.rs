@@ -399,6 +399,13 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         freed
     }
 
+    /// Counts a block as in use again that upstream refused to take back.
+    #[cold]
+    pub(crate) fn not_freed_beside(&self, layout: Layout) {
+        let bytes = layout.rounded_bytes().unwrap_or(0) as i64;
+        self.locked(|state| state.running.as_mut().into_iter().for_each(|plan| plan.count_beside(bytes)));
+    }
+
     /// Takes a block of a lane back; `None` if it is upstream's.
     #[inline]
     pub(crate) fn free_planned(
