@@ -340,13 +340,12 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BinningMemoryResou
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         if !ptr.is_null() {
-            let counter = self.counter(layout);
-            counter.into_iter().for_each(|direct| direct.deallocated(layout.bytes()));
-            misuse::undo_if_refused(
-                // SAFETY: the caller's promises; the same layout leads to the same resource.
-                || unsafe { self.serving(layout).deallocate(ptr, layout, stream) },
-                || counter.into_iter().for_each(|direct| direct.not_deallocated(layout.bytes())),
-            );
+            // SAFETY: the caller's promises; the same layout leads to the same resource.
+            let is_taken =
+                misuse::is_taken(|| unsafe { self.serving(layout).deallocate(ptr, layout, stream) });
+            if let Some(direct) = self.counter(layout).filter(|_| is_taken) {
+                direct.deallocated(layout.bytes());
+            }
         }
     }
 

@@ -30,12 +30,6 @@ impl Direct {
         self.deallocations.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Takes back what [`deallocated`](Self::deallocated) counted: the block was refused.
-    pub(super) fn not_deallocated(&self, bytes: u64) {
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.deallocations.fetch_sub(1, Ordering::Relaxed);
-    }
-
     pub(super) fn failed(&self) {
         self.failures.fetch_add(1, Ordering::Relaxed);
     }
