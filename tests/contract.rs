@@ -2,9 +2,16 @@
 //! contract of the trait.
 
 mod subjects;
+#[path = "contract/wrong.rs"]
+mod wrong;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use millpond::ErrorKind;
-use millpond_testkit::conformance::{self, Subject};
+use millpond::stack::StackSpec;
+use millpond_testkit::conformance::{self, Refusals, Subject};
+use wrong::{Mistake, Wrong};
 
 fn check(reports: impl Iterator<Item = conformance::Report>) {
     let failed: Vec<String> = reports
@@ -25,6 +32,47 @@ fn the_suite_is_large_enough_to_mean_something() {
 #[test]
 fn every_stack_on_the_simulated_device() {
     check(subjects::all().iter().map(conformance::run));
+}
+
+/// The bodies that fail over a layer with a mistake.
+fn failed(mistake: Mistake) -> Vec<&'static str> {
+    let subject = Subject::new("cuda+pool+wrong", move |driver| {
+        let upstream = "cuda+pool".parse::<StackSpec>()?.build(&millpond::layers(), driver)?;
+        Ok(Arc::new(Wrong { upstream, mistake, used: AtomicU64::new(0) }))
+    });
+    conformance::run(&subject.refuses(Refusals::ALL)).failures().map(|(body, _)| body).collect()
+}
+
+/// One class for each size, a report with each error, and counts that follow what was taken back.
+#[test]
+fn the_suite_finds_mistakes_about_memory_that_is_out() {
+    assert_eq!(failed(Mistake::None), [""; 0]);
+    for (mistake, bodies) in [
+        (
+            Mistake::NoReport,
+            &[
+                "more_than_the_device_is_out_of_memory",
+                "two_to_the_63_is_refused",
+                "the_largest_number_is_refused",
+                "a_huge_request_is_out_of_memory_at_any_alignment",
+                "full_device_recovers",
+                "driver_out_of_memory_from_now_on",
+            ][..],
+        ),
+        (
+            Mistake::InvalidArgument,
+            &[
+                "more_than_the_device_is_out_of_memory",
+                "two_to_the_63_is_refused",
+                "the_largest_number_is_refused",
+            ],
+        ),
+        (Mistake::CountsRefusedFrees, &["misuse_changes_nothing"]),
+    ] {
+        let found = failed(mistake);
+        let missing: Vec<_> = bodies.iter().filter(|body| !found.contains(body)).collect();
+        assert!(missing.is_empty(), "{mistake:?} is not found by {missing:?}");
+    }
 }
 
 #[test]

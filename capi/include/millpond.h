@@ -792,7 +792,8 @@ millpond_status millpond_logging_level(int32_t *level);
 // keeps lines back.
 millpond_status millpond_flush_logger(void);
 
-// `millpond_malloc`, but throws `std::runtime_error` with the text of the error.
+// `millpond_malloc`, but throws `std::runtime_error` with the text of the error. If memory is out, the text
+// begins as PyTorch's own does, `CUDA out of memory.`: libraries that try a smaller batch then look for it.
 //
 // # Safety
 // As for `millpond_malloc`; the caller is C++, or lets its exceptions pass.

@@ -1,0 +1,112 @@
+//! A layer that makes one mistake about memory that is out, or about frees that are refused.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use millpond::{
+    Accessibility, AnyResource, DeviceMemoryResource, DevicePtr, DriverHandle, Error, ErrorKind, LayerMemory,
+    Layout, MemoryInfo, ReportsMemory, ResourceStatistics, Result, StreamRef, Traits, is_same,
+};
+
+/// What the layer does wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Mistake {
+    /// Nothing.
+    None,
+    /// Its errors have no report.
+    NoReport,
+    /// A request that no state of memory can serve is an invalid argument.
+    InvalidArgument,
+    /// It counts a free that is refused below.
+    CountsRefusedFrees,
+}
+
+/// Counts bytes, and makes a mistake.
+#[derive(Debug)]
+pub(crate) struct Wrong {
+    pub(crate) upstream: AnyResource,
+    pub(crate) mistake: Mistake,
+    pub(crate) used: AtomicU64,
+}
+
+impl Wrong {
+    fn of(&self, error: Error, layout: Layout, stream: StreamRef) -> Error {
+        let kind = match self.mistake {
+            Mistake::NoReport if error.is_out_of_memory() => ErrorKind::OutOfMemory,
+            Mistake::InvalidArgument if error.is_impossible() => ErrorKind::InvalidArgument,
+            _ => return error,
+        };
+        Error::new(kind, "").for_request(layout, stream).in_stack(self)
+    }
+}
+
+// SAFETY: every call goes to the upstream with the same arguments, so its contract holds, except that the
+// errors are others.
+#[deny(clippy::missing_trait_methods)]
+unsafe impl DeviceMemoryResource for Wrong {
+    fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        let ptr = self.upstream.allocate(layout, stream).map_err(|error| self.of(error, layout, stream))?;
+        self.used.fetch_add(layout.bytes(), Ordering::Relaxed);
+        Ok(ptr)
+    }
+
+    unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+        let is_taken = millpond::misuse::is_taken(|| {
+            // SAFETY: the caller's promises hold for the upstream, where the block came from.
+            unsafe { self.upstream.deallocate(ptr, layout, stream) }
+        });
+        if is_taken || self.mistake == Mistake::CountsRefusedFrees {
+            self.used.fetch_sub(layout.bytes(), Ordering::Relaxed);
+        }
+    }
+
+    fn driver(&self) -> &DriverHandle {
+        self.upstream.driver()
+    }
+
+    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
+        Some(&self.upstream)
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        self.upstream.memory_info()
+    }
+
+    fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
+        is_same(self, other)
+    }
+
+    fn is_stream_ordered(&self) -> bool {
+        self.upstream.is_stream_ordered()
+    }
+
+    fn accessibility(&self) -> Accessibility {
+        self.upstream.accessibility()
+    }
+
+    fn statistics(&self) -> Option<ResourceStatistics> {
+        self.upstream.statistics()
+    }
+
+    fn trim(&self, keep_bytes: u64) -> Result<u64> {
+        self.upstream.trim(keep_bytes)
+    }
+
+    fn provide(&self, traits: &mut Traits) {
+        traits.add::<Self, dyn ReportsMemory>(|it| it);
+    }
+}
+
+impl fmt::Display for Wrong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}+wrong", self.upstream)
+    }
+}
+
+impl ReportsMemory for Wrong {
+    fn layer_memory(&self) -> LayerMemory {
+        let mut memory = LayerMemory::default();
+        memory.limit_used_bytes = Some(self.used.load(Ordering::Relaxed));
+        memory
+    }
+}
