@@ -96,8 +96,8 @@ impl<T> AdoptedSlice<T> {
         if self.is_lost() {
             return Err(self.driver.health().error());
         }
-        let mut held = self.slice.lock();
-        let mut slice = held.take().ok_or_else(gone)?;
+        let held = self.slice.lock().take();
+        let mut slice = held.ok_or_else(gone)?;
         let marked = CurrentDeviceGuard::new(self.driver.device()).and_then(|_current| {
             let earlier = slice.context().check_err();
             let marked = order_tracked_uses(&mut slice);
@@ -108,7 +108,7 @@ impl<T> AdoptedSlice<T> {
         match marked {
             Ok(_address) => Ok(slice),
             Err(error) => {
-                *held = Some(slice);
+                *self.slice.lock() = Some(slice);
                 Err(error)
             }
         }

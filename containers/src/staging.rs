@@ -1,5 +1,6 @@
 //! Pinned host memory through which asynchronous copies go.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -44,7 +45,7 @@ pub struct HostStaging {
 struct Shared {
     driver: DriverHandle,
     /// The blocks that no copy holds; the device may still have to pass them.
-    idle: Mutex<Vec<Block>>,
+    idle: Mutex<VecDeque<Block>>,
 }
 
 /// A block of pinned memory.
@@ -84,7 +85,7 @@ impl HostStaging {
         while let Some(block) = self.shared.take_passed(|_| true)? {
             let bytes = block.bytes;
             if let Err(error) = self.shared.free(&block) {
-                self.shared.idle.lock().push(block);
+                self.shared.idle.lock().push_back(block);
                 return Err(error);
             }
             trimmed += bytes;
@@ -155,14 +156,22 @@ impl HostStaging {
 impl Shared {
     /// Takes an idle block that the device has passed, the first that `fits`.
     fn take_passed(&self, fits: impl Fn(&Block) -> bool) -> Result<Option<Block>> {
-        let mut idle = self.idle.lock();
-        for index in 0..idle.len() {
-            // The event of a copy that a capture took in is never reached.
-            if fits(&idle[index]) && idle[index].passed.query().unwrap_or(false) {
-                return Ok(Some(idle.swap_remove(index)));
+        let candidates = self.idle.lock().iter().filter(|block| fits(block)).count();
+        for _ in 0..candidates {
+            let Some(block) = self.take_first(&fits) else { break };
+            // Asked without the lock. The event of a copy that a capture took in is never reached.
+            if block.passed.query().unwrap_or(false) {
+                return Ok(Some(block));
             }
+            self.idle.lock().push_back(block);
         }
         Ok(None)
+    }
+
+    fn take_first(&self, fits: impl Fn(&Block) -> bool) -> Option<Block> {
+        let mut idle = self.idle.lock();
+        let index = idle.iter().position(fits)?;
+        idle.remove(index)
     }
 
     /// A block of at least `bytes` that the device has passed.
@@ -186,7 +195,7 @@ impl Shared {
         let recorded = block.passed.record(stream);
         let waited = recorded.or_else(|_| call(&*self.driver, |driver| driver.stream_synchronize(stream)));
         if waited.is_ok() {
-            self.idle.lock().push(block);
+            self.idle.lock().push_back(block);
         }
         waited
     }
@@ -291,7 +300,7 @@ impl<T: Pod> HostCopy<T> {
 impl<T> Drop for HostCopy<T> {
     fn drop(&mut self) {
         if let Some(block) = self.block.take() {
-            self.shared.idle.lock().push(block);
+            self.shared.idle.lock().push_back(block);
         }
     }
 }

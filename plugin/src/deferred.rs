@@ -1,6 +1,7 @@
 //! The queue of deallocations that wait for a good moment.
 
 use std::collections::VecDeque;
+use std::fmt;
 
 use parking_lot::Mutex;
 
@@ -39,13 +40,11 @@ impl Default for DeferredOptions {
 /// assert_eq!(queue.push("c", 100), ["a", "b", "c"]); // three are more than two
 /// assert_eq!(queue.push("d", 501), ["d"]); // 501 bytes are more than half of 1000
 /// ```
-#[derive(Debug)]
 pub struct DeferredQueue<T> {
     options: DeferredOptions,
     state: Mutex<State<T>>,
 }
 
-#[derive(Debug)]
 struct State<T> {
     items: VecDeque<T>,
     bytes: u64,
@@ -131,6 +130,16 @@ impl<T> DeferredQueue<T> {
     /// The number of pending bytes.
     pub fn pending_bytes(&self) -> u64 {
         self.state.lock().bytes
+    }
+}
+
+impl<T> fmt::Debug for DeferredQueue<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeferredQueue")
+            .field("options", &self.options)
+            .field("len", &self.len())
+            .field("pending_bytes", &self.pending_bytes())
+            .finish_non_exhaustive()
     }
 }
 

@@ -1,5 +1,6 @@
 //! The host half of a memory manager.
 
+use std::fmt;
 use std::sync::Arc;
 
 use dashmap::DashMap;
@@ -46,16 +47,19 @@ impl Plain {
     }
 }
 
+/// Memory with the driver that it came from, which is lost with the context: so nothing from before a reset is
+/// freed after it.
+struct Kept {
+    plain: Plain,
+    driver: DriverHandle,
+}
+
 /// The state that pointers keep alive for their finalizers.
-#[derive(Debug)]
 struct Shared {
     /// The driver; replaced after each reset of the context.
     driver: RwLock<Option<DriverHandle>>,
-    live: DashMap<Token, Plain>,
-    pending: DeferredQueue<Plain>,
-    /// Operations hold this shared, recursively, as dropping one value may drop another; `reset` holds it
-    /// exclusively, so that no operation from before a reset reaches the driver after it.
-    gate: RwLock<()>,
+    live: DashMap<Token, Kept>,
+    pending: DeferredQueue<Kept>,
 }
 
 impl HostOnlyMemoryManager {
@@ -63,7 +67,7 @@ impl HostOnlyMemoryManager {
     pub fn new(driver: Option<DriverHandle>, options: DeferredOptions) -> Self {
         let pending = DeferredQueue::new(options);
         let driver = RwLock::new(driver);
-        let shared = Shared { driver, live: DashMap::new(), pending, gate: RwLock::new(()) };
+        let shared = Shared { driver, live: DashMap::new(), pending };
         Self { shared: Arc::new(shared) }
     }
 
@@ -79,14 +83,20 @@ impl HostOnlyMemoryManager {
 
     fn open_again(&self, lost: &DriverHandle) -> Result<DriverHandle> {
         let fresh = millpond_driver::open(lost.device())?;
-        let _gate = self.shared.gate.write();
-        let mut driver = self.shared.driver.write();
-        match &*driver {
-            Some(known) if !Arc::ptr_eq(known, lost) => return Ok(Arc::clone(known)),
-            _ => *driver = Some(Arc::clone(&fresh)),
+        {
+            let mut driver = self.shared.driver.write();
+            match &*driver {
+                Some(known) if !Arc::ptr_eq(known, lost) => return Ok(Arc::clone(known)),
+                _ => *driver = Some(Arc::clone(&fresh)),
+            }
         }
-        self.shared.live.clear();
-        drop(self.shared.pending.take_all());
+        // Lost with the context, and dropped without a lock.
+        let of_before = |kept: &Kept| Arc::ptr_eq(&kept.driver, lost);
+        drop(self.shared.take_live(of_before));
+        for kept in self.shared.pending.take_all().into_iter().filter(|kept| !of_before(kept)) {
+            let bytes = kept.plain.bytes();
+            self.shared.pending.park(kept, bytes);
+        }
         Ok(fresh)
     }
 
@@ -112,8 +122,8 @@ impl HostOnlyMemoryManager {
         }
         let driver = self.driver()?;
         check_mapping(&*driver, flags.mapped)?;
-        let _gate = self.shared.gate.read_recursive();
-        let ptr = self.attempt("pinned host memory", bytes, |driver| driver.mem_host_alloc(bytes, flags))?;
+        let alloc = |driver: &dyn Driver| driver.mem_host_alloc(bytes, flags);
+        let ptr = self.attempt(&driver, "pinned host memory", bytes, alloc)?;
         let counted = if flags.mapped { bytes } else { 0 };
         let plain = Plain::Host { ptr, bytes: counted };
         let device_ptr = flags.mapped.then(|| self.device_pointer_of(&driver, ptr, plain)).transpose()?;
@@ -133,11 +143,10 @@ impl HostOnlyMemoryManager {
         }
         let driver = self.driver()?;
         check_mapping(&*driver, mapped)?;
-        let _gate = self.shared.gate.read_recursive();
         let flags = HostAllocFlags { mapped, ..HostAllocFlags::default() };
         // SAFETY: the caller vouches for the range, which `owner` keeps until the pin is lifted.
-        self.attempt("a pin", bytes, |driver| unsafe { driver.mem_host_register(ptr, bytes, flags) })
-            .map_err(explain_pin)?;
+        let pin = |driver: &dyn Driver| unsafe { driver.mem_host_register(ptr, bytes, flags) };
+        self.attempt(&driver, "a pin", bytes, pin).map_err(explain_pin)?;
         let plain = Plain::Registered { ptr };
         let device_ptr = mapped.then(|| self.device_pointer_of(&driver, ptr, plain)).transpose()?;
         Ok(self.host_memory(&driver, plain, (ptr, device_ptr), bytes, Some(owner)))
@@ -168,25 +177,19 @@ impl HostOnlyMemoryManager {
         bytes: u64,
         alloc: impl Fn(&dyn Driver) -> DriverResult<DevicePtr>,
     ) -> Result<MemoryPointer> {
-        let device = self.driver()?.device();
+        let driver = self.driver()?;
+        let device = driver.device();
         if bytes == 0 {
             return Ok(MemoryPointer::null(device));
         }
-        let _gate = self.shared.gate.read_recursive();
-        let ptr = self.attempt(what, bytes, alloc)?;
-        let token = self.shared.keep(Plain::Device { ptr, bytes });
+        let ptr = self.attempt(&driver, what, bytes, alloc)?;
+        let token = self.shared.keep(&driver, Plain::Device { ptr, bytes });
         Ok(MemoryPointer::new(device, ptr, bytes, token, self.finalizer()))
     }
 
     /// Frees all live and pending memory, deferred or not.
     pub fn reset(&self) {
-        let _gate = self.shared.gate.write();
-        let live: Vec<Token> = self.shared.live.iter().map(|entry| *entry.key()).collect();
-        for token in live {
-            if let Some((_, plain)) = self.shared.live.remove(&token) {
-                self.shared.end(plain);
-            }
-        }
+        self.shared.end_all(self.shared.take_live(|_| true));
         self.shared.end_all(self.shared.pending.take_all());
     }
 
@@ -195,14 +198,12 @@ impl HostOnlyMemoryManager {
         self.shared.pending.defer();
         let shared = Arc::clone(&self.shared);
         DeferCleanup::new(move || {
-            let _gate = shared.gate.read_recursive();
             shared.end_all(shared.pending.resume());
         })
     }
 
     /// Carries out pending deallocations, unless deallocation is deferred; returns their number.
     pub fn flush(&self) -> usize {
-        let _gate = self.shared.gate.read_recursive();
         self.shared.end_all(self.shared.pending.take())
     }
 
@@ -217,12 +218,18 @@ impl HostOnlyMemoryManager {
     }
 
     /// Calls the driver; if memory is short, carries out the pending deallocations and calls again.
-    fn attempt<T>(&self, what: &str, bytes: u64, body: impl Fn(&dyn Driver) -> DriverResult<T>) -> Result<T> {
-        let driver = self.shared.driver()?;
-        let _captures = CaptureModeGuard::relaxed(&*driver);
-        let mut outcome = call(&*driver, &body);
+    fn attempt<T>(
+        &self,
+        driver: &DriverHandle,
+        what: &str,
+        bytes: u64,
+        body: impl Fn(&dyn Driver) -> DriverResult<T>,
+    ) -> Result<T> {
+        let driver = &**driver;
+        let _captures = CaptureModeGuard::relaxed(driver);
+        let mut outcome = call(driver, &body);
         if outcome.as_ref().is_err_and(Error::is_out_of_memory) && self.flush() > 0 {
-            outcome = call(&*driver, &body);
+            outcome = call(driver, &body);
         }
         outcome.map_err(|error| error.for_layout(Layout::new(bytes)).context(what))
     }
@@ -230,7 +237,7 @@ impl HostOnlyMemoryManager {
     /// The device's address of mapped memory; frees the memory if there is none.
     fn device_pointer_of(&self, driver: &DriverHandle, ptr: HostPtr, plain: Plain) -> Result<DevicePtr> {
         call(&**driver, |driver| driver.mem_host_get_device_pointer(ptr)).map_err(|error| {
-            self.shared.end(plain);
+            self.shared.end(Kept { plain, driver: Arc::clone(driver) });
             error.context("mapped host memory")
         })
     }
@@ -243,7 +250,8 @@ impl HostOnlyMemoryManager {
         bytes: u64,
         owner: Option<Owner>,
     ) -> HostMemory {
-        let (device, finalizer, token) = (driver.device(), self.finalizer(), self.shared.keep(plain));
+        let (device, finalizer) = (driver.device(), self.finalizer());
+        let token = self.shared.keep(driver, plain);
         match device_ptr {
             None => HostMemory::Pinned(PinnedMemory::new(device, ptr, bytes, owner, token, finalizer)),
             Some(device_ptr) => {
@@ -291,22 +299,29 @@ impl Shared {
         self.driver.read().clone().ok_or_else(no_device)
     }
 
-    fn keep(&self, plain: Plain) -> Token {
+    fn keep(&self, driver: &DriverHandle, plain: Plain) -> Token {
         let token = Token::next();
-        self.live.insert(token, plain);
+        self.live.insert(token, Kept { plain, driver: Arc::clone(driver) });
         token
     }
 
-    fn end_all(&self, due: Vec<Plain>) -> usize {
+    /// Takes live memory, which no finalizer finds then.
+    fn take_live(&self, is_wanted: impl Fn(&Kept) -> bool) -> Vec<Kept> {
+        let wanted = self.live.iter().filter(|entry| is_wanted(entry.value()));
+        let tokens: Vec<Token> = wanted.map(|entry| *entry.key()).collect();
+        tokens.iter().filter_map(|token| self.live.remove(token)).map(|(_, kept)| kept).collect()
+    }
+
+    fn end_all(&self, due: Vec<Kept>) -> usize {
         let count = due.len();
         let driver = self.driver().ok();
         let _captures = driver.as_deref().map(CaptureModeGuard::relaxed);
-        due.into_iter().for_each(|plain| self.end(plain));
+        due.into_iter().for_each(|kept| self.end(kept));
         count
     }
 
-    fn end(&self, plain: Plain) {
-        let Ok(driver) = self.driver() else { return };
+    fn end(&self, kept: Kept) {
+        let Kept { plain, driver } = kept;
         let _captures = CaptureModeGuard::relaxed(&*driver);
         // SAFETY: the code that took `plain` out of `live` or `pending` (or never put it there) has the only
         // copy, so the memory ends once; the last pointer to it is gone or no longer live, so it is not used
@@ -321,12 +336,29 @@ impl Shared {
         let Err(error) = outcome else { return };
         if error.driver_error().is_some_and(DriverError::is_capture_refusal) {
             // Not while a graph is captured: it is freed with the next deallocations.
-            self.pending.park(plain, plain.bytes());
+            self.pending.park(Kept { plain, driver: Arc::clone(&driver) }, plain.bytes());
         } else {
             // Expected while the process exits, or after another library reset the context: it cannot be
             // prevented.
             tracing::debug!(target: "millpond::plugin", %error, ?plain, "could not end memory");
         }
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let device = self.driver().ok().map(|driver| driver.device());
+        f.debug_struct("Shared")
+            .field("device", &device)
+            .field("live", &self.live.len())
+            .field("pending", &self.pending.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.plain.fmt(f)
     }
 }
 
@@ -339,13 +371,13 @@ impl Drop for Shared {
 
 impl Finalizer for Shared {
     fn finalize(&self, token: Token) {
-        let _gate = self.gate.read_recursive();
-        let Some((_, plain)) = self.live.remove(&token) else { return };
+        let Some((_, kept)) = self.live.remove(&token) else { return };
+        let plain = kept.plain;
         match plain {
             // A pin that stays pending would make the next pin of the same memory fail.
-            Plain::Registered { .. } => self.end(plain),
+            Plain::Registered { .. } => self.end(kept),
             Plain::Device { .. } | Plain::Host { .. } => {
-                self.end_all(self.pending.push(plain, plain.bytes()));
+                self.end_all(self.pending.push(kept, plain.bytes()));
             }
         }
     }

@@ -1,5 +1,6 @@
 //! A memory manager over a stack of resources.
 
+use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -58,7 +59,6 @@ use millpond_core::driver::call;
 /// assert_eq!(manager.memalloc(1 << 20)?.device_pointer(), address); // from the pool
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct MillpondMemoryManager {
     host: HostOnlyMemoryManager,
     /// The device's part; replaced after each reset of the context.
@@ -76,18 +76,17 @@ enum Source {
 }
 
 /// The device's part of a manager, which pointers keep alive for their finalizers.
-#[derive(Debug)]
 struct DeviceHalf {
     driver: DriverHandle,
     source: Source,
-    /// Users of the stack hold this shared, recursively, as a resource may call back; `reset` holds it
-    /// exclusively while it takes the stack and all blocks out, so that no operation from before a reset
-    /// reaches the stack after it.
-    stack: RwLock<Option<AnyResource>>,
-    /// Held while the stack is built: two at a time would reserve memory twice.
-    building: Mutex<()>,
+    /// The stack that serves requests. No lock is held while it is used: whoever uses it has a handle, and so
+    /// has each block, which goes back to the stack that it came from.
+    stack: Mutex<Option<AnyResource>>,
+    /// Held while the stack is built: two at a time would reserve memory twice. Says whether the thread that
+    /// has it is building.
+    building: ReentrantMutex<Cell<bool>>,
     /// Held during a reset: a new stack is built once the memory of the one before has gone back. A callback
-    /// of the stack may need it on the thread that resets.
+    /// of the stack may need it on the thread that resets, or for a while on another one.
     resetting: ReentrantMutex<()>,
     live: DashMap<Token, Block>,
     parked: DeferredQueue<Block>,
@@ -96,9 +95,12 @@ struct DeviceHalf {
     is_lost: AtomicBool,
 }
 
+/// How long a request waits for a reset. The reset may wait for the request, in a callback of the stack.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 /// A block that is handed out.
-#[derive(Debug)]
 struct Block {
+    stack: AnyResource,
     ptr: DevicePtr,
     layout: Layout,
     uses: Uses,
@@ -265,7 +267,7 @@ impl MemoryManager for MillpondMemoryManager {
 
     fn get_ipc_handle(&self, memory: &MemoryPointer) -> Result<IpcHandle> {
         let device = self.device()?;
-        get_ipc_handle(&*device.driver, memory).map_err(|error| match &*device.stack.read_recursive() {
+        get_ipc_handle(&*device.driver, memory).map_err(|error| match device.known_stack() {
             Some(stack) => error.in_stack(stack),
             None => error,
         })
@@ -297,8 +299,8 @@ impl DeviceHalf {
             order: ReleaseOrder::new(DriverHandle::clone(&driver)),
             driver,
             source,
-            stack: RwLock::new(None),
-            building: Mutex::new(()),
+            stack: Mutex::new(None),
+            building: ReentrantMutex::new(Cell::new(false)),
             resetting: ReentrantMutex::new(()),
             live: DashMap::new(),
             parked: DeferredQueue::new(DeferredOptions::IMMEDIATE),
@@ -306,50 +308,54 @@ impl DeviceHalf {
         }
     }
 
-    /// Handles a reset of the context: blocks were lost with it, and the stack gives back what outlives it. A
-    /// call may still use the stack, the caller's own among them: then that call drops the stack when it
-    /// ends.
+    /// Handles a reset of the context: blocks were lost with it, and the stack gives back what outlives it once
+    /// no call uses it any more.
     fn forget(&self) {
-        const PATIENCE: Duration = Duration::from_millis(200);
         self.is_lost.store(true, Ordering::SeqCst);
-        self.live.clear();
-        drop(self.parked.take_all());
-        let lost = self.stack.try_write_for(PATIENCE).and_then(|mut stack| stack.take());
-        drop(lost); // without the lock: what the stack calls may drop pointers
+        let lost = (self.known_stack_taken(), self.take_blocks());
+        drop(lost); // without a lock: what the stack calls may drop pointers
     }
 
-    /// Drops the stack after a call that kept [`forget`](Self::forget) from it.
-    fn end_if_lost(&self) {
-        if self.is_lost.load(Ordering::SeqCst) {
-            let lost = self.stack.try_write().and_then(|mut stack| stack.take());
-            drop(lost);
-        }
+    fn known_stack(&self) -> Option<AnyResource> {
+        self.stack.lock().clone()
     }
 
-    /// Calls `body` with the stack, which no reset takes away meanwhile; builds it first if needed.
+    fn known_stack_taken(&self) -> Option<AnyResource> {
+        self.stack.lock().take()
+    }
+
+    /// Calls `body` with the stack; builds it first if needed.
     fn with_stack<T>(&self, body: impl FnOnce(&AnyResource) -> Result<T>) -> Result<T> {
-        loop {
-            let stack = self.stack.read_recursive();
-            if let Some(resource) = &*stack {
-                let answer = body(resource);
-                drop(stack);
-                self.end_if_lost();
-                return answer;
-            }
-            drop(stack);
-            drop(self.resetting.lock()); // waits for a reset
-            let _building = self.building.lock();
-            if self.is_lost.load(Ordering::SeqCst) {
-                return Err(self.driver.health().error());
-            }
-            if self.stack.read_recursive().is_none() {
-                let built = match &self.source {
-                    Source::Given(resource) => Arc::clone(resource),
-                    Source::Built(build) => build(&self.driver)?,
-                };
-                *self.stack.write() = Some(built);
-            }
+        let known = match self.known_stack() {
+            Some(known) => known,
+            None => self.build()?,
+        };
+        body(&known)
+    }
+
+    /// Builds the stack, unless another thread was faster.
+    fn build(&self) -> Result<AnyResource> {
+        drop(self.resetting.try_lock_for(PATIENCE)); // waits for a reset
+        let building = self.building.lock();
+        if self.is_lost.load(Ordering::SeqCst) {
+            return Err(self.driver.health().error());
         }
+        if let Some(known) = self.known_stack() {
+            return Ok(known);
+        }
+        if building.replace(true) {
+            let why = "the memory manager's stack is being built by this call; let the function that builds it \
+                       use no memory of the manager";
+            return Err(Error::invalid_argument(why).on_device(self.driver.device()));
+        }
+        let is_building = IsBuilding(&building);
+        let built = match &self.source {
+            Source::Given(resource) => Arc::clone(resource),
+            Source::Built(build) => build(&self.driver)?,
+        };
+        drop(is_building);
+        *self.stack.lock() = Some(Arc::clone(&built));
+        Ok(built)
     }
 
     /// Allocates a block from the stack. When memory is short, all parked blocks and those that `flush_host`
@@ -361,23 +367,24 @@ impl DeviceHalf {
         flush_host: impl FnOnce() -> usize,
     ) -> Result<(DevicePtr, Token)> {
         let (layout, stream) = (Layout::new(bytes), current_stream());
-        self.give_back_all(resource, self.parked.take()); // what could not be ordered when it was dropped
+        self.give_back_all(self.parked.take()); // what could not be ordered when it was dropped
         let mut outcome = resource.allocate(layout, stream);
         if outcome.as_ref().is_err_and(Error::is_out_of_memory)
-            && self.give_back_all(resource, self.parked.take_all()) + flush_host() > 0
+            && self.give_back_all(self.parked.take_all()) + flush_host() > 0
         {
             outcome = resource.allocate(layout, stream);
         }
         let ptr = outcome?;
         let token = Token::next();
-        self.live.insert(token, Block { ptr, layout, uses: Uses::of(stream) });
+        let stack = Arc::clone(resource);
+        self.live.insert(token, Block { stack, ptr, layout, uses: Uses::of(stream) });
         Ok((ptr, token))
     }
 
-    /// Frees blocks to the stack, and parks those that cannot be ordered now; returns how many it freed.
-    fn give_back_all(&self, resource: &AnyResource, blocks: Vec<Block>) -> usize {
+    /// Frees blocks to their stacks, and parks those that cannot be ordered now; returns how many it freed.
+    fn give_back_all(&self, blocks: Vec<Block>) -> usize {
         let count = blocks.len();
-        let left: Vec<Block> = self.give_back(resource, blocks).collect();
+        let left: Vec<Block> = self.give_back(blocks).collect();
         let freed = count - left.len();
         self.park(left);
         freed
@@ -390,11 +397,11 @@ impl DeviceHalf {
         }
     }
 
-    /// Frees blocks to the stack, each after its uses; returns those that cannot be ordered now.
-    fn give_back(&self, resource: &AnyResource, blocks: Vec<Block>) -> impl Iterator<Item = Block> {
+    /// Frees blocks to their stacks, each after its uses; returns those that cannot be ordered now.
+    fn give_back(&self, blocks: Vec<Block>) -> impl Iterator<Item = Block> {
         blocks.into_iter().filter_map(|block| {
             // A stack that is not stream-ordered waits for the device anyway.
-            let is_ordered = resource.is_stream_ordered();
+            let is_ordered = block.stack.is_stream_ordered();
             let order = if is_ordered { self.order.after(&block.uses) } else { Ok(StreamRef::LEGACY) };
             let stream = match order {
                 Ok(stream) => stream,
@@ -406,19 +413,13 @@ impl DeviceHalf {
             };
             // SAFETY: pointer and layout come from `allocate` on this stack and were taken out of `live`,
             // where each is once. `stream` comes after every use that was announced.
-            unsafe { resource.deallocate(block.ptr, block.layout, stream) };
+            unsafe { block.stack.deallocate(block.ptr, block.layout, stream) };
             None
         })
     }
 
     fn resume(&self) {
-        let stack = self.stack.read_recursive();
-        let due = self.parked.resume();
-        if let Some(resource) = &*stack {
-            self.give_back_all(resource, due);
-        }
-        drop(stack);
-        self.end_if_lost();
+        self.give_back_all(self.parked.resume());
     }
 
     /// Takes all live and parked blocks, which no finalizer finds then.
@@ -428,9 +429,9 @@ impl DeviceHalf {
         self.parked.take_all().into_iter().chain(live).collect()
     }
 
-    /// Gives blocks back to the stack, after waiting for the device. If that fails, each block goes back
+    /// Gives blocks back to their stacks, after waiting for the device. If that fails, each block goes back
     /// after its own uses; returns those that cannot be ordered.
-    fn give_back_at_once(&self, resource: &AnyResource, blocks: Vec<Block>) -> Vec<Block> {
+    fn give_back_at_once(&self, blocks: Vec<Block>) -> Vec<Block> {
         if blocks.is_empty() {
             return blocks;
         }
@@ -440,25 +441,21 @@ impl DeviceHalf {
             Err(error) if error.is_sticky() => {}
             waited => {
                 tracing::debug!(target: "millpond::plugin", ?waited, "could not wait for the device");
-                return self.give_back(resource, blocks).collect();
+                return self.give_back(blocks).collect();
             }
         }
-        for Block { ptr, layout, .. } in blocks {
+        for Block { stack, ptr, layout, .. } in blocks {
             // SAFETY: pointer and layout as in `give_back`. All work that may use the block is done: the
             // device was waited for, or it is lost and runs none any more.
-            unsafe { resource.deallocate(ptr, layout, StreamRef::LEGACY) };
+            unsafe { stack.deallocate(ptr, layout, StreamRef::LEGACY) };
         }
         Vec::new()
     }
 
     fn reset(&self) {
         let _resetting = self.resetting.lock();
-        let (resource, blocks) = {
-            let mut stack = self.stack.write();
-            let Some(resource) = stack.take() else { return };
-            (resource, self.take_blocks())
-        };
-        let left = self.give_back_at_once(&resource, blocks);
+        let Some(resource) = self.known_stack_taken() else { return };
+        let left = self.give_back_at_once(self.take_blocks());
         self.order.clear();
         if !left.is_empty() {
             tracing::warn!(
@@ -472,36 +469,50 @@ impl DeviceHalf {
         if let Err(error) = resource.trim(0) {
             tracing::debug!(target: "millpond::plugin", %error, "could not trim the stack");
         }
-        if !left.is_empty() || matches!(self.source, Source::Given(_)) {
-            self.put_back(resource, left);
+        // What could not be taken is given back later. A callback of the stack may have built another one.
+        let goes_on = !left.is_empty() || matches!(self.source, Source::Given(_));
+        self.park(left);
+        if goes_on && !self.is_lost.load(Ordering::SeqCst) {
+            self.stack.lock().get_or_insert(resource);
         }
-        self.end_if_lost();
-    }
-
-    /// Goes on with the stack of before a reset, and with the blocks that it could not take.
-    fn put_back(&self, resource: AnyResource, left: Vec<Block>) {
-        let mut stack = self.stack.write();
-        let now = stack.get_or_insert_with(|| Arc::clone(&resource));
-        if Arc::ptr_eq(now, &resource) {
-            self.park(left);
-            return;
-        }
-        drop(stack);
-        // A callback of the stack allocated meanwhile, which built another one.
-        leak(resource, left.len());
     }
 }
 
-/// Leaks a stack that could not take all of its blocks: dropping it would free the memory under them.
-fn leak(resource: AnyResource, blocks: usize) {
-    if blocks > 0 {
-        tracing::warn!(
-            target: "millpond::plugin",
-            blocks,
-            "a memory manager went while work on the device could not be waited for; the memory that may \
-             be in use is lost until the process ends"
-        );
-        std::mem::forget(resource);
+/// Says that the thread builds the stack, while it lives.
+struct IsBuilding<'a>(&'a Cell<bool>);
+
+impl Drop for IsBuilding<'_> {
+    fn drop(&mut self) {
+        self.0.set(false);
+    }
+}
+
+// What is printed is taken out of the locks before: a resource's `Debug` is foreign code.
+
+impl fmt::Debug for MillpondMemoryManager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let device = self.device.read().clone();
+        f.debug_struct("MillpondMemoryManager").field("host", &self.host).field("device", &device).finish()
+    }
+}
+
+impl fmt::Debug for DeviceHalf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceHalf")
+            .field("device", &self.driver.device())
+            .field("source", &self.source)
+            .field("stack", &self.known_stack())
+            .field("live", &self.live.len())
+            .field("parked", &self.parked.len())
+            .field("is_lost", &self.is_lost)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Block {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { ptr, layout, uses, .. } = self;
+        f.debug_struct("Block").field("ptr", ptr).field("layout", layout).field("uses", uses).finish()
     }
 }
 
@@ -509,24 +520,25 @@ impl Drop for DeviceHalf {
     fn drop(&mut self) {
         // Every pointer keeps this alive, so only blocks that could not be ordered when they were dropped are
         // left.
-        if let Some(resource) = self.stack.get_mut().take() {
-            let left = self.give_back_at_once(&resource, self.take_blocks());
-            leak(resource, left.len());
+        let left = self.give_back_at_once(self.take_blocks());
+        if !left.is_empty() {
+            tracing::warn!(
+                target: "millpond::plugin",
+                blocks = left.len(),
+                "a memory manager went while work on the device could not be waited for; the memory that may \
+                 be in use is lost until the process ends"
+            );
+            // With their stack: dropping that would free the memory under them.
+            std::mem::forget(left);
         }
     }
 }
 
 impl Finalizer for DeviceHalf {
     fn finalize(&self, token: Token) {
-        let stack = self.stack.read_recursive();
         let Some((_, block)) = self.live.remove(&token) else { return };
         let bytes = block.layout.bytes();
-        let due = self.parked.push(block, bytes);
-        if let Some(resource) = &*stack {
-            self.give_back_all(resource, due);
-        }
-        drop(stack);
-        self.end_if_lost();
+        self.give_back_all(self.parked.push(block, bytes));
     }
 
     fn is_live(&self, token: Token) -> bool {

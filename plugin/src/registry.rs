@@ -1,6 +1,7 @@
 //! Chooses the memory manager of the process, and keeps one per device.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt;
 use std::sync::{Arc, LazyLock};
 
@@ -125,8 +126,15 @@ impl ManagerRegistry {
                 let driver = (self.open)(device)?;
                 let made = self.settle(chosen)(Some(driver))?;
                 // Another thread may have been faster; making a manager touches no device, so this one is
-                // simply dropped.
-                Arc::clone(self.state.lock().managers.entry(device).or_insert(made))
+                // simply dropped, without the lock.
+                let known = match self.state.lock().managers.entry(device) {
+                    Entry::Occupied(known) => Some(Arc::clone(known.get())),
+                    Entry::Vacant(slot) => {
+                        slot.insert(Arc::clone(&made));
+                        None
+                    }
+                };
+                known.unwrap_or(made)
             }
         };
         manager.initialize()?;
@@ -142,12 +150,14 @@ impl ManagerRegistry {
     /// The factory of managers: the one from the environment (`chosen`), the one that was set, or the
     /// default. The first call decides.
     fn settle(&self, chosen: Option<ManagerFactory>) -> ManagerFactory {
+        // Declared before the lock is taken, and so dropped after it.
+        let mut _before = None;
         let mut state = self.state.lock();
         // Once a manager exists the environment is not read again: all devices have the same one.
         if state.managers.is_empty()
             && let Some(chosen) = chosen
         {
-            state.factory = Some(chosen);
+            _before = state.factory.replace(chosen);
         }
         Arc::clone(state.factory.get_or_insert_with(CudaMemoryManager::factory))
     }
@@ -199,10 +209,13 @@ impl State {
 
 impl fmt::Debug for ManagerRegistry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = self.state.lock();
+        let (is_set, managers) = {
+            let state = self.state.lock();
+            (state.factory.is_some(), state.managers.clone())
+        };
         f.debug_struct("ManagerRegistry")
-            .field("set", &state.factory.is_some())
-            .field("managers", &state.managers)
+            .field("set", &is_set)
+            .field("managers", &managers)
             .finish_non_exhaustive()
     }
 }

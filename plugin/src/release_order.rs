@@ -50,8 +50,8 @@ impl Uses {
 #[derive(Debug)]
 pub(crate) struct ReleaseOrder {
     driver: DriverHandle,
-    /// The event. It is recorded and waited for repeatedly: an enqueued wait keeps the record that it waits
-    /// for.
+    /// A spare event. It is recorded and waited for repeatedly, by one thread at a time: an enqueued wait
+    /// keeps the record that it waits for.
     event: Mutex<Option<Event>>,
 }
 
@@ -89,12 +89,13 @@ impl ReleaseOrder {
 
     /// Makes the legacy stream wait for `stream` if that is known to be alive; returns whether it did.
     fn join(&self, stream: StreamRef) -> Result<bool> {
-        let mut slot = self.event.lock();
-        let event = match *slot {
+        // The event is this thread's until it is put back, and the driver is called without the lock.
+        let spare = self.event.lock().take();
+        let event = match spare {
             Some(event) => event,
-            None => *slot.insert(call(&*self.driver, |driver| driver.event_create(EventFlags::default()))?),
+            None => call(&*self.driver, |driver| driver.event_create(EventFlags::default()))?,
         };
-        call(&*self.driver, |driver| {
+        let joined = call(&*self.driver, |driver| {
             // While a blocking stream captures a graph, a wait of the legacy stream would end the capture.
             match driver.stream_is_capturing(StreamRef::LEGACY) {
                 Err(error) if !error.is_unsupported() => return Err(error),
@@ -105,12 +106,20 @@ impl ReleaseOrder {
                 driver.stream_wait_event(StreamRef::LEGACY, event)?;
             }
             Ok(recorded)
-        })
+        });
+        let extra = self.event.lock().replace(event);
+        self.destroy(extra);
+        joined
     }
 
     /// Destroys the event before the context is lost.
     pub(crate) fn clear(&self) {
-        if let Some(event) = self.event.lock().take() {
+        let event = self.event.lock().take();
+        self.destroy(event);
+    }
+
+    fn destroy(&self, event: Option<Event>) {
+        if let Some(event) = event {
             // SAFETY: created by `join` on this driver and taken out of the slot, so it is not named again.
             if let Err(error) = call(&*self.driver, |driver| unsafe { driver.event_destroy(event) }) {
                 tracing::debug!(target: "millpond::plugin", %error, "could not end an event");

@@ -48,12 +48,18 @@ pub(crate) struct OwnStream(Mutex<Option<StreamRef>>);
 
 impl OwnStream {
     pub(crate) fn get(&self, driver: &dyn Driver) -> DriverResult<StreamRef> {
-        let mut created = self.0.lock();
-        if let Some(stream) = *created {
+        let known = *self.0.lock();
+        if let Some(stream) = known {
             return Ok(stream);
         }
-        let stream = ask(driver, |driver| driver.stream_create(StreamFlags::NON_BLOCKING))?;
-        Ok(*created.insert(stream))
+        // Without the lock: the driver is foreign code, and may call back.
+        let made = ask(driver, |driver| driver.stream_create(StreamFlags::NON_BLOCKING))?;
+        let first = *self.0.lock().get_or_insert(made);
+        if first != made {
+            // SAFETY: the stream was made above, and nothing else has it.
+            let _ = ask(driver, |driver| unsafe { driver.stream_destroy(made) });
+        }
+        Ok(first)
     }
 
     /// Destroys the stream, if it was created. Its work goes on to its end.

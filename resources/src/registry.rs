@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use dashmap::DashMap;
+use dashmap::mapref::entry::Entry;
 use millpond_core::stack::{LayerTable, STACK_VARIABLE, StackSpec};
 use millpond_core::{AnyResource, DeviceId, DeviceMemoryResourceExt, DriverHandle, Error, Result};
 use rustc_hash::FxBuildHasher;
@@ -119,10 +120,16 @@ pub fn set_per_device_resource(device: DeviceId, resource: AnyResource) -> Resul
         tracing::warn!(target: "millpond::resources", %error, "building the replaced default resource");
         plain
     })?;
-    let mut slot = DEFAULTS.entry(device).or_insert(fresh);
-    let before = std::mem::replace(&mut *slot, resource);
+    // What is not needed is dropped without the lock of the table: its end may call anything.
+    let known = match DEFAULTS.entry(device) {
+        Entry::Occupied(mut slot) => Some(slot.insert(resource)),
+        Entry::Vacant(slot) => {
+            drop(slot.insert(resource));
+            None
+        }
+    };
     CHANGES.fetch_add(1, Ordering::Release);
-    Ok(before)
+    Ok(known.unwrap_or(fresh))
 }
 
 /// Restores the initial default of `device` (see the [module](self)), and returns the one before.

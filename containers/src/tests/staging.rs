@@ -1,5 +1,9 @@
 //! Tests copies through staging memory, under schedules that run them as late as CUDA may.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
 use millpond_core::driver::CaptureMode;
 
 use super::*;
@@ -48,6 +52,32 @@ fn the_device_reads_pinned_memory_late() {
         copied.contains(&2)
     });
     assert!(found);
+}
+
+/// What the driver calls may ask for the memory, also from another thread that it waits for.
+#[test]
+fn the_driver_is_asked_without_a_lock() {
+    let bench = Bench::new(SimConfig::h200());
+    let (stream, staging) = (bench.stream(), HostStaging::new(bench.device.clone()));
+    let mut buffer = DeviceBuffer::new(10_000, stream.as_ref(), bench.pool.clone()).unwrap();
+    let (inside, asked) = (staging.clone(), Arc::new(AtomicU64::new(0)));
+    let count = Arc::clone(&asked);
+    let observer = move |name: &'static str| {
+        if name == "cuEventQuery" {
+            let (other, (done, ended)) = (inside.clone(), mpsc::channel());
+            std::thread::spawn(move || done.send(other.idle_bytes()));
+            ended.recv_timeout(Duration::from_secs(60)).expect("the lock is held during a query");
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    };
+    bench.device.observe_calls(Some(Arc::new(observer)));
+    for _ in 0..3 {
+        buffer.copy_from_host_async(&pattern(10_000), &staging).unwrap();
+    }
+    stream.synchronize().unwrap();
+    assert!(staging.trim().unwrap() > 0);
+    bench.device.observe_calls(None);
+    assert!(asked.load(Ordering::Relaxed) > 0);
 }
 
 #[test]

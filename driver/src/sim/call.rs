@@ -1,5 +1,7 @@
 //! Begins and ends a driver call of a simulated device.
 
+use std::sync::atomic::Ordering;
+
 use millpond_core::driver::DriverResult;
 use millpond_core::{DeviceId, DriverError};
 
@@ -31,12 +33,19 @@ impl SimDevice {
         name: &'static str,
         call: impl FnOnce(&mut State) -> Answer<T>,
     ) -> DriverResult<T> {
+        self.observe(name);
         let mut state = self.lock();
         if state.generation != self.generation {
             return Err(after_reset(name));
         }
         let begun = state.begin_call(kind).and_then(|()| state.check_captures(name, about));
-        begun.and_then(|()| call(&mut state)).map_err(|refusal| refusal.named(name))
+        let answer = begun.and_then(|()| call(&mut state)).map_err(|refusal| refusal.named(name));
+        let violations = state.effects.log.take_unreported();
+        drop(state);
+        for violation in violations {
+            tracing::debug!(%violation, "the simulated device saw a violation");
+        }
+        answer
     }
 
     /// The same for a call on an object that outlives the context.
@@ -46,8 +55,18 @@ impl SimDevice {
         name: &'static str,
         call: impl FnOnce(&mut State) -> Answer<T>,
     ) -> DriverResult<T> {
+        self.observe(name);
         let mut state = self.lock();
         state.begin_call(kind).and_then(|()| call(&mut state)).map_err(|refusal| refusal.named(name))
+    }
+
+    /// Tells the observer of a call that is about to be made. It is the program's, so no lock is held.
+    #[inline]
+    fn observe(&self, name: &'static str) {
+        if self.shared.is_observed.load(Ordering::Relaxed) {
+            let observer = self.shared.observer.read().clone();
+            observer.into_iter().for_each(|observer| observer(name));
+        }
     }
 
     /// Refuses devices that cannot use this one's memory.

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
 use millpond_core::DeviceId;
 use millpond_core::driver::Health;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use super::config::SimConfig;
 use super::state::State;
@@ -33,7 +34,13 @@ pub(crate) struct Shared {
     pub(super) machine: Option<(Devices, usize)>,
     /// Whether other devices can use its memory, and this one theirs.
     pub(super) has_peers: bool,
+    /// What is called before each call, and whether there is anything.
+    pub(super) observer: RwLock<Option<Observer>>,
+    pub(super) is_observed: AtomicBool,
 }
+
+/// Learns the name of each call before it is made.
+pub type Observer = Arc<dyn Fn(&'static str) + Send + Sync>;
 
 /// The devices of one machine, in the order in which they were added.
 pub(super) type Devices = Arc<Mutex<Vec<Weak<Shared>>>>;
@@ -52,6 +59,8 @@ impl SimDevice {
             has_peers: config.peer_access,
             state: Mutex::new(State::new(config, id, slice)),
             newest: Mutex::default(),
+            observer: RwLock::default(),
+            is_observed: AtomicBool::new(false),
             machine,
         })
     }

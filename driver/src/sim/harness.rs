@@ -1,9 +1,11 @@
 //! Operations for tests, beside the driver's calls.
 
+use std::sync::atomic::Ordering;
+
 use millpond_core::driver::{CaptureMode, DriverResult};
 use millpond_core::{DevicePtr, StreamRef};
 
-use super::device::SimDevice;
+use super::device::{Observer, SimDevice};
 use super::model::access::Access;
 use super::model::fault::{FaultPlan, Faults};
 use super::model::violation::Violation;
@@ -12,6 +14,30 @@ use crate::CallKind;
 /// Operations for the test around a device. Unlike the calls of [`Driver`](millpond_core::Driver), these cost
 /// no virtual time, are not counted as calls and never fail.
 impl SimDevice {
+    // --- The program ---
+
+    /// Calls `observer` with the name of each driver call before it is made, on the thread that makes it;
+    /// `None` ends that. The observer may make calls of its own, of which it hears as well.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use std::sync::atomic::{AtomicU32, Ordering};
+    /// use millpond_core::Driver;
+    /// use millpond_driver::sim::{SimConfig, SimDevice};
+    ///
+    /// let (device, calls) = (SimDevice::new(SimConfig::h200()), Arc::new(AtomicU32::new(0)));
+    /// let count = Arc::clone(&calls);
+    /// device.observe_calls(Some(Arc::new(move |_name| _ = count.fetch_add(1, Ordering::Relaxed))));
+    /// device.synchronize()?;
+    /// assert_eq!(calls.load(Ordering::Relaxed), 1);
+    /// # Ok::<(), millpond_core::DriverError>(())
+    /// ```
+    pub fn observe_calls(&self, observer: Option<Observer>) {
+        self.shared.is_observed.store(observer.is_some(), Ordering::Relaxed);
+        let before = std::mem::replace(&mut *self.shared.observer.write(), observer);
+        drop(before); // without the lock
+    }
+
     // --- The resource under test ---
 
     /// The resource under test handed out `bytes` bytes at `ptr`, for use on `stream`. Call it after

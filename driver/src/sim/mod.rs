@@ -65,7 +65,7 @@ mod reset;
 mod state;
 
 pub use config::{Schedule, SimConfig};
-pub use device::SimDevice;
+pub use device::{Observer, SimDevice};
 pub(crate) use device::{find, first};
 pub use machine::SimMachine;
 pub use model::access::Access;

@@ -9,6 +9,7 @@ use millpond_planning::Options;
 use crate::plan::PlanMemoryResource;
 use crate::plan::draft::{Allowed, Planned, plan_body};
 use crate::plan::history::Step;
+use crate::plan::notes::Note;
 use crate::plan::running::Running;
 #[cfg(test)]
 use crate::plan::sharing::SHARING;
@@ -65,11 +66,11 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     }
 
     /// Ends a plan: the program is watched again from now on, or not any more.
-    pub(crate) fn drop_plan(&self, state: &mut State, why: &str) {
+    pub(crate) fn drop_plan(&self, state: &mut State, why: &'static str) {
         let Some(running) = &state.running else { return };
-        let log = running.body.log();
-        tracing::info!(target: "millpond::plan", stack = %self, why, log, "dropped a plan");
+        let log = running.body.log().map(ToString::to_string);
         let is_learnt = log.is_none();
+        state.note(Note::Dropped { why, log });
         state.retire();
         state.counts.dropped += 1;
         state.strikes += u32::from(!is_learnt);
@@ -86,7 +87,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         }
         let is_wasted = !running.set_aside();
         state.counts.left += 1;
-        tracing::info!(target: "millpond::plan", stack = %self, "the program has left the plan");
+        state.note(Note::Left);
         self.note_wasted(state, is_wasted);
     }
 
@@ -101,12 +102,10 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         }
     }
 
-    pub(crate) fn give_up(&self, state: &mut State, why: &str) {
+    pub(crate) fn give_up(&self, state: &mut State, why: &'static str) {
         state.history.clear();
         state.has_given_up = true;
-        tracing::warn!(
-            target: "millpond::plan", stack = %self, why, "the program does not repeat; upstream serves it"
-        );
+        state.note(Note::GaveUp(why));
     }
 
     /// Notes that the layer gave up or rests, and holds nothing, once that is so.
@@ -163,8 +162,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     pub(crate) fn rest(&self, state: &mut State) {
         state.begin_rest();
         self.rest.store(REST_REQUESTS, Ordering::Relaxed);
-        let why = "no part repeats; the program is not watched for a while";
-        tracing::info!(target: "millpond::plan", stack = %self, why);
+        state.note(Note::Rests);
     }
 
     /// Counts a request of a program that is left alone; returns whether it is watched again from now on.
@@ -223,7 +221,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
                 // The next search tries it again: this says nothing about the program.
                 state.is_planning = false;
                 state.history.clear();
-                tracing::warn!(target: "millpond::plan", stack = %self, %error, "no thread to plan in");
+                state.note(Note::NoThread(error));
             }
         });
     }
@@ -235,7 +233,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         }
         match state.planner.take().map(JoinHandle::join) {
             Some(Ok(planned)) => self.take_up(state, planned),
-            Some(Err(_)) => self.note_unplanned(state, "the planner panicked"),
+            Some(Err(_)) => self.note_unplanned(state, "the planner panicked".to_owned()),
             None => {}
         }
     }
@@ -247,7 +245,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         }
         let mut body = match planned.body {
             Ok(body) => body,
-            Err(why) => return self.note_unplanned(state, &format!("{why:?}")),
+            Err(why) => return self.note_unplanned(state, format!("{why:?}")),
         };
         let (allocations, bytes, duration) = (body.slots.len(), body.bytes(), planned.duration);
         state.note_planned();
@@ -262,15 +260,15 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
                 state.running = Some(Running::new(state.counts.plans, body, planned.limit));
             }
         }
-        tracing::info!(target: "millpond::plan", stack = %self, allocations, bytes, ?duration, "made a plan");
+        state.note(Note::Made { allocations, bytes, duration });
     }
 
     /// Notes that what repeats has no plan. The same part is not worth another look soon.
-    fn note_unplanned(&self, state: &mut State, why: &str) {
+    fn note_unplanned(&self, state: &mut State, why: String) {
         state.is_planning = false;
         // What else the program does may have one.
         state.least_span *= if state.running.is_some() { 2 } else { UNPLANNED_FACTOR };
         state.history.clear();
-        tracing::info!(target: "millpond::plan", stack = %self, why, "made no plan");
+        state.note(Note::NotMade(why));
     }
 }

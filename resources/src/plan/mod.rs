@@ -23,6 +23,7 @@ mod learning;
 mod marks;
 #[cfg(all(test, millpond_loom))]
 mod models;
+mod notes;
 mod options;
 #[cfg(test)]
 mod order_tests;
@@ -125,8 +126,8 @@ pub struct PlanMemoryResource<R: DeviceMemoryResource> {
     maps_pages: bool,
     /// How often lanes were given back.
     given_back: AtomicU64,
-    /// Held by a request that gives memory back because upstream has none.
-    recovery: Mutex<()>,
+    /// The threads that are giving lanes back.
+    giving: AtomicU32,
     misuses: AtomicU64,
     process: Origin,
 }
@@ -145,7 +146,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
             has_scopes,
             maps_pages,
             given_back: AtomicU64::new(0),
-            recovery: Mutex::new(()),
+            giving: AtomicU32::new(0),
             upstream,
             options,
             is_bypassed: AtomicBool::new(false),

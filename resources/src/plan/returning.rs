@@ -1,6 +1,7 @@
 //! Gives the memory of plans back to upstream: of dropped plans, and of all before memory is out.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use millpond_core::driver::{CaptureModeGuard, EventFlags};
 use millpond_core::{
@@ -14,7 +15,7 @@ use crate::plan::marks::Question;
 use crate::plan::running::Running;
 use crate::plan::state::State;
 use crate::pool::Pool;
-use crate::sync::{MutexGuard, Ordering};
+use crate::sync::{MutexGuard, Ordering, bounded, sleep};
 
 /// A pool below gives memory back if it holds more than this part above what is in use.
 const EXCESS_SHARE: u64 = 128;
@@ -22,11 +23,15 @@ const EXCESS_SHARE: u64 = 128;
 /// It gives none back below this many bytes, which are a few handles.
 const LEAST_EXCESS: u64 = 8 << 20;
 
+/// A request waits for this time, at most so often, for another thread to give memory back.
+const NAP: Duration = Duration::from_millis(1);
+const MOST_NAPS: usize = 100;
+
 impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     /// Runs `body` under the lock; `None` in a forked child, where a thread that is not there may have it.
     ///
-    /// Gives lanes back after the lock is released: an upstream may call back into the stack, or wait for
-    /// threads that need the lock.
+    /// Gives lanes back, and reports, after the lock is released: an upstream or a subscriber may call back into
+    /// the stack, or wait for threads that need the lock.
     #[inline]
     pub(crate) fn locked<T>(&self, body: impl FnOnce(&mut State) -> T) -> Option<T> {
         let mut state = self.state.try_lock().or_else(|| self.wait_for_lock())?;
@@ -35,8 +40,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         if has_plans != self.has_plans.load(Ordering::Relaxed) {
             self.has_plans.store(has_plans, Ordering::Release);
         }
-        if state.has_leaving() {
-            self.give_leaving(state);
+        if state.has_left() {
+            self.settle(state);
         }
         Some(result)
     }
@@ -47,12 +52,21 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     }
 
     #[cold]
-    fn give_leaving(&self, mut state: MutexGuard<'_, State>) {
-        let leaving = state.take_leaving();
-        drop(state);
-        if self.process.is_elsewhere() {
-            return;
+    fn settle(&self, mut state: MutexGuard<'_, State>) {
+        let (leaving, notes) = state.take_left();
+        let is_giving = !leaving.is_empty() && !self.process.is_elsewhere();
+        if is_giving {
+            self.giving.fetch_add(1, Ordering::AcqRel);
         }
+        drop(state);
+        if is_giving {
+            self.give_back(leaving);
+            self.giving.fetch_sub(1, Ordering::AcqRel);
+        }
+        notes.into_iter().for_each(|note| note.report(self));
+    }
+
+    fn give_back(&self, leaving: Vec<(DevicePtr, u64, StreamRef)>) {
         for (base, bytes, stream) in leaving {
             // SAFETY: the lane came from upstream with this layout, once (`Lane::take_base`). Its blocks were
             // freed on this stream, or the work on them is done (`Lane::may_leave`).
@@ -242,8 +256,6 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
 
     /// Takes a step to give upstream more memory, and returns whether it has more since `known` give-backs.
     fn has_more(&self, step: Recovery, layout: Layout, stream: StreamRef, known: &mut u64) -> bool {
-        // Another thread may be giving memory back for its own request.
-        let _one = self.recovery.lock();
         let before = *known;
         let count = || self.given_back.load(Ordering::Acquire);
         if count() == before && step != Recovery::OfOthers && self.could_serve(layout) {
@@ -260,8 +272,23 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
             };
             self.release_idle(stream, may_wait, u64::MAX);
         }
+        if step == Recovery::WithWait {
+            self.await_others(before);
+        }
         *known = count();
         *known != before
+    }
+
+    /// Waits for a moment while other threads give lanes back: what they have is neither here nor upstream.
+    /// It is no longer than a moment, as such a thread may be waiting for this one, or be this one.
+    fn await_others(&self, before: u64) {
+        for _ in 0..bounded(MOST_NAPS, 0) {
+            let is_over = self.given_back.load(Ordering::Acquire) != before;
+            if is_over || self.giving.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            sleep(NAP);
+        }
     }
 
     /// Whether a request could be served if all memory of plans were free.

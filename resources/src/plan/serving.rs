@@ -24,7 +24,21 @@ enum Answer {
     },
     /// Upstream serves it, and the driver is asked whether another stream has done its work.
     Try(Freed),
+    /// It depends on how much upstream has in use, which is asked without the lock.
+    Know {
+        place: Option<Place>,
+        slot: Option<u32>,
+        may_ask: bool,
+    },
     Upstream,
+}
+
+/// How many bytes upstream has in use.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum InUse {
+    NotAsked,
+    /// `None` if upstream does not count them.
+    Asked(Option<u64>),
 }
 
 /// A lane that a request takes from upstream, while the lock is free.
@@ -42,6 +56,17 @@ struct Request {
     layout: Layout,
     bytes: u64,
     stream: StreamRef,
+    in_use: InUse,
+}
+
+impl Request {
+    /// Whether upstream would have more bytes in use than it held before the plan, as far as it counts them.
+    /// Upstream was asked, if there is a limit.
+    fn would_exceed(&self, limit_bytes: Option<u64>, more: u64) -> bool {
+        debug_assert!(limit_bytes.is_none() || self.in_use != InUse::NotAsked);
+        let InUse::Asked(Some(in_use)) = self.in_use else { return false };
+        limit_bytes.is_some_and(|limit| in_use.saturating_add(more) > limit)
+    }
 }
 
 impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
@@ -49,24 +74,26 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     /// up to 256.
     #[inline]
     pub(crate) fn serve_planned(&self, layout: Layout, bytes: u64, stream: StreamRef) -> Option<DevicePtr> {
-        let request = Request { layout, bytes, stream };
-        let (answer, is_due, is_excess_due) = self.locked(|state| {
+        let mut request = Request { layout, bytes, stream, in_use: InUse::NotAsked };
+        let (mut answer, is_due, mut is_excess_due) = self.locked(|state| {
             let answer = self.answer(state, &request);
-            // What upstream serves is counted when it is watched.
-            if state.is_resting && matches!(answer, Answer::Block(_)) && self.ends_rest() {
-                self.end_rest(state);
-            }
-            if let Some(running) = state.running.as_mut().filter(|_| matches!(answer, Answer::Upstream)) {
-                running.count_beside(bytes as i64);
-            }
+            self.note_answer(state, &answer, &request);
             (answer, state.is_query_due(), std::mem::take(&mut state.is_excess_due))
         })?;
+        if let Answer::Know { place, slot, may_ask } = answer {
+            request = self.knowing(&request);
+            (answer, is_excess_due) = self.locked(|state| {
+                let answer = self.answer_at(state, place, slot, &request, may_ask);
+                self.note_answer(state, &answer, &request);
+                (answer, std::mem::take(&mut state.is_excess_due) || is_excess_due)
+            })?;
+        }
         let served = match answer {
             Answer::Block(ptr) => Some(ptr),
             Answer::Take(taking) => self.take(&taking, &request),
             Answer::Ask { place, slot } => self.ask_and_serve(place, slot, &request),
             Answer::Try(freed) => self.ask_and_try(freed, stream),
-            Answer::Upstream => None,
+            Answer::Upstream | Answer::Know { .. } => None,
         };
         if is_due {
             self.query_dropped(stream);
@@ -77,13 +104,51 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         served
     }
 
+    /// Counts what serves a request.
+    #[inline]
+    fn note_answer(&self, state: &mut State, answer: &Answer, request: &Request) {
+        // What upstream serves is counted when it is watched.
+        if state.is_resting && matches!(answer, Answer::Block(_)) && self.ends_rest() {
+            self.end_rest(state);
+        }
+        if let Some(running) = state.running.as_mut().filter(|_| matches!(answer, Answer::Upstream)) {
+            running.count_beside(request.bytes as i64);
+        }
+    }
+
+    /// The request, with what upstream has in use now.
+    #[cold]
+    fn knowing(&self, request: &Request) -> Request {
+        let in_use = self.upstream.statistics().map(|known| known.bytes_in_use);
+        Request { in_use: InUse::Asked(in_use), ..*request }
+    }
+
+    /// Says how a request is served that is at this place of the plan, after the lock was free. If another
+    /// thread has made a request meanwhile, upstream serves this one.
+    #[cold]
+    fn answer_at(
+        &self,
+        state: &mut State,
+        place: Option<Place>,
+        slot: Option<u32>,
+        request: &Request,
+        may_ask: bool,
+    ) -> Answer {
+        if state.running.as_ref().map(Running::place) != place {
+            return Answer::Upstream;
+        }
+        match (place, may_ask) {
+            (None, _) => self.serve_draining(state, request),
+            (Some(_), false) => self.serve(state, slot, request, false),
+            (Some(_), true) => self.take_or_serve(state, slot, request),
+        }
+    }
+
     /// Says how a request is served.
     #[inline]
     fn answer(&self, state: &mut State, request: &Request) -> Answer {
         let Request { bytes, stream, .. } = *request;
-        let Some(running) = state.running.as_mut() else {
-            return self.serve_dropped(state, request).map_or(Answer::Upstream, Answer::Block);
-        };
+        let Some(running) = state.running.as_mut() else { return self.serve_draining(state, request) };
         let at = running.locate(bytes, stream.id());
         if running.is_on_trial() && at.is_some() {
             match running.try_order(stream) {
@@ -93,22 +158,44 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
             }
             return self.serve(state, at, request, false);
         }
+        self.take_or_serve(state, at, request)
+    }
+
+    /// Serves a request without a plan in use.
+    fn serve_draining(&self, state: &mut State, request: &Request) -> Answer {
+        let has_limit = state.draining.iter().any(|plan| plan.limit_bytes.is_some());
+        if has_limit && request.in_use == InUse::NotAsked {
+            return Answer::Know { place: None, slot: None, may_ask: false };
+        }
+        self.serve_dropped(state, request).map_or(Answer::Upstream, Answer::Block)
+    }
+
+    /// Serves a request, which the plan knows as the slot `at`, after its lane was taken from upstream.
+    #[inline]
+    fn take_or_serve(&self, state: &mut State, at: Option<u32>, request: &Request) -> Answer {
+        let Some(running) = state.running.as_mut() else { return Answer::Upstream };
         let lane = at.and_then(|at| running.lane_of(at)).filter(|_| running.is_begun());
         if let Some((slot, lane)) = at.zip(lane)
             && running.is_short(lane)
-            && let Some(taking) = self.taking(state, slot, lane, stream)
         {
-            return Answer::Take(taking);
+            if request.in_use == InUse::NotAsked && running.may_have_limit() {
+                return Answer::Know { place: Some(running.place()), slot: at, may_ask: true };
+            }
+            if let Some(taking) = self.taking(state, slot, lane, request) {
+                return Answer::Take(taking);
+            }
         }
         self.serve(state, at, request, true)
     }
 
     /// Says what a lane without enough memory is taken with; `None` if upstream has no room for the plan.
     #[cold]
-    fn taking(&self, state: &mut State, slot: u32, lane: usize, stream: StreamRef) -> Option<Taking> {
+    fn taking(&self, state: &mut State, slot: u32, lane: usize, request: &Request) -> Option<Taking> {
         let running = state.running.as_mut()?;
-        running.set_limit(running.missing(false), || self.upstream.statistics());
-        let fits = |with_others| !self.would_exceed(running.limit_bytes, running.missing(with_others));
+        if let InUse::Asked(Some(in_use)) = request.in_use {
+            running.set_limit(running.missing(false), in_use);
+        }
+        let fits = |with_others| !request.would_exceed(running.limit_bytes, running.missing(with_others));
         let Some(with_others) = [true, false].into_iter().find(|with_others| fits(*with_others)) else {
             // The next body tries again. Until then a lane of another body serves what fits.
             if running.lanes[lane].bytes == 0 {
@@ -121,7 +208,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         let limit_bytes = running.limit_bytes.filter(|_| running.body.log().is_none());
         if running.lanes[lane].base.is_some() {
             // It goes back before the larger one is taken.
-            state.release(lane, stream)?;
+            state.release(lane, request.stream)?;
         }
         state.running.as_mut()?.lanes[lane].is_awaited = true;
         Some(Taking { place, lane, slot, bytes, limit_bytes })
@@ -133,6 +220,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         let lane = Layout::new(taking.bytes);
         let may_take = !self.would_hold_more(taking.limit_bytes, taking.bytes);
         let taken = may_take.then(|| self.upstream.allocate(lane, request.stream));
+        let request = &self.knowing(request);
         let (served, unused) = self.locked(|state| {
             let is_same = |running: &&mut Running| running.place().plan == taking.place.plan;
             let running = state.running.as_mut().filter(is_same);
@@ -143,7 +231,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
                 Some(Ok(base)) => awaited.put(base, taking.bytes, request.stream),
                 // The next body tries again.
                 None => running.postpone(),
-                Some(Err(_)) => {
+                Some(Err(_error)) => {
                     self.drop_plan(state, "there is no memory for it");
                     return (None, None);
                 }
@@ -165,6 +253,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     /// request then. Where work that is done now was marked too early, it asks a second time.
     #[cold]
     fn ask_and_serve(&self, place: Place, slot: Option<u32>, request: &Request) -> Option<DevicePtr> {
+        let request = &self.knowing(request);
         for may_ask in [true, false] {
             self.ask_driver(request.stream, |state| state.ask_foreign(request.stream.id()));
             let answer = self.locked(|state| {
@@ -215,11 +304,17 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         if refused.is_some() && may_ask && (waits || running.waits_for_others(request.stream.id())) {
             return Answer::Ask { place: running.place(), slot: at };
         }
+        let has_limits = |plan: &Running| plan.may_have_limit();
+        if served.is_none() && request.in_use == InUse::NotAsked && state.plans().any(has_limits) {
+            let place = state.running.as_ref().map(Running::place);
+            return Answer::Know { place, slot: at, may_ask };
+        }
+        let Some(running) = state.running.as_mut() else { return Answer::Upstream };
         // Which streams had the bytes of gaps is not known, so all work has to be done.
         let wants_gap = served.is_none()
             && may_ask
             && running.has_waiting_gaps(request.stream.id())
-            && self.would_exceed(running.limit_bytes, request.bytes);
+            && request.would_exceed(running.limit_bytes, request.bytes);
         if wants_gap {
             running.sharing().into_iter().for_each(|sharing| sharing.await_all(request.stream.id()));
             return Answer::Ask { place: running.place(), slot: at };
@@ -269,12 +364,6 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         served.map_or(Answer::Upstream, Answer::Block)
     }
 
-    /// Whether upstream would have more bytes in use than it held before the plan, as far as it counts them.
-    fn would_exceed(&self, limit_bytes: Option<u64>, more: u64) -> bool {
-        let Some((limit, known)) = limit_bytes.zip(self.upstream.statistics()) else { return false };
-        known.bytes_in_use.saturating_add(more) > limit
-    }
-
     /// Whether upstream would hold more for a lane than it held before the plan, and a little. A pool has no
     /// use for free bytes that are not in one piece, unless they are whole regions or handles.
     fn would_hold_more(&self, limit_bytes: Option<u64>, lane_bytes: u64) -> bool {
@@ -301,13 +390,13 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         request: &Request,
         waits: bool,
     ) -> Option<DevicePtr> {
-        let Request { layout, bytes, stream } = *request;
+        let Request { layout, bytes, stream, .. } = *request;
         let running = state.running.as_mut()?;
-        let is_wanted = running.is_lost() || self.would_exceed(running.limit_bytes, bytes);
+        let is_wanted = running.is_lost() || request.would_exceed(running.limit_bytes, bytes);
         if running.bytes().0 == 0 || !is_wanted {
             return None;
         }
-        let is_exceeded = self.would_exceed(running.limit_bytes, bytes);
+        let is_exceeded = request.would_exceed(running.limit_bytes, bytes);
         let mut lanes = running.lanes_for(stream.id()).peekable();
         let is_alone = lanes.peek().is_none();
         for lane in lanes {
@@ -338,7 +427,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     /// Gives lanes of dropped plans back whose blocks are all freed on the caller's stream. Serves the
     /// request from another lane of that stream, if upstream would have to grow for it.
     fn serve_dropped(&self, state: &mut State, request: &Request) -> Option<DevicePtr> {
-        let Request { layout, bytes, stream } = *request;
+        let Request { layout, bytes, stream, .. } = *request;
         if !state.is_draining() {
             return None;
         }
@@ -348,7 +437,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
             let mut lanes = plan.lanes_for(stream.id());
             let lane = lanes.find(|lane| !plan.lanes[*lane].is_idle())?;
             // Nothing new keeps a lane from going back that other streams need.
-            let may_serve = !plan.is_crowding(0) && self.would_exceed(plan.limit_bytes, bytes);
+            let may_serve = !plan.is_crowding(0) && request.would_exceed(plan.limit_bytes, bytes);
             if may_serve { plan.claim_gap(lane, None, layout.bytes(), bytes, stream.id()) } else { None }
         })?;
         state.note_beside(served, bytes, stream);

@@ -9,6 +9,7 @@ use crate::plan::draft::Planned;
 use crate::plan::history::{FIRST_EVENTS, History, MOST_EVENTS};
 use crate::plan::lane::Lane;
 use crate::plan::marks::{Marks, Question};
+use crate::plan::notes::Note;
 use crate::plan::running::Running;
 
 /// Counts of a [`PlanMemoryResource`](crate::PlanMemoryResource).
@@ -74,6 +75,8 @@ pub(crate) struct State {
     pub(crate) counts: PlanStatistics,
     /// Lanes that go back to upstream on these streams once the lock is released.
     leaving: Vec<(DevicePtr, u64, StreamRef)>,
+    /// What is reported then.
+    notes: Vec<Note>,
     /// The calls until the driver is asked about dropped plans.
     calls_to_query: u32,
     /// Whether upstream should give back what it does not use.
@@ -102,6 +105,7 @@ impl State {
             has_given_up: false,
             counts: PlanStatistics::default(),
             leaving: Vec::new(),
+            notes: Vec::new(),
             calls_to_query: 0,
             is_excess_due: false,
         }
@@ -307,12 +311,19 @@ impl State {
         }
     }
 
-    /// Takes the lanes that go back.
-    pub(crate) fn take_leaving(&mut self) -> Vec<(DevicePtr, u64, StreamRef)> {
-        std::mem::take(&mut self.leaving)
+    /// Has something reported once the lock is released.
+    pub(crate) fn note(&mut self, note: Note) {
+        self.notes.push(note);
     }
 
-    pub(crate) fn has_leaving(&self) -> bool {
-        !self.leaving.is_empty()
+    /// Takes the lanes that go back, and what is reported.
+    pub(crate) fn take_left(&mut self) -> (Vec<(DevicePtr, u64, StreamRef)>, Vec<Note>) {
+        (std::mem::take(&mut self.leaving), std::mem::take(&mut self.notes))
+    }
+
+    /// Whether something is left to do once the lock is released.
+    #[inline]
+    pub(crate) fn has_left(&self) -> bool {
+        !self.leaving.is_empty() || !self.notes.is_empty()
     }
 }

@@ -65,25 +65,37 @@ impl fmt::Display for Violation {
 
 /// The first violations; later ones are dropped, so that a program with many does not fill the memory.
 #[derive(Debug, Default)]
-pub(crate) struct ViolationLog(Vec<Violation>);
+pub(crate) struct ViolationLog {
+    all: Vec<Violation>,
+    /// How many of them were taken to be reported.
+    reported: usize,
+}
 
 const MOST_KEPT: usize = 1000;
 
 impl ViolationLog {
     #[cold]
     pub(crate) fn add(&mut self, kind: ViolationKind, step: u64, message: impl FnOnce() -> String) {
-        if self.0.len() < MOST_KEPT {
-            let violation = Violation { kind, message: message(), step };
-            tracing::debug!(%violation, "the simulated device saw a violation");
-            self.0.push(violation);
+        if self.all.len() < MOST_KEPT {
+            self.all.push(Violation { kind, message: message(), step });
         }
     }
 
+    /// Those that were not reported yet. Subscribers are foreign code, so the caller reports them when it has
+    /// released the device's lock.
+    #[inline]
+    pub(crate) fn take_unreported(&mut self) -> Vec<Violation> {
+        let unreported = self.all[self.reported..].to_vec();
+        self.reported = self.all.len();
+        unreported
+    }
+
     pub(crate) fn all(&self) -> &[Violation] {
-        &self.0
+        &self.all
     }
 
     pub(crate) fn take(&mut self) -> Vec<Violation> {
-        std::mem::take(&mut self.0)
+        self.reported = 0;
+        std::mem::take(&mut self.all)
     }
 }

@@ -5,7 +5,7 @@ mod judge;
 mod locate;
 
 use millpond_core::misuse::MisuseKind;
-use millpond_core::{DevicePtr, ResourceStatistics, StreamId, StreamRef};
+use millpond_core::{DevicePtr, StreamId, StreamRef};
 
 use crate::plan::body::{Body, Claim, NONE};
 use crate::plan::lane::{Bytes, Lane};
@@ -226,12 +226,16 @@ impl Running {
 
     /// Sets the limit of a plan from a file when its first lane is taken, where `missing` bytes are not taken
     /// yet: no one knows what the program takes without the plan, but the log says what it takes with it.
-    pub(crate) fn set_limit(&mut self, missing: u64, upstream: impl FnOnce() -> Option<ResourceStatistics>) {
+    pub(crate) fn set_limit(&mut self, missing: u64, in_use_bytes: u64) {
         if let Some(origin) = self.body.origin.as_ref().filter(|_| self.limit_bytes.is_none()) {
             let spare = origin.beside.saturating_add(self.body.bytes() / SPARE_SHARE);
-            let limit = |known: ResourceStatistics| known.bytes_in_use.saturating_add(missing);
-            self.limit_bytes = upstream().map(|known| limit(known).saturating_add(spare));
+            self.limit_bytes = Some(in_use_bytes.saturating_add(missing).saturating_add(spare));
         }
+    }
+
+    /// Whether what upstream has in use matters: it has a limit, or gets one when it takes memory.
+    pub(crate) fn may_have_limit(&self) -> bool {
+        self.limit_bytes.is_some() || self.body.origin.is_some()
     }
 
     /// Whether a request that has a slot and is not served from it counts against the plan.
