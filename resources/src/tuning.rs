@@ -20,6 +20,13 @@ pub(crate) const LAST_RETRIES: usize = 8;
 /// of its reserved bytes: 1/8. With less, growing is cheaper than the wait.
 pub(crate) const UNREACHABLE_SHARE: u64 = 8;
 
+/// How long a call waits for its turn on a pool's slow path, and a growth for the end of another resource's
+/// promise: far longer than driver calls take, and short enough if the other call waits for this one.
+pub(crate) const TURN_PATIENCE: Duration = Duration::from_millis(100);
+
+/// How long an admission of a peer device that a user named waits for other calls that map memory.
+pub(crate) const ADMISSION_PATIENCE: Duration = Duration::from_secs(2);
+
 /// How often one growth waits for the end of another resource's promise. It bounds the time of a request
 /// while other resources keep growing.
 pub(crate) const PROMISE_WAITS: u32 = 64;

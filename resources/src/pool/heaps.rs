@@ -17,6 +17,7 @@ use crate::pool::cache::thread_cache::ThreadCaches;
 use crate::pool::protocol::{Growth, PoolTotals, Ready, Reclaim};
 use crate::pool::shared::{CacheLimits, FixedBlocks, Shared};
 use crate::pool::slack::Slack;
+use crate::pool::task::Tasks;
 use crate::stream_order::streams::StreamCell;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::sync::spin_lock::SpinGuard;
@@ -44,6 +45,7 @@ pub(crate) struct Heaps {
     pub(super) last_growth_at: u64,
     /// Large allocations while the pool held excess memory.
     pub(super) allocations_with_excess: u32,
+    pub(super) tasks: Tasks,
 }
 
 /// The free blocks that may serve a request: those of `owner` that were freed in epoch `upto` or before.
@@ -93,6 +95,7 @@ impl Heaps {
             streams: 0,
             last_growth_at: 0,
             allocations_with_excess: 0,
+            tasks: Tasks::default(),
             most_bytes: device_total.unwrap_or(u64::MAX).min(most),
         }
     }
@@ -362,7 +365,8 @@ impl Heaps {
             let blocks = self.large.blocks_in_use().clamp(1, blocks_per_region);
             return Some(Growth { preferred: blocks * block_bytes, least: block_bytes, unit: block_bytes });
         }
-        let room = self.maximum_bytes.saturating_sub(self.large.bytes_reserved());
+        let taken = self.large.bytes_reserved() + self.tasks.region_bytes();
+        let room = self.maximum_bytes.saturating_sub(taken);
         let least = request.padded_bytes();
         if least > room {
             return None;

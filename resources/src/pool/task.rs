@@ -47,6 +47,46 @@ pub(crate) struct NewRegion {
     pub(crate) owner: (Owner, Epoch),
 }
 
+/// The tasks of a pool that are planned, and neither committed nor aborted. Any number may be under way, except
+/// that an admission and a release are not at the same time.
+#[derive(Debug, Default)]
+pub(crate) struct Tasks {
+    count: u32,
+    admissions: u32,
+    /// Bytes of the regions among them.
+    region_bytes: u64,
+}
+
+impl Tasks {
+    pub(crate) fn begin(&mut self, task: Task) -> Task {
+        self.count += 1;
+        self.admissions += u32::from(matches!(task, Task::Admit(_)));
+        self.region_bytes += task.region_bytes();
+        task
+    }
+
+    fn end(&mut self, task: &Task) {
+        self.count -= 1;
+        self.admissions -= u32::from(matches!(task, Task::Admit(_)));
+        self.region_bytes -= task.region_bytes();
+    }
+
+    /// Returns whether memory may be unmapped now.
+    pub(crate) fn may_release(&self) -> bool {
+        self.admissions == 0
+    }
+
+    /// Returns whether no task is under way.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Returns the bytes that the pool is about to take from upstream.
+    pub(crate) fn region_bytes(&self) -> u64 {
+        self.region_bytes
+    }
+}
+
 impl Heaps {
     /// Plans a growth with at most `most_new` bytes of new memory.
     pub(crate) fn plan_growth(
@@ -57,11 +97,12 @@ impl Heaps {
         this: Try,
         most_new: u64,
     ) -> Result<Task, Lack> {
-        match (&self.large, purpose) {
+        let task = match (&self.large, purpose) {
             (Large::Regions(_), _) => self.plan_region(request, purpose, this, most_new),
             (Large::Pages(_), Purpose::Serve) => self.plan_pages(owner, request, most_new),
             (Large::Pages(_), Purpose::Reserve) => self.plan_reserve(request.bytes, most_new),
-        }
+        };
+        task.map(|task| self.tasks.begin(task))
     }
 
     fn plan_region(
@@ -131,7 +172,9 @@ impl Heaps {
 
     pub(crate) fn plan_release(&mut self, keep_bytes: u64, most_calls: usize) -> Option<Task> {
         let Large::Pages(pages) = &mut self.large else { return None };
-        pages.plan_release(keep_bytes, most_calls).map(Task::Release)
+        let may_release = self.tasks.may_release();
+        let release = if may_release { pages.plan_release(keep_bytes, most_calls) } else { None };
+        release.map(|release| self.tasks.begin(Task::Release(release)))
     }
 
     /// Returns whether the pool should release excess memory now.
@@ -154,18 +197,25 @@ impl Heaps {
         self.reclaim(Reclaim::Everything);
         let calls = self.calls_to_collect();
         let Large::Pages(pages) = &mut self.large else { return None };
-        pages.plan_excess(calls).map(Task::Release)
+        let release = if self.tasks.may_release() { pages.plan_excess(calls) } else { None };
+        release.map(|release| self.tasks.begin(Task::Release(release)))
     }
 
     /// Plans the removal of mappings that a growth left behind.
     pub(crate) fn plan_tidying(&mut self) -> Option<Task> {
         let Large::Pages(pages) = &mut self.large else { return None };
-        pages.plan_tidying().map(Task::Release)
+        let release = if self.tasks.may_release() { pages.plan_tidying() } else { None };
+        release.map(|release| self.tasks.begin(Task::Release(release)))
     }
 
     pub(crate) fn plan_admission(&mut self, devices: &[DeviceId], is_asked: bool) -> Option<Task> {
         let Large::Pages(pages) = &mut self.large else { return None };
-        pages.plan_admission(devices, is_asked).map(Task::Admit)
+        pages.plan_admission(devices, is_asked).map(|admission| self.tasks.begin(Task::Admit(admission)))
+    }
+
+    /// Returns whether no task is under way.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        self.tasks.is_empty()
     }
 
     /// Plans the release of all memory.
@@ -182,6 +232,10 @@ impl Task {
             Self::Region(region) => Some(region.smaller),
             _ => None,
         }
+    }
+
+    fn region_bytes(&self) -> u64 {
+        if let Self::Region(region) = self { region.bytes } else { 0 }
     }
 
     /// Returns the bytes of new memory that the task takes.
@@ -213,6 +267,7 @@ impl Task {
 
     /// Notes in the heaps what the task has done; returns the block, if the task allocates one.
     pub(crate) fn commit(self, heaps: &mut Heaps) -> Option<DevicePtr> {
+        heaps.tasks.end(&self);
         let shared = Arc::clone(&heaps.shared);
         if !matches!(self, Self::Release(_) | Self::Admit(_)) {
             heaps.set_short(false);
@@ -259,11 +314,13 @@ impl Task {
 
     /// Undoes the plan of a task whose run failed, or that was not run.
     pub(crate) fn abort(self, heaps: &mut Heaps) {
+        heaps.tasks.end(&self);
         let Large::Pages(pages) = &mut heaps.large else { return };
         match self {
             Self::Block { plan, .. } | Self::Span { plan, .. } | Self::Reserve(plan) => pages.abort(plan),
             Self::Release(release) => pages.commit_release(release),
-            Self::Region(_) | Self::Admit(_) => {}
+            Self::Admit(admission) => pages.abort_admission(&admission),
+            Self::Region(_) => {}
         }
     }
 

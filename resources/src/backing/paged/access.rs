@@ -45,6 +45,22 @@ impl Backing {
         active.iter().filter(is_new).copied().collect()
     }
 
+    /// Lets mappings from now on give access to these devices, too.
+    pub(super) fn begin_to_admit(&self, devices: &[DeviceId]) {
+        let mut peers = self.peers.lock();
+        for device in devices {
+            if !peers.admitted.contains(device) {
+                peers.admitted.push(*device);
+            }
+        }
+    }
+
+    /// Ends what [`begin_to_admit`](Self::begin_to_admit) began, for devices that got no access.
+    pub(super) fn withdraw(&self, devices: &[DeviceId]) {
+        self.peers.lock().admitted.retain(|device| !devices.contains(device));
+    }
+
+    /// Notes that these devices have access to all mapped memory.
     pub(super) fn admit(&self, devices: &[DeviceId]) {
         let mut peers = self.peers.lock();
         peers.refused.retain(|device| !devices.contains(device));
@@ -103,9 +119,12 @@ fn warn_refused(peer: DeviceId, error: &DriverError) {
     );
 }
 
-/// Grants other devices access to all mapped memory.
+/// Grants other devices access to all mapped memory. Nothing is unmapped until it is committed.
 #[derive(Debug)]
 pub(crate) struct Admission {
+    /// The devices that are to get access.
+    pub(super) planned: Vec<DeviceId>,
+    /// Those of them that the driver did not refuse so far.
     pub(super) devices: Vec<DeviceId>,
     /// Devices that the driver refused.
     pub(super) refused: Vec<DeviceId>,
@@ -143,8 +162,7 @@ impl Admission {
 
     fn set_access(&self, driver: &dyn Driver, devices: &[DeviceId]) -> DriverResult<()> {
         self.ranges.iter().try_for_each(|(base, bytes)| {
-            // SAFETY: this pool mapped the range, and a thread that would unmap it needs the lock that the
-            // caller holds.
+            // SAFETY: this pool mapped the range, and unmaps nothing until the admission is committed.
             unsafe { driver.mem_set_access(DevicePtr::new(*base), *bytes, AccessFlags::ReadWrite, devices) }
         })
     }

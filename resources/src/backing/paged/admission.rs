@@ -8,7 +8,8 @@ use crate::backing::paged::access::Admission;
 use crate::backing::paged::pages::Pages;
 
 impl Pages {
-    /// Plans access for the devices that have none to mapped memory; `None` where there is nothing to do.
+    /// Plans access for the devices that have none to mapped memory; `None` if there is nothing to do. No other
+    /// task is under way, and no release is planned until this is committed or aborted.
     pub(crate) fn plan_admission(&mut self, devices: &[DeviceId], is_asked: bool) -> Option<Admission> {
         let devices = if is_asked { devices.to_vec() } else { self.backing.newcomers(devices) };
         if devices.is_empty() {
@@ -19,17 +20,21 @@ impl Pages {
             self.backing.admit(&devices);
             return None;
         }
-        Some(Admission { devices, refused: Vec::new(), ranges, is_asked })
+        // A growth that is planned meanwhile maps memory that is not among the ranges.
+        self.backing.begin_to_admit(&devices);
+        Some(Admission { planned: devices.clone(), devices, refused: Vec::new(), ranges, is_asked })
     }
 
     /// Commits an admission that was run.
     pub(crate) fn commit_admission(&mut self, admission: &Admission) {
-        let Admission { devices, refused, .. } = admission;
-        self.backing.admit(devices);
-        self.backing.refuse(refused);
-        tracing::debug!(
-            target: "millpond::pool", ?devices, ?refused, "devices have access to the pool's memory"
-        );
+        self.abort_admission(admission);
+        self.backing.admit(&admission.devices);
+        self.backing.refuse(&admission.refused);
+    }
+
+    /// Ends an admission whose run failed.
+    pub(crate) fn abort_admission(&mut self, admission: &Admission) {
+        self.backing.withdraw(&admission.planned);
     }
 
     /// Returns all mapped addresses, of the primary mapping and of aliases, as ranges without gaps: address

@@ -11,6 +11,7 @@ use proptest::prelude::*;
 use crate::backing::paged::handles::AddressRange;
 use crate::backing::paged::pages::Pages;
 use crate::backing::paged::plan::{Plan, Refused};
+use crate::backing::paged::release::Release;
 use crate::block_map::ChunkId;
 use crate::heap::Heap;
 use crate::heap::chunk::Chunk;
@@ -58,6 +59,7 @@ struct Bench {
     streams: Vec<StreamRef>,
     blocks: Vec<Block>,
     under_way: Vec<(Plan, Owner, Request)>,
+    releasing: Vec<Release>,
     live: u64,
     /// The epoch of the last block that was freed.
     epoch: Epoch,
@@ -80,6 +82,7 @@ impl Bench {
             device,
             blocks: Vec::new(),
             under_way: Vec::new(),
+            releasing: Vec::new(),
             live: 0,
             epoch: 0,
             is_own_first: false,
@@ -181,10 +184,11 @@ impl Bench {
     }
 
     fn commit(&mut self, index: usize, runs: bool) {
-        if self.under_way.is_empty() {
-            return;
+        if let Some(release) = self.releasing.pop_if(|_| !runs) {
+            return self.end_release(release, FaultPlan::none());
         }
-        let (mut plan, owner, request) = self.under_way.remove(index % self.under_way.len());
+        let Some(at) = index.checked_rem(self.under_way.len()) else { return };
+        let (mut plan, owner, request) = self.under_way.remove(at);
         if runs && plan.run(&*self.device).is_ok() {
             let block = self.pages.commit(plan);
             self.lend(owner, block, &request);
@@ -247,7 +251,11 @@ impl Bench {
     }
 
     fn release(&mut self, keep: u64, calls: usize, faults: FaultPlan) {
-        let Some(mut release) = self.pages.plan_release(keep, calls) else { return };
+        let Some(release) = self.pages.plan_release(keep, calls) else { return };
+        self.end_release(release, faults);
+    }
+
+    fn end_release(&mut self, mut release: Release, faults: FaultPlan) {
         self.device.set_faults(faults);
         _ = release.run(&*self.device);
         self.device.set_faults(FaultPlan::none());
@@ -271,7 +279,7 @@ impl Bench {
 
     /// Frees and releases everything, and panics if anything is left.
     fn end(mut self) {
-        while !self.under_way.is_empty() {
+        while !self.under_way.is_empty() || !self.releasing.is_empty() {
             self.commit(0, false);
         }
         while !self.blocks.is_empty() {
@@ -297,7 +305,7 @@ enum Step {
     Reserve { bytes: u64 },
     Free { index: usize },
     Migrate { from: Owner, to: Owner },
-    Release { keep: u64, calls: usize },
+    Release { keep: u64, calls: usize, waits: bool },
     FailRelease { call: u64, persistent: bool },
     Spans { owner: Owner },
 }
@@ -325,7 +333,8 @@ fn steps(most: usize) -> impl Strategy<Value = Vec<Step>> {
         1 => (1..(64 * MIB)).prop_map(|bytes| Step::Reserve { bytes }),
         12 => any::<usize>().prop_map(|index| Step::Free { index }),
         4 => (1..=OWNERS, 0..=OWNERS).prop_map(|(from, to)| Step::Migrate { from, to }),
-        1 => (0..(256 * MIB), 0..200usize).prop_map(|(keep, calls)| Step::Release { keep, calls }),
+        2 => (0..(256 * MIB), 0..200usize, any::<bool>())
+            .prop_map(|(keep, calls, waits)| Step::Release { keep, calls, waits }),
         1 => (0..20u64, any::<bool>()).prop_map(|(call, persistent)| Step::FailRelease { call, persistent }),
         1 => (1..=OWNERS).prop_map(|owner| Step::Spans { owner }),
     ];
@@ -353,7 +362,8 @@ fn run(bench: &mut Bench, step: Step) {
         }
         Step::Free { index } => bench.free(index),
         Step::Migrate { from, to } => bench.migrate(from, to),
-        Step::Release { keep, calls } => bench.release(keep, calls, FaultPlan::none()),
+        Step::Release { keep, calls, waits: false } => bench.release(keep, calls, FaultPlan::none()),
+        Step::Release { keep, calls, .. } => bench.releasing.extend(bench.pages.plan_release(keep, calls)),
         Step::FailRelease { call, persistent } => {
             bench.release(0, usize::MAX, faults(call, persistent, DriverError::INVALID_VALUE));
         }

@@ -13,13 +13,15 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use millpond_core::driver::{DeviceAttribute, Driver, DriverResult, MemPoolAttribute, call};
 use millpond_core::{DeviceId, MemoryInfo};
 use parking_lot::{Condvar, Mutex};
 
 use crate::pool::central::peer_pool::PeerPool;
-use crate::tuning::PROMISE_WAITS;
+use crate::pool::central::turns;
+use crate::tuning::{PROMISE_WAITS, TURN_PATIENCE};
 
 /// The books of each device that a resource uses.
 static DEVICES: Mutex<Vec<(DeviceId, Weak<Device>)>> = Mutex::new(Vec::new());
@@ -120,10 +122,7 @@ impl Device {
     /// Returns the books of the driver's device, which all resources on the device share.
     pub(crate) fn of(driver: &dyn Driver) -> Arc<Self> {
         let id = driver.device();
-        let mut devices = DEVICES.lock();
-        devices.retain(|(_, device)| device.strong_count() > 0);
-        if let Some(device) = devices.iter().find(|(known, _)| *known == id).and_then(|(_, it)| it.upgrade())
-        {
+        if let Some(device) = Self::known(&mut DEVICES.lock(), id) {
             return device;
         }
         // Windows pages device memory out to the host.
@@ -137,8 +136,18 @@ impl Device {
             returning: AtomicU64::new(0),
             peer_pools: Mutex::default(),
         });
-        devices.push((id, Arc::downgrade(&device)));
-        device
+        let mut devices = DEVICES.lock();
+        // Another thread may have made them while no lock was held for the driver call.
+        Self::known(&mut devices, id).unwrap_or_else(|| {
+            devices.push((id, Arc::downgrade(&device)));
+            device
+        })
+    }
+
+    /// Returns a device's books, if a resource has them; forgets those that no resource has.
+    fn known(devices: &mut Vec<(DeviceId, Weak<Self>)>, id: DeviceId) -> Option<Arc<Self>> {
+        devices.retain(|(_, device)| device.strong_count() > 0);
+        devices.iter().find(|(known, _)| *known == id).and_then(|(_, device)| device.upgrade())
     }
 
     /// Adds a pool from which the others may reclaim memory.
@@ -189,16 +198,21 @@ impl Device {
         Some(Promise { device: self, bytes })
     }
 
-    /// Waits until a promise ends that the reading counted; returns `false` if it counted none, or if the
-    /// caller waited often enough.
+    /// Waits until a promise ends that the reading counted, for at most [`TURN_PATIENCE`]; returns `false` if
+    /// it counted none, if the caller waited often enough, or if the promise may be the thread's own.
     pub(crate) fn wait_for_rivals(&self, reading: &Reading, waits: &mut u32) -> bool {
         *waits += 1;
-        if reading.promised == 0 || *waits > PROMISE_WAITS {
+        if reading.promised == 0 || *waits > PROMISE_WAITS || turns::is_nested() {
             return false;
         }
         let mut books = self.books.lock();
+        let deadline = Instant::now() + TURN_PATIENCE;
         while books.ended == reading.ended {
-            self.ended.wait(&mut books);
+            if self.ended.wait_until(&mut books, deadline).timed_out() {
+                // Foreign code in the other growth may be waiting for this one.
+                *waits = PROMISE_WAITS;
+                break;
+            }
         }
         true
     }

@@ -242,11 +242,11 @@ impl<R: DeviceMemoryResource> Central<R> {
         let mut peer_reclaim = PeerReclaim::default();
         loop {
             let returns = self.returns();
-            let slow = self.slow.lock();
+            let turn = self.turns.enter();
             self.admit_newcomers()?;
             let reserved = self.take_memory(&request, Purpose::Reserve, StreamRef::LEGACY, &mut None)?;
-            // Peer pools are asked without this resource's locks: they may be asking, too.
-            drop(slow);
+            // Peer pools are asked without a turn: they may be asking, too.
+            drop(turn);
             let Err(refused) = reserved else { return Ok(()) };
             let should_retry = matches!(refused, Refusal::Below(_))
                 && self.ask_peer_pools(&mut peer_reclaim, returns, &request, StreamRef::LEGACY)?;

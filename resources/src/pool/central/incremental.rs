@@ -1,10 +1,10 @@
 //! Releases memory in the background, in small steps, for decay.
 //!
-//! The pool's lock is held for a bounded number of blocks at a time, and the slow path's lock for one
-//! stream's driver queries or one task. Nothing here waits for the device.
+//! The pool's lock is held for a bounded number of blocks at a time, and a turn on the slow path lasts for one
+//! stream's driver queries or one task. Nothing here waits for the device. If the turn does not come, the rest
+//! is left to a later step.
 
 use millpond_core::{Result, StreamId};
-use parking_lot::MutexGuard;
 
 use crate::heap::request::Cursor;
 use crate::pool::central::cross_stream::Donor;
@@ -22,12 +22,12 @@ impl CentralCore {
             state.streams.iter().map(|(_, slot)| slot.id).collect()
         };
         for id in streams {
-            let slow = self.slow.lock();
-            if self.is_closed_or_lost() {
+            let turn = self.turns.enter();
+            if !turn.is_mine() || self.is_closed_or_lost() {
                 return Ok(());
             }
             self.collect_of(id)?;
-            MutexGuard::unlock_fair(slow);
+            turn.hand_on();
         }
         Ok(())
     }
@@ -55,8 +55,7 @@ impl CentralCore {
         }
         let mut at = Cursor::default();
         while !at.is_at_end {
-            // The caller holds the slow path's lock, without which no thread closes the resource or forgets
-            // the stream.
+            // While the caller is on the slow path, no thread closes the resource or forgets the stream.
             let mut state = self.state.lock();
             let State { heaps, streams, .. } = &mut *state;
             let Some((owner, _)) = streams.find_mut(id) else { return Ok(()) };
@@ -74,14 +73,14 @@ impl CentralCore {
         let mut released = 0;
         let mut at = Cursor::default();
         while !at.is_at_end {
-            let slow = self.slow.lock();
-            if self.is_closed_or_lost() {
+            let turn = self.turns.enter();
+            if !turn.is_mine() || self.is_closed_or_lost() {
                 break;
             }
             let task = self.state.lock().heaps.plan_release_step(keep_bytes, &mut at);
             released += task.map_or(Ok(0), |task| self.run_task(task))?;
             // A thread that waits to grow goes first.
-            MutexGuard::unlock_fair(slow);
+            turn.hand_on();
         }
         Ok(released)
     }

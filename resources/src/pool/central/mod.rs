@@ -35,9 +35,9 @@
 //! the request, the pool reclaims its blocks by synchronising: before it grows if they are more than an
 //! eighth of its memory, or, while streams are far behind, only before it is out of memory.
 //!
-//! **Locks.** One spin lock guards the blocks and the stream table; no driver call and no upstream call is
-//! made under it. The slow lock admits one thread at a time to the slow path. Neither is held while another
-//! resource is asked for memory.
+//! **Locks.** One spin lock guards the blocks and the stream table; no foreign code (driver, upstream,
+//! callback, `tracing` event) runs under it. Calls take [turns](turns) on the slow path, which are no lock: a
+//! call from inside foreign code goes on, on the same thread and on others.
 
 mod cross_stream;
 mod device_books;
@@ -51,6 +51,7 @@ mod release;
 mod report;
 mod slow_path;
 mod trace;
+mod turns;
 
 use std::fmt::{self, Debug};
 use std::ops::Deref;
@@ -58,18 +59,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::Instant;
 
-use millpond_core::driver::{CaptureModeGuard, Health};
-use millpond_core::misuse::{self, Misuse, MisuseKind};
-use millpond_core::{
-    DeviceMemoryResource, DevicePtr, DriverError, DriverHandle, Error, LadderCounts, Layout, MemoryInfo,
-    ResourceStatistics, Result, StreamRef, downcast,
-};
-use parking_lot::Mutex;
-
 use crate::driver_calls::record_unless_capturing;
 use crate::driver_memory::CudaMemoryResource;
 use crate::heap::request::Request;
 use crate::pool::central::device_books::Device;
+use crate::pool::central::turns::Turns;
 use crate::pool::heaps::Heaps;
 use crate::pool::protocol::Ready;
 use crate::pool::task::Task;
@@ -80,6 +74,12 @@ use crate::stream_order::streams::StreamCell;
 use crate::stream_order::{Epoch, Owner, Reuse};
 use crate::sync::spin_lock::SpinLock;
 use crate::tuning::CALLS_WITHOUT_CACHE;
+use millpond_core::driver::{CaptureModeGuard, Health};
+use millpond_core::misuse::{self, Misuse, MisuseKind};
+use millpond_core::{
+    DeviceMemoryResource, DevicePtr, DriverError, DriverHandle, Error, LadderCounts, Layout, MemoryInfo,
+    ResourceStatistics, Result, StreamRef, downcast,
+};
 
 use crate::stream_order::streams::{PendingRecord, Streams};
 
@@ -108,8 +108,8 @@ pub(crate) struct CentralCore {
     /// Whether devices with an active context get access to the pool's memory without being named.
     admits_peers: bool,
     state: SpinLock<State>,
-    /// Held on the slow path: beyond the first two steps of the ladder.
-    slow: Mutex<()>,
+    /// The order of calls on the slow path: beyond the first two steps of the ladder.
+    turns: Turns,
     health: Arc<Health>,
     misuses: AtomicU64,
     origin: Origin,
@@ -246,7 +246,7 @@ impl<R: DeviceMemoryResource> Central<R> {
                 backlog: Backlog::default(),
                 is_closed: false,
             }),
-            slow: Mutex::new(()),
+            turns: Turns::default(),
             misuses: AtomicU64::new(0),
             origin: Origin::here(),
         });
@@ -455,14 +455,20 @@ impl<R: DeviceMemoryResource> Drop for Central<R> {
             return process::leave(&self.core);
         }
         let _captures = CaptureModeGuard::relaxed(&*self.core.driver);
-        // Decay and peer pools, which also hold the core, make no call from here on.
-        let _slow = self.core.slow.lock();
+        // Decay and peer pools, which also hold the core, begin no call from here on.
+        self.core.state.lock().is_closed = true;
+        if !self.core.turns.wait_for_end() {
+            tracing::warn!(
+                target: "millpond::driver",
+                "a pool was dropped inside of its own call: its memory is left to the driver"
+            );
+            return;
+        }
         if !self.health.is_lost() {
             // If that fails, the synchronisation below waits for all streams.
             let _ = self.core.wait_for_owners(None);
         }
         let mut state = self.core.state.lock();
-        state.is_closed = true;
         let was_reset = self.driver.was_reset();
         if self.health.is_lost() && !was_reset {
             return;

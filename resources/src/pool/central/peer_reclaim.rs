@@ -45,7 +45,7 @@ impl CentralCore {
         how: CompletionCheck,
         upstream: &dyn DeviceMemoryResource,
     ) -> Result<Released> {
-        let _slow = self.slow.lock();
+        let _turn = self.turns.enter();
         if self.health.is_lost() || self.state.lock().is_closed {
             return Ok(Released::default());
         }

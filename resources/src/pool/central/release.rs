@@ -3,7 +3,6 @@
 
 use millpond_core::driver::CaptureModeGuard;
 use millpond_core::{DeviceMemoryResource, Error, Layout, Result, StreamRef};
-use parking_lot::MutexGuard;
 
 use crate::heap::request::Request;
 use crate::pool::Task;
@@ -173,7 +172,7 @@ impl<R: DeviceMemoryResource> Central<R> {
     /// nothing if another thread is on the slow path, or if the stream captures a graph.
     #[cold]
     pub(crate) fn release_excess(&self, stream: StreamRef) {
-        let Some(_slow) = self.slow.try_lock() else { return };
+        let Some(_turn) = self.turns.try_enter() else { return };
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
         if !matches!(self.is_capturing(stream), Ok(false)) {
             return;
@@ -192,7 +191,7 @@ impl<R: DeviceMemoryResource> Central<R> {
     /// device; returns the bytes released. Does nothing over regions, whose return waits, if another thread
     /// is on the slow path, or if the stream captures a graph.
     pub(crate) fn release_unused(&self, keep_bytes: u64, stream: StreamRef) -> Result<u64> {
-        let Some(_slow) = self.slow.try_lock() else { return Ok(0) };
+        let Some(_turn) = self.turns.try_enter() else { return Ok(0) };
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
         let may_release = self.maps_pages && !self.health.is_lost();
         if !may_release || !matches!(self.is_capturing(stream), Ok(false)) {
@@ -214,7 +213,7 @@ impl<R: DeviceMemoryResource> Central<R> {
     /// the streams that own free blocks.
     pub(crate) fn release_regions(&self, keep_bytes: u64, may_wait: bool) -> Result<u64> {
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
-        let mut slow = self.slow.lock();
+        let mut turn = self.turns.enter();
         if self.health.is_lost() {
             return Err(self.health.error());
         }
@@ -233,7 +232,7 @@ impl<R: DeviceMemoryResource> Central<R> {
                 Some(bytes) => released += bytes,
             }
             // A thread that waits to grow goes first.
-            MutexGuard::bump(&mut slow);
+            turn.let_others_pass();
         }
         Ok(released)
     }

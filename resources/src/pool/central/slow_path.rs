@@ -26,7 +26,7 @@ impl<R: DeviceMemoryResource> Central<R> {
         loop {
             // Read first: the request may miss memory that is returned after this.
             let returns = self.returns();
-            let slow = self.slow.lock();
+            let turn = self.turns.enter();
             let mut reading = None;
             if self.is_impossible(&exact, &mut reading)? {
                 let info = reading.and_then(|reading| reading.info);
@@ -43,8 +43,8 @@ impl<R: DeviceMemoryResource> Central<R> {
                     Err(again) => refused = again,
                 }
             }
-            // A peer pool may be asking this one at the same time, so no lock is held here.
-            drop(slow);
+            // A peer pool may be asking this one at the same time, so this one has no turn here.
+            drop(turn);
             let should_retry = match &refused {
                 Refusal::Below(_) => self.ask_peer_pools(&mut peer_reclaim, returns, request, stream)?,
                 Refusal::OwnLimit | Refusal::Impossible(_) => false,
@@ -115,11 +115,13 @@ impl<R: DeviceMemoryResource> Central<R> {
         reading: &mut Option<Reading>,
     ) -> Result<Result<DevicePtr, Refusal>> {
         {
-            // No thread uses the events of the forgotten streams: that takes this lock or a pending record.
             let mut state = self.state.lock();
             let State { heaps, streams, .. } = &mut *state;
-            streams.sweep(|owner| heaps.free_bytes(owner));
-            heaps.set_streams(streams.len());
+            // No thread uses the events of the forgotten streams: that takes a call here or a pending record.
+            if self.turns.is_alone() {
+                streams.sweep(|owner| heaps.free_bytes(owner));
+                heaps.set_streams(streams.len());
+            }
         }
         // A wait would end the capture of a graph, and a record would become a part of it. So memory for a
         // graph comes from the capturing stream itself or is new.

@@ -89,7 +89,8 @@ impl PoolDecay {
     /// What the driver reports. Memory that was released before the error stays released; the next step tries
     /// the rest again.
     pub(super) fn step(&self, now: Duration) -> Result<u64> {
-        let mut history = self.history.lock();
+        // Foreign code in a step may ask for a step.
+        let Some(mut history) = self.history.try_lock() else { return Ok(0) };
         if history.window.last_step().is_some_and(|last| now.saturating_sub(last) < self.interval()) {
             return Ok(0);
         }
@@ -186,7 +187,11 @@ impl Heaps {
             at.is_at_end = true;
             return None;
         };
-        pages.plan_release_step(keep_bytes, at).map(Task::Release)
+        if !self.tasks.may_release() {
+            at.is_at_end = true;
+            return None;
+        }
+        pages.plan_release_step(keep_bytes, at).map(|release| self.tasks.begin(Task::Release(release)))
     }
 
     /// Moves some blocks that were freed in epoch `upto` or before to another owner: first those of the large

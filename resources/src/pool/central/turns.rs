@@ -1,0 +1,180 @@
+//! Orders the calls on a pool's slow path: one at a time, unless that would take long.
+//!
+//! Threads that grow one after the other take less memory than threads that grow at once. But a call on the
+//! slow path runs foreign code: the driver, upstream, a failure callback, a subscriber of `tracing`. Such code
+//! may call the pool again, on the same thread or on another one that it waits for. So a turn is a courtesy
+//! and no lock. A call that its own thread makes from inside another call goes on at once, and any call goes
+//! on without a turn after [`TURN_PATIENCE`]. The pool stays right with any number of calls at once: what a
+//! call has planned is in the pool's tables, under the pool's lock, until it is committed or aborted.
+
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::tuning::TURN_PATIENCE;
+
+/// How long [`Turns::wait_for_end`] sleeps between two looks.
+const PAUSE: Duration = Duration::from_micros(50);
+
+thread_local! {
+    /// The pools on whose slow path this thread is, by the address of their turns; the innermost last.
+    static INSIDE: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The turns of one pool.
+#[derive(Debug, Default)]
+pub(crate) struct Turns {
+    turn: Mutex<()>,
+    /// The number of calls on the slow path, with and without a turn.
+    calls: AtomicU32,
+}
+
+/// A call on the slow path, until it is dropped.
+#[must_use]
+pub(crate) struct Turn<'a> {
+    turns: &'a Turns,
+    guard: Option<MutexGuard<'a, ()>>,
+}
+
+impl Turns {
+    /// Begins a call, after those of other threads if they end soon.
+    pub(crate) fn enter(&self) -> Turn<'_> {
+        let guard = if self.is_inside() { None } else { self.turn.try_lock_for(TURN_PATIENCE) };
+        self.begin(guard)
+    }
+
+    /// Begins a call if no other has the turn.
+    pub(crate) fn try_enter(&self) -> Option<Turn<'_>> {
+        if self.is_inside() {
+            return None;
+        }
+        self.turn.try_lock().map(|guard| self.begin(Some(guard)))
+    }
+
+    fn begin<'a>(&'a self, guard: Option<MutexGuard<'a, ()>>) -> Turn<'a> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        // After the thread's locals are destroyed, no call of it counts as an inner one.
+        let _ = INSIDE.try_with(|inside| inside.borrow_mut().push(self.id()));
+        Turn { turns: self, guard }
+    }
+
+    fn id(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
+    /// Returns whether this thread is in a call on this slow path already.
+    pub(crate) fn is_inside(&self) -> bool {
+        INSIDE.try_with(|inside| inside.borrow().contains(&self.id())).unwrap_or(false)
+    }
+
+    /// Returns whether the caller's call is the only one. Under the pool's lock this also means that no other
+    /// call holds anything that it read earlier.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.calls.load(Ordering::SeqCst) == 1
+    }
+
+    /// Waits until no call is left, for a pool that ends: it tells new calls to leave at once. Returns `false`
+    /// if this thread is in such a call itself, for whose end it cannot wait.
+    pub(crate) fn wait_for_end(&self) -> bool {
+        while self.calls.load(Ordering::SeqCst) > 0 {
+            if self.is_inside() {
+                return false;
+            }
+            thread::sleep(PAUSE);
+        }
+        true
+    }
+}
+
+/// Returns whether this thread is in more than one call on slow paths, of any pools: then what another call
+/// waits for may be an outer call of this thread.
+pub(crate) fn is_nested() -> bool {
+    INSIDE.try_with(|inside| inside.borrow().len() > 1).unwrap_or(false)
+}
+
+impl Turn<'_> {
+    /// Returns whether the call has the turn: then no call has it at the same time.
+    pub(crate) fn is_mine(&self) -> bool {
+        self.guard.is_some()
+    }
+
+    /// Lets a call that waits go first.
+    pub(crate) fn let_others_pass(&mut self) {
+        if let Some(guard) = &mut self.guard {
+            MutexGuard::bump(guard);
+        }
+    }
+
+    /// Ends the call, and hands the turn to the call that has waited longest.
+    pub(crate) fn hand_on(mut self) {
+        if let Some(guard) = self.guard.take() {
+            MutexGuard::unlock_fair(guard);
+        }
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let id = self.turns.id();
+        let _ = INSIDE.try_with(|inside| {
+            let mut inside = inside.borrow_mut();
+            if let Some(last) = inside.iter().rposition(|other| *other == id) {
+                inside.remove(last);
+            }
+        });
+        self.turns.calls.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A call from inside goes on at once and without a turn, whatever else is under way.
+    #[test]
+    fn a_call_from_inside_waits_for_nothing() {
+        let turns = Turns::default();
+        let outer = turns.enter();
+        assert!(outer.is_mine() && turns.is_alone() && !is_nested());
+        let inner = turns.enter();
+        assert!(!inner.is_mine() && !turns.is_alone() && is_nested());
+        assert!(turns.try_enter().is_none() && !turns.wait_for_end());
+        drop(inner);
+        assert!(turns.is_alone() && !is_nested() && turns.is_inside());
+        drop(outer);
+        assert!(!turns.is_inside() && turns.wait_for_end());
+    }
+
+    /// A call of another thread goes on without the turn if it does not come, and has it otherwise.
+    #[test]
+    fn a_turn_that_does_not_end_is_not_waited_for() {
+        let turns = Turns::default();
+        let other_has_it = || {
+            thread::scope(|scope| {
+                let other = scope.spawn(|| {
+                    let at_once = turns.try_enter().is_some();
+                    (at_once, turns.enter().is_mine())
+                });
+                other.join().expect("it does not panic")
+            })
+        };
+        let mine = turns.enter();
+        assert_eq!(other_has_it(), (false, false));
+        mine.hand_on();
+        assert_eq!(other_has_it(), (true, true));
+    }
+
+    /// The calls of one thread on two pools are told apart.
+    #[test]
+    fn a_call_on_another_pool_takes_its_turn() {
+        let (first, second) = (Turns::default(), Turns::default());
+        let outer = first.enter();
+        let inner = second.enter();
+        assert!(inner.is_mine() && is_nested() && first.is_inside() && second.is_inside());
+        drop(outer);
+        assert!(!first.is_inside() && second.is_inside() && !is_nested());
+    }
+}
