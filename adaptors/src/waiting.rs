@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use millpond_core::interrupt::is_interrupted;
 use millpond_core::{DevicePtr, Result};
 use parking_lot::{Condvar, Mutex};
 
@@ -47,8 +48,9 @@ impl Frees {
         }
     }
 
-    /// Calls `attempt` until it serves the request, fails for another reason than a lack of memory, or
-    /// `timeout` is over since `begin`. Waits for frees between two attempts, and holds no lock during one.
+    /// Calls `attempt` until it serves the request, fails for another reason than a lack of memory, `timeout`
+    /// is over since `begin`, or the program ends the wait. Waits for frees between two attempts, and holds no
+    /// lock during one.
     #[cold]
     pub(crate) fn wait_for(
         &self,
@@ -73,6 +75,10 @@ impl Frees {
                 if self.freed.wait_for(&mut count, left.min(LONGEST_NAP)).timed_out() {
                     break;
                 }
+            }
+            drop(count);
+            if is_interrupted() {
+                return Err(error);
             }
         }
     }

@@ -118,6 +118,9 @@ typedef void (*millpond_end_function)(void *context);
 // Frees memory that the program can spare for a request of `bytes`; whether to try the request again.
 typedef bool (*millpond_failure_function)(void *context, uint64_t bytes);
 
+// Whether the calling thread is to end its wait.
+typedef bool (*millpond_InterruptFunction)(void);
+
 // PyTorch's name of a pool (`c10::MempoolId_t`, a `std::pair` of these numbers, which is passed like this).
 typedef struct millpond_graph_pool_id {
   // Not 0 for a pool that a graph made for itself.
@@ -254,14 +257,6 @@ millpond_status millpond_stream_query(const struct millpond_device *device,
                                       void *stream,
                                       bool *is_done);
 
-// Makes the later work of `stream` wait for what was submitted to `other`.
-//
-// # Safety
-// `device` is a handle of this library's; both streams are alive.
-millpond_status millpond_stream_wait(const struct millpond_device *device,
-                                     void *stream,
-                                     void *other);
-
 // Copies from the host to the device, in the order of the stream.
 //
 // # Safety
@@ -314,6 +309,48 @@ millpond_status millpond_prefetch(const struct millpond_device *device,
                                   uint64_t bytes,
                                   bool to_host,
                                   void *stream);
+
+// Makes the later work of `stream` wait for what was submitted to `other`.
+//
+// # Safety
+// `device` is a handle of this library's; both streams are alive.
+millpond_status millpond_stream_wait(const struct millpond_device *device,
+                                     void *stream,
+                                     void *other);
+
+// Waits for all work on the device, as `millpond_device_synchronize`, and ends no capture of a graph.
+//
+// # Safety
+// `device` is a handle of this library's.
+millpond_status millpond_device_wait(const struct millpond_device *device);
+
+// The identity of a stream, by which `millpond_stream_follow_if_alive` knows it again.
+//
+// # Safety
+// `device` is a handle of this library's; the stream is alive; `id` may be written.
+millpond_status millpond_stream_id(const struct millpond_device *device,
+                                   void *stream,
+                                   uint64_t *id);
+
+// Makes the later work of `stream` wait for what was submitted to `other`, as `millpond_stream_wait`. If the
+// driver refuses that, the host waits for `other`. If one of the two captures a graph to which the other does
+// not belong, it does nothing: what is captured does not run yet.
+//
+// # Safety
+// `device` is a handle of this library's; both streams are alive.
+millpond_status millpond_stream_follow(const struct millpond_device *device,
+                                       void *stream,
+                                       void *other);
+
+// The same for a stream of an earlier call, which may have ended since: `id` is what `millpond_stream_id`
+// said of it then. If the stream is not known to live, the host waits for the device.
+//
+// # Safety
+// `device` is a handle of this library's; `stream` is alive.
+millpond_status millpond_stream_follow_if_alive(const struct millpond_device *device,
+                                                void *stream,
+                                                void *other,
+                                                uint64_t id);
 
 // Builds a stack from text, as `cuda+pool:initial=1GiB+statistics`, on a device; null is the default device,
 // as in `millpond_device_open`.
@@ -586,6 +623,18 @@ millpond_status millpond_resource_failure_callback(const struct millpond_resourc
                                                    void *context,
                                                    millpond_end_function end,
                                                    struct millpond_resource **resource);
+
+// Sets the function that a wait for memory calls from time to time, on the thread that waits; null sets none.
+// If it returns `true`, the wait ends, and the request fails. The function may be called on any thread, and
+// does not unwind.
+void millpond_set_interrupt(millpond_InterruptFunction ask);
+
+// The number of owners of a resource: handles of it, resources on it, and the registry of defaults. 0 for
+// null.
+//
+// # Safety
+// `resource` is null or a handle of this library's.
+size_t millpond_resource_owners(const struct millpond_resource *resource);
 
 // Makes a memory manager over the device's default resource.
 //

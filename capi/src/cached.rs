@@ -12,6 +12,7 @@ use millpond_resources::registry;
 
 use crate::device::device_ptr;
 use crate::framework;
+use crate::process::is_copy;
 use crate::resource::Resource;
 use crate::status::{default_stream, guarded, guarded_or};
 
@@ -92,7 +93,7 @@ pub unsafe extern "C" fn millpond_allocate_cached(
 ) -> bool {
     guarded_or(false, || {
         // SAFETY: the caller's promise.
-        let Some(resource) = (unsafe { resource.as_ref() }) else { return false };
+        let Some(resource) = unsafe { resource.as_ref() }.filter(|_| !is_copy()) else { return false };
         let (Some(pool), Some(stream), false) = (resource.pool(), default_stream(stream), ptr.is_null())
         else {
             return false;
@@ -125,7 +126,7 @@ pub unsafe extern "C" fn millpond_deallocate_cached(
 ) -> bool {
     guarded_or(false, || {
         // SAFETY: the caller's promise.
-        let Some(resource) = (unsafe { resource.as_ref() }) else { return false };
+        let Some(resource) = unsafe { resource.as_ref() }.filter(|_| !is_copy()) else { return false };
         let Some((pool, stream)) = resource.pool().zip(default_stream(stream)) else { return false };
         // SAFETY: the caller's promise.
         unsafe { pool.deallocate_cached(device_ptr(ptr), Layout::new(bytes), stream) }

@@ -1,14 +1,16 @@
 //! Resources, and handlers of failures, that are functions of the program.
 
 use std::ffi::c_void;
+use std::sync::Arc;
 
 use millpond_adaptors::FailureCallbackLayer;
+use millpond_core::interrupt::{Ask, set_interrupt};
 use millpond_core::{DeviceMemoryResourceExt, DevicePtr, Error, ErrorKind};
 use millpond_resources::CallbackMemoryResource;
 
 use crate::device::Device;
 use crate::resource::{Resource, with_resource};
-use crate::status::{Status, borrowed, guarded, missing, put_handle};
+use crate::status::{Status, borrowed, guarded, guarded_or, missing, put_handle};
 
 /// Hands out a block, or null if memory is out.
 pub type AllocateFunction = Option<
@@ -22,6 +24,9 @@ pub type DeallocateFunction = Option<
 
 /// Frees memory that the program can spare for a request of `bytes`; whether to try the request again.
 pub type FailureFunction = Option<extern "C" fn(context: *mut c_void, bytes: u64) -> bool>;
+
+/// Whether the calling thread is to end its wait.
+pub type InterruptFunction = Option<extern "C" fn() -> bool>;
 
 /// Ends a context. May be null.
 pub type EndFunction = Option<extern "C" fn(context: *mut c_void)>;
@@ -71,7 +76,7 @@ pub unsafe extern "C" fn millpond_resource_callback(
     end: EndFunction,
     resource: *mut *mut Resource,
 ) -> Status {
-    let context = std::sync::Arc::new(Context { value: context, end });
+    let context = Arc::new(Context { value: context, end });
     guarded(|| {
         // SAFETY: the caller's promise.
         let device = unsafe { borrowed(device, "the device") }?;
@@ -126,4 +131,26 @@ pub unsafe extern "C" fn millpond_resource_failure_callback(
         // SAFETY: the caller's promise.
         unsafe { put_handle(resource, Resource::new(made.into_any())) }
     })
+}
+
+/// Sets the function that a wait for memory calls from time to time, on the thread that waits; null sets none.
+/// If it returns `true`, the wait ends, and the request fails. The function may be called on any thread, and
+/// does not unwind.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_set_interrupt(ask: InterruptFunction) {
+    guarded_or((), || {
+        let ask = ask.map(|ask| -> Ask { Arc::new(move || ask()) });
+        drop(set_interrupt(ask));
+    });
+}
+
+/// The number of owners of a resource: handles of it, resources on it, and the registry of defaults. 0 for
+/// null.
+///
+/// # Safety
+/// `resource` is null or a handle of this library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_resource_owners(resource: *const Resource) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe { resource.as_ref() }.map_or(0, |resource| Arc::strong_count(&resource.0))
 }

@@ -2,12 +2,12 @@
 
 use std::ffi::{c_char, c_void};
 
-use millpond_core::driver::{EventFlags, StreamFlags, call};
+use millpond_core::driver::{StreamFlags, call};
 use millpond_core::{DeviceId, DevicePtr, DriverHandle, Error, Result};
 use millpond_driver::DeviceSpec;
 
 use crate::status::{
-    Status, borrowed, end, guarded, guarded_or, put, put_handle, put_text, stream_of, text_of,
+    Status, borrowed, end, guarded, guarded_here, guarded_or, put, put_handle, put_text, stream_of, text_of,
 };
 
 /// A device. A simulated one lives as long as its handles, resources and blocks.
@@ -21,7 +21,7 @@ pub struct Device(pub(crate) DriverHandle);
 /// `name` is null or a string; `device` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_device_open(name: *const c_char, device: *mut *mut Device) -> Status {
-    guarded(|| {
+    guarded_here(|| {
         let spec = if name.is_null() {
             DeviceSpec::default_device()
         } else {
@@ -45,7 +45,7 @@ pub unsafe extern "C" fn millpond_device_find(
 ) -> Status {
     let id = if is_simulated { DeviceId::sim(ordinal) } else { DeviceId::cuda(ordinal) };
     // SAFETY: the caller's promise.
-    guarded(|| unsafe { put_handle(device, Device(millpond_driver::open(id)?)) })
+    guarded_here(|| unsafe { put_handle(device, Device(millpond_driver::open(id)?)) })
 }
 
 /// Opens the calling thread's current device.
@@ -55,7 +55,7 @@ pub unsafe extern "C" fn millpond_device_find(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_device_current(device: *mut *mut Device) -> Status {
     // SAFETY: the caller's promise.
-    guarded(|| unsafe { put_handle(device, Device(millpond_driver::current()?)) })
+    guarded_here(|| unsafe { put_handle(device, Device(millpond_driver::current()?)) })
 }
 
 /// Ends a handle. Does nothing for null.
@@ -127,9 +127,9 @@ pub unsafe extern "C" fn millpond_device_synchronize(device: *const Device) -> S
     with_device(device, |driver| call(&**driver, |driver| driver.synchronize()))
 }
 
-fn with_device(device: *const Device, body: impl FnOnce(&DriverHandle) -> Result<()>) -> Status {
+pub(crate) fn with_device(device: *const Device, body: impl FnOnce(&DriverHandle) -> Result<()>) -> Status {
     // SAFETY: every function of this module passes on a handle of the caller's, which it asks for.
-    guarded(|| body(&unsafe { borrowed(device, "the device") }?.0))
+    guarded_here(|| body(&unsafe { borrowed(device, "the device") }?.0))
 }
 
 // --- Streams ---
@@ -191,37 +191,6 @@ pub unsafe extern "C" fn millpond_stream_query(
         let stream = stream_of(driver, stream)?;
         // SAFETY: the caller's promise.
         unsafe { put(is_done, call(&**driver, |driver| driver.stream_query(stream))?) }
-    })
-}
-
-/// Makes the later work of `stream` wait for what was submitted to `other`.
-///
-/// # Safety
-/// `device` is a handle of this library's; both streams are alive.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn millpond_stream_wait(
-    device: *const Device,
-    stream: *mut c_void,
-    other: *mut c_void,
-) -> Status {
-    with_device(device, |driver| order(driver, stream_of(driver, stream)?, stream_of(driver, other)?))
-}
-
-/// Makes the later work of `stream` wait for what was submitted to `other`.
-fn order(
-    driver: &DriverHandle,
-    stream: millpond_core::StreamRef,
-    other: millpond_core::StreamRef,
-) -> Result<()> {
-    if stream == other {
-        return Ok(());
-    }
-    call(&**driver, |driver| {
-        let event = driver.event_create(EventFlags::default())?;
-        let ordered =
-            driver.event_record(event, other).and_then(|()| driver.stream_wait_event(stream, event));
-        // SAFETY: the event is this function's own; a wait that was submitted keeps what it needs.
-        ordered.and(unsafe { driver.event_destroy(event) })
     })
 }
 

@@ -13,7 +13,7 @@ use millpond_resources::{
 
 use crate::device::Device;
 use crate::resource::{Resource, with_resource};
-use crate::status::{Status, borrowed, guarded, put, put_handle};
+use crate::status::{Status, borrowed, guarded_here, put, put_handle};
 
 /// The bytes that the adaptor `limiting` has handed out, and its limit in bytes.
 ///
@@ -99,7 +99,7 @@ pub unsafe extern "C" fn millpond_resource_async_view(
     pool: *mut c_void,
     resource: *mut *mut Resource,
 ) -> Status {
-    guarded(|| {
+    guarded_here(|| {
         // SAFETY: the caller's promise.
         let device = unsafe { borrowed(device, "the device") }?;
         if pool.is_null() {

@@ -4,6 +4,8 @@
 //! |---|---|
 //! | `status` | errors of the last call |
 //! | `device` | devices, their streams, copies |
+//! | `oracle` | the checks of a simulated device, for the tests of the Python package |
+//! | `order` | the order of streams around a use of memory |
 //! | `resource` | stacks of resources: build, allocate, give back, ask |
 //! | `layers` | what single layers offer beyond their text |
 //! | `registry` | the default resource of each device |
@@ -34,6 +36,8 @@ pub mod framework;
 pub mod graph_pools;
 pub mod layers;
 pub mod manager;
+pub mod oracle;
+pub mod order;
 mod process;
 pub mod registry;
 pub mod resource;

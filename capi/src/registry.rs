@@ -5,7 +5,7 @@ use millpond_resources::registry;
 use crate::device::Device;
 use crate::framework::forget_served;
 use crate::resource::Resource;
-use crate::status::{Status, borrowed, guarded, put_handle};
+use crate::status::{Status, borrowed, guarded_here, put_handle};
 
 /// The default resource of a device: the one that was set, or else the stack of the environment variable
 /// `MILLPOND_STACK`, or else plain CUDA.
@@ -17,7 +17,7 @@ pub unsafe extern "C" fn millpond_get_per_device_resource(
     device: *const Device,
     resource: *mut *mut Resource,
 ) -> Status {
-    guarded(|| {
+    guarded_here(|| {
         // SAFETY: the caller's promise.
         let device = unsafe { borrowed(device, "the device") }?;
         // SAFETY: the caller's promise.
@@ -32,7 +32,7 @@ pub unsafe extern "C" fn millpond_get_per_device_resource(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_get_current_device_resource(resource: *mut *mut Resource) -> Status {
     // SAFETY: the caller's promise.
-    guarded(|| unsafe { put_handle(resource, Resource::new(registry::get_current_device_resource()?)) })
+    guarded_here(|| unsafe { put_handle(resource, Resource::new(registry::get_current_device_resource()?)) })
 }
 
 /// Makes a resource the default of its device. The one before goes to `previous`, unless that is null. Blocks
@@ -45,7 +45,7 @@ pub unsafe extern "C" fn millpond_set_per_device_resource(
     resource: *const Resource,
     previous: *mut *mut Resource,
 ) -> Status {
-    guarded(|| {
+    guarded_here(|| {
         // SAFETY: the caller's promise.
         let resource = unsafe { borrowed(resource, "the resource") }?;
         let device = resource.0.driver().device();
@@ -62,7 +62,7 @@ pub unsafe extern "C" fn millpond_set_per_device_resource(
 /// `device` is a handle of this library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_reset_per_device_resource(device: *const Device) -> Status {
-    guarded(|| {
+    guarded_here(|| {
         // SAFETY: the caller's promise.
         let device = unsafe { borrowed(device, "the device") }?;
         let before = registry::reset_per_device_resource(device.0.device())?;

@@ -16,7 +16,7 @@ use millpond_resources::Pool;
 
 use crate::device::{Device, device_ptr};
 use crate::status::{
-    Status, borrowed, end, guarded, guarded_or, put, put_handle, put_text, stream_on, text_of,
+    Status, borrowed, end, guarded_here, guarded_or, put, put_handle, put_text, stream_on, text_of,
 };
 
 /// A resource, with all that stands below it. It lives as long as one of its handles, or a resource on it.
@@ -113,7 +113,7 @@ pub unsafe extern "C" fn millpond_resource_new(
     stack: *const c_char,
     resource: *mut *mut Resource,
 ) -> Status {
-    guarded(|| {
+    guarded_here(|| {
         // SAFETY: the caller's promise.
         let (device, stack) = unsafe { (device.as_ref(), text_of(stack, "the text of the stack")?) };
         let spec: StackSpec = stack.parse()?;
@@ -540,5 +540,5 @@ pub(crate) fn with_resource(
     body: impl FnOnce(&AnyResource) -> Result<()>,
 ) -> Status {
     // SAFETY: every function passes on a handle of the caller's, which it asks for.
-    guarded(|| body(&unsafe { borrowed(resource, "the resource") }?.0))
+    guarded_here(|| body(&unsafe { borrowed(resource, "the resource") }?.0))
 }

@@ -9,6 +9,7 @@ use millpond_core::driver::call;
 use millpond_core::{DeviceMemoryResource, DriverHandle, Error, ErrorKind, Result, StreamRef};
 
 use crate::first_call::start_log;
+use crate::process::{check_process, notice_forks};
 
 /// The outcome of a call.
 #[repr(i32)]
@@ -111,6 +112,15 @@ pub(crate) fn guarded(body: impl FnOnce() -> Result<()>) -> Status {
     }
 }
 
+/// The same for a call that uses a device. A forked child cannot: it has no device of its own, and of the locks
+/// that other threads held at the fork, none is ever released.
+pub(crate) fn guarded_here(body: impl FnOnce() -> Result<()>) -> Status {
+    guarded(|| {
+        check_process()?;
+        body()
+    })
+}
+
 /// The same for a call that cannot fail.
 pub(crate) fn guarded_or<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
@@ -153,6 +163,7 @@ pub(crate) unsafe fn put_handle<T>(out: *mut *mut T, value: T) -> Result<()> {
     if out.is_null() {
         return Err(missing("the place for a result"));
     }
+    notice_forks();
     // SAFETY: the caller's promise.
     unsafe { out.write(Box::into_raw(Box::new(value))) };
     Ok(())

@@ -10,6 +10,7 @@ fn the_header_is_that_of_the_sources() {
     let bindings = [
         "status",
         "device",
+        "order",
         "resource",
         "layers",
         "registry",

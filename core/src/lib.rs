@@ -15,6 +15,7 @@
 //! | [`Error`] | one error for everything |
 //! | [`OutOfMemoryReport`] | what would have helped where memory was out |
 //! | [`MemoryReport`] | the memory of a whole stack at one moment |
+//! | [`interrupt`] | what ends a wait of the host early |
 //! | [`misuse`] | where a refused `deallocate` is reported |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -28,6 +29,7 @@ mod find;
 mod format;
 mod handles;
 mod holder;
+pub mod interrupt;
 mod layer;
 mod layout;
 mod memory_report;

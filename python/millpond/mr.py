@@ -45,6 +45,10 @@ def _option(value):
 class DeviceMemoryResource(Resource):
     """The base class of all resources: allocate and deallocate, in stream order."""
 
+    def __del__(self):
+        # In a cycle that is collected, functions of the program are still whole now, and not later.
+        self._end()
+
     def pool_size(self):
         """Return the bytes that are held from below."""
         return self.counts()["bytes_reserved"]

@@ -48,6 +48,8 @@ pub(crate) type AllocateFunction = extern "C" fn(Raw, u64, u64, Raw) -> Raw;
 pub(crate) type DeallocateFunction = extern "C" fn(Raw, Raw, u64, u64, Raw);
 /// What `millpond_resource_failure_callback` calls.
 pub(crate) type FailureFunction = extern "C" fn(Raw, u64) -> bool;
+/// What `millpond_set_interrupt` sets.
+pub(crate) type InterruptFunction = extern "C" fn() -> bool;
 /// What `millpond_malloc_unlocked` calls before it may wait.
 pub(crate) type LeaveFunction = extern "C" fn() -> Raw;
 /// What it calls after that.
@@ -101,6 +103,13 @@ functions! {
     stream_synchronize: fn(Raw, Raw) -> i32;
     stream_query: fn(Raw, Raw, *mut bool) -> i32;
     stream_wait: fn(Raw, Raw, Raw) -> i32;
+    stream_id: fn(Raw, Raw, *mut u64) -> i32;
+    stream_follow: fn(Raw, Raw, Raw) -> i32;
+    stream_follow_if_alive: fn(Raw, Raw, Raw, u64) -> i32;
+    device_wait: fn(Raw) -> i32;
+    oracle_device: fn(u64, u64, *mut Raw) -> i32;
+    oracle_watch: fn(Raw, *mut Raw) -> i32;
+    oracle_violations: fn(Raw, *mut *mut c_char) -> i32;
     copy_to_device: fn(Raw, Raw, Raw, u64, Raw) -> i32;
     copy_to_host: fn(Raw, Raw, Raw, u64, Raw) -> i32;
     copy_on_device: fn(Raw, Raw, Raw, u64, Raw) -> i32;
@@ -121,6 +130,8 @@ functions! {
     resource_clear_counters: fn(Raw) -> i32;
     resource_callback: fn(Raw, AllocateFunction, DeallocateFunction, Raw, EndFunction, *mut Raw) -> i32;
     resource_failure_callback: fn(Raw, FailureFunction, Raw, EndFunction, *mut Raw) -> i32;
+    resource_owners: fn(Raw) -> usize;
+    set_interrupt: fn(InterruptFunction);
     resource_binning: fn(Raw, *const u64, *const Raw, usize, *mut Raw) -> i32;
     resource_async_view: fn(Raw, Raw, *mut Raw) -> i32;
     async_pool: fn(Raw, *mut Raw) -> i32;
@@ -144,11 +155,11 @@ functions! {
 
 static API: OnceLock<Api> = OnceLock::new();
 
-/// Loads the library. A second call keeps the first one's.
+/// Loads the library, and sets what its waits ask. A second call keeps the first one's.
 ///
 /// # Errors
 /// Says why the library cannot be used.
-pub(crate) fn load(path: &Path) -> Result<(), String> {
+pub(crate) fn load(path: &Path, is_interrupted: InterruptFunction) -> Result<(), String> {
     if API.get().is_some() {
         return Ok(());
     }
@@ -169,6 +180,8 @@ pub(crate) fn load(path: &Path) -> Result<(), String> {
     }
     // SAFETY: by its version the library has this interface.
     let api = unsafe { Api::of(&library) }.map_err(explain)?;
+    // SAFETY: the function may be called on any thread, and does not unwind.
+    unsafe { (api.set_interrupt)(is_interrupted) };
     let _ = API.set(api);
     // Blocks may come back at any time until the process ends.
     std::mem::forget(library);

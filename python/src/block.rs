@@ -1,9 +1,13 @@
 //! Blocks of memory that buffers share, and views of them.
+//!
+//! A block has one stream, in whose order it goes back. Every use on another stream follows what was submitted
+//! to the block's own, which then follows the use: so uses come one after the other, and the free comes last.
 
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;
 use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::thread::{self, ThreadId};
 
 use pyo3::prelude::*;
@@ -11,8 +15,10 @@ use pyo3::prelude::*;
 use crate::api::{api, generation};
 use crate::device::{DeviceHandle, StreamHandle};
 use crate::error::{Failure, check};
-use crate::resource::ResourceHandle;
-use crate::tensor::{self, Foreign};
+use crate::gil;
+use crate::handle::ResourceHandle;
+use crate::oracle::{Mistake, makes};
+use crate::tensor::{CUDA, CUDA_HOST, Foreign};
 
 /// The handle of the calling thread's per-thread default stream.
 const PER_THREAD: usize = 2;
@@ -22,8 +28,8 @@ const PER_THREAD: usize = 2;
 pub(crate) enum Source {
     /// A resource, which gets it back.
     Resource(Arc<ResourceHandle>),
-    /// Another library, by DLPack.
-    Foreign(Foreign, Arc<DeviceHandle>),
+    /// Another library, by DLPack; or a block from here, the lender.
+    Foreign { tensor: Foreign, device: Arc<DeviceHandle>, lender: Option<Arc<Block>> },
 }
 
 /// Memory that one or more buffers and exports use.
@@ -37,7 +43,46 @@ pub(crate) struct Block {
     stream: ManuallyDrop<Arc<StreamHandle>>,
     /// The thread whose per-thread default stream that is.
     thread: Option<ThreadId>,
+    /// Whether work of another library may use the memory on a stream that is not known.
+    is_at_large: AtomicBool,
+    /// Whether the collector sees who keeps the block.
+    seen: AtomicU8,
     made_in: usize,
+}
+
+/// Nothing was said yet.
+const UNSAID: u8 = 0;
+/// Buffers that keep the resource's Python object are the only owners.
+const SEEN: u8 = 1;
+/// An export keeps the block.
+const HIDDEN: u8 = 2;
+
+/// Who uses memory that was exported.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Consumer {
+    /// Work of this stream. The stream may end before the export does, so its identity is kept.
+    Stream { raw: usize, id: u64, thread: Option<ThreadId> },
+    /// It did not say.
+    Unknown,
+}
+
+/// The calling thread, if the handle means another stream on another thread.
+fn thread_of(stream: usize) -> Option<ThreadId> {
+    (stream == PER_THREAD).then(|| thread::current().id())
+}
+
+/// The stream behind a handle that `thread` stored. On another thread the handle of a per-thread default
+/// stream names another stream; the legacy default stream waits for those of all threads.
+fn stream_here(stream: *mut c_void, thread: Option<ThreadId>) -> *mut c_void {
+    match thread {
+        Some(thread) if thread != thread::current().id() && !makes(Mistake::Thread) => null_mut(),
+        _ => stream,
+    }
+}
+
+/// Whether both handles mean one stream on this thread: 0 and 1 are the legacy default stream.
+fn is_same(stream: *mut c_void, other: *mut c_void) -> bool {
+    stream.addr().max(1) == other.addr().max(1)
 }
 
 impl Block {
@@ -75,25 +120,26 @@ impl Block {
     }
 
     fn of(address: usize, bytes: u64, source: Source, stream: Arc<StreamHandle>) -> Arc<Self> {
-        let is_per_thread = stream.ptr().addr() == PER_THREAD;
-        let thread = is_per_thread.then(|| thread::current().id());
+        let (thread, is_at_large) = (thread_of(stream.raw), AtomicBool::new(false));
         let (source, stream) = (ManuallyDrop::new(source), ManuallyDrop::new(stream));
-        Arc::new(Self { address, bytes, source, stream, thread, made_in: generation() })
+        let seen = AtomicU8::new(UNSAID);
+        Arc::new(Self { address, bytes, source, stream, thread, is_at_large, seen, made_in: generation() })
     }
 
     /// Memory of another library.
     pub(crate) fn foreign(
-        foreign: Foreign,
+        tensor: Foreign,
         device: Arc<DeviceHandle>,
+        lender: Option<Arc<Self>>,
         stream: Arc<StreamHandle>,
     ) -> Arc<Self> {
-        Self::of(foreign.address(), foreign.bytes(), Source::Foreign(foreign, device), stream)
+        Self::of(tensor.address(), tensor.bytes(), Source::Foreign { tensor, device, lender }, stream)
     }
 
     fn device(&self) -> Result<&Arc<DeviceHandle>, Failure> {
         match &*self.source {
             Source::Resource(resource) => resource.device(),
-            Source::Foreign(_, device) => Ok(device),
+            Source::Foreign { device, .. } => Ok(device),
         }
     }
 
@@ -101,7 +147,7 @@ impl Block {
     pub(crate) fn accessibility(&self) -> Result<(bool, bool), Failure> {
         match &*self.source {
             Source::Resource(resource) => resource.accessibility(),
-            Source::Foreign(foreign, _) => Ok((true, foreign.device_type() != tensor::CUDA)),
+            Source::Foreign { tensor, .. } => Ok((true, tensor.device_type() != CUDA)),
         }
     }
 
@@ -109,31 +155,165 @@ impl Block {
     pub(crate) fn is_pinned(&self) -> Result<bool, Failure> {
         match &*self.source {
             Source::Resource(resource) => Ok(resource.text()?.starts_with("pinned_host")),
-            Source::Foreign(foreign, _) => Ok(foreign.device_type() == tensor::CUDA_HOST),
+            Source::Foreign { tensor, .. } => Ok(tensor.device_type() == CUDA_HOST),
         }
     }
 
-    /// The stream that the block goes back on. On another thread the handle of a per-thread default stream
-    /// names another stream; the legacy default stream waits for those of all threads.
-    fn last_stream(&self) -> *mut c_void {
-        match self.thread {
-            Some(thread) if thread != thread::current().id() => null_mut(),
-            _ => self.stream.ptr(),
+    /// Says that buffers that keep the resource's Python object are the only owners.
+    pub(crate) fn show(&self) {
+        if let Source::Resource(resource) = &*self.source
+            && resource.counts_blocks()
+            && self.seen.compare_exchange(UNSAID, SEEN, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        {
+            resource.count_block(true);
         }
+    }
+
+    /// Says that the collector does not see all owners any more.
+    pub(crate) fn hide(&self) {
+        if self.seen.swap(HIDDEN, Ordering::Relaxed) == SEEN
+            && let Source::Resource(resource) = &*self.source
+        {
+            resource.count_block(false);
+        }
+    }
+
+    /// The block that goes back: memory that came from here by DLPack has the order of its own block.
+    fn root(&self) -> &Self {
+        match &*self.source {
+            Source::Foreign { lender: Some(lender), .. } => lender.root(),
+            _ => self,
+        }
+    }
+
+    /// The stream that the block goes back on, as this thread names it.
+    fn own_stream(&self) -> *mut c_void {
+        stream_here(self.stream.ptr(), self.thread)
+    }
+
+    /// Submits work on `stream` that uses the block: after what was submitted to the block's own stream, which
+    /// then waits for it.
+    pub(crate) fn on<T>(
+        &self,
+        stream: &StreamHandle,
+        submit: impl FnOnce() -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let (root, stream) = (self.root(), stream.ptr());
+        let own = root.own_stream();
+        if root.address == 0 || is_same(own, stream) {
+            return submit();
+        }
+        let device = root.device()?.0;
+        // SAFETY: the device's handle is live, and so are both streams.
+        if !makes(Mistake::Before) {
+            check(unsafe { (api().stream_follow)(device, stream, own) })?;
+        }
+        let submitted = submit();
+        if makes(Mistake::After) {
+            return submitted;
+        }
+        // Also if that failed: a part of it may be on its way.
+        // SAFETY: as above.
+        let followed = check(unsafe { (api().stream_follow)(device, own, stream) });
+        if followed.is_err() {
+            root.use_anywhere();
+        }
+        submitted.and_then(|done| followed.map(|()| done))
+    }
+
+    /// Makes a consumer's stream, named by its handle, wait for what was submitted to the block's.
+    pub(crate) fn lend(&self, consumer: usize) -> Result<Consumer, Failure> {
+        let root = self.root();
+        let (device, own, stream) = (root.device()?, root.own_stream(), without_provenance_mut(consumer));
+        if root.address != 0 && !is_same(own, stream) {
+            // SAFETY: the device's handle is live, and so are both streams.
+            check(unsafe { (api().stream_follow)(device.0, stream, own) })?;
+        }
+        let mut id = 0;
+        // SAFETY: as above; the result may be written.
+        check(unsafe { (api().stream_id)(device.0, stream, &raw mut id) })?;
+        Ok(Consumer::Stream { raw: consumer, id, thread: thread_of(consumer) })
+    }
+
+    /// Makes the block's stream wait for what an export's consumer submitted.
+    pub(crate) fn follow(&self, consumer: Consumer) {
+        let root = self.root();
+        if root.address == 0 || root.made_in != generation() || makes(Mistake::Export) {
+            return;
+        }
+        let Consumer::Stream { raw, id, thread } = consumer else {
+            if root.wait_for_device().is_err() {
+                root.use_anywhere();
+            }
+            return;
+        };
+        let (own, other) = (root.own_stream(), stream_here(without_provenance_mut(raw), thread));
+        if is_same(own, other) {
+            return;
+        }
+        let followed = root.device().and_then(|device| {
+            // SAFETY: the device's handle is live, and so is the block's stream; the library asks whether the
+            // other one is.
+            check(unsafe { (api().stream_follow_if_alive)(device.0, own, other, id) })
+        });
+        if followed.is_err() {
+            root.use_anywhere();
+        }
+    }
+
+    /// Lets work use the memory on streams that are not known: the end of the block waits for the device.
+    pub(crate) fn use_anywhere(&self) {
+        self.root().is_at_large.store(true, Ordering::Relaxed);
+    }
+
+    /// The stream that comes after all uses, as other libraries name it.
+    pub(crate) fn ordered_stream(&self) -> usize {
+        self.root().own_stream().addr().max(1)
+    }
+
+    /// Waits on the host for the work that uses the block.
+    pub(crate) fn wait(&self) -> Result<(), Failure> {
+        let root = self.root();
+        // SAFETY: the device's handle is live, and so is the stream.
+        check(unsafe { (api().stream_synchronize)(root.device()?.0, root.own_stream()) })
+    }
+
+    fn wait_for_device(&self) -> Result<(), Failure> {
+        // SAFETY: the device's handle is live.
+        check(unsafe { (api().device_wait)(self.device()?.0) })
+    }
+
+    /// Waits for work on streams that are not known. Whether the block may be used again.
+    fn is_over(&self) -> bool {
+        if !self.is_at_large.load(Ordering::Relaxed) || makes(Mistake::Unknown) {
+            return true;
+        }
+        // A lost device runs no work any more.
+        self.wait_for_device().map_or_else(|failure| failure.is_lost(), |()| true)
     }
 
     /// Gives the memory back. It needs no GIL. A forked child leaves its parent's memory alone.
     fn release(&self) {
-        if self.made_in != generation() {
+        if self.made_in != generation() || self.address == 0 {
             return;
         }
-        if let Source::Resource(resource) = &*self.source
-            && self.address != 0
-        {
-            let ptr = without_provenance_mut(self.address);
-            // SAFETY: the block is from this resource, with these bytes, and goes back once; its stream lives
-            // as long as it. A refusal is counted by the resource.
-            unsafe { (api().deallocate)(resource.raw, ptr, self.bytes, 0, self.last_stream()) };
+        match &*self.source {
+            Source::Resource(resource) => {
+                if !self.is_over() {
+                    return;
+                }
+                let ptr = without_provenance_mut(self.address);
+                // SAFETY: the block is from this resource, with these bytes, and goes back once, after all
+                // its uses; its stream lives as long as it. A refusal is counted by the resource.
+                unsafe { (api().deallocate)(resource.raw, ptr, self.bytes, 0, self.own_stream()) };
+            }
+            // Another library knows nothing of the streams here.
+            Source::Foreign { lender: None, .. } => {
+                if self.is_over() {
+                    let _ = self.wait();
+                }
+            }
+            Source::Foreign { .. } => {}
         }
     }
 }
@@ -141,11 +321,13 @@ impl Block {
 impl Block {
     /// Ends a block that nothing else uses, with the GIL held, which is released before anything may wait.
     pub(crate) fn end(self, py: Python<'_>) {
+        let may_be_kept =
+            self.address != 0 && self.made_in == generation() && !self.is_at_large.load(Ordering::Relaxed);
         let is_back = match &*self.source {
-            Source::Resource(resource) if self.address != 0 && self.made_in == generation() => {
+            Source::Resource(resource) if may_be_kept => {
                 let ptr = without_provenance_mut(self.address);
                 // SAFETY: as in `release`; if it is not back, `release` follows.
-                unsafe { (api().deallocate_cached)(resource.raw, ptr, self.bytes, self.last_stream()) }
+                unsafe { (api().deallocate_cached)(resource.raw, ptr, self.bytes, self.own_stream()) }
             }
             _ => false,
         };
@@ -169,13 +351,17 @@ impl Block {
 }
 
 impl Drop for Block {
+    /// Whoever ends the block, with the GIL or without: a capsule, a view of the host, a thread that had it.
     fn drop(&mut self) {
-        self.release();
-        // SAFETY: `end` takes them out of blocks that are not dropped.
-        unsafe {
-            ManuallyDrop::drop(&mut self.source);
-            ManuallyDrop::drop(&mut self.stream);
-        }
+        self.hide();
+        gil::released(|| {
+            self.release();
+            // SAFETY: `end` takes them out of blocks that are not dropped.
+            unsafe {
+                ManuallyDrop::drop(&mut self.source);
+                ManuallyDrop::drop(&mut self.stream);
+            }
+        });
     }
 }
 
@@ -197,6 +383,12 @@ impl View {
         self.block.device()
     }
 
+    /// The bytes that the view can grow to.
+    pub(crate) fn capacity(&self) -> u64 {
+        self.block.bytes - self.offset
+    }
+
+    /// Waits on the host for a stream.
     pub(crate) fn synchronize(&self, stream: &StreamHandle) -> Result<(), Failure> {
         // SAFETY: the device's handle is live, and so is the stream.
         check(unsafe { (api().stream_synchronize)(self.device()?.0, stream.ptr()) })
@@ -210,12 +402,14 @@ impl View {
         if self.size == 0 {
             return Ok(());
         }
-        let source = without_provenance_mut(self.address());
-        // SAFETY: the device's handle is live, as are the stream and the block; the target may be written.
-        check(unsafe {
-            (api().copy_to_host)(self.device()?.0, target.cast(), source, self.size, stream.ptr())
-        })?;
-        self.synchronize(stream)
+        let (device, source) = (self.device()?.0, without_provenance_mut(self.address()));
+        self.block.on(stream, || {
+            let target = target.cast();
+            // SAFETY: the device's handle is live, as are the stream and the block; the target may be written.
+            let copied = unsafe { (api().copy_to_host)(device, target, source, self.size, stream.ptr()) };
+            // Also if that failed, as the host's memory is the caller's.
+            check(copied).and(self.synchronize(stream))
+        })
     }
 
     /// Copies from the host, and waits for it, as the host's memory is the caller's.
@@ -231,39 +425,109 @@ impl View {
         if bytes == 0 {
             return Ok(());
         }
-        let target = without_provenance_mut(self.address());
-        // SAFETY: the device's handle is live, and so are the stream and the block; the source may be read.
-        check(unsafe {
+        let (device, target) = (self.device()?.0, without_provenance_mut(self.address()));
+        self.block.on(stream, || {
             let source = source.cast_mut().cast();
-            (api().copy_to_device)(self.device()?.0, target, source, bytes, stream.ptr())
-        })?;
-        self.synchronize(stream)
+            // SAFETY: the device's handle is live, and so are the stream and the block; the source may be read.
+            let copied = unsafe { (api().copy_to_device)(device, target, source, bytes, stream.ptr()) };
+            check(copied).and(self.synchronize(stream))
+        })
     }
 
-    /// Copies on the device, in the order of `stream`.
+    /// Copies on the device, in the order of `stream`. The caller orders the source.
     pub(crate) fn copy_from(&self, source: usize, bytes: u64, stream: &StreamHandle) -> Result<(), Failure> {
         if bytes == 0 {
             return Ok(());
         }
+        let device = self.device()?.0;
         let (target, source) = (without_provenance_mut(self.address()), without_provenance_mut(source));
         // SAFETY: the device's handle is live, and so are the stream and the block, which holds as many; the
         // source is the caller's promise.
-        check(unsafe { (api().copy_on_device)(self.device()?.0, target, source, bytes, stream.ptr()) })
+        self.block.on(stream, || {
+            check(unsafe { (api().copy_on_device)(device, target, source, bytes, stream.ptr()) })
+        })
+    }
+
+    /// Copies the first bytes of another view, in the order of `stream`; the other one's block goes back after
+    /// the copy.
+    pub(crate) fn copy_from_view(
+        &self,
+        other: &Self,
+        bytes: u64,
+        stream: &StreamHandle,
+    ) -> Result<(), Failure> {
+        let is_one_device = {
+            let (device, of_other) = (self.device()?, other.device()?);
+            (device.ordinal(), device.is_simulated()) == (of_other.ordinal(), of_other.is_simulated())
+        };
+        if makes(Mistake::Source) {
+            return self.copy_from(other.address(), bytes, stream);
+        }
+        if is_one_device || bytes == 0 {
+            return other.block.on(stream, || self.copy_from(other.address(), bytes, stream));
+        }
+        // The streams of two devices are ordered by the host.
+        other.block.wait()?;
+        let copied = self.copy_from(other.address(), bytes, stream);
+        copied.and(self.synchronize(stream))
+    }
+
+    /// Sets each byte, in the order of `stream`.
+    pub(crate) fn fill(&self, value: u8, stream: &StreamHandle) -> Result<(), Failure> {
+        if self.size == 0 {
+            return Ok(());
+        }
+        let (device, target) = (self.device()?.0, without_provenance_mut(self.address()));
+        // SAFETY: the device's handle is live, and so are the stream and the block.
+        self.block
+            .on(stream, || check(unsafe { (api().fill)(device, target, value, self.size, stream.ptr()) }))
+    }
+
+    /// Moves managed memory to the device, or to the host, in the order of `stream`.
+    pub(crate) fn prefetch(&self, to_host: bool, stream: &StreamHandle) -> Result<(), Failure> {
+        let (device, target) = (self.device()?.0, without_provenance_mut(self.address()));
+        self.block.on(stream, || {
+            // SAFETY: the device's handle is live, and so are the stream and the block.
+            check(unsafe { (api().prefetch)(device, target, self.size, to_host, stream.ptr()) })
+        })
     }
 
     /// The same bytes in memory of their own, from the same resource.
     pub(crate) fn duplicate(&self, stream: &Arc<StreamHandle>) -> Result<Self, Failure> {
         let resource = match &*self.block.source {
             Source::Resource(resource) => resource.clone(),
-            Source::Foreign(..) => ResourceHandle::current()?,
+            Source::Foreign { device, .. } => ResourceHandle::of_device(device)?,
         };
         let block = Block::new(resource, self.size, stream.clone())?;
         let copy = Self { block, offset: 0, size: self.size, stream: stream.clone() };
-        if stream.raw != self.stream.raw && self.size > 0 {
-            // SAFETY: the device's handle is live, and so are both streams.
-            check(unsafe { (api().stream_wait)(self.device()?.0, stream.ptr(), self.stream.ptr()) })?;
-        }
-        copy.copy_from(self.address(), self.size, stream)?;
+        copy.copy_from_view(self, self.size, stream)?;
         Ok(copy)
+    }
+
+    /// Copies memory of another owner, whose stream waits for the copy: the owner may end at once.
+    pub(crate) fn copy_from_foreign(
+        &self,
+        source: usize,
+        bytes: u64,
+        of_source: usize,
+        stream: &StreamHandle,
+    ) -> Result<(), Failure> {
+        let (device, of_source) = (self.device()?.0, without_provenance_mut(of_source));
+        // SAFETY: the device's handle is live, and so are both streams.
+        check(unsafe { (api().stream_follow)(device, stream.ptr(), of_source) })?;
+        let copied = self.copy_from(source, bytes, stream);
+        // SAFETY: as above.
+        copied.and(check(unsafe { (api().stream_follow)(device, of_source, stream.ptr()) }))
+    }
+
+    /// Copies memory of which nothing but the address is known, and waits for it: its owner cannot know when
+    /// the copy is done.
+    pub(crate) fn copy_from_unknown(
+        &self,
+        source: usize,
+        bytes: u64,
+        stream: &StreamHandle,
+    ) -> Result<(), Failure> {
+        self.copy_from(source, bytes, stream).and(self.synchronize(stream))
     }
 }

@@ -7,29 +7,30 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyBufferError, PyIndexError, PyTypeError, PyValueError};
 use pyo3::ffi;
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PySlice, PyTuple};
 
-use crate::api::api;
 use crate::block::{Block, Source, View};
 use crate::device::{DeviceHandle, Stream, StreamArgument, StreamHandle};
 use crate::dlpack;
-use crate::error::{Failure, check};
+use crate::error::{Failure, raise_interrupt};
+use crate::handle::ResourceHandle;
 use crate::host::HostBytes;
-use crate::resource::{Resource, ResourceHandle};
+use crate::resource::Resource;
 use crate::tensor::Foreign;
 
 /// Bytes of a memory resource, in the order of a stream.
 ///
 /// The memory goes back when the buffer, all slices of it, and all that other libraries got of it by DLPack
 /// or the buffer protocol have ended.
-#[pyclass(frozen, weakref, subclass, freelist = 64, module = "millpond")]
+#[pyclass(frozen, weakref, subclass, module = "millpond")]
 #[derive(Debug)]
 pub(crate) struct DeviceBuffer {
     /// Taken out when the buffer is dropped.
     view: Mutex<ManuallyDrop<View>>,
     /// The Python object of the resource, if one was given.
-    mr: Option<Py<PyAny>>,
+    mr: Mutex<Option<Py<PyAny>>>,
 }
 
 impl Drop for DeviceBuffer {
@@ -59,39 +60,73 @@ impl DeviceBuffer {
     }
 
     fn of(view: View, mr: Option<Py<PyAny>>) -> Self {
-        Self { view: Mutex::new(ManuallyDrop::new(view)), mr }
+        if mr.is_some() {
+            view.block.show();
+        }
+        Self { view: Mutex::new(ManuallyDrop::new(view)), mr: Mutex::new(mr) }
     }
 
-    /// A buffer over memory of another library.
-    pub(crate) fn foreign(foreign: Foreign, device: Arc<DeviceHandle>, stream: Arc<StreamHandle>) -> Self {
+    /// A buffer over memory of another library, or of a block from here.
+    pub(crate) fn foreign(
+        foreign: Foreign,
+        device: Arc<DeviceHandle>,
+        lender: Option<Arc<Block>>,
+        stream: Arc<StreamHandle>,
+    ) -> Self {
         let bytes = foreign.bytes();
-        let block = Block::foreign(foreign, device, stream.clone());
+        let block = Block::foreign(foreign, device, lender, stream.clone());
         Self::of(View { block, offset: 0, size: bytes, stream }, None)
     }
 
-    fn grown(&self, py: Python<'_>, size: u64, capacity: u64, stream: &Arc<StreamHandle>) -> PyResult<()> {
-        let view = self.view();
-        let Source::Resource(resource) = &*view.block.source else {
-            return Err(PyBufferError::new_err("memory of another library has a fixed size"));
-        };
-        let made = py.detach(|| {
-            let block = Block::new(resource.clone(), capacity, stream.clone())?;
-            let made = View { block, offset: 0, size, stream: stream.clone() };
-            if view.stream.raw != stream.raw && view.size > 0 {
-                // SAFETY: the device's handle is live, and so are both streams.
-                check(unsafe { (api().stream_wait)(view.device()?.0, stream.ptr(), view.stream.ptr()) })?;
+    /// The resource's object, if one was given.
+    fn given_mr(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.mr.lock().as_ref().map(|mr| mr.clone_ref(py))
+    }
+
+    /// Changes the size, and the block if `wanted` says so: it gets the view, and says the new size and, for
+    /// another block, its capacity. Size and block change together; if another thread changed one of them
+    /// meanwhile, `wanted` is asked again.
+    fn change(
+        &self,
+        py: Python<'_>,
+        stream: &Arc<StreamHandle>,
+        wanted: impl Fn(&View) -> (u64, Option<u64>),
+    ) -> PyResult<()> {
+        loop {
+            let (view, size, capacity) = {
+                let mut now = self.view.lock();
+                match wanted(&now) {
+                    (size, None) => {
+                        now.size = size;
+                        return Ok(());
+                    }
+                    (size, Some(capacity)) => (View::clone(&now), size, capacity),
+                }
+            };
+            let Source::Resource(resource) = &*view.block.source else {
+                return Err(PyBufferError::new_err("memory of another library has a fixed size"));
+            };
+            let made = py.detach(|| {
+                let block = Block::new(resource.clone(), capacity, stream.clone())?;
+                let made = View { block, offset: 0, size, stream: stream.clone() };
+                made.copy_from_view(&view, view.size.min(size), stream)?;
+                Ok::<_, Failure>(made)
+            })?;
+            if self.mr.lock().is_some() {
+                made.block.show();
             }
-            made.copy_from(view.address(), view.size.min(size), stream)?;
-            if view.stream.raw != stream.raw && view.size > 0 {
-                // The old block goes back in the order of its own stream: that is after the copy.
-                // SAFETY: as above.
-                check(unsafe { (api().stream_wait)(view.device()?.0, view.stream.ptr(), stream.ptr()) })?;
+            let (is_changed, other) = {
+                let mut now = self.view.lock();
+                let is_as_seen = Arc::ptr_eq(&now.block, &view.block)
+                    && (now.offset, now.size) == (view.offset, view.size);
+                (is_as_seen, if is_as_seen { std::mem::replace(&mut **now, made) } else { made })
+            };
+            py.detach(|| drop((other, view)));
+            raise_interrupt(py)?;
+            if is_changed {
+                return Ok(());
             }
-            Ok::<_, Failure>(made)
-        })?;
-        let old = std::mem::replace(&mut **self.view.lock(), made);
-        py.detach(|| drop((old, view)));
-        Ok(())
+        }
     }
 }
 
@@ -151,6 +186,7 @@ impl DeviceBuffer {
             }
             Ok::<_, Failure>(view)
         })?;
+        raise_interrupt(py)?;
         Ok(Self::of(view, mr.map(Bound::unbind)))
     }
 
@@ -182,8 +218,7 @@ impl DeviceBuffer {
 
     /// The bytes that `resize` may use without an allocation.
     fn capacity(&self) -> u64 {
-        let view = self.view.lock();
-        view.block.bytes - view.offset
+        self.view.lock().capacity()
     }
 
     /// The stream in whose order the bytes are used.
@@ -195,15 +230,15 @@ impl DeviceBuffer {
     /// The resource that the memory is from; None for memory of another library.
     #[getter]
     fn mr(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
-        if let Some(mr) = &self.mr {
-            return Ok(Some(mr.clone_ref(py)));
+        if let Some(mr) = self.given_mr(py) {
+            return Ok(Some(mr));
         }
         match &*self.view().block.source {
             Source::Resource(resource) => {
                 let wrapped = Bound::new(py, Resource::of(resource.clone()))?;
                 Ok(Some(py.import("millpond.mr")?.getattr("_known")?.call1((wrapped,))?.unbind()))
             }
-            Source::Foreign(..) => Ok(None),
+            Source::Foreign { .. } => Ok(None),
         }
     }
 
@@ -259,8 +294,9 @@ impl DeviceBuffer {
         Ok(py.detach(|| unsafe { view.write(host.address(), host.bytes as u64, &stream) })?)
     }
 
-    /// Copies from an object with `__cuda_array_interface__`, one-dimensional and contiguous. The stream
-    /// waits for the one that the object names.
+    /// Copies from a buffer, or an object with `__cuda_array_interface__`, one-dimensional and contiguous. The
+    /// stream waits for the one that the object names, which then waits for the copy: the source may go at
+    /// once. If the object names none, the call waits for the copy.
     #[pyo3(signature = (cuda_ary, stream=StreamArgument(None)))]
     fn copy_from_device(
         &self,
@@ -269,6 +305,14 @@ impl DeviceBuffer {
         stream: StreamArgument<'_>,
     ) -> PyResult<()> {
         let (view, stream) = (self.view(), stream.resolve_or(|| self.own_stream())?);
+        if let Ok(source) = cuda_ary.cast::<Self>() {
+            let source = source.get().view();
+            fits(source.size, &view)?;
+            return Ok(py.detach(|| {
+                view.copy_from_view(&source, source.size, &stream)?;
+                if stream.raw <= 2 { view.synchronize(&stream) } else { Ok(()) }
+            })?);
+        }
         let interface = cuda_ary
             .getattr("__cuda_array_interface__")
             .map_err(|_| PyValueError::new_err("the source needs a `__cuda_array_interface__`"))?;
@@ -294,12 +338,8 @@ impl DeviceBuffer {
         let bytes = length * item;
         fits(bytes, &view)?;
         Ok(py.detach(|| {
-            if let Some(of_source) = of_source.filter(|of_source| *of_source != stream.raw) {
-                let of_source = without_provenance_mut(of_source);
-                // SAFETY: the device's handle is live, and so are both streams.
-                check(unsafe { (api().stream_wait)(view.device()?.0, stream.ptr(), of_source) })?;
-            }
-            view.copy_from(source, bytes, &stream)?;
+            let Some(of_source) = of_source else { return view.copy_from_unknown(source, bytes, &stream) };
+            view.copy_from_foreign(source, bytes, of_source, &stream)?;
             if stream.raw <= 2 { view.synchronize(&stream) } else { Ok(()) }
         })?)
     }
@@ -308,21 +348,15 @@ impl DeviceBuffer {
     #[pyo3(signature = (value, stream=StreamArgument(None)))]
     fn fill(&self, py: Python<'_>, value: u8, stream: StreamArgument<'_>) -> PyResult<()> {
         let (view, stream) = (self.view(), stream.resolve_or(|| self.own_stream())?);
-        if view.size == 0 {
-            return Ok(());
-        }
-        Ok(py.detach(|| {
-            let target = without_provenance_mut(view.address());
-            // SAFETY: the device's handle is live, and so are the stream and the block.
-            check(unsafe { (api().fill)(view.device()?.0, target, value, view.size, stream.ptr()) })
-        })?)
+        Ok(py.detach(|| view.fill(value, &stream))?)
     }
 
     /// Copies to new memory of the same resource.
     fn copy(&self, py: Python<'_>) -> PyResult<Self> {
         let view = self.view();
         let copy = py.detach(|| view.duplicate(&view.stream))?;
-        Ok(Self::of(copy, self.mr.as_ref().map(|mr| mr.clone_ref(py))))
+        raise_interrupt(py)?;
+        Ok(Self::of(copy, self.given_mr(py)))
     }
 
     fn __copy__(&self, py: Python<'_>) -> PyResult<Self> {
@@ -341,11 +375,8 @@ impl DeviceBuffer {
         #[pyo3(from_py_with = crate::size::size)] new_capacity: u64,
         stream: StreamArgument<'_>,
     ) -> PyResult<()> {
-        if new_capacity <= self.capacity() {
-            return Ok(());
-        }
-        let size = self.size();
-        self.grown(py, size, new_capacity, &stream.resolve_or(|| self.own_stream())?)
+        let stream = stream.resolve_or(|| self.own_stream())?;
+        self.change(py, &stream, |view| (view.size, Some(new_capacity).filter(|it| *it > view.capacity())))
     }
 
     /// Makes the buffer `new_size` bytes long. Slices and exports keep the memory that they had.
@@ -357,18 +388,14 @@ impl DeviceBuffer {
         stream: StreamArgument<'_>,
     ) -> PyResult<()> {
         let stream = stream.resolve_or(|| self.own_stream())?;
-        if new_size > self.capacity() {
-            return self.grown(py, new_size, new_size, &stream);
-        }
-        self.view.lock().size = new_size;
-        Ok(())
+        self.change(py, &stream, |view| (new_size, Some(new_size).filter(|it| *it > view.capacity())))
     }
 
     /// Gives the memory beyond the size back.
     #[pyo3(signature = (stream=StreamArgument(None)))]
     fn shrink_to_fit(&self, py: Python<'_>, stream: StreamArgument<'_>) -> PyResult<()> {
-        let (size, stream) = (self.size(), stream.resolve_or(|| self.own_stream())?);
-        if size == self.capacity() { Ok(()) } else { self.grown(py, size, size, &stream) }
+        let stream = stream.resolve_or(|| self.own_stream())?;
+        self.change(py, &stream, |view| (view.size, Some(view.size).filter(|it| *it < view.capacity())))
     }
 
     /// Moves managed memory to the device; `device=-1` is the host. Other memory stays where it is.
@@ -379,12 +406,8 @@ impl DeviceBuffer {
             if view.size == 0 || view.block.accessibility()? != (true, true) {
                 return Ok(());
             }
-            let (target, to_host) = (without_provenance_mut(view.address()), device == Some(-1));
-            // SAFETY: the device's handle is live, and so are the stream and the block.
-            let moved =
-                unsafe { (api().prefetch)(view.device()?.0, target, view.size, to_host, stream.ptr()) };
-            // Pinned memory, and devices without page migration, cannot; that is no error, as in RMM.
-            match check(moved) {
+            match view.prefetch(device == Some(-1), &stream) {
+                // Pinned memory, and devices without page migration, cannot; that is no error, as in RMM.
                 Err(failure) if !failure.is_refusal() => Err(failure),
                 _ => Ok(()),
             }
@@ -400,7 +423,7 @@ impl DeviceBuffer {
             }
             view.offset += range.start as u64;
             view.size = range.slicelength as u64;
-            let part = Self::of(view, self.mr.as_ref().map(|mr| mr.clone_ref(py)));
+            let part = Self::of(view, self.given_mr(py));
             return Ok(Bound::new(py, part)?.into_any().unbind());
         }
         let index: i64 = index.extract()?;
@@ -416,23 +439,27 @@ impl DeviceBuffer {
         Ok(byte[0].into_pyobject(py)?.into_any().unbind())
     }
 
-    /// Version 3 of the CUDA array interface, with the stream that a consumer waits for.
+    /// Version 3 of the CUDA array interface, with the stream that a consumer waits for. It does not say on
+    /// which stream the consumer works: so the block goes back after all work of the device, for which its end
+    /// waits. By DLPack the consumer names its stream, and nothing waits.
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let view = self.view();
+        view.block.use_anywhere();
         let interface = PyDict::new(py);
         interface.set_item("shape", (view.size,))?;
         interface.set_item("strides", py.None())?;
         interface.set_item("typestr", "|u1")?;
         interface.set_item("data", (view.address(), false))?;
         interface.set_item("version", 3)?;
-        interface.set_item("stream", view.stream.raw.max(1))?;
+        interface.set_item("stream", view.block.ordered_stream())?;
         Ok(interface)
     }
 
     /// DLPack's name of the device: the kind of memory, and the number.
-    fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
-        Ok(dlpack::device_of(&self.view())?)
+    fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
+        let view = self.view();
+        Ok(py.detach(|| dlpack::device_of(&view))?)
     }
 
     /// A capsule of DLPack; its deleter needs no GIL. `stream` waits for the buffer's (-1: no waiting).
@@ -459,6 +486,19 @@ impl DeviceBuffer {
         (to_device, (host,)).into_pyobject(py)
     }
 
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        // Another thread may hold it for a moment; then the collector finds the object in use.
+        match self.mr.try_lock() {
+            Some(mr) => visit.call(mr.as_ref()),
+            None => Ok(()),
+        }
+    }
+
+    fn __clear__(&self) {
+        let mr = self.mr.lock().take();
+        drop(mr);
+    }
+
     fn __repr__(&self) -> PyResult<String> {
         let view = self.view();
         Ok(format!("<DeviceBuffer of {} bytes at {:#x}>", view.size, view.address()))
@@ -473,7 +513,7 @@ impl DeviceBuffer {
         let (in_place, copy) = py.detach(|| {
             let reached = view.block.accessibility()?.1 && !view.device()?.is_simulated();
             if reached {
-                view.synchronize(&view.stream)?;
+                view.block.wait()?;
                 return Ok((true, Vec::new()));
             }
             let mut copy = vec![0_u8; view.size.max(1) as usize];

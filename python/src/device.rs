@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 
 use crate::api::{Raw, api, c_text, generation, take_text};
 use crate::error::{Failure, check};
+use crate::gil;
 
 /// The library's handle of a device.
 #[derive(Debug)]
@@ -23,7 +24,7 @@ unsafe impl Sync for DeviceHandle {}
 impl Drop for DeviceHandle {
     fn drop(&mut self) {
         // SAFETY: the handle is this value's own.
-        unsafe { (api().device_free)(self.0) }
+        gil::released(|| unsafe { (api().device_free)(self.0) });
     }
 }
 
@@ -199,7 +200,9 @@ impl Drop for StreamHandle {
             && *made_in == generation()
         {
             // SAFETY: the stream was made on this device, and ends here.
-            unsafe { (api().stream_destroy)(device.0, self.ptr()) };
+            gil::released(|| unsafe {
+                (api().stream_destroy)(device.0, self.ptr());
+            });
         }
     }
 }

@@ -2,16 +2,17 @@
 
 use std::ffi::{CStr, c_void};
 use std::ptr::{null_mut, without_provenance_mut};
+use std::sync::Arc;
 
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::api::api;
-use crate::block::View;
-use crate::error::{Failure, check};
+use crate::block::{Block, Consumer, View};
+use crate::error::Failure;
+use crate::gil;
 use crate::tensor::{
-    CUDA, CUDA_HOST, CUDA_MANAGED, DlDevice, DlTensor, DlType, EXTENSION, Managed, ManagedVersioned,
+    CUDA, CUDA_HOST, CUDA_MANAGED, DlDevice, DlTensor, DlType, EXTENSION, Foreign, Managed, ManagedVersioned,
 };
 
 const CPU: i32 = 1;
@@ -26,7 +27,35 @@ struct Export<T> {
     managed: T,
     shape: [i64; 1],
     strides: [i64; 1],
-    _view: View,
+    view: View,
+    consumer: Consumer,
+}
+
+impl<T> Export<T> {
+    /// Ends what a consumer took: the block goes back after the consumer's work.
+    fn end(self: Box<Self>) {
+        gil::released(|| {
+            self.view.block.follow(self.consumer);
+            drop(self);
+        });
+    }
+}
+
+/// The block that a tensor is of, if it is an export of this module.
+pub(crate) fn lender_of(tensor: &Foreign) -> Option<Arc<Block>> {
+    // SAFETY: the tensor lives, and with its deleter it is an export, which is its context.
+    unsafe {
+        if tensor.is_versioned {
+            let managed = &*tensor.managed.cast::<ManagedVersioned>().as_ptr();
+            let is_ours =
+                managed.deleter.is_some_and(|it| it as usize == end_versioned as *const () as usize);
+            is_ours.then(|| (*managed.context.cast::<Export<ManagedVersioned>>()).view.block.clone())
+        } else {
+            let managed = &*tensor.managed.cast::<Managed>().as_ptr();
+            let is_ours = managed.deleter.is_some_and(|it| it as usize == end_plain as *const () as usize);
+            is_ours.then(|| (*managed.context.cast::<Export<Managed>>()).view.block.clone())
+        }
+    }
 }
 
 /// The kind of a view's memory, and its device's number.
@@ -42,15 +71,16 @@ pub(crate) fn device_of(view: &View) -> Result<(i32, i32), Failure> {
     Ok((kind, if matches!(kind, CPU | CUDA_HOST) { 0 } else { device.ordinal() }))
 }
 
-/// The stream that a consumer names; -1 for none.
-fn consumer_of(stream: Option<i64>) -> PyResult<i64> {
+/// The stream that a consumer names, if it names one.
+fn consumer_of(stream: Option<i64>) -> PyResult<Option<usize>> {
     match stream {
-        None => Ok(1),
+        None => Ok(Some(1)),
+        Some(-1) => Ok(None),
         Some(0) => Err(PyValueError::new_err(
             "stream 0 is ambiguous: 1 is the legacy default stream, 2 the one of the thread",
         )),
         Some(stream) if stream < -1 => Err(PyValueError::new_err(format!("{stream} is no stream of DLPack"))),
-        Some(stream) => Ok(stream),
+        Some(stream) => Ok(Some(stream as usize)),
     }
 }
 
@@ -63,22 +93,22 @@ pub(crate) fn export<'py>(
     dl_device: Option<(i32, i32)>,
     copy: Option<bool>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let device = device_of(&view)?;
+    let device = py.detach(|| device_of(&view))?;
     if let Some(wanted) = dl_device.filter(|wanted| *wanted != device) {
         return Err(PyBufferError::new_err(format!(
             "the buffer is on DLPack's device {device:?}, not on {wanted:?}; copy_to_host copies to the host"
         )));
     }
-    let consumer = consumer_of(stream)?;
+    let stream = consumer_of(stream)?;
     let is_copied = copy == Some(true);
-    let view = py.detach(|| {
+    let (view, consumer) = py.detach(|| {
         let view = if is_copied { view.duplicate(&view.stream)? } else { view };
-        if consumer > 0 && view.stream.raw.max(1) != consumer as usize {
-            let consumer = without_provenance_mut(consumer as usize);
-            // SAFETY: the device's handle is live, and so are both streams.
-            check(unsafe { (api().stream_wait)(view.device()?.0, consumer, view.stream.ptr()) })?;
-        }
-        Ok::<_, Failure>(view)
+        view.block.hide();
+        let consumer = match stream {
+            Some(stream) => view.block.lend(stream)?,
+            None => Consumer::Unknown,
+        };
+        Ok::<_, Failure>((view, consumer))
     })?;
     let tensor = DlTensor {
         data: without_provenance_mut(view.address()),
@@ -94,7 +124,7 @@ pub(crate) fn export<'py>(
         let flags = if is_copied { FLAG_COPIED } else { 0 };
         let (context, deleter) = (null_mut(), Some(end_versioned as _));
         let managed = ManagedVersioned { major: MAJOR, minor: MINOR, context, deleter, flags, tensor };
-        let export = Box::into_raw(Box::new(Export { managed, shape, strides, _view: view }));
+        let export = Box::into_raw(Box::new(Export { managed, shape, strides, view, consumer }));
         // SAFETY: the export is new, and stays where it is.
         unsafe {
             (*export).managed.context = export.cast();
@@ -104,7 +134,7 @@ pub(crate) fn export<'py>(
         }
     } else {
         let managed = Managed { tensor, context: null_mut(), deleter: Some(end_plain) };
-        let export = Box::into_raw(Box::new(Export { managed, shape, strides, _view: view }));
+        let export = Box::into_raw(Box::new(Export { managed, shape, strides, view, consumer }));
         // SAFETY: as above.
         unsafe {
             (*export).managed.context = export.cast();
@@ -130,31 +160,40 @@ unsafe fn capsule<'py>(
 /// Ends an export, on any thread, with the GIL or without.
 unsafe extern "C" fn end_plain(managed: *mut Managed) {
     // SAFETY: the context is the export, which ends here.
-    drop(unsafe { Box::from_raw((*managed).context.cast::<Export<Managed>>()) });
+    unsafe { Box::from_raw((*managed).context.cast::<Export<Managed>>()) }.end();
 }
 
 /// The same for one with a version.
 unsafe extern "C" fn end_versioned(managed: *mut ManagedVersioned) {
     // SAFETY: the context is the export, which ends here.
-    drop(unsafe { Box::from_raw((*managed).context.cast::<Export<ManagedVersioned>>()) });
+    unsafe { Box::from_raw((*managed).context.cast::<Export<ManagedVersioned>>()) }.end();
 }
 
-/// Ends what is in a capsule without a consumer.
+/// Ends what is in a capsule without a consumer, so that nothing used it.
 unsafe extern "C" fn drop_plain(capsule: *mut ffi::PyObject) {
     // SAFETY: Python calls this with a capsule of ours; a consumer has changed its name.
-    unsafe {
-        if ffi::PyCapsule_IsValid(capsule, PLAIN.as_ptr()) != 0 {
-            end_plain(ffi::PyCapsule_GetPointer(capsule, PLAIN.as_ptr()).cast());
-        }
-    }
+    unsafe { drop_unused::<Managed>(capsule, PLAIN, |managed| (*managed).context) }
 }
 
 /// The same for one with a version.
 unsafe extern "C" fn drop_versioned(capsule: *mut ffi::PyObject) {
     // SAFETY: as above.
+    unsafe { drop_unused::<ManagedVersioned>(capsule, VERSIONED, |managed| (*managed).context) }
+}
+
+/// # Safety
+/// The capsule is one of `export`, and a `T` if it has this name; Python calls it with the GIL.
+unsafe fn drop_unused<T>(
+    capsule: *mut ffi::PyObject,
+    name: &CStr,
+    context: unsafe fn(*mut T) -> *mut c_void,
+) {
+    // SAFETY: the caller's promise; the context is the export, which ends here.
     unsafe {
-        if ffi::PyCapsule_IsValid(capsule, VERSIONED.as_ptr()) != 0 {
-            end_versioned(ffi::PyCapsule_GetPointer(capsule, VERSIONED.as_ptr()).cast());
+        if ffi::PyCapsule_IsValid(capsule, name.as_ptr()) != 0 {
+            let managed = ffi::PyCapsule_GetPointer(capsule, name.as_ptr()).cast::<T>();
+            let export = Box::from_raw(context(managed).cast::<Export<T>>());
+            gil::released(|| drop(export));
         }
     }
 }

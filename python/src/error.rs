@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
 use crate::api::api;
+use crate::gil;
 
 /// What went wrong, taken from the library on the thread that failed.
 #[derive(Debug)]
@@ -23,6 +24,11 @@ impl Failure {
     /// Says what the failure is about.
     pub(crate) fn context(self, what: &str) -> Self {
         Self { message: format!("{what}: {}", self.message), ..self }
+    }
+
+    /// Whether the device is lost, so that it runs no work any more.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.status == 7
     }
 
     /// Whether the driver or the library refused the request itself, whatever the state of memory.
@@ -61,15 +67,56 @@ impl Raised {
 thread_local! {
     /// What a callback raised, for the call that made it.
     static RAISED: RefCell<Option<Raised>> = const { RefCell::new(None) };
+    /// What ends the program's work, or what the handler of a signal raised while a call waited.
+    static INTERRUPT: RefCell<Option<PyErr>> = const { RefCell::new(None) };
 }
 
 /// Whether a callback ever raised: most programs have none, and their calls look no further.
 static ANY_RAISED: AtomicBool = AtomicBool::new(false);
 
-/// Keeps what a callback raised until the call fails that made it.
-pub(crate) fn keep_raised(raised: Raised) {
-    let _ = RAISED.try_with(|slot| slot.replace(Some(raised)));
-    ANY_RAISED.store(true, Ordering::Relaxed);
+/// Keeps what a callback raised until the call fails that made it. What is no error (`KeyboardInterrupt`,
+/// `SystemExit`) is raised even if the call is served.
+pub(crate) fn keep_raised(py: Python<'_>, raised: Raised) {
+    let (Raised::Cause(error) | Raised::Instead(error)) = &raised;
+    if error.is_instance_of::<PyException>(py) {
+        let _ = RAISED.try_with(|slot| slot.replace(Some(raised)));
+        ANY_RAISED.store(true, Ordering::Relaxed);
+    } else {
+        let _ = INTERRUPT.try_with(|slot| slot.replace(Some(error.clone_ref(py))));
+    }
+}
+
+/// Whether this may be the thread on which Python handles signals: the first one. Others need no lock of Python's.
+fn handles_signals() -> bool {
+    #[cfg(target_os = "linux")]
+    // SAFETY: both functions ask for nothing.
+    unsafe {
+        libc::syscall(libc::SYS_gettid) == libc::c_long::from(libc::getpid())
+    }
+    #[cfg(not(target_os = "linux"))]
+    true
+}
+
+/// Lets Python handle the signals that came, as a wait of the library's asks. Whether a handler raised, as
+/// Ctrl-C does, so that the wait ends.
+pub(crate) extern "C" fn is_interrupted() -> bool {
+    if INTERRUPT.try_with(|slot| slot.borrow().is_some()).unwrap_or(false) {
+        return true;
+    }
+    if !handles_signals() {
+        return false;
+    }
+    let raised = gil::attached(|py| py.check_signals().err()).flatten();
+    raised.is_some_and(|raised| INTERRUPT.try_with(|slot| slot.replace(Some(raised))).is_ok())
+}
+
+/// Raises what the handler of a signal raised in a call that succeeded nevertheless.
+pub(crate) fn raise_interrupt(_py: Python<'_>) -> PyResult<()> {
+    taken_interrupt().map_or(Ok(()), Err)
+}
+
+fn taken_interrupt() -> Option<PyErr> {
+    INTERRUPT.try_with(RefCell::take).ok().flatten()
 }
 
 /// Forgets what callbacks raised: the call that made them was served in another way.
@@ -78,7 +125,7 @@ fn forget_raised() {
     let is_kept = RAISED.try_with(|slot| slot.borrow().is_some()).unwrap_or(false);
     if is_kept {
         // At the interpreter's end it stays.
-        Python::try_attach(|_| drop(RAISED.try_with(RefCell::take)));
+        gil::attached(|_| drop(RAISED.try_with(RefCell::take)));
     }
 }
 
@@ -118,9 +165,10 @@ impl From<Failure> for PyErr {
     fn from(failure: Failure) -> Self {
         static MAKE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         Python::attach(|py| {
+            if let Some(interrupt) = taken_interrupt() {
+                return interrupt;
+            }
             let cause = match RAISED.try_with(RefCell::take).ok().flatten() {
-                // As above.
-                Some(Raised::Cause(error)) if !error.is_instance_of::<PyException>(py) => return error,
                 Some(Raised::Instead(error)) => return error,
                 Some(Raised::Cause(error)) => Some(error),
                 None => None,
@@ -134,7 +182,8 @@ impl From<Failure> for PyErr {
             });
             let error = match made {
                 Ok(error) => Self::from_value(error),
-                Err(_) => PyRuntimeError::new_err(format!("error {} of libmillpond", failure.status)),
+                // Ctrl-C while Python makes the exception, for instance.
+                Err(error) => return error,
             };
             error.set_cause(py, cause);
             error

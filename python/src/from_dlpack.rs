@@ -10,7 +10,7 @@ use pyo3::types::PyDict;
 use crate::api::api;
 use crate::buffer::DeviceBuffer;
 use crate::device::{DeviceHandle, StreamArgument};
-use crate::dlpack::{MAJOR, MINOR, PLAIN, VERSIONED};
+use crate::dlpack::{MAJOR, MINOR, PLAIN, VERSIONED, lender_of};
 use crate::tensor::{CUDA, CUDA_HOST, CUDA_MANAGED, EXTENSION, Foreign, ManagedVersioned};
 
 /// A buffer over the memory of an object with `__dlpack__`, without a copy. The object has to be contiguous,
@@ -62,7 +62,8 @@ pub(crate) fn from_dlpack(
         // SAFETY: the result may be written.
         DeviceHandle::from_call(|device| unsafe { (api().device_find)(number, is_simulated, device) })
     })?;
-    Ok(DeviceBuffer::foreign(foreign, device, stream))
+    let lender = lender_of(&foreign);
+    Ok(DeviceBuffer::foreign(foreign, device, lender, stream))
 }
 
 /// Takes the tensor out of a capsule.

@@ -11,7 +11,11 @@ mod device;
 mod dlpack;
 mod error;
 mod from_dlpack;
+mod functions;
+mod gil;
+mod handle;
 mod host;
+mod oracle;
 mod resource;
 mod size;
 mod tensor;
@@ -25,7 +29,7 @@ use pyo3::prelude::*;
 /// Loads libmillpond from a file. The package does it at import.
 #[pyfunction]
 fn load(path: PathBuf) -> PyResult<()> {
-    api::load(&path).map_err(PyImportError::new_err)
+    api::load(&path, error::is_interrupted).map_err(PyImportError::new_err)
 }
 
 /// The version of the library.
@@ -43,6 +47,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(from_dlpack::from_dlpack, module)?)?;
     module.add_function(wrap_pyfunction!(resource::default_resource, module)?)?;
     module.add_function(wrap_pyfunction!(resource::reset_default_resource, module)?)?;
+    module.add_function(wrap_pyfunction!(oracle::_oracle_device, module)?)?;
+    module.add_function(wrap_pyfunction!(oracle::_oracle_violations, module)?)?;
+    module.add_function(wrap_pyfunction!(oracle::_oracle_mistakes, module)?)?;
     module.add_class::<device::Device>()?;
     module.add_class::<device::Stream>()?;
     module.add_class::<resource::Resource>()?;

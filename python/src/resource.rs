@@ -1,147 +1,65 @@
 //! Memory resources: stacks of the library's, as a class that Python's classes derive from.
 
 use std::ptr::null_mut;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 use pyo3::exceptions::PyTypeError;
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
-use crate::api::{Counters, Raw, Statistics, api, c_text, generation, take_text};
-use crate::device::{Device, DeviceHandle, StreamArgument, ensure_device};
-use crate::error::{Failure, Raised, check, keep_raised};
+use crate::api::{Counters, Raw, Statistics, api, c_text, take_text};
+use crate::device::{Device, DeviceHandle, StreamArgument};
+use crate::error::{Failure, check, raise_interrupt};
+use crate::functions::{call_allocate, call_deallocate, call_failure, context_of, end_functions};
+use crate::handle::{Below, Owned, ResourceHandle, forget_recent_default};
 use crate::size::size;
-
-/// The library's handle of a resource.
-#[derive(Debug)]
-pub(crate) struct ResourceHandle {
-    pub(crate) raw: Raw,
-    made_in: usize,
-    device: OnceLock<Arc<DeviceHandle>>,
-}
-
-// SAFETY: the library's functions may be called on any thread.
-unsafe impl Send for ResourceHandle {}
-// SAFETY: as above.
-unsafe impl Sync for ResourceHandle {}
-
-impl Drop for ResourceHandle {
-    fn drop(&mut self) {
-        // A forked child leaves its parent's memory alone.
-        if self.made_in == generation() {
-            // SAFETY: the handle is this value's own.
-            unsafe { (api().resource_free)(self.raw) }
-        }
-    }
-}
-
-impl ResourceHandle {
-    /// The resource that `make` writes.
-    pub(crate) fn from_call(make: impl FnOnce(*mut Raw) -> i32) -> Result<Arc<Self>, Failure> {
-        let mut raw = null_mut();
-        check(make(&raw mut raw))?;
-        Ok(Arc::new(Self { raw, made_in: generation(), device: OnceLock::new() }))
-    }
-
-    /// The default resource of the current device. Called without the GIL, as it may end the one that was
-    /// the default before.
-    pub(crate) fn current() -> Result<Arc<Self>, Failure> {
-        ensure_device()?;
-        // SAFETY: the result may be written.
-        let current = Self::from_call(|resource| unsafe { (api().get_current_device_resource)(resource) })?;
-        let before = RECENT_DEFAULT.lock().replace(current.clone());
-        // Not under the lock: its end may wait for the GIL, whose holder may wait for the lock.
-        drop(before);
-        Ok(current)
-    }
-
-    /// What was last found to be a default resource; it may be none any more.
-    pub(crate) fn recent_default() -> Option<Arc<Self>> {
-        RECENT_DEFAULT.lock().as_ref().filter(|recent| recent.made_in == generation()).cloned()
-    }
-
-    /// The resource's device.
-    pub(crate) fn device(&self) -> Result<&Arc<DeviceHandle>, Failure> {
-        if self.device.get().is_none() {
-            // SAFETY: the handle is live, and the result may be written.
-            let device =
-                DeviceHandle::from_call(|device| unsafe { (api().resource_device)(self.raw, device) })?;
-            let _ = self.device.set(device);
-        }
-        Ok(self.device.get().expect("it was set"))
-    }
-
-    /// What reaches its memory: the device, and the host.
-    pub(crate) fn accessibility(&self) -> Result<(bool, bool), Failure> {
-        let (mut device, mut host) = (false, false);
-        // SAFETY: the handle is live, and the results may be written.
-        check(unsafe { (api().resource_accessibility)(self.raw, &raw mut device, &raw mut host) })?;
-        Ok((device, host))
-    }
-
-    pub(crate) fn text(&self) -> Result<String, Failure> {
-        let mut text = null_mut();
-        // SAFETY: the handle is live, and the result may be written.
-        check(unsafe { (api().resource_text)(self.raw, &raw mut text) })?;
-        Ok(take_text(text))
-    }
-}
-
-/// The last default resource that [`ResourceHandle::current`] found; none after a default was set here.
-static RECENT_DEFAULT: Mutex<Option<Arc<ResourceHandle>>> = Mutex::new(None);
-
-/// Lets a default resource that was replaced end with its last buffer.
-fn forget_recent_default() {
-    let recent = RECENT_DEFAULT.lock().take();
-    drop(recent);
-}
 
 /// A memory resource: a stack of layers over one device's memory.
 ///
 /// Build one with `millpond.stack(...)` or with the classes of `millpond.mr`.
 #[pyclass(frozen, subclass, weakref, module = "millpond")]
 #[derive(Debug, Default)]
-pub(crate) struct Resource(Mutex<Option<Arc<ResourceHandle>>>);
-
-impl Drop for Resource {
-    fn drop(&mut self) {
-        // A pool that ends reaches the driver, and may wait for a function of the program's.
-        let handle = self.0.get_mut().take();
-        let mut handle = Some(handle);
-        let _ = Python::try_attach(|py| py.detach(|| drop(handle.take())));
-    }
-}
+pub(crate) struct Resource(Mutex<Option<Owned>>);
 
 impl Resource {
     /// The handle of a resource that was built.
     pub(crate) fn handle(&self) -> PyResult<Arc<ResourceHandle>> {
-        self.0.lock().clone().ok_or_else(|| {
+        self.0.lock().as_ref().map(|owned| owned.handle().clone()).ok_or_else(|| {
             PyTypeError::new_err("this resource was not built: its class has to call `super().__init__`")
         })
     }
 
     /// Blocks of a resource that was replaced keep it.
     fn set(&self, py: Python<'_>, handle: Arc<ResourceHandle>) {
-        let before = self.0.lock().replace(handle);
+        let before = self.0.lock().replace(Owned::new(handle));
+        // Not under the lock: its end may wait.
         py.detach(|| drop(before));
     }
 
     /// A Python object over a handle.
     pub(crate) fn of(handle: Arc<ResourceHandle>) -> Self {
-        Self(Mutex::new(Some(handle)))
+        Self(Mutex::new(Some(Owned::new(handle))))
     }
 
     /// Calls the library with the GIL released.
     fn call(&self, py: Python<'_>, call: impl FnOnce(&ResourceHandle) -> i32 + Send) -> PyResult<()> {
         let handle = self.handle()?;
-        Ok(py.detach(|| check(call(&handle)))?)
+        py.detach(|| check(call(&handle)))?;
+        raise_interrupt(py)
     }
 
-    fn build(&self, py: Python<'_>, make: impl FnOnce(*mut Raw) -> i32 + Send) -> PyResult<()> {
-        self.set(py, py.detach(|| ResourceHandle::from_call(make))?);
+    fn build(&self, py: Python<'_>, below: Below, make: impl FnOnce(*mut Raw) -> i32 + Send) -> PyResult<()> {
+        let made = py.detach(|| ResourceHandle::on(below, make))?;
+        self.set(py, made);
         Ok(())
     }
+}
+
+/// What stands on one resource.
+fn on(upstream: &Arc<ResourceHandle>) -> Below {
+    Below { resources: vec![upstream.clone()], functions: None }
 }
 
 /// A handle that crosses into a closure without the GIL.
@@ -180,14 +98,25 @@ impl Resource {
             None => py.detach(DeviceHandle::current)?,
         };
         // SAFETY: the device's handle is live, the text is a string, and the result may be written.
-        self.build(py, |made| unsafe { (api().resource_new)(device.0, text.as_ptr(), made) })
+        self.build(py, Below::default(), |made| unsafe {
+            (api().resource_new)(device.0, text.as_ptr(), made)
+        })
     }
 
     /// Builds this object from the text of layers, on a resource.
     fn _layer(&self, py: Python<'_>, upstream: &Self, text: &str) -> PyResult<()> {
         let (text, upstream) = (c_text(text), upstream.handle()?);
         // SAFETY: the handle is live, the text is a string, and the result may be written.
-        self.build(py, |made| unsafe { (api().resource_layer)(upstream.raw, text.as_ptr(), made) })
+        self.build(py, on(&upstream), |made| unsafe {
+            (api().resource_layer)(upstream.raw, text.as_ptr(), made)
+        })
+    }
+
+    /// Builds the checks of a simulated device on a resource. For tests.
+    fn _watch(&self, py: Python<'_>, upstream: &Self) -> PyResult<()> {
+        let upstream = upstream.handle()?;
+        // SAFETY: the handle is live, and the result may be written.
+        self.build(py, on(&upstream), |made| unsafe { (api().oracle_watch)(upstream.raw, made) })
     }
 
     /// Makes this object another handle of the same resource.
@@ -214,9 +143,10 @@ impl Resource {
         }
         let raw =
             |handle: &Option<Arc<ResourceHandle>>| handle.as_ref().map_or(null_mut(), |handle| handle.raw);
-        let resources = Sendable(handles.iter().map(raw).collect::<Vec<Raw>>());
-        self.build(py, |made| {
-            let first = resources.as_slice().as_ptr();
+        let raws = Sendable(handles.iter().map(raw).collect::<Vec<Raw>>());
+        let resources = handles.iter().flatten().chain([&upstream]).cloned().collect();
+        self.build(py, Below { resources, functions: None }, |made| {
+            let first = raws.as_slice().as_ptr();
             // SAFETY: the handles are live, as `handles` is; both arrays hold as many; the result may be
             // written.
             unsafe { (api().resource_binning)(upstream.raw, sizes.as_ptr(), first, sizes.len(), made) }
@@ -232,7 +162,9 @@ impl Resource {
         };
         let pool = Sendable(std::ptr::without_provenance_mut(pool));
         // SAFETY: the device's handle is live; the pool is the caller's; the result may be written.
-        self.build(py, |made| unsafe { (api().resource_async_view)(device.0, pool.get(), made) })
+        self.build(py, Below::default(), |made| unsafe {
+            (api().resource_async_view)(device.0, pool.get(), made)
+        })
     }
 
     /// Builds a resource of two functions.
@@ -248,16 +180,17 @@ impl Resource {
             Some(device) => device.0.clone(),
             None => py.detach(DeviceHandle::current)?,
         };
-        let context = Sendable(Box::into_raw(Box::new((allocate, deallocate))).cast());
+        let context = Sendable(context_of([allocate, deallocate]));
+        let below = Below { resources: Vec::new(), functions: Some(context.get()) };
         // SAFETY: the device's handle is live, the functions keep to their types, and the context is ended by
         // the last of them; the result may be written.
-        self.build(py, |made| unsafe {
+        self.build(py, below, |made| unsafe {
             (api().resource_callback)(
                 device.0,
                 call_allocate,
                 call_deallocate,
                 context.get(),
-                end_callback,
+                end_functions,
                 made,
             )
         })
@@ -266,10 +199,11 @@ impl Resource {
     /// Builds a handler of failures on a resource.
     fn _failure_callback(&self, py: Python<'_>, upstream: &Self, handle: Py<PyAny>) -> PyResult<()> {
         let upstream = upstream.handle()?;
-        let context = Sendable(Box::into_raw(Box::new(handle)).cast());
+        let context = Sendable(context_of([handle]));
+        let below = Below { functions: Some(context.get()), ..on(&upstream) };
         // SAFETY: as above.
-        self.build(py, |made| unsafe {
-            (api().resource_failure_callback)(upstream.raw, call_failure, context.get(), end_failure, made)
+        self.build(py, below, |made| unsafe {
+            (api().resource_failure_callback)(upstream.raw, call_failure, context.get(), end_functions, made)
         })
     }
 
@@ -285,11 +219,19 @@ impl Resource {
         let stream = stream.resolve()?;
         let mut block = Sendable(null_mut());
         let place = Sendable(&raw mut block.0);
-        self.call(py, |handle| {
+        let called = self.call(py, |handle| {
             // SAFETY: the handle is live, and so is the stream; the result may be written.
             unsafe { (api().allocate)(handle.raw, nbytes, alignment, stream.ptr(), place.get()) }
-        })?;
-        Ok(block.0.addr())
+        });
+        if called.is_err() && !block.0.is_null() {
+            // The call was interrupted, and was served all the same.
+            let block = Sendable(block.0);
+            self.call(py, |handle| {
+                // SAFETY: the block is new, and nobody has it.
+                unsafe { (api().deallocate)(handle.raw, block.get(), nbytes, alignment, stream.ptr()) }
+            })?;
+        }
+        called.map(|()| block.0.addr())
     }
 
     /// Takes a block back, in the order of `stream`.
@@ -312,26 +254,30 @@ impl Resource {
 
     /// The resource's device.
     #[getter]
-    fn device(&self) -> PyResult<Device> {
-        Ok(Device(self.handle()?.device()?.clone()))
+    fn device(&self, py: Python<'_>) -> PyResult<Device> {
+        let handle = self.handle()?;
+        Ok(Device(py.detach(|| handle.device().cloned())?))
     }
 
     /// The text of the stack, base first, as `cuda+pool+statistics`.
     #[getter]
-    fn text(&self) -> PyResult<String> {
-        Ok(self.handle()?.text()?)
+    fn text(&self, py: Python<'_>) -> PyResult<String> {
+        let handle = self.handle()?;
+        Ok(py.detach(|| handle.text())?)
     }
 
     /// Whether the device reaches the memory.
     #[getter]
-    fn is_device_accessible(&self) -> PyResult<bool> {
-        Ok(self.handle()?.accessibility()?.0)
+    fn is_device_accessible(&self, py: Python<'_>) -> PyResult<bool> {
+        let handle = self.handle()?;
+        Ok(py.detach(|| handle.accessibility())?.0)
     }
 
     /// Whether the host reaches the memory.
     #[getter]
-    fn is_host_accessible(&self) -> PyResult<bool> {
-        Ok(self.handle()?.accessibility()?.1)
+    fn is_host_accessible(&self, py: Python<'_>) -> PyResult<bool> {
+        let handle = self.handle()?;
+        Ok(py.detach(|| handle.accessibility())?.1)
     }
 
     /// The free bytes, with what the resource could hand out again, and the total bytes.
@@ -469,15 +415,35 @@ impl Resource {
     }
 
     /// Whether blocks of one may be given back to the other.
-    fn is_equal(&self, other: &Self) -> PyResult<bool> {
+    fn is_equal(&self, py: Python<'_>, other: &Self) -> PyResult<bool> {
+        let (handle, other) = (self.handle()?, other.handle()?);
         // SAFETY: both handles are live.
-        Ok(unsafe { (api().resource_is_equal)(self.handle()?.raw, other.handle()?.raw) })
+        Ok(py.detach(|| unsafe { (api().resource_is_equal)(handle.raw, other.raw) }))
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        // Another thread may hold it for a moment; then the collector finds the functions in use.
+        let Some(handle) = self.0.try_lock() else { return Ok(()) };
+        let functions = handle.as_ref().map_or(&[][..], |owned| owned.handle().seen_functions());
+        functions.iter().try_for_each(|function| visit.call(function))
+    }
+
+    fn __clear__(&self) {
+        self._end();
+    }
+
+    /// Ends this object's use of the resource. A finaliser calls it: while functions of the program's that the
+    /// end calls are whole.
+    fn _end(&self) {
+        let before = self.0.lock().take();
+        // Not under the lock: its end may wait.
+        drop(before);
     }
 
     fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
         let name = slf.get_type().qualname()?;
         Ok(match slf.get().handle().ok() {
-            Some(handle) => format!("<{name} `{}`>", handle.text()?),
+            Some(handle) => format!("<{name} `{}`>", slf.py().detach(|| handle.text())?),
             None => format!("<{name}, not built>"),
         })
     }
@@ -489,10 +455,7 @@ impl Resource {
 pub(crate) fn default_resource(py: Python<'_>, device: Option<&Device>) -> PyResult<Resource> {
     let device = device.map(|device| device.0.clone());
     let handle = py.detach(|| match device {
-        // SAFETY: the device's handle is live, and the result may be written.
-        Some(device) => ResourceHandle::from_call(|resource| unsafe {
-            (api().get_per_device_resource)(device.0, resource)
-        }),
+        Some(device) => ResourceHandle::of_device(&device),
         None => ResourceHandle::current(),
     })?;
     Ok(Resource::of(handle))
@@ -508,79 +471,4 @@ pub(crate) fn reset_default_resource(py: Python<'_>, device: &Device) -> PyResul
         reset
     });
     Ok(reset?)
-}
-
-// --- Functions of the program ---
-
-type Functions = (Py<PyAny>, Py<PyAny>);
-
-/// The program's functions behind a context.
-///
-/// # Safety
-/// The context is a `T` that was not ended.
-unsafe fn context<'a, T>(context: Raw) -> &'a T {
-    // SAFETY: the caller's promise.
-    unsafe { &*context.cast::<T>() }
-}
-
-fn stream_object(py: Python<'_>, stream: Raw) -> PyResult<Bound<'_, crate::device::Stream>> {
-    Bound::new(py, crate::device::Stream(crate::device::StreamHandle::foreign(stream.addr(), None)))
-}
-
-extern "C" fn call_allocate(functions: Raw, bytes: u64, _alignment: u64, stream: Raw) -> Raw {
-    let call = |py: Python<'_>| -> PyResult<usize> {
-        // SAFETY: the context is that of `_callback`.
-        let functions: &Functions = unsafe { context(functions) };
-        functions.0.call1(py, (bytes, stream_object(py, stream)?))?.extract(py)
-    };
-    // Null where the interpreter is at its end.
-    let answer = Python::try_attach(|py| {
-        call(py).unwrap_or_else(|error| {
-            keep_raised(Raised::by_allocate(py, error));
-            0
-        })
-    });
-    std::ptr::without_provenance_mut(answer.unwrap_or(0))
-}
-
-extern "C" fn call_deallocate(functions: Raw, ptr: Raw, bytes: u64, _alignment: u64, stream: Raw) {
-    Python::try_attach(|py| {
-        // SAFETY: the context is that of `_callback`.
-        let functions: &Functions = unsafe { context(functions) };
-        let call = || -> PyResult<()> {
-            functions.1.call1(py, (ptr.addr(), bytes, stream_object(py, stream)?)).map(drop)
-        };
-        if let Err(error) = call() {
-            // A free cannot fail: as in a finaliser, Python's hook is told.
-            error.write_unraisable(py, Some(functions.1.bind(py)));
-        }
-    });
-}
-
-extern "C" fn call_failure(handle: Raw, bytes: u64) -> bool {
-    let answer = Python::try_attach(|py| {
-        // SAFETY: the context is that of `_failure_callback`.
-        let handle: &Py<PyAny> = unsafe { context(handle) };
-        handle.call1(py, (bytes,)).and_then(|answer| answer.bind(py).is_truthy()).unwrap_or_else(|error| {
-            keep_raised(Raised::Cause(error));
-            false
-        })
-    });
-    answer.unwrap_or(false)
-}
-
-extern "C" fn end_callback(functions: Raw) {
-    end::<Functions>(functions);
-}
-
-extern "C" fn end_failure(handle: Raw) {
-    end::<Py<PyAny>>(handle);
-}
-
-/// Ends the program's functions; where the interpreter is at its end, they stay.
-fn end<T>(functions: Raw) {
-    Python::try_attach(|_| {
-        // SAFETY: the context is a boxed `T`, and ends here.
-        drop(unsafe { Box::from_raw(functions.cast::<T>()) });
-    });
 }

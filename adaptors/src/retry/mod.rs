@@ -22,7 +22,8 @@ use timeout::Timeout;
 /// This is the rule of TensorFlow's BFC allocator, for programs whose threads hold much memory for short
 /// times. The error is returned once the time is over, and at once for a request that is
 /// [impossible](Error::is_impossible) or of more bytes than the device has. A single thread waits in vain: no
-/// other thread frees meanwhile.
+/// other thread frees meanwhile. A program can end the wait ([`interrupt`](millpond_core::interrupt)); then
+/// the error is returned, too.
 ///
 /// A deallocation costs one load more as long as no thread waits. No lock is held while a thread waits or
 /// tries again: below [`thread_safe`](crate::ThreadSafeResourceAdaptor), whose lock the waiting thread has,

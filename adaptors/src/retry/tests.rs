@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
+use millpond_core::interrupt::set_interrupt;
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{
     AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, ErrorKind, Layout, MemoryInfo,
@@ -232,4 +233,21 @@ fn text_builds_it() {
     }
     let error = mock().0.layer(RetryLayer::new().timeout(2 * LONG)).map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+}
+
+/// The program is asked on the thread that waits, and other threads wait on.
+#[test]
+fn a_program_ends_a_wait() {
+    let (thread, asked) = (std::thread::current().id(), Arc::new(AtomicU32::new(0)));
+    let count = asked.clone();
+    let ask = move || std::thread::current().id() == thread && count.fetch_add(1, Ordering::Relaxed) == 2;
+    let before = set_interrupt(Some(Arc::new(ask)));
+    let (resource, handle) = limited(256, LONG);
+    let first = resource.allocate_bytes(200, S).unwrap();
+    let error = resource.allocate_bytes(200, S).unwrap_err();
+    set_interrupt(before);
+    assert_eq!((error.kind(), asked.load(Ordering::Relaxed)), (ErrorKind::OutOfMemory, 3));
+    assert!(!waits(&resource), "the wait is over");
+    free(&resource, first, 200);
+    assert_eq!(handle.live(), []);
 }

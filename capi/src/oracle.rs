@@ -1,0 +1,125 @@
+//! The checks of a simulated device, for the tests of the Python package. Not part of the C interface.
+
+use std::ffi::c_char;
+use std::fmt;
+use std::sync::Arc;
+
+use millpond_core::{
+    Accessibility, AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle,
+    Error, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, downcast,
+};
+use millpond_driver::sim::{Schedule, SimConfig, SimDevice};
+
+use crate::device::{Device, with_device};
+use crate::resource::{Resource, with_resource};
+use crate::status::{Status, guarded_here, put_handle, put_text};
+
+/// Tells a simulated device which blocks the resource below hands out and takes back, so that the device
+/// checks their order.
+#[derive(Debug)]
+struct Watched {
+    upstream: AnyResource,
+    device: Arc<SimDevice>,
+}
+
+// SAFETY: every call goes to the upstream with the same arguments, so its contract holds.
+#[deny(clippy::missing_trait_methods)]
+unsafe impl DeviceMemoryResource for Watched {
+    fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        let ptr = self.upstream.allocate(layout, stream)?;
+        self.device.lend(ptr, layout.bytes(), stream);
+        Ok(ptr)
+    }
+
+    /// The device hears of it first: afterwards another thread may get the block at once.
+    unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+        self.device.give_back(ptr, layout.bytes(), stream);
+        // SAFETY: the caller's promises hold for the upstream, where the block came from.
+        unsafe { self.upstream.deallocate(ptr, layout, stream) }
+    }
+
+    fn driver(&self) -> &DriverHandle {
+        self.upstream.driver()
+    }
+
+    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
+        Some(&self.upstream)
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        self.upstream.memory_info()
+    }
+
+    fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
+        downcast::<Self>(other).is_some_and(|other| self.upstream.is_equal(&other.upstream))
+    }
+
+    fn is_stream_ordered(&self) -> bool {
+        self.upstream.is_stream_ordered()
+    }
+
+    fn accessibility(&self) -> Accessibility {
+        self.upstream.accessibility()
+    }
+
+    fn statistics(&self) -> Option<ResourceStatistics> {
+        self.upstream.statistics()
+    }
+
+    fn trim(&self, keep_bytes: u64) -> Result<u64> {
+        self.upstream.trim(keep_bytes)
+    }
+
+    fn provide(&self, _traits: &mut Traits) {}
+}
+
+impl fmt::Display for Watched {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.upstream.fmt(f)
+    }
+}
+
+fn simulated(driver: &DriverHandle) -> Result<Arc<SimDevice>> {
+    SimDevice::find(driver.device()).ok_or_else(|| Error::invalid_argument("the device is not simulated"))
+}
+
+/// Opens a simulated device on which an adversary with this seed chooses when work is done.
+///
+/// # Safety
+/// `device` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_oracle_device(bytes: u64, seed: u64, device: *mut *mut Device) -> Status {
+    let config = SimConfig::with_capacity(bytes).schedule(Schedule::Seeded(seed));
+    // SAFETY: the caller's promise.
+    guarded_here(|| unsafe { put_handle(device, Device(SimDevice::new(config))) })
+}
+
+/// Puts the checks of the simulated device on a resource of it.
+///
+/// # Safety
+/// `upstream` is a handle of this library's; `resource` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_oracle_watch(
+    upstream: *const Resource,
+    resource: *mut *mut Resource,
+) -> Status {
+    with_resource(upstream, |upstream| {
+        let watched = Watched { upstream: upstream.clone(), device: simulated(upstream.driver())? };
+        // SAFETY: the caller's promise.
+        unsafe { put_handle(resource, Resource::new(watched.into_any())) }
+    })
+}
+
+/// Takes what the checks of a simulated device found since the last call, a line each.
+///
+/// # Safety
+/// `device` is a handle of this library's; `text` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_oracle_violations(device: *const Device, text: *mut *mut c_char) -> Status {
+    with_device(device, |driver| {
+        let found = simulated(driver)?.take_violations();
+        let lines: Vec<String> = found.iter().map(ToString::to_string).collect();
+        // SAFETY: the caller's promise.
+        unsafe { put_text(text, &lines.join("\n")) }
+    })
+}

@@ -1,0 +1,146 @@
+//! Orders streams after each other, for buffers whose owner speaks another language.
+//!
+//! A buffer has one stream, in whose order it goes back. Work on another stream is put between two calls of
+//! `millpond_stream_follow`: that stream follows the buffer's, and then the buffer's follows that one.
+
+use std::ffi::c_void;
+
+use millpond_core::driver::{CaptureModeGuard, DriverResult, Event, EventFlags, call};
+use millpond_core::{Driver, DriverHandle, Error, Result, StreamRef};
+
+use crate::device::{Device, with_device};
+use crate::status::{Status, put, stream_of};
+
+/// Calls `body` with an event that ends with the call; a wait that was submitted keeps what it needs.
+fn with_event<T>(
+    driver: &DriverHandle,
+    body: impl FnOnce(&dyn Driver, Event) -> DriverResult<T>,
+) -> Result<T> {
+    call(&**driver, |driver| {
+        let event = driver.event_create(EventFlags::default())?;
+        let answer = body(driver, event);
+        // SAFETY: the event is this function's own.
+        answer.and_then(|answer| unsafe { driver.event_destroy(event) }.map(|()| answer))
+    })
+}
+
+/// Makes the later work of `stream` wait for what was submitted to `other`.
+fn order(driver: &DriverHandle, stream: StreamRef, other: StreamRef) -> Result<()> {
+    if stream == other {
+        return Ok(());
+    }
+    with_event(driver, |driver, event| {
+        driver.event_record(event, other)?;
+        driver.stream_wait_event(stream, event)
+    })
+}
+
+/// Waits for all work on the device, and ends no capture of a graph.
+fn wait_for_device(driver: &DriverHandle) -> Result<()> {
+    let _captures = CaptureModeGuard::relaxed(&**driver);
+    if call(&**driver, |driver| driver.synchronize_beside_captures())? {
+        return Ok(());
+    }
+    let why = "the device cannot be waited for while a graph is captured; end the capture first";
+    Err(Error::invalid_argument(why))
+}
+
+/// Whether one of two streams captures a graph, and the other does not belong to it. Captured work does not
+/// run yet, so there is nothing to order.
+fn are_apart(driver: &DriverHandle, stream: StreamRef, other: StreamRef) -> bool {
+    let graph = |stream| call(&**driver, |driver| driver.stream_capture_id(stream)).ok().flatten();
+    let (stream, other) = (graph(stream), graph(other));
+    stream != other
+}
+
+/// Makes the later work of `stream` wait for what was submitted to `other`.
+///
+/// # Safety
+/// `device` is a handle of this library's; both streams are alive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_stream_wait(
+    device: *const Device,
+    stream: *mut c_void,
+    other: *mut c_void,
+) -> Status {
+    with_device(device, |driver| order(driver, stream_of(driver, stream)?, stream_of(driver, other)?))
+}
+
+/// Waits for all work on the device, as `millpond_device_synchronize`, and ends no capture of a graph.
+///
+/// # Safety
+/// `device` is a handle of this library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_device_wait(device: *const Device) -> Status {
+    with_device(device, wait_for_device)
+}
+
+/// The identity of a stream, by which `millpond_stream_follow_if_alive` knows it again.
+///
+/// # Safety
+/// `device` is a handle of this library's; the stream is alive; `id` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_stream_id(
+    device: *const Device,
+    stream: *mut c_void,
+    id: *mut u64,
+) -> Status {
+    // SAFETY: the caller's promise.
+    with_device(device, |driver| unsafe { put(id, stream_of(driver, stream)?.id().get()) })
+}
+
+/// Makes the later work of `stream` wait for what was submitted to `other`, as `millpond_stream_wait`. If the
+/// driver refuses that, the host waits for `other`. If one of the two captures a graph to which the other does
+/// not belong, it does nothing: what is captured does not run yet.
+///
+/// # Safety
+/// `device` is a handle of this library's; both streams are alive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_stream_follow(
+    device: *const Device,
+    stream: *mut c_void,
+    other: *mut c_void,
+) -> Status {
+    with_device(device, |driver| {
+        let (stream, other) = (stream_of(driver, stream)?, stream_of(driver, other)?);
+        if stream == other || are_apart(driver, stream, other) {
+            return Ok(());
+        }
+        order(driver, stream, other)
+            .or_else(|_| call(&**driver, |driver| driver.stream_synchronize(other)))
+            .or_else(|_| wait_for_device(driver))
+    })
+}
+
+/// The same for a stream of an earlier call, which may have ended since: `id` is what `millpond_stream_id`
+/// said of it then. If the stream is not known to live, the host waits for the device.
+///
+/// # Safety
+/// `device` is a handle of this library's; `stream` is alive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_stream_follow_if_alive(
+    device: *const Device,
+    stream: *mut c_void,
+    other: *mut c_void,
+    id: u64,
+) -> Status {
+    with_device(device, |driver| {
+        let other = StreamRef::from_raw_parts(other.addr() as u64, id);
+        let stream = stream_of(driver, stream)?;
+        if stream == other {
+            return Ok(());
+        }
+        let followed = with_event(driver, |driver, event| {
+            let is_recorded = if other.is_per_thread() {
+                driver.event_record(event, other).map(|()| true)
+            } else {
+                driver.event_record_if_alive(event, other)
+            }?;
+            if is_recorded {
+                driver.stream_wait_event(stream, event)?;
+            }
+            Ok(is_recorded)
+        });
+        if followed.is_ok_and(|is_ordered| is_ordered) { Ok(()) } else { wait_for_device(driver) }
+    })
+}

@@ -1,0 +1,86 @@
+//! The program's functions behind resources and handlers of failures.
+
+use pyo3::exceptions::PyKeyboardInterrupt;
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use crate::api::Raw;
+use crate::device::{Stream, StreamHandle};
+use crate::error::{Raised, keep_raised};
+use crate::gil;
+
+/// The functions of one resource, which it keeps as a context.
+pub(crate) type Functions = Vec<Py<PyAny>>;
+
+/// Functions of the program's as a context, which `end_functions` ends.
+pub(crate) fn context_of(functions: impl Into<Functions>) -> Raw {
+    Box::into_raw(Box::new(functions.into())).cast()
+}
+
+/// The program's functions behind a context.
+///
+/// # Safety
+/// The context is one of [`context_of`] that was not ended.
+pub(crate) unsafe fn context<'a>(context: Raw) -> &'a Functions {
+    // SAFETY: the caller's promise.
+    unsafe { &*context.cast::<Functions>() }
+}
+
+fn stream_object(py: Python<'_>, stream: Raw) -> PyResult<Bound<'_, Stream>> {
+    Bound::new(py, Stream(StreamHandle::foreign(stream.addr(), None)))
+}
+
+pub(crate) extern "C" fn call_allocate(functions: Raw, bytes: u64, _alignment: u64, stream: Raw) -> Raw {
+    let call = |py: Python<'_>| -> PyResult<usize> {
+        // SAFETY: the context is that of `context_of`, with two functions.
+        let functions: &Functions = unsafe { context(functions) };
+        functions[0].call1(py, (bytes, stream_object(py, stream)?))?.extract(py)
+    };
+    // Null where the interpreter is at its end.
+    let answer = gil::attached(|py| {
+        call(py).unwrap_or_else(|error| {
+            keep_raised(py, Raised::by_allocate(py, error));
+            0
+        })
+    });
+    std::ptr::without_provenance_mut(answer.unwrap_or(0))
+}
+
+pub(crate) extern "C" fn call_deallocate(functions: Raw, ptr: Raw, bytes: u64, _alignment: u64, stream: Raw) {
+    gil::attached(|py| {
+        // SAFETY: the context is that of `context_of`, with two functions.
+        let functions: &Functions = unsafe { context(functions) };
+        let call = || -> PyResult<()> {
+            functions[1].call1(py, (ptr.addr(), bytes, stream_object(py, stream)?)).map(drop)
+        };
+        if let Err(error) = call() {
+            if error.is_instance_of::<PyKeyboardInterrupt>(py) {
+                // A free cannot fail: Ctrl-C comes again when Python goes on.
+                // SAFETY: this thread has the lock.
+                return unsafe { ffi::PyErr_SetInterrupt() };
+            }
+            // As in a finaliser, Python's hook is told.
+            error.write_unraisable(py, Some(functions[1].bind(py)));
+        }
+    });
+}
+
+pub(crate) extern "C" fn call_failure(handle: Raw, bytes: u64) -> bool {
+    let answer = gil::attached(|py| {
+        // SAFETY: the context is that of `context_of`, with one function.
+        let handle: &Functions = unsafe { context(handle) };
+        handle[0].call1(py, (bytes,)).and_then(|answer| answer.bind(py).is_truthy()).unwrap_or_else(|error| {
+            keep_raised(py, Raised::Cause(error));
+            false
+        })
+    });
+    answer.unwrap_or(false)
+}
+
+/// Ends the program's functions; at the interpreter's end they stay.
+pub(crate) extern "C" fn end_functions(functions: Raw) {
+    gil::attached(|_| {
+        // SAFETY: the context is one of `context_of`, and ends here.
+        drop(unsafe { Box::from_raw(functions.cast::<Functions>()) });
+    });
+}

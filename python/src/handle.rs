@@ -1,0 +1,225 @@
+//! The library's handle of a resource, and who keeps it.
+
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+use parking_lot::Mutex;
+use pyo3::prelude::*;
+
+use crate::api::{Raw, api, generation, take_text};
+use crate::device::{DeviceHandle, ensure_device};
+use crate::error::{Failure, check};
+use crate::functions::context;
+use crate::gil;
+
+/// The library's handle of a resource.
+#[derive(Debug)]
+pub(crate) struct ResourceHandle {
+    pub(crate) raw: Raw,
+    made_in: usize,
+    device: OnceLock<Arc<DeviceHandle>>,
+    below: Below,
+    /// The Python objects that keep this handle.
+    objects: AtomicUsize,
+    /// The blocks that are kept by Python objects alone, each of which keeps one of those objects.
+    seen_blocks: AtomicUsize,
+    /// The resources on this one.
+    above: Mutex<Vec<Weak<Self>>>,
+}
+
+/// What a resource is built on.
+#[derive(Debug, Default)]
+pub(crate) struct Below {
+    pub(crate) resources: Vec<Arc<ResourceHandle>>,
+    /// The program's functions, which the resource keeps: a context of `context_of`.
+    pub(crate) functions: Option<Raw>,
+}
+
+// SAFETY: as for the handle.
+unsafe impl Send for Below {}
+// SAFETY: as above.
+unsafe impl Sync for Below {}
+
+impl Below {
+    /// The program's functions of this resource.
+    fn functions(&self) -> &[Py<PyAny>] {
+        match self.functions {
+            // SAFETY: the functions live as long as the resource.
+            Some(functions) => unsafe { context(functions) },
+            None => &[],
+        }
+    }
+
+    /// Whether a function of the program's takes blocks back, here or in a resource below.
+    fn takes_back(&self) -> bool {
+        self.functions().len() > 1 || self.resources.iter().any(|it| it.below.takes_back())
+    }
+
+    fn has_functions(&self) -> bool {
+        self.functions.is_some() || self.resources.iter().any(|it| it.below.has_functions())
+    }
+}
+
+// SAFETY: the library's functions may be called on any thread.
+unsafe impl Send for ResourceHandle {}
+// SAFETY: as above.
+unsafe impl Sync for ResourceHandle {}
+
+impl Drop for ResourceHandle {
+    fn drop(&mut self) {
+        // A forked child leaves its parent's memory alone.
+        if self.made_in == generation() {
+            // A pool that ends reaches the driver, and may wait for a function of the program's.
+            // SAFETY: the handle is this value's own.
+            gil::released(|| unsafe { (api().resource_free)(self.raw) });
+        }
+    }
+}
+
+impl ResourceHandle {
+    /// The resource that `make` writes.
+    pub(crate) fn from_call(make: impl FnOnce(*mut Raw) -> i32) -> Result<Arc<Self>, Failure> {
+        Self::on(Below::default(), make)
+    }
+
+    /// The resource that `make` writes, which is built on these.
+    pub(crate) fn on(below: Below, make: impl FnOnce(*mut Raw) -> i32) -> Result<Arc<Self>, Failure> {
+        let mut raw = null_mut();
+        check(make(&raw mut raw))?;
+        let made = Arc::new(Self {
+            raw,
+            made_in: generation(),
+            device: OnceLock::new(),
+            below,
+            objects: AtomicUsize::new(0),
+            seen_blocks: AtomicUsize::new(0),
+            above: Mutex::new(Vec::new()),
+        });
+        for resource in &made.below.resources {
+            let mut above = resource.above.lock();
+            above.retain(|it| it.strong_count() > 0);
+            above.push(Arc::downgrade(&made));
+        }
+        Ok(made)
+    }
+
+    /// The program's functions, if the collector sees all that keeps the resource.
+    pub(crate) fn seen_functions(self: &Arc<Self>) -> &[Py<PyAny>] {
+        let functions = self.below.functions();
+        if functions.is_empty() || !self.is_seen(0) { &[] } else { functions }
+    }
+
+    /// Whether one Python object alone keeps the resource, with buffers that keep the object, and with resources
+    /// on it of which the same holds. `others` is the number of owners that the caller knows of.
+    fn is_seen(self: &Arc<Self>, others: usize) -> bool {
+        // Another thread may hold it for a moment; then the resource is in use.
+        let Some(above) = self.above.try_lock() else { return false };
+        let above: Vec<Arc<Self>> = above.iter().filter_map(Weak::upgrade).collect();
+        let handles = 1 + others + self.seen_blocks.load(Ordering::Relaxed) + above.len();
+        // SAFETY: the handle is live.
+        let owners = unsafe { (api().resource_owners)(self.raw) };
+        self.objects.load(Ordering::Relaxed) == 1
+            && Arc::strong_count(self) == handles
+            && owners == 1 + above.len()
+            && above.iter().all(|it| it.is_seen(1))
+    }
+
+    /// Whether the collector has to know of the blocks. A block that a function takes back is none that it may
+    /// end: it would end the function first.
+    pub(crate) fn counts_blocks(&self) -> bool {
+        self.below.has_functions() && !self.below.takes_back()
+    }
+
+    /// Counts a block that Python objects alone keep, or one less.
+    pub(crate) fn count_block(&self, is_more: bool) {
+        if is_more {
+            self.seen_blocks.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.seen_blocks.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The default resource of the current device. Called without the GIL, as it may end the one that was
+    /// the default before.
+    pub(crate) fn current() -> Result<Arc<Self>, Failure> {
+        ensure_device()?;
+        // SAFETY: the result may be written.
+        let current = Self::from_call(|resource| unsafe { (api().get_current_device_resource)(resource) })?;
+        let before = recent().lock().replace(current.clone());
+        // Not under the lock: its end may wait for the GIL, whose holder may wait for the lock.
+        drop(before);
+        Ok(current)
+    }
+
+    /// The default resource of a device.
+    pub(crate) fn of_device(device: &DeviceHandle) -> Result<Arc<Self>, Failure> {
+        // SAFETY: the device's handle is live, and the result may be written.
+        Self::from_call(|resource| unsafe { (api().get_per_device_resource)(device.0, resource) })
+    }
+
+    /// What was last found to be a default resource; it may be none any more.
+    pub(crate) fn recent_default() -> Option<Arc<Self>> {
+        recent().lock().as_ref().filter(|recent| recent.made_in == generation()).cloned()
+    }
+
+    /// The resource's device.
+    pub(crate) fn device(&self) -> Result<&Arc<DeviceHandle>, Failure> {
+        if self.device.get().is_none() {
+            // SAFETY: the handle is live, and the result may be written.
+            let device =
+                DeviceHandle::from_call(|device| unsafe { (api().resource_device)(self.raw, device) })?;
+            let _ = self.device.set(device);
+        }
+        Ok(self.device.get().expect("it was set"))
+    }
+
+    /// What reaches its memory: the device, and the host.
+    pub(crate) fn accessibility(&self) -> Result<(bool, bool), Failure> {
+        let (mut device, mut host) = (false, false);
+        // SAFETY: the handle is live, and the results may be written.
+        check(unsafe { (api().resource_accessibility)(self.raw, &raw mut device, &raw mut host) })?;
+        Ok((device, host))
+    }
+
+    pub(crate) fn text(&self) -> Result<String, Failure> {
+        let mut text = null_mut();
+        // SAFETY: the handle is live, and the result may be written.
+        check(unsafe { (api().resource_text)(self.raw, &raw mut text) })?;
+        Ok(take_text(text))
+    }
+}
+
+/// The last default resource that [`ResourceHandle::current`] found; none after a default was set here. A forked
+/// child has a lock of its own: its parent's may be held by a thread that the child does not have.
+fn recent() -> &'static Mutex<Option<Arc<ResourceHandle>>> {
+    static RECENT: [Mutex<Option<Arc<ResourceHandle>>>; 8] = [const { Mutex::new(None) }; 8];
+    &RECENT[generation() % RECENT.len()]
+}
+
+/// Lets a default resource that was replaced end with its last buffer.
+pub(crate) fn forget_recent_default() {
+    let before = recent().lock().take();
+    drop(before);
+}
+
+/// The handle of a Python object, by which the collector sees the resource.
+#[derive(Debug)]
+pub(crate) struct Owned(Arc<ResourceHandle>);
+
+impl Owned {
+    pub(crate) fn new(handle: Arc<ResourceHandle>) -> Self {
+        handle.objects.fetch_add(1, Ordering::Relaxed);
+        Self(handle)
+    }
+
+    pub(crate) fn handle(&self) -> &Arc<ResourceHandle> {
+        &self.0
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        self.0.objects.fetch_sub(1, Ordering::Relaxed);
+    }
+}

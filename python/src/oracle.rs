@@ -1,0 +1,60 @@
+//! The checks of a simulated device, and the mistakes that they must find: for the package's own tests.
+
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use pyo3::prelude::*;
+
+use crate::api::{Raw, api, take_text};
+use crate::device::{Device, DeviceHandle};
+use crate::error::{Failure, check};
+
+/// A step of the order that a test leaves out on purpose.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Mistake {
+    /// A use on another stream does not follow the block's stream.
+    Before = 1,
+    /// The block's stream does not follow a use on another one.
+    After = 2,
+    /// The source of a copy counts as unused.
+    Source = 4,
+    /// The block's stream does not follow what an export's consumer did.
+    Export = 8,
+    /// The end of a block does not wait for work on streams that are not known.
+    Unknown = 16,
+    /// The per-thread default streams of two threads count as one.
+    Thread = 32,
+}
+
+static MADE: AtomicU32 = AtomicU32::new(0);
+
+/// Whether a test makes this mistake; no program does.
+#[inline]
+pub(crate) fn makes(mistake: Mistake) -> bool {
+    MADE.load(Ordering::Relaxed) & mistake as u32 != 0
+}
+
+/// Makes mistakes from now on, named by the sum of their numbers; 0 makes none.
+#[pyfunction]
+pub(crate) fn _oracle_mistakes(mistakes: u32) {
+    MADE.store(mistakes, Ordering::Relaxed);
+}
+
+/// Opens a simulated device on which an adversary with this seed chooses when work is done.
+#[pyfunction]
+pub(crate) fn _oracle_device(py: Python<'_>, nbytes: u64, seed: u64) -> PyResult<Device> {
+    // SAFETY: the result may be written.
+    let open = |made: *mut Raw| unsafe { (api().oracle_device)(nbytes, seed, made) };
+    Ok(py.detach(|| DeviceHandle::from_call(open)).map(Device)?)
+}
+
+/// What the checks of a simulated device found since the last call, a line each.
+#[pyfunction]
+pub(crate) fn _oracle_violations(py: Python<'_>, device: &Device) -> PyResult<String> {
+    Ok(py.detach(|| {
+        let mut text = null_mut();
+        // SAFETY: the device's handle is live, and the result may be written.
+        check(unsafe { (api().oracle_violations)(device.0.0, &raw mut text) })?;
+        Ok::<_, Failure>(take_text(text))
+    })?)
+}

@@ -1,0 +1,200 @@
+"""The order of streams around buffers: random programs under the checks of the simulated device."""
+
+import gc
+import os
+import random
+import threading
+
+import numpy as np
+import oracle
+import pytest
+
+import millpond
+from millpond import DeviceBuffer, Stream, _native, mr
+
+#: The calls of a run, all programs together.
+CALLS = int(os.environ.get("MILLPOND_ORDER_CALLS", "100000"))
+PROGRAMS = 50
+FIRST_SEED = int(os.environ.get("MILLPOND_ORDER_SEED", "1"))
+
+
+def program(seed, calls):
+    stack = ["cuda+pool", "cuda+pool:pages=off", "cuda+binning", "cuda_async", "cuda+pool+statistics"][seed % 5]
+    try:
+        found = oracle.Program(seed, stack).run(calls)
+    except AssertionError as error:
+        return f"MILLPOND_ORDER_SEED={seed}: {error}"
+    return f"MILLPOND_ORDER_SEED={seed}: {found.splitlines()[0]}" if found else ""
+
+
+@pytest.mark.parametrize("part", range(10))
+def test_random_programs_keep_the_order(part):
+    for seed in range(FIRST_SEED + part, FIRST_SEED + PROGRAMS, 10):
+        assert not (wrong := program(seed, CALLS // PROGRAMS)), wrong
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [oracle.BEFORE, oracle.AFTER, oracle.SOURCE, oracle.EXPORT, oracle.UNKNOWN, oracle.THREAD],
+)
+def test_the_checks_find_a_mistake(mistake):
+    """Each mistake is one step of the order that the package leaves out."""
+    _native._oracle_mistakes(mistake)
+    try:
+        assert any(program(seed, 2000) for seed in range(1, 40)), "nothing was found"
+    finally:
+        _native._oracle_mistakes(0)
+
+
+def watched(stack="cuda+pool", seed=1):
+    device = _native._oracle_device(64 << 20, seed)
+    return device, oracle.Watched(millpond.stack(stack, device))
+
+
+@pytest.mark.parametrize("mistake", [oracle.AFTER, oracle.SOURCE, oracle.EXPORT, oracle.UNKNOWN, oracle.THREAD])
+def test_the_device_itself_finds_a_block_that_goes_back_too_early(mistake):
+    """Not by other bytes, but by the order in which the next owner gets the block."""
+    _native._oracle_mistakes(mistake)
+    try:
+        for seed in range(1, 40):
+            wrong = oracle.Program(seed)
+            wrong.compares = False
+            if "StreamOrder" in wrong.run(2000):
+                return
+        raise AssertionError("nothing was found")
+    finally:
+        _native._oracle_mistakes(0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_threads_that_change_one_buffer_keep_size_and_block_together(seed):
+    device, resource = watched(seed=seed)
+    shared = DeviceBuffer(size=100, stream=Stream(device=device), mr=resource)
+    shared.fill(7)
+    failures = []
+
+    def work(number):
+        choose, stream = random.Random(100 * seed + number), Stream(device=device)
+        try:
+            for _ in range(400):
+                what = choose.randrange(7)
+                if what == 0:
+                    shared.resize(choose.randrange(100, 5000), stream)
+                elif what == 1:
+                    shared.shrink_to_fit(stream)
+                elif what == 2:
+                    shared.reserve(choose.randrange(100, 5000), stream)
+                elif what == 3:
+                    assert millpond.from_dlpack(shared, stream).tobytes()[:100] == b"\7" * 100
+                elif what == 4:
+                    assert shared[:100].copy().tobytes() == b"\7" * 100
+                elif what == 5:
+                    assert bytes(memoryview(shared))[:100] == b"\7" * 100
+                else:
+                    assert shared.tobytes(stream)[:100] == b"\7" * 100
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert 100 <= shared.size <= shared.capacity()
+    del shared
+    gc.collect()
+    assert _native._oracle_violations(device) == ""
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_threads_with_buffers_of_their_own_share_a_pool(seed):
+    device, resource = watched(seed=seed)
+    streams = [Stream(device=device, flags=number % 2) for number in range(4)]
+    streams.append(millpond.PER_THREAD_DEFAULT_STREAM)
+    failures, passed_on = [], []
+
+    def work(number):
+        choose, kept = random.Random(100 * seed + number), []
+        try:
+            for step in range(500):
+                value = choose.randrange(256)
+                buffer = DeviceBuffer(size=choose.randint(1, 5000), stream=choose.choice(streams), mr=resource)
+                buffer.fill(value, choose.choice(streams))
+                kept.append((buffer, value))
+                if len(kept) > 5:
+                    buffer, value = kept.pop(choose.randrange(len(kept)))
+                    passed_on.append(millpond.from_dlpack(buffer, choose.choice(streams)))
+                    assert set(buffer.tobytes(choose.choice(streams))) == {value}
+                    copy = DeviceBuffer(size=buffer.size, stream=choose.choice(streams), mr=resource)
+                    copy.copy_from_device(buffer)
+                    del buffer
+                    assert set(copy.tobytes()) == {value}
+                while len(passed_on) > 10:
+                    # It ends on another thread than the one that made it, perhaps.
+                    passed_on.pop()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    passed_on.clear()
+    gc.collect()
+    assert _native._oracle_violations(device) == ""
+
+
+def test_the_source_of_a_copy_from_another_library_may_end_at_once():
+    """A source that names its stream ends in the order of it; for one that names none, the call waits."""
+    for named in (True, False):
+        for seed in range(1, 6):
+            device, resource = watched(seed=seed)
+            one, two = Stream(device=device), Stream(device=device)
+            busy = DeviceBuffer(size=1 << 20, stream=two, mr=resource)
+            source = DeviceBuffer(size=5000, stream=one, mr=resource)
+            source.fill(1)
+            target = DeviceBuffer(size=5000, stream=two, mr=resource)
+            for value in range(20):
+                busy.fill(value)
+            # An address alone: the interface of a buffer would keep its block from ending early.
+            interface = {
+                "shape": (5000,),
+                "typestr": "|u1",
+                "data": (source.ptr, False),
+                "version": 3,
+                "stream": one.ptr if named else None,
+            }
+            if not named:
+                one.synchronize()
+            target.copy_from_device(oracle.Interface(interface))
+            address = source.ptr
+            del source
+            after = DeviceBuffer(size=5000, stream=one, mr=resource)
+            after.fill(9)
+            assert after.ptr == address, "the test needs the same block"
+            assert np.all(target.copy_to_host() == 1)
+            assert _native._oracle_violations(device) == ""
+
+
+def test_work_of_a_buffer_on_another_thread_follows_the_threads_own_stream():
+    for seed in range(1, 10):
+        device, resource = watched(seed=seed)
+        mine = DeviceBuffer(size=5000, stream=millpond.PER_THREAD_DEFAULT_STREAM, mr=resource)
+        for value in range(20):
+            mine.fill(value)
+        worker = oracle.Worker()
+        assert set(worker(mine.tobytes)) == {19}
+        worker(lambda: mine.fill(20))
+        assert set(mine.tobytes()) == {20}
+        worker(lambda: mine.fill(21))
+        held = [mine]
+        del mine
+        worker(held.clear)
+        other = DeviceBuffer(size=5000, stream=millpond.PER_THREAD_DEFAULT_STREAM, mr=resource)
+        other.fill(3)
+        assert set(other.tobytes()) == {3}
+        worker.todo.put(None)
+        assert _native._oracle_violations(device) == ""

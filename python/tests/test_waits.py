@@ -1,0 +1,374 @@
+"""What waits, and whom it may not stop: Python's lock, Ctrl-C, the collector, forked children."""
+
+import ctypes
+import gc
+import os
+import signal
+import time
+import weakref
+
+import pytest
+from test_processes import script
+
+import millpond
+from millpond import DeviceBuffer, mr
+
+DROP = """
+import faulthandler, sys, threading, time
+faulthandler.dump_traceback_later(60, exit=True)
+import millpond
+from millpond import mr
+base = mr.CudaMemoryResource()
+is_slow, is_inside = threading.Event(), threading.Event()
+def allocate(nbytes, stream):
+    if is_slow.is_set():
+        is_inside.set()
+        time.sleep(0.3)  # another thread runs Python meanwhile, while this one holds the adaptor's lock
+    return base.allocate(nbytes, stream)
+own = mr.CallbackMemoryResource(allocate, base.deallocate)
+top = mr.ThreadSafeResourceAdaptor(own)
+buffer = millpond.DeviceBuffer(size=1000, mr=top)
+{make}
+del buffer
+is_slow.set()
+thread = threading.Thread(target=lambda: top.allocate(2000))
+thread.start()
+is_inside.wait()
+{drop}
+thread.join()
+print("end")
+"""
+
+
+@pytest.mark.parametrize(
+    ("make", "drop"),
+    [
+        ("thing = buffer", "del thing"),
+        ("thing = buffer[10:20]", "del thing"),
+        ("thing = buffer.__dlpack__()", "del thing"),
+        ("thing = buffer.__dlpack__(max_version=(1, 0))", "del thing"),
+        ("thing = millpond.from_dlpack(buffer)", "del thing"),
+        ("thing = memoryview(buffer); buffer.resize(100000)", "del thing"),
+        ("thing = memoryview(buffer); buffer.resize(100000)", "thing.release()"),
+        ("thing = buffer; buffer = None", "thing.resize(100000)"),
+        ("import oracle; thing = oracle.Taken(buffer.__dlpack__(), True)", "thing.end()"),
+        ("import oracle; thing = oracle.Taken(buffer.__dlpack__(), False)", "thing.end()"),
+        ("thing = buffer", "top.is_equal(mr.ThreadSafeResourceAdaptor(own)); del thing"),
+        ("thing = buffer", "repr(top), top.text, top.device, top.is_host_accessible, thing.__dlpack_device__()"),
+    ],
+)
+def test_nothing_waits_with_pythons_lock(make, drop):
+    program = DROP.format(make=make, drop=drop)
+    path = os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])
+    assert script(program, PYTHONPATH=path) == "end"
+
+
+# --- Signals ---
+
+
+class Raised(Exception):
+    pass
+
+
+@pytest.fixture
+def alarm():
+    """Raise an exception from the handler of a signal, soon."""
+
+    def raise_it(kind, seconds=0.05):
+        def handler(*_):
+            raise kind
+
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+    before = signal.getsignal(signal.SIGALRM)
+    yield raise_it
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def waiting(**options):
+    """A resource that holds 1024 bytes, of which 1000 are in use, and waits for a free for 60 s."""
+    limited = mr.LimitingResourceAdaptor(mr.CudaMemoryResource(), 1024)
+    resource = mr.RetryResourceAdaptor(limited, timeout=60.0)
+    return resource, DeviceBuffer(size=1000, mr=resource)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, TimeoutError, Raised, SystemExit, MemoryError])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda resource: DeviceBuffer(size=1000, mr=resource),
+        lambda resource: resource.allocate(1000),
+        lambda resource: DeviceBuffer(size=10, mr=resource).resize(1000),
+        lambda resource: millpond.to_device(bytes(1000), mr=resource),
+        lambda resource: DeviceBuffer(size=1000, mr=mr.ThreadSafeResourceAdaptor(resource)),
+        lambda resource: DeviceBuffer(
+            size=1000, mr=mr.FailureCallbackResourceAdaptor(resource, lambda nbytes: True)
+        ),
+    ],
+)
+def test_a_signal_ends_a_wait(alarm, kind, call):
+    resource, kept = waiting()
+    begin = time.monotonic()
+    alarm(kind)
+    with pytest.raises(kind) as raised:
+        call(resource)
+    assert type(raised.value) is kind and time.monotonic() - begin < 50
+    assert len(kept) == 1000
+    del kept
+    assert len(DeviceBuffer(size=1000, mr=resource)) == 1000
+
+
+def served_the_second_time(raised):
+    """A resource whose function raises in the first of two attempts of each request."""
+    base, calls = mr.StatisticsResourceAdaptor(mr.CudaMemoryResource()), []
+
+    def allocate(nbytes, stream):
+        calls.append(nbytes)
+        if len(calls) % 2:
+            raise raised
+        return base.allocate(nbytes, stream)
+
+    own = mr.CallbackMemoryResource(allocate, base.deallocate)
+    return base, mr.FailureCallbackResourceAdaptor(own, lambda nbytes: True)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda resource: DeviceBuffer(size=1000, mr=resource),
+        lambda resource: resource.allocate(1000),
+        lambda resource: millpond.to_device(b"a", mr=resource),
+    ],
+)
+def test_ctrl_c_in_a_call_that_is_served_all_the_same_is_raised(kind, call):
+    base, resource = served_the_second_time(kind)
+    with pytest.raises(kind):
+        call(resource)
+    assert base.allocation_counts.total_count > 0 and base.allocation_counts.current_count == 0
+
+
+def test_what_a_function_raised_in_a_call_that_succeeded_is_forgotten():
+    _, resource = served_the_second_time(MemoryError("the first time"))
+    assert len(DeviceBuffer(size=10, mr=resource)) == 10
+    limited = mr.LimitingResourceAdaptor(mr.CudaMemoryResource(), 1)
+    for call in (lambda: limited.allocate(10), lambda: DeviceBuffer(size=10, mr=limited)):
+        with pytest.raises(MemoryError) as error:
+            call()
+        assert error.value.__cause__ is None
+    _, resource = served_the_second_time(ValueError("the first time"))
+    buffer = DeviceBuffer(size=10, mr=resource)
+    with pytest.raises(BufferError):
+        millpond.from_dlpack(buffer).resize(100)
+    with pytest.raises(MemoryError):
+        DeviceBuffer(size=1, mr=limited).resize(100)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, TimeoutError])
+def test_a_signal_while_an_error_is_made_keeps_its_class(kind):
+    """The signal arrives in the call that fails. Python handles it at its next step, which makes the error."""
+
+    def handler(*_):
+        raise kind
+
+    number = signal.SIGALRM
+    before = signal.signal(number, handler)
+    try:
+        limited = mr.LimitingResourceAdaptor(mr.CudaMemoryResource(), 1)
+        # A function without a step of Python's: it gets the size, which is the number of the signal.
+        arrive = ctypes.pythonapi.PyErr_SetInterruptEx
+        resource = mr.FailureCallbackResourceAdaptor(limited, arrive)
+        with pytest.raises(kind):
+            DeviceBuffer(size=int(number), mr=resource)
+    finally:
+        signal.signal(number, before)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_ctrl_c_in_a_function_of_the_program_is_no_error_of_it(kind):
+    def allocate(nbytes, stream):
+        raise kind
+
+    resource = mr.CallbackMemoryResource(allocate, lambda *_: None)
+    with pytest.raises(kind):
+        DeviceBuffer(size=10, mr=resource)
+
+
+# --- The collector ---
+
+
+class Big:
+    pass
+
+
+def cycles():
+    base = mr.CudaMemoryResource()
+
+    def callback(big):
+        def allocate(nbytes, stream, big=big):
+            return base.allocate(nbytes, stream)
+
+        resource = mr.CallbackMemoryResource(allocate, lambda *block: base.deallocate(*block))
+        allocate.resource = resource
+
+    def handler(big):
+        def handle(nbytes, big=big):
+            return False
+
+        handle.resource = mr.FailureCallbackResourceAdaptor(base, handle)
+
+    def method(big):
+        class Spill:
+            def __init__(self):
+                self.big, self.mr = big, mr.FailureCallbackResourceAdaptor(base, self.spill)
+
+            def spill(self, nbytes):
+                return False
+
+        Spill()
+
+    def pool(big):
+        class Spill:
+            def __init__(self):
+                self.big = big
+                self.mr = mr.PoolMemoryResource(mr.FailureCallbackResourceAdaptor(base, self.spill))
+                DeviceBuffer(size=10, mr=self.mr)
+
+            def spill(self, nbytes):
+                return False
+
+        Spill()
+
+    def pool_of_functions(big):
+        def allocate(nbytes, stream, big=big):
+            return base.allocate(nbytes, stream)
+
+        def deallocate(ptr, nbytes, stream, allocate=allocate):
+            base.deallocate(ptr, nbytes, stream)
+
+        pool = mr.PoolMemoryResource(mr.CallbackMemoryResource(allocate, deallocate))
+        DeviceBuffer(size=10, mr=pool)
+        deallocate.pool = allocate.pool = pool
+
+    def buffers(big):
+        class Spill:
+            def __init__(self):
+                self.big, self.mr = big, mr.FailureCallbackResourceAdaptor(base, self.spill)
+                self.kept = [DeviceBuffer(size=10, mr=self.mr) for _ in range(3)]
+
+            def spill(self, nbytes):
+                return False
+
+        Spill()
+
+    def buffer(big):
+        class Own(DeviceBuffer):
+            pass
+
+        own = Own(size=10)
+        own.me, own.big = own, big
+
+    def attribute(big):
+        resource = mr.CudaMemoryResource()
+        resource.me, resource.big = resource, big
+
+    def buffer_and_resource(big):
+        resource = mr.CudaMemoryResource()
+        resource.buffer, resource.big = DeviceBuffer(size=10, mr=resource), big
+
+    return [value for name, value in sorted(locals().items()) if callable(value) and name != "base"]
+
+
+@pytest.mark.parametrize("make", cycles(), ids=lambda make: make.__name__)
+def test_cycles_are_collected(make):
+    big = Big()
+    is_there = weakref.ref(big)
+    make(big)
+    del big
+    gc.collect()
+    assert is_there() is None
+
+
+@pytest.mark.parametrize("owner", ["default", "buffer", "export", "pool"])
+def test_functions_that_are_in_use_are_not_collected(owner):
+    """The Python object of the resource has gone, and something else still uses the resource."""
+    base = mr.CudaMemoryResource()
+
+    def allocate(nbytes, stream):
+        return base.allocate(nbytes, stream)
+
+    def deallocate(ptr, nbytes, stream):
+        base.deallocate(ptr, nbytes, stream)
+
+    resource = mr.CallbackMemoryResource(allocate, deallocate)
+    allocate.resource = deallocate.resource = resource
+    counted = mr.StatisticsResourceAdaptor(resource)
+    if owner == "default":
+        mr.set_current_device_resource(counted)
+        kept = None
+    elif owner == "pool":
+        kept = DeviceBuffer(size=100, mr=mr.PoolMemoryResource(counted))
+    else:
+        mr.set_current_device_resource(counted)
+        kept = DeviceBuffer(size=100)
+        mr.reset_per_device_resource(None)
+        if owner == "export":
+            kept = kept.__dlpack__()
+    del allocate, deallocate, resource, counted
+    for _ in range(3):
+        gc.collect()
+    if owner == "default":
+        assert millpond.to_device(b"abc").tobytes() == b"abc"
+    del kept
+    gc.collect()
+
+
+# --- Forked children ---
+
+
+@pytest.mark.parametrize("stack", ["cuda", "cuda+pool", "cuda+thread_safe+statistics", "cuda_async"])
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a fork")
+def test_a_forked_child_of_busy_threads_is_refused_and_ends(stack):
+    assert (
+        script(
+            "import millpond, os, threading, warnings\n"
+            "warnings.filterwarnings('ignore', '.*multi-threaded', DeprecationWarning)\n"
+            f"resource = millpond.stack({stack!r})\n"
+            "millpond.mr.set_current_device_resource(resource)\n"
+            "is_over = False\n"
+            "def work(number):\n"
+            "    stream, kept = millpond.Stream(), []\n"
+            "    while not is_over:\n"
+            "        kept.append(millpond.DeviceBuffer(size=1000 + 4096 * number + 777 * len(kept), stream=stream))\n"
+            "        if len(kept) > 30: kept.clear()\n"
+            "threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]\n"
+            "for thread in threads: thread.start()\n"
+            "def refused(call):\n"
+            "    try: call()\n"
+            "    except millpond.MillpondError as error: assert 'forked' in str(error), error\n"
+            "    else: raise AssertionError('the child got memory')\n"
+            "import signal\n"
+            "def child():\n"
+            "    signal.alarm(60)\n"
+            "    refused(lambda: millpond.DeviceBuffer(size=500_000))\n"
+            "    refused(lambda: millpond.DeviceBuffer(size=1000, mr=resource))\n"
+            "    refused(lambda: resource.allocate(10))\n"
+            "    refused(millpond.Stream)\n"
+            "ended = []\n"
+            "for _ in range(20):\n"
+            "    pid = os.fork()\n"
+            "    if pid == 0:\n"
+            "        try: child()\n"
+            "        except BaseException as error:\n"
+            "            os.write(1, repr(error).encode())\n"
+            "            os._exit(3)\n"
+            "        os._exit(0)\n"
+            "    ended.append(os.waitpid(pid, 0)[1])\n"
+            "is_over = True\n"
+            "for thread in threads: thread.join()\n"
+            "print(*set(ended))"
+        )
+        == "0"
+    )
