@@ -8,8 +8,8 @@
 mod pool;
 mod subjects;
 
-use millpond_testkit::canary::{CanaryPool, Wrong};
-use millpond_testkit::conformance::Subject;
+use millpond_testkit::canary::{CanaryPool, Wrong, WrongWork};
+use millpond_testkit::conformance::{self, Subject};
 use millpond_testkit::program::{self, Config, Failure, StatisticsCheck, Sweep};
 
 const SEEDS: u64 = 10_000;
@@ -71,5 +71,42 @@ fn without_a_mistake_nothing_is_found() {
     match program::sweep(&sweep, &config(), &build) {
         Ok(summary) => assert_eq!(summary.programs, SEEDS, "{summary:?}"),
         Err(failure) => panic!("{failure}"),
+    }
+}
+
+/// A layer that submits work and is wrong about its order is found: by programs over a stack with it, below a
+/// pool and alone, and by the suite where it says that its blocks are ready for every stream.
+#[test]
+fn every_mistake_of_a_layer_that_submits_work_is_found() {
+    let table = subjects::layers();
+    let is_found = |text: &str, wrong: Option<WrongWork>| {
+        let text = match wrong {
+            Some(wrong) => text.replace("zeroing", &format!("zeroing:wrong={}", wrong.name())),
+            None => text.to_owned(),
+        };
+        let subject = Subject::from_text(&text, &table).hands_on();
+        let config = Config { verify_out_of_memory: false, ..Config::for_subject(&subject) };
+        let build = |driver: &_| subject.build(driver);
+        let by_programs = (0..200).any(|seed| program::run(seed, &config, &build).is_err());
+        let report = conformance::run(&subject);
+        let by_suite = report.failures().any(|(body, _)| body == "a_block_is_ready_where_the_resource_says");
+        (by_programs, by_suite)
+    };
+    for stack in [
+        "cuda+zeroing",
+        "cuda+zeroing+pool",
+        "managed+zeroing+fixed_size:block_size=64MiB",
+        "cuda+pool+zeroing",
+    ] {
+        assert_eq!(is_found(stack, None), (false, false), "{stack}");
+    }
+    assert_eq!(is_found("cuda+zeroing", Some(WrongWork::SaysReady)), (false, true));
+    for stack in ["cuda+zeroing+pool", "managed+zeroing+binning", "cuda+zeroing+arena:size=20%"] {
+        assert!(is_found(stack, Some(WrongWork::SaysReady)).0, "{stack}");
+    }
+    for wrong in [WrongWork::OnItsOwnStream, WrongWork::AfterPassingOn] {
+        for stack in ["cuda+zeroing", "cuda+pool+zeroing"] {
+            assert!(is_found(stack, Some(wrong)).0, "{wrong:?} in {stack}");
+        }
     }
 }

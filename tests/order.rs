@@ -67,6 +67,24 @@ fn programs_on_every_stack_keep_the_order() {
     }
 }
 
+/// A layer of a user's that clears blocks on the stream of each call, and says that it submits work, keeps the
+/// order below every layer and above every stack. So does each layer of ours above it.
+#[test]
+fn a_layer_that_submits_work_keeps_the_order_wherever_it_stands() {
+    let mut failed = Vec::new();
+    let subjects = subjects::with_submitted_work();
+    assert!(subjects.len() > 80, "{}", subjects.len());
+    for (subject, index) in subjects.iter().zip(0..) {
+        let config = Config { verify_out_of_memory: false, ..Config::for_subject(subject) };
+        let operations = 500 * share(subject);
+        let sweep = Sweep { seeds: index * 1_000_000..u64::MAX, ..Sweep::operations(operations) };
+        if let Err(failure) = program::sweep(&sweep, &config, &|driver| subject.build(driver)) {
+            failed.push(failure.to_string());
+        }
+    }
+    assert!(failed.is_empty(), "\n{}", failed.join("\n\n"));
+}
+
 /// Tests that no single thread can run: blocks change hands while others free, allocate, record and wait.
 #[test]
 fn racing_threads_keep_the_order() {

@@ -1,8 +1,16 @@
 //! The methods of the trait that an adaptor leaves to its upstream.
 
 /// Implements the methods that pass to the field `upstream` unchanged; an error names the adaptor's stack.
+/// With `except is_stream_ordered`, the adaptor answers that by itself, because it submits work.
 macro_rules! forward_to_upstream {
     () => {
+        fn is_stream_ordered(&self) -> bool {
+            self.upstream.is_stream_ordered()
+        }
+
+        $crate::forward::forward_to_upstream!(except is_stream_ordered);
+    };
+    (except is_stream_ordered) => {
         fn driver(&self) -> &::millpond_core::DriverHandle {
             self.upstream.driver()
         }
@@ -13,10 +21,6 @@ macro_rules! forward_to_upstream {
 
         fn memory_info(&self) -> Result<::millpond_core::MemoryInfo> {
             self.upstream.memory_info().map_err(|error| error.in_stack(self))
-        }
-
-        fn is_stream_ordered(&self) -> bool {
-            self.upstream.is_stream_ordered()
         }
 
         fn accessibility(&self) -> ::millpond_core::Accessibility {

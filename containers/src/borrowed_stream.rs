@@ -54,14 +54,18 @@ impl<'a> BorrowedStream<'a> {
     /// Those of the driver.
     ///
     /// # Safety
-    /// The handle is that of a stream of the driver's device that lives as long as `'a`.
+    /// The handle is that of a stream of the driver's device that lives as long as `'a`. If this driver did
+    /// not make the stream, it also lives as long as a [`StreamRef`] of it, which [`as_ref`](Self::as_ref)
+    /// returns and safe code may keep, is passed to calls: the promise of [`StreamRef::foreign`].
     pub unsafe fn from_raw(driver: DriverHandle, handle: u64) -> Result<Self> {
         // SAFETY: the caller's promise.
         let stream = call(&*driver, |driver| unsafe { driver.stream_ref(handle) })?;
         Ok(Self::of(driver, stream))
     }
 
-    /// The stream as calls take it.
+    /// The stream as calls take it. The result may outlive the borrow: calls refuse a stream that its driver
+    /// made and that was destroyed since, default streams always live, and for a stream that was made
+    /// elsewhere the caller of [`from_raw`](Self::from_raw) vouched.
     pub fn as_ref(&self) -> StreamRef {
         self.stream
     }

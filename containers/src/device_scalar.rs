@@ -1,5 +1,7 @@
 //! One value in device memory.
 
+use std::fmt;
+
 use bytemuck::{Pod, Zeroable};
 use millpond_core::{AnyResource, DeviceId, DeviceMemoryResource, DevicePtr, Error, Result, StreamRef};
 
@@ -23,7 +25,6 @@ use crate::{DeviceVec, HostStaging, PrefetchTo};
 /// assert_eq!(sum.value()?, 0);
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct DeviceScalar<T, R: DeviceMemoryResource = AnyResource> {
     vec: DeviceVec<T, R>,
 }
@@ -153,5 +154,11 @@ impl<T: Pod, R: DeviceMemoryResource> DeviceScalar<T, R> {
     /// Those of [`DeviceVec::set_async`].
     pub fn set_value_async(&mut self, value: &T, staging: &HostStaging) -> Result<()> {
         self.vec.set_async(0, value, staging)
+    }
+}
+
+impl<T, R: DeviceMemoryResource> fmt::Debug for DeviceScalar<T, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceScalar").field("buffer", self.vec.as_buffer()).finish()
     }
 }

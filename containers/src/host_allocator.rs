@@ -1,6 +1,7 @@
 //! Memory that the host reaches, for collections that take an `allocator_api2` allocator.
 
 use std::alloc;
+use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -27,7 +28,7 @@ use millpond_resources::{AnyHostResource, HostResource};
 /// assert_eq!(numbers.iter().sum::<u64>(), 6);
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct HostAllocator {
     resource: AnyHostResource,
 }
@@ -45,6 +46,12 @@ impl HostAllocator {
     /// The resource.
     pub fn resource(&self) -> &AnyHostResource {
         &self.resource
+    }
+}
+
+impl fmt::Debug for HostAllocator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostAllocator").field("resource", &format_args!("{}", self.resource)).finish()
     }
 }
 

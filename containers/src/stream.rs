@@ -10,8 +10,8 @@ use millpond_core::driver::call;
 
 /// An owned stream. Destroyed when dropped; its submitted work runs to its end.
 ///
-/// Calls take the stream by its [`StreamRef`], which does not keep it alive: drop a stream after the
-/// buffers that are to be freed on it.
+/// Calls take the stream by its [`StreamRef`], which does not keep it alive. Drop a stream after the buffers
+/// on it: a buffer whose stream is gone waits for the device at its next use.
 ///
 /// ```
 /// use millpond_containers::Stream;

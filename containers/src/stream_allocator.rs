@@ -1,5 +1,7 @@
 //! A resource together with the stream that it is used on.
 
+use std::fmt;
+
 use millpond_core::{AnyResource, DeviceMemoryResource, DevicePtr, Layout, Result, StreamRef};
 
 use crate::DeviceBuffer;
@@ -24,7 +26,7 @@ use crate::DeviceBuffer;
 /// assert_eq!(memory.buffer(100)?.stream(), stream.as_ref());
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct StreamAllocator<R = AnyResource> {
     resource: R,
     stream: StreamRef,
@@ -86,5 +88,14 @@ impl<R: DeviceMemoryResource> StreamAllocator<R> {
 impl<R: DeviceMemoryResource, S: DeviceMemoryResource> PartialEq<StreamAllocator<S>> for StreamAllocator<R> {
     fn eq(&self, other: &StreamAllocator<S>) -> bool {
         self.stream == other.stream && self.resource.is_equal(&other.resource)
+    }
+}
+
+impl<R: fmt::Display> fmt::Debug for StreamAllocator<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StreamAllocator")
+            .field("resource", &format_args!("{}", self.resource))
+            .field("stream", &self.stream)
+            .finish()
     }
 }

@@ -3,6 +3,7 @@
 mod device_buffer;
 mod device_vec;
 mod devices;
+mod gone_streams;
 #[cfg(feature = "allocator-api2")]
 mod host_allocator;
 mod staging;

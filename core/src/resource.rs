@@ -67,6 +67,17 @@ pub type AnyResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
 /// Each launch of the graph uses the same addresses again. So keep blocks that a graph uses until the graph
 /// has run for the last time. A layer may do that for its callers, as millpond's `capture_scopes` does.
 ///
+/// # Layers that submit work
+/// A layer may submit work of its own to the device that uses a block: to clear it, say, or to move it. That
+/// work counts in the order of the block:
+/// - `allocate` submits it to the stream of the call before it returns, or orders that stream after it.
+///   `deallocate` submits it to the stream of the call before it passes the block on.
+/// - Only that stream is ordered after the work. So [`is_stream_ordered`](Self::is_stream_ordered) is `true`
+///   for a layer that may submit work, whatever its upstream answers, and for the layer's whole life: a layer
+///   that finds out later that it has nothing to submit still answers `true`.
+/// - A layer submits no such work on a stream that captures a graph. The graph would repeat the work at each
+///   launch, when another caller may have the bytes.
+///
 /// # Threads
 /// `Send` and `Sync` are not part of the trait. A resource for one thread is not `Sync`, and the
 /// thread-safe adaptor makes it so. [`AnyResource`] asks for both.
@@ -113,11 +124,15 @@ pub unsafe trait DeviceMemoryResource: Any + Debug + Display {
     /// Whether a block of one may be given back to the other.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool;
 
-    /// Whether what [`allocate`](Self::allocate) returns is ordered for its stream alone. `false`: any stream
-    /// may use the memory at once, because allocation and deallocation synchronise with the device (plain
-    /// CUDA).
+    /// Whether a block is ready for the stream of its [`allocate`](Self::allocate) alone. `false` promises
+    /// more: any stream may use the block at once, and `deallocate` waits for all work that uses it, because
+    /// both calls synchronise with the device (plain CUDA).
+    ///
+    /// The answer never changes. The default is `true`, which is safe for every resource. A wrapper passes
+    /// its upstream's answer on, unless it [submits work](Self#layers-that-submit-work): then it answers
+    /// `true`.
     fn is_stream_ordered(&self) -> bool {
-        self.upstream().is_none_or(DeviceMemoryResource::is_stream_ordered)
+        true
     }
 
     /// What reaches the memory at its address: the device, the host, or both.

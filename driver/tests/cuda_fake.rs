@@ -311,6 +311,47 @@ fn a_stream_is_told_from_a_later_one_with_its_handle() {
     });
 }
 
+/// CUDA 11 does not tell the id of a stream. The handle of a stream of another library may be a later one's,
+/// so only copies of one name match.
+#[test]
+fn a_stream_without_an_id_matches_no_later_one_with_its_handle() {
+    with_fake("a_stream_without_an_id_matches_no_later_one_with_its_handle", false, &[], || {
+        let driver = CudaDriver::open(0).unwrap();
+        // SAFETY: the stand-in calls no stream.
+        let find = |handle| unsafe { driver.stream_ref(handle) }.unwrap();
+        let [first, second] = [find(7 << 20), find(7 << 20)];
+        assert!(first.is_foreign() && first.handle() == second.handle());
+        let copy = first;
+        assert!(copy == first && first != second && first.id() != second.id());
+        let own = driver.stream_create(StreamFlags::NON_BLOCKING).unwrap();
+        assert_eq!(find(own.handle()), own, "a stream that was made here is known");
+    });
+}
+
+/// The end of pinned memory counts as a wait for the device only where it waits, however slow it is.
+#[test]
+fn a_free_that_waits_is_seen() {
+    with_fake("a_free_that_waits_is_seen", false, &[], || {
+        assert!(CudaDriver::open(0).unwrap().frees_wait());
+    });
+}
+
+#[test]
+fn a_free_that_does_not_wait_is_seen() {
+    let environment = [("FAKE_CUDA_FREE_MS", "0")];
+    with_fake("a_free_that_does_not_wait_is_seen", false, &environment, || {
+        assert!(!CudaDriver::open(0).unwrap().frees_wait());
+    });
+}
+
+#[test]
+fn a_slow_free_does_not_pass_for_one_that_waits() {
+    let environment = [("FAKE_CUDA_FREE_MS", "7")];
+    with_fake("a_slow_free_does_not_pass_for_one_that_waits", false, &environment, || {
+        assert!(!CudaDriver::open(0).unwrap().frees_wait());
+    });
+}
+
 /// Ends the capture of a stream by a call that is refused for it.
 fn invalidate(stream: u64) {
     let mut id = 0_u64;

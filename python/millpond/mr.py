@@ -171,7 +171,10 @@ class CudaAsyncViewMemoryResource(DeviceMemoryResource):
 
 
 class CallbackMemoryResource(DeviceMemoryResource):
-    """Two functions: `allocate(size, stream)` returns an address, `deallocate(ptr, size, stream)` ends it."""
+    """Two functions: `allocate(size, stream)` returns an address, `deallocate(ptr, size, stream)` ends it.
+
+    A function may submit work that uses the block, such as a fill, to that stream alone.
+    """
 
     def __init__(self, allocate_func, deallocate_func, *, device=None):
         self._callback(allocate_func, deallocate_func, device)

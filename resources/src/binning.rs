@@ -13,6 +13,7 @@ use millpond_core::{
 };
 
 use crate::binning::direct::Direct;
+use crate::upstream::trim_upstream;
 use crate::{FixedSizeMemoryResource, FixedSizeOptions};
 
 /// Builds `binning` from text.
@@ -398,14 +399,13 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BinningMemoryResou
 
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
         let to_upstream = self.release_regions(None)?;
-        // An upstream in stream order keeps the regions until it is trimmed itself.
-        let mut released = if self.upstream.is_stream_ordered() { 0 } else { to_upstream };
+        let mut released = 0;
         for bin in &self.bins {
             if let Source::Given(other) = &bin.source {
                 released += other.trim(keep_bytes)?;
             }
         }
-        Ok(released + self.upstream.trim(keep_bytes)?)
+        Ok(released + trim_upstream(&*self.upstream, to_upstream, keep_bytes)?)
     }
 
     fn provide(&self, _traits: &mut Traits) {}

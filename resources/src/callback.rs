@@ -52,8 +52,9 @@ pub struct CallbackMemoryResource {
 }
 
 impl CallbackMemoryResource {
-    /// Makes a resource of two functions. It is stream-ordered, and the device alone reaches its memory,
-    /// unless the methods below say otherwise.
+    /// Makes a resource of two functions. It is stream-ordered, so the functions may
+    /// [submit work](DeviceMemoryResource#layers-that-submit-work) on the stream of the call. The device alone
+    /// reaches its memory. The methods below say otherwise.
     ///
     /// # Safety
     /// The functions keep the contract of [`DeviceMemoryResource`] for memory of the driver's device, when
@@ -84,7 +85,8 @@ impl CallbackMemoryResource {
     /// Declares that any stream may use a block at once.
     ///
     /// # Safety
-    /// Both functions synchronise with the device, as plain CUDA does.
+    /// Both functions synchronise with the device, as plain CUDA does, and submit no work that is not done
+    /// when they return.
     #[must_use]
     pub unsafe fn not_stream_ordered(self) -> Self {
         Self { is_stream_ordered: false, ..self }

@@ -55,6 +55,7 @@ pub mod share;
 mod stream_order;
 mod sync;
 mod tuning;
+mod upstream;
 
 pub use arena::{ArenaLayer, ArenaMemoryResource, ArenaOptions};
 pub use binning::{BinningLayer, BinningMemoryResource};

@@ -1,9 +1,11 @@
-//! Tests that a pool over a wrapper of `cuda` maps no pages, and reports that.
+//! Tests pools over wrappers: over one of `cuda` they map no pages, and report that; over one that submits work
+//! they trim what reaches the device.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{
     DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle, Layout, MemoryInfo,
     ResourceStatistics, Result, StreamRef,
@@ -92,4 +94,42 @@ fn issue_9_a_wrapper_below_the_pool_is_said_to_cost_its_pages() {
     });
     let said = events.0.lock().unwrap().clone();
     assert!(said.len() == 1 && said[0].contains("put the layer above the pool"), "{said:?}");
+}
+
+/// A wrapper that says nothing about its order is taken for one that submits work.
+#[test]
+fn a_wrapper_is_stream_ordered_unless_it_says_otherwise() {
+    let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
+    assert!(!cuda.is_stream_ordered());
+    assert!(Wrapper(cuda).is_stream_ordered());
+}
+
+/// `trim` counts each byte that reached the device, once: a wrapper passes regions on at once, a pool or the
+/// driver's keeps them until it is trimmed itself.
+#[test]
+fn trim_counts_what_reached_the_device() {
+    let layers = millpond_resources::LAYERS.iter().chain(millpond_adaptors::LAYERS).copied();
+    let table = LayerTable::new(layers);
+    for text in [
+        "managed+prefetch+pool",
+        "managed+prefetch+statistics+pool",
+        "managed+prefetch+binning:min=20,max=26",
+        "managed+pool",
+        "managed+pool+pool",
+        "managed+prefetch+pool+pool",
+        "cuda+pool:pages=off+binning:min=20,max=26",
+        "managed+plan:background=off+pool",
+    ] {
+        let device = SimDevice::new(SimConfig::h200());
+        let driver: DriverHandle = device.clone();
+        let stack = text.parse::<StackSpec>().unwrap().build(&table, &driver).unwrap();
+        let ptr = stack.allocate_bytes(48 << 20, StreamRef::LEGACY).unwrap();
+        // SAFETY: the block came from this stack with this size, and no work uses it.
+        unsafe { stack.deallocate_bytes(ptr, 48 << 20, StreamRef::LEGACY) };
+        let before = device.live_bytes();
+        let trimmed = stack.trim(0).unwrap();
+        assert!(trimmed >= 48 << 20, "{text}: {trimmed}");
+        assert_eq!(trimmed, before - device.live_bytes(), "{text}");
+        assert_eq!(device.take_violations(), [], "{text}");
+    }
 }

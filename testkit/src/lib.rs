@@ -13,7 +13,7 @@
 //! | [`shadow`] | the plain model of an allocator that the others compare with |
 //! | [`layer_docs`] | the options of layers as pages of their documentation, made from their entries |
 //! | [`misuse_recorder`] | which refused calls the current thread caused |
-//! | [`canary`] | a stream-ordered pool that is wrong in a chosen way: proof that the oracles see it |
+//! | [`canary`] | a pool, and a layer that submits work, each wrong in a chosen way: the oracles see it |
 //!
 //! Everything is deterministic: nothing is random without a seed, and a failure prints the seed.
 

@@ -5,7 +5,9 @@ mod scoped;
 use std::time::Duration;
 
 use millpond::resources::PoolMemoryResource;
+use millpond::stack::{LayerTable, StackSpec};
 use millpond::{AnyResource, DeviceMemoryResourceExt, Result, downcast};
+use millpond_testkit::canary::ZeroingLayer;
 use millpond_testkit::conformance::{Refusals, Subject};
 use millpond_testkit::program::StatisticsCheck::{self, Counts, Exact, None};
 
@@ -54,6 +56,13 @@ const RESOURCES: &[(&str, Knows)] = &[
     ("managed+pool:max=50%+prefetch", Knows::its_blocks(Exact)),
     ("system+prefetch", Knows::its_blocks(None).handing_on()),
     ("pinned_host+prefetch", Knows::nothing()),
+    ("managed+prefetch+pool:max=50%", Knows::its_blocks(Exact)),
+    ("system+prefetch+pool", Knows::its_blocks(Exact)),
+    ("managed+prefetch+binning:min=10,max=16", Knows::nothing()),
+    ("cuda+zeroing", Knows::nothing()),
+    ("cuda+zeroing+pool:max=50%", Knows::its_blocks(Exact)),
+    ("cuda+zeroing+fixed_size:block_size=64KiB,blocks=16", Knows::its_blocks(Exact).up_to(64 << 10)),
+    ("cuda+pool+zeroing", Knows::its_blocks(Exact)),
     ("cuda+pool:max=25%+fallback:to=(cuda+pool)", Knows::its_blocks(Exact)),
     ("cuda_async+capture_scopes", Knows::its_blocks(None)),
     ("cuda+pool+plan:repeat=8,background=off", Knows::its_blocks(None)),
@@ -143,7 +152,7 @@ fn decay_pools(resource: &AnyResource, now: Duration) -> Result<()> {
 /// Every resource, every adaptor on plain CUDA and on the pool, and every ordered pair of those that keep
 /// accounts on the pool.
 pub(crate) fn all() -> Vec<Subject> {
-    let table = millpond::layers();
+    let table = layers();
     let subject = |text: &str, knows: Knows| {
         let subject = Subject::from_text(text, &table)
             .statistics(knows.statistics)
@@ -173,6 +182,35 @@ pub(crate) fn all() -> Vec<Subject> {
             .decayed_by(decay_pools)
     }));
     all
+}
+
+/// The layers of millpond, and one of a user's that submits work.
+pub(crate) fn layers() -> LayerTable {
+    millpond::layers().with([ZeroingLayer::ENTRY])
+}
+
+/// Every resource with the layer `zeroing` at each place of its stack: above each of its layers in turn.
+#[allow(dead_code, reason = "one test needs them")]
+pub(crate) fn with_submitted_work() -> Vec<Subject> {
+    let table = layers();
+    let insert = |&(text, knows): &(&str, Knows)| {
+        let spec: StackSpec = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
+        let texts: Vec<String> = (1..=spec.layers().len())
+            .map(|place| {
+                let mut layers: Vec<String> = spec.layers().iter().map(ToString::to_string).collect();
+                layers.insert(place, "zeroing".to_owned());
+                layers.join("+")
+            })
+            .collect();
+        texts.into_iter().map(move |text| (text, knows))
+    };
+    let stacks = RESOURCES.iter().filter(|(text, _)| !text.contains("zeroing")).flat_map(insert);
+    let subject = |(text, knows): (String, Knows)| {
+        let subject = Subject::from_text(&text, &table).largest_bytes(knows.largest_bytes);
+        let subject = subject.inspected_by(validate_pools).decayed_by(decay_pools);
+        if knows.shares_pools { subject.shares_pools() } else { subject }
+    };
+    stacks.map(subject).collect()
 }
 
 /// All of them, or the one that MILLPOND_SUBJECT names.

@@ -25,6 +25,9 @@ use crate::forward::forward_to_upstream;
 /// not asked again. A prefetch that fails for another reason is logged, and the block is handed out all the
 /// same. On a stream that captures a graph nothing is prefetched.
 ///
+/// A prefetch is work on the stream of the allocation, so a block is ready for that stream alone: the adaptor
+/// is stream-ordered, over any upstream, unless it never prefetches.
+///
 /// ```
 /// use millpond_adaptors::PrefetchLayer;
 /// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
@@ -42,8 +45,10 @@ use crate::forward::forward_to_upstream;
 #[derive(Debug)]
 pub struct PrefetchResourceAdaptor<R> {
     upstream: R,
-    /// Whether the memory can be prefetched, as far as is known.
-    prefetches: AtomicBool,
+    /// Whether it tried to prefetch from the start: the answer about its order, which never changes.
+    may_prefetch: bool,
+    /// Whether the driver refused to prefetch this memory.
+    is_refused: AtomicBool,
 }
 
 impl<R: DeviceMemoryResource> PrefetchResourceAdaptor<R> {
@@ -53,13 +58,13 @@ impl<R: DeviceMemoryResource> PrefetchResourceAdaptor<R> {
             let driver = &**upstream.driver();
             call(driver, |driver| driver.attribute(DeviceAttribute::ConcurrentManagedAccess))
         };
-        let prefetches = upstream.accessibility().host && matches!(concurrent(), Ok(1));
-        Self { upstream, prefetches: AtomicBool::new(prefetches) }
+        let may_prefetch = upstream.accessibility().host && matches!(concurrent(), Ok(1));
+        Self { upstream, may_prefetch, is_refused: AtomicBool::new(false) }
     }
 
     /// Whether blocks are prefetched: false where it is known that this memory, or this device, cannot.
     pub fn is_prefetching(&self) -> bool {
-        self.prefetches.load(Ordering::Relaxed)
+        self.may_prefetch && !self.is_refused.load(Ordering::Relaxed)
     }
 
     fn prefetch(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
@@ -74,7 +79,7 @@ impl<R: DeviceMemoryResource> PrefetchResourceAdaptor<R> {
         if let Err(error) = submit() {
             let is_refused = self.is_refusal(ptr, &error);
             if is_refused {
-                self.prefetches.store(false, Ordering::Relaxed);
+                self.is_refused.store(true, Ordering::Relaxed);
             }
             tracing::debug!(
                 target: "millpond::adaptors", stack = %self, %error, is_refused, "a prefetch failed"
@@ -92,7 +97,7 @@ impl<R: DeviceMemoryResource> PrefetchResourceAdaptor<R> {
 }
 
 // SAFETY: every call goes to the upstream with the same arguments, so its contract holds; a prefetch changes
-// no contents, and is ordered before all work that the block's owner submits.
+// no contents, and is ordered before the next work of the stream of the call, as `is_stream_ordered` says.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PrefetchResourceAdaptor<R> {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
@@ -113,7 +118,11 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PrefetchResourceAd
         downcast::<Self>(other).is_some_and(|other| self.upstream.is_equal(&other.upstream))
     }
 
-    forward_to_upstream!();
+    fn is_stream_ordered(&self) -> bool {
+        self.may_prefetch || self.upstream.is_stream_ordered()
+    }
+
+    forward_to_upstream!(except is_stream_ordered);
 }
 
 impl<R: fmt::Display> fmt::Display for PrefetchResourceAdaptor<R> {

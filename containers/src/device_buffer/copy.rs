@@ -45,7 +45,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         if copy.device() != other.device() {
             return copy.copied_from_peer(other);
         }
-        if other.left_its_thread() {
+        let lost_its_stream = other.lost_its_stream();
+        if lost_its_stream {
             other.synchronize_device()?;
         } else {
             order(copy.driver(), other.stream, stream)?;
@@ -53,11 +54,12 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         // SAFETY: both blocks are live, distinct, and hold that many bytes; the contents of the other one are
         // ordered before the copy.
         copy.call(|driver| unsafe { driver.memcpy_dtod_async(copy.ptr, other.ptr, copy.len, stream) })?;
-        let ordered = if other.left_its_thread() {
-            copy.finish(Ok(()))
+        let ordered = if lost_its_stream {
+            copy.finish(Ok(()), stream)
         } else {
             // The copy has been submitted: if the other stream cannot wait for it, the host does.
-            order(copy.driver(), stream, other.stream).or_else(|error| copy.finish(Ok(())).and(Err(error)))
+            order(copy.driver(), stream, other.stream)
+                .or_else(|error| copy.finish(Ok(()), stream).and(Err(error)))
         };
         ordered.map(|()| copy)
     }
@@ -65,7 +67,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     /// Copies the contents of a buffer of another device. Events of one device mean nothing to a stream of
     /// the other in the driver's interface, so the host orders them.
     fn copied_from_peer<S: DeviceMemoryResource>(self, other: &DeviceBuffer<S>) -> Result<Self> {
-        if other.left_its_thread() {
+        if other.lost_its_stream() {
             other.synchronize_device()?;
         } else {
             other.call(|driver| driver.stream_synchronize(other.stream))?;
@@ -76,7 +78,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         let copied = self.call(|driver| unsafe {
             driver.memcpy_peer_async(self.ptr, source, device, self.len, self.stream)
         });
-        self.finish(copied).map_err(|error| {
+        self.finish(copied, self.stream).map_err(|error| {
             match error.driver_error().is_some_and(|error| error.code() == DriverError::INVALID_DEVICE) {
                 true => Error::invalid_argument(format!(
                     "a buffer of {device} cannot be copied to {} directly; copy through the host",
@@ -103,14 +105,12 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         if bytes == 0 {
             return Ok(());
         }
-        // The wait that a change of thread needs.
-        self.set_stream(self.stream)?;
+        let stream = self.settle()?;
         let (target, source) = (self.ptr.offset(offset), data.as_ptr().cast());
         // SAFETY: the block holds that many bytes and `data` has them; `finish` keeps it borrowed until the
         // copy is done.
-        let copied =
-            self.call(|driver| unsafe { driver.memcpy_htod_async(target, source, bytes, self.stream) });
-        self.finish(copied)
+        let copied = self.call(|driver| unsafe { driver.memcpy_htod_async(target, source, bytes, stream) });
+        self.finish(copied, stream)
     }
 
     /// Overwrites the first bytes with `data`, in the order of the stored stream, without waiting for it: the
@@ -134,8 +134,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         if bytes == 0 {
             return Ok(());
         }
-        self.set_stream(self.stream)?;
-        let (target, stream) = (self.ptr.offset(offset), self.stream);
+        let stream = self.settle()?;
+        let target = self.ptr.offset(offset);
         staging.send(data, self.device(), stream, |source| {
             // SAFETY: the block and the staging block hold that many bytes; the latter stays as it is until
             // the device has passed the copy.
@@ -179,15 +179,13 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         if bytes == 0 {
             return Ok(());
         }
-        if self.left_its_thread() {
-            self.synchronize_device()?;
-        }
+        let stream = self.settled_stream()?;
         let source = self.ptr.offset(offset);
         // SAFETY: the block holds that many bytes, and the caller vouches for the host's; `finish` ends the
         // copy before the caller has its memory back.
         let copied =
-            self.call(|driver| unsafe { driver.memcpy_dtoh_async(destination, source, bytes, self.stream) });
-        self.finish(copied)
+            self.call(|driver| unsafe { driver.memcpy_dtoh_async(destination, source, bytes, stream) });
+        self.finish(copied, stream)
     }
 
     /// The contents as values of `T`.
@@ -213,19 +211,14 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     /// driver.
     pub fn copy_to_host_async<T: Pod>(&self, staging: &HostStaging) -> Result<HostCopy<T>> {
         let len = self.checked_len::<T>()?;
-        let left_its_thread = self.left_its_thread();
-        if left_its_thread {
-            self.synchronize_device()?;
-        }
-        let copy = staging.receive(len, self.device(), self.stream, |destination| {
+        let (lost_its_stream, stream) = (self.lost_its_stream(), self.settled_stream()?);
+        let copy = staging.receive(len, self.device(), stream, |destination| {
             // SAFETY: the block and the staging block hold that many bytes; the latter is not used by anyone
             // else until the device has passed the copy.
-            self.call(|driver| unsafe {
-                driver.memcpy_dtoh_async(destination, self.ptr, self.len, self.stream)
-            })
+            self.call(|driver| unsafe { driver.memcpy_dtoh_async(destination, self.ptr, self.len, stream) })
         })?;
-        // The stored stream, another thread's, is not ordered after the copy.
-        if left_its_thread { self.finish(Ok(())).map(|()| copy) } else { Ok(copy) }
+        // No later use is ordered after the copy: the stored stream is gone.
+        if lost_its_stream { self.finish(Ok(()), stream).map(|()| copy) } else { Ok(copy) }
     }
 
     fn checked_len<T>(&self) -> Result<usize> {
@@ -262,10 +255,10 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         if bytes == 0 {
             return Ok(());
         }
-        self.set_stream(self.stream)?;
+        let stream = self.settle()?;
         let target = self.ptr.offset(offset);
         // SAFETY: the range is in the block, which is live and ordered for this stream.
-        self.call(|driver| unsafe { driver.memset_d8_async(target, 0, bytes, self.stream) })
+        self.call(|driver| unsafe { driver.memset_d8_async(target, 0, bytes, stream) })
     }
 
     /// Moves the memory to the device or to the host, in the order of the stored stream, if it can be moved.
@@ -274,16 +267,16 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     /// # Errors
     /// Those of the driver.
     pub fn prefetch(&mut self, to: PrefetchTo) -> Result<bool> {
-        self.set_stream(self.stream)?;
+        let stream = self.settle()?;
         // SAFETY: the block is live, and is freed in the order of the stream.
-        let submitted = unsafe { crate::prefetch(&**self.driver(), self.ptr, self.len, to, self.stream) };
+        let submitted = unsafe { crate::prefetch(&**self.driver(), self.ptr, self.len, to, stream) };
         submitted.map_err(|error| error.in_stack(&self.resource))
     }
 
-    /// Waits for a copy on the stored stream. Also after an error: the device must not touch the host's
-    /// memory once the caller has it back, so if the stream cannot be waited for, the device is.
-    fn finish(&self, copied: Result<()>) -> Result<()> {
-        let waited = self.call(|driver| driver.stream_synchronize(self.stream));
+    /// Waits for a copy on this stream. Also after an error: the device must not touch the host's memory once
+    /// the caller has it back, so if the stream cannot be waited for, the device is.
+    fn finish(&self, copied: Result<()>, stream: StreamRef) -> Result<()> {
+        let waited = self.call(|driver| driver.stream_synchronize(stream));
         let device = if waited.is_err() { self.synchronize_device() } else { Ok(()) };
         copied.and(waited).and(device)
     }

@@ -2,6 +2,7 @@
 
 mod copy;
 
+use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ptr;
 
@@ -25,10 +26,12 @@ use millpond_core::driver::call;
 /// streams use the memory at once. Work of your own, which gets the memory by [`as_ptr`](Self::as_ptr),
 /// you order yourself: it has to happen before what the buffer's stream does after you call a method.
 ///
-/// The stored stream must be alive until another one is stored or the buffer is dropped. A buffer on
-/// [`StreamRef::PER_THREAD`] that is used or dropped on another thread, where that is another stream, waits
-/// for the device first. Which device is current on the thread does not matter: memory is allocated, copied
-/// and freed on the device of the resource.
+/// The stored stream may be gone before the buffer: a [`Stream`](crate::Stream) that was dropped, or
+/// [`StreamRef::PER_THREAD`] of another thread. The buffer cannot be ordered after such a stream any more, so
+/// the next use, or the drop, waits for the device first. A dropped stream gives way to the legacy default
+/// stream. A stream of another library must be alive until another one is stored or the buffer is dropped.
+/// Which device is current on the thread does not matter: memory is allocated, copied and freed on the device
+/// of the resource.
 ///
 /// Growth is exact: `resize` and `reserve` take exactly the requested bytes. A method that fails leaves
 /// contents, size and capacity unchanged.
@@ -49,7 +52,6 @@ use millpond_core::driver::call;
 /// assert_eq!(buffer.to_host::<u32>()?[..3], [1, 2, 3]);
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct DeviceBuffer<R: DeviceMemoryResource = AnyResource> {
     ptr: DevicePtr,
     len: u64,
@@ -62,7 +64,6 @@ pub struct DeviceBuffer<R: DeviceMemoryResource = AnyResource> {
 }
 
 /// The parts of a [`DeviceBuffer`].
-#[derive(Debug)]
 pub struct RawParts<R> {
     /// The block; null if its layout has no bytes.
     pub ptr: DevicePtr,
@@ -74,6 +75,18 @@ pub struct RawParts<R> {
     pub stream: StreamRef,
     /// The resource that the block came from.
     pub resource: R,
+}
+
+impl<R: fmt::Display> fmt::Debug for RawParts<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RawParts")
+            .field("ptr", &self.ptr)
+            .field("len", &self.len)
+            .field("layout", &self.layout)
+            .field("stream", &self.stream)
+            .field("resource", &format_args!("{}", self.resource))
+            .finish()
+    }
 }
 
 impl DeviceBuffer {
@@ -162,13 +175,46 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     pub fn set_stream(&mut self, stream: StreamRef) -> Result<()> {
         if self.ptr.is_null() {
             // Nothing to order: no stream has used memory of this buffer.
-        } else if self.left_its_thread() {
+        } else if stream == self.stream {
+            return self.settle().map(drop);
+        } else if self.lost_its_stream() {
+            self.check_alive(stream)?;
             self.synchronize_device()?;
         } else {
             order(self.driver(), self.stream, stream)?;
         }
         (self.stream, self.stream_id) = (stream, stream.id());
         Ok(())
+    }
+
+    /// Makes the stored stream one on which work can be submitted.
+    pub(crate) fn settle(&mut self) -> Result<StreamRef> {
+        let stream = self.settled_stream()?;
+        (self.stream, self.stream_id) = (stream, stream.id());
+        Ok(stream)
+    }
+
+    /// The stream for the next work on the memory: the stored one, or if that is gone, one that all work on
+    /// the memory is done for, because this waits for the device.
+    pub(crate) fn settled_stream(&self) -> Result<StreamRef> {
+        if !self.lost_its_stream() {
+            return Ok(self.stream);
+        }
+        self.synchronize_device()?;
+        Ok(self.stream_instead())
+    }
+
+    /// The stream that takes the place of a stored one that is gone.
+    fn stream_instead(&self) -> StreamRef {
+        if self.stream.is_per_thread() { StreamRef::PER_THREAD } else { StreamRef::LEGACY }
+    }
+
+    fn check_alive(&self, stream: StreamRef) -> Result<()> {
+        if !self.driver().stream_is_gone(stream) {
+            return Ok(());
+        }
+        let why = format!("the stream {stream} was destroyed, or was not made by this driver; pass another");
+        Err(Error::invalid_argument(why).in_stack(&self.resource))
     }
 
     /// Moves the contents into a block of `capacity` bytes, at least `len`, on the stored stream.
@@ -276,6 +322,12 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         Self { ptr, len, layout, stream, stream_id: stream.id(), resource }
     }
 
+    /// Whether the memory was used in the order of a stream that no event can be recorded on any more: it was
+    /// destroyed, or is the per-thread one of another thread.
+    pub(crate) fn lost_its_stream(&self) -> bool {
+        !self.ptr.is_null() && (self.left_its_thread() || self.driver().stream_is_gone(self.stream))
+    }
+
     /// Whether the stored stream is the per-thread one of another thread.
     pub(crate) fn left_its_thread(&self) -> bool {
         self.stream.is_per_thread() && self.stream.id() != self.stream_id
@@ -310,19 +362,32 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
 
 impl<R: DeviceMemoryResource> Drop for DeviceBuffer<R> {
     fn drop(&mut self) {
-        if !self.ptr.is_null() && self.left_its_thread() {
-            // The other thread's stream can no longer be named. Its work may still use the memory, so the
-            // block must not be reused: it is leaked if the wait fails. A lost device runs no work any more.
-            if let Err(error) = self.synchronize_device()
-                && !error.is_sticky()
-            {
+        let stream = match self.settled_stream() {
+            Ok(stream) => stream,
+            // A lost device runs no work any more.
+            Err(error) if error.is_sticky() => self.stream_instead(),
+            // Work of the stream that is gone may still use the memory, so the block must not be reused.
+            Err(error) => {
                 tracing::error!(target: "millpond::containers", %error, "a buffer could not be given back");
                 return;
             }
-        }
+        };
         // SAFETY: the block came from this resource with this layout and is given back only here; its uses
-        // happen before the next work of the stored stream.
-        unsafe { deallocate(&self.resource, (self.ptr, self.layout), self.stream) }
+        // happen before the next work of this stream.
+        unsafe { deallocate(&self.resource, (self.ptr, self.layout), stream) }
+    }
+}
+
+/// One line: the resource is shown as its stack's text, not with all that it holds.
+impl<R: DeviceMemoryResource> fmt::Debug for DeviceBuffer<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceBuffer")
+            .field("ptr", &self.ptr)
+            .field("len", &self.len)
+            .field("capacity", &self.capacity())
+            .field("stream", &self.stream)
+            .field("resource", &format_args!("{}", self.resource))
+            .finish()
     }
 }
 

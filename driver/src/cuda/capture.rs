@@ -256,7 +256,7 @@ impl fmt::Debug for Graph {
 }
 
 /// Tells a stream in a capture from all others: bits 60 and 61 set it apart from the numbers of CUDA,
-/// which are small, and of [`CudaDriver::identify_new_stream`].
+/// which are small, and of [`CudaDriver::identify`].
 fn id_in_capture(handle: u64, capture: u64) -> u64 {
     const HIGH: u64 = 3 << 60;
     // The factor of Fibonacci hashing (Knuth, The Art of Computer Programming, volume 3, 6.4).

@@ -136,16 +136,21 @@ impl CudaDriver {
         }
     }
 
-    /// The identity of a new stream. Drivers before CUDA 12.0 do not number streams; millpond does so then,
-    /// with a high bit that distinguishes these numbers from handles. A `StreamRef` uses the two bits above
-    /// it for itself.
-    pub(super) fn identify_new_stream(&self, handle: u64) -> DriverResult<u64> {
+    /// The identity of a stream that this driver has just made, or that was made elsewhere.
+    ///
+    /// Drivers before CUDA 12.0 do not number streams. Then each call gives a new number: a handle does not
+    /// tell a stream from a later one that CUDA gave it to, so streams match only by copies of one
+    /// `StreamRef`. `known` is the number of a living stream that was made here. A high bit distinguishes
+    /// these numbers from CUDA's; a `StreamRef` uses the two bits above it for itself.
+    pub(super) fn identify(&self, handle: u64, known: Option<StreamId>) -> DriverResult<u64> {
         static NEXT: AtomicU64 = AtomicU64::new(1 << 61);
         let mut id = 0;
-        // SAFETY: the caller has just created the stream; `id` takes the result.
+        // SAFETY: the caller names a living stream; `id` takes the result.
         match unsafe { self.functions().stream_get_id(handle, &raw mut id) } {
             Ok(()) => Ok(id),
-            Err(error) if error.is_unsupported() => Ok(NEXT.fetch_add(1, Ordering::Relaxed)),
+            Err(error) if error.is_unsupported() => {
+                Ok(known.map_or_else(|| NEXT.fetch_add(1, Ordering::Relaxed), StreamId::get))
+            }
             Err(error) => Err(error),
         }
     }

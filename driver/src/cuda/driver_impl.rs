@@ -376,7 +376,7 @@ impl Driver for CudaDriver {
         let mut handle = 0;
         // SAFETY: Results.
         unsafe { self.functions().stream_create_with_priority(&raw mut handle, kind, flags.priority) }?;
-        let id = self.identify_new_stream(handle).inspect_err(|_| {
+        let id = self.identify(handle, None).inspect_err(|_| {
             // SAFETY: the stream was made above and no other code knows it.
             let _ = unsafe { self.functions().stream_destroy(handle) };
         })?;
@@ -418,15 +418,8 @@ impl Driver for CudaDriver {
         if let Some(capturing) = unsafe { self.capturing_stream(handle) }? {
             return Ok(capturing);
         }
-        let mut id = 0;
-        // SAFETY: Results; the caller names a living stream.
-        match unsafe { self.functions().stream_get_id(handle, &raw mut id) } {
-            Ok(()) => {}
-            Err(error) if error.is_unsupported() => {
-                id = self.streams.get(&handle).map_or(handle, |alive| alive.get());
-            }
-            Err(error) => return Err(error),
-        }
+        let known = self.streams.get(&handle).map(|alive| *alive);
+        let id = self.identify(handle, known)?;
         // SAFETY: Vouched.
         Ok(unsafe { self.named(handle, id) })
     }

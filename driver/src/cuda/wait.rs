@@ -3,26 +3,55 @@
 //! `cuCtxSynchronize` ends every capture in the context, seen or not. The end of pinned memory waits for all
 //! work as well, that of destroyed streams included, and leaves captures alone: so it was measured
 //! (docs/GPU.md). But CUDA promises only that it may wait. So it is used where it was seen to wait on this
-//! very driver, once in the life of the process.
+//! very driver, once in the life of the process: work that ends when the free returns went on, three times.
 
 use std::ffi::c_void;
-use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use millpond_core::driver::{Driver, DriverError, DriverResult, Event, EventFlags, HostFlags, HostPtr};
+use millpond_core::driver::{CaptureModeGuard, Driver, DriverError, DriverResult, HostFlags, HostPtr};
 
 use super::{CudaDriver, abi};
 
 /// A whole page of the host.
 const PINNED_BYTES: u64 = 4096;
 
-/// The work that a free is seen to wait for; much longer than any free that waits for nothing.
-const NAP: Duration = Duration::from_millis(5);
+/// How long the free must keep the thread in each round. A free that takes its time and waits for nothing
+/// returns in one of them, and so does a thread that was held up once.
+const ROUNDS: [Duration; 3] =
+    [Duration::from_millis(2), Duration::from_millis(10), Duration::from_millis(50)];
 
-/// The host's part of that work.
-extern "C" fn nap(_nothing: *mut c_void) {
-    thread::sleep(NAP);
+/// How often the host's part of the work looks at the free.
+const STEP: Duration = Duration::from_micros(100);
+
+/// What the thread that frees and the work of the stream tell each other.
+struct Watched {
+    /// How long the work goes on while the free is under way.
+    patience: Duration,
+    has_begun: AtomicBool,
+    has_returned: AtomicBool,
+    /// The free was under way for as long as that, and had not returned.
+    is_waiting: AtomicBool,
+}
+
+/// The work of a stream: it goes on until the free has returned, or shows that it waits. It makes no call of
+/// CUDA, and does not unwind. The time until the free begins does not count, so that only a delay within the
+/// free itself can deceive.
+extern "C" fn work(watched: *mut c_void) {
+    // SAFETY: `watch_on` gave a count of the value to this function.
+    let watched = unsafe { Arc::from_raw(watched.cast_const().cast::<Watched>()) };
+    let mut begun = None;
+    while !watched.has_returned.load(Ordering::SeqCst) {
+        if watched.has_begun.load(Ordering::SeqCst)
+            && begun.get_or_insert_with(Instant::now).elapsed() >= watched.patience
+        {
+            watched.is_waiting.store(true, Ordering::SeqCst);
+            return;
+        }
+        thread::sleep(STEP);
+    }
 }
 
 impl CudaDriver {
@@ -76,43 +105,40 @@ impl CudaDriver {
         seen.is_ok_and(|seen| *self.frees_wait.get_or_init(|| seen))
     }
 
-    /// Frees pinned memory while a stream of its own is at work, and says whether that was done afterwards.
+    /// Frees pinned memory while a stream of its own is at work, and says whether the free waited each time.
     fn watch_a_free(&self) -> DriverResult<bool> {
+        let _captures = CaptureModeGuard::relaxed(self);
         let _context = self.enter()?;
         let functions = self.functions();
-        let pinned = self.mem_host_alloc(PINNED_BYTES, HostFlags::default())?;
         let mut stream = 0;
         // SAFETY: `stream` takes the result.
-        let made =
-            unsafe { functions.stream_create_with_priority(&raw mut stream, abi::CU_STREAM_NON_BLOCKING, 0) };
-        if let Err(error) = made {
-            self.free_pinned(pinned)?;
-            return Err(error);
-        }
-        let watched = self.watch_on(stream, pinned);
+        unsafe { functions.stream_create_with_priority(&raw mut stream, abi::CU_STREAM_NON_BLOCKING, 0) }?;
+        let mut rounds = ROUNDS.into_iter().map(|patience| self.watch_on(stream, patience));
+        let watched = rounds.find(|waited| *waited != Ok(true)).unwrap_or(Ok(true));
         // SAFETY: the stream was made above and no other code knows it; its work goes on to its end.
         unsafe { functions.stream_destroy(stream) }?;
         watched
     }
 
-    fn watch_on(&self, stream: u64, pinned: HostPtr) -> DriverResult<bool> {
-        let event = self.event_create(EventFlags::default());
-        let begun = event.as_ref().map_err(DriverError::clone).and_then(|event| {
-            // SAFETY: the stream is alive; the function takes no argument, makes no call of CUDA, and does
-            // not unwind.
-            unsafe { self.functions().launch_host_func(stream, nap, ptr::null_mut()) }?;
-            // SAFETY: stream and event are alive.
-            unsafe { self.functions().event_record(event.0, stream) }
-        });
+    fn watch_on(&self, stream: u64, patience: Duration) -> DriverResult<bool> {
+        let pinned = self.mem_host_alloc(PINNED_BYTES, HostFlags::default())?;
+        let flag = || AtomicBool::new(false);
+        let (has_begun, has_returned, is_waiting) = (flag(), flag(), flag());
+        let watched = Arc::new(Watched { patience, has_begun, has_returned, is_waiting });
+        let count = Arc::into_raw(Arc::clone(&watched));
+        // SAFETY: the stream is alive; `work` keeps to CUDA's rules, and has a count of its argument.
+        let launched =
+            unsafe { self.functions().launch_host_func(stream, work, count.cast_mut().cast::<c_void>()) };
+        if launched.is_err() {
+            // SAFETY: the work does not run, so the count is still here.
+            drop(unsafe { Arc::from_raw(count) });
+        }
+        watched.has_begun.store(true, Ordering::SeqCst);
         let freed = self.free_pinned(pinned);
-        let Ok(event) = event else { return begun.map(|()| false) };
-        let is_done = begun.and(freed).and_then(|()| self.event_query(event));
-        self.end_event(event)?;
-        is_done
-    }
-
-    fn end_event(&self, event: Event) -> DriverResult<()> {
-        // SAFETY: every caller has made it, and nothing waits for it any more.
-        unsafe { self.event_destroy(event) }
+        watched.has_returned.store(true, Ordering::SeqCst);
+        launched.and(freed)?;
+        // SAFETY: the stream is alive.
+        unsafe { self.functions().stream_synchronize(stream) }?;
+        Ok(watched.is_waiting.load(Ordering::SeqCst))
     }
 }

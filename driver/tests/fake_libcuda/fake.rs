@@ -3,7 +3,7 @@
 //!
 //! It has two devices, does nothing, and checks what a real driver would: that the right context is current.
 //! Its contexts can be reset, and have ids as from CUDA 12.0 on, unless `FAKE_CUDA_IDS` is 0. The environment
-//! says how it fails, too: `FAKE_CUDA_INIT`, `FAKE_CUDA_DEVICES`, `FAKE_CUDA_ALLOC`. With `--cfg empty` it is
+//! says how it fails, too: `FAKE_CUDA_INIT`, `FAKE_CUDA_DEVICES`, `FAKE_CUDA_ALLOC`, `FAKE_CUDA_FREE_MS` (`work.rs`). With `--cfg empty` it is
 //! a library without any function.
 #![cfg(not(empty))]
 #![allow(non_snake_case)]
@@ -12,6 +12,8 @@
 #[cfg(pools)]
 #[path = "pools.rs"]
 mod pools;
+#[path = "work.rs"]
+mod work;
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_void};

@@ -65,6 +65,7 @@ use crate::plan::state::State;
 use crate::pool::Pool;
 use crate::process::Origin;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering};
+use crate::upstream::trim_upstream;
 
 /// Learns the part of a program that repeats, and places its blocks as a plan says.
 ///
@@ -288,15 +289,13 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
     /// Gives lanes without blocks back if that is needed beside what upstream can give. The plan takes them
     /// again when a request needs them.
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
-        let trim = || self.upstream.trim(keep_bytes).map_err(|error| error.in_stack(self));
-        let released = trim()?;
+        let released = self.upstream.trim(keep_bytes).map_err(|error| error.in_stack(self))?;
         let to_upstream = self.trim_lanes(keep_bytes);
         if to_upstream == 0 {
             return Ok(released);
         }
-        // An upstream in stream order keeps the lanes until it is trimmed itself.
-        let of_lanes = if self.upstream.is_stream_ordered() { 0 } else { to_upstream };
-        Ok(released + of_lanes + trim()?)
+        let again = trim_upstream(&self.upstream, to_upstream, keep_bytes);
+        Ok(released + again.map_err(|error| error.in_stack(self))?)
     }
 
     fn provide(&self, traits: &mut Traits) {

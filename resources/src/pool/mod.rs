@@ -47,13 +47,15 @@ mod tests;
 mod validate;
 
 use std::fmt;
+use std::iter;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use millpond_core::{
     Accessibility, DeviceId, DeviceMemoryResource, DevicePtr, DriverHandle, Error, ErrorKind, Layout,
-    LiveBlock, MemoryInfo, ReportsMemory, ResourceStatistics, Result, StreamRef, Traits, is_same,
+    LiveBlock, MemoryInfo, ReportsMemory, ResourceStatistics, Result, StreamRef, Traits, downcast,
+    find_trait, is_same,
 };
 
 pub use crate::pool::decay::Decay;
@@ -67,6 +69,7 @@ pub(crate) use crate::pool::shared::FixedBlocks;
 pub use crate::pool::slack::Slack;
 pub(crate) use crate::pool::task::Task;
 
+use crate::driver_memory::CudaMemoryResource;
 use crate::heap::size_class::BlockSize;
 use crate::pool::cache::thread_cache::PoolId;
 use crate::pool::central::Central;
@@ -116,6 +119,21 @@ pub struct PoolMemoryResource<R: DeviceMemoryResource> {
     decay: Option<DecayHandle>,
 }
 
+/// Warns that a layer between the pool and `cuda` prevents pages, which the caller may not expect. Over another
+/// pool there would be none.
+fn warn_of_a_wrapper(upstream: &dyn DeviceMemoryResource) {
+    let is_cuda = |resource| downcast::<CudaMemoryResource>(resource).is_some();
+    let base = iter::successors(Some(upstream), |resource| resource.upstream()).last();
+    if base.is_some_and(is_cuda) && !is_cuda(upstream) && find_trait::<dyn Pool>(upstream).is_none() {
+        tracing::warn!(
+            target: "millpond::stack",
+            %upstream,
+            "the pool maps no pages, and so holds more memory, since there is a layer between it and \
+             `cuda`; put the layer above the pool (cuda+pool+…), or write pages=off"
+        );
+    }
+}
+
 impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     /// Creates a pool over `upstream`.
     ///
@@ -139,6 +157,9 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     ) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let pages = options.pages_over(&upstream)?;
+        if pages.is_none() && options.pages == PagesMode::Auto {
+            warn_of_a_wrapper(&upstream);
+        }
         let backing = options.backing(&**upstream.driver(), pages.is_some())?;
         let total = PoolOptions::device_total(&upstream)?;
         let mut heaps = Heaps::new(options.maximum_bytes, pages, total, options.slack, fixed);

@@ -109,21 +109,6 @@ impl PoolOptions {
         Ok(Backing::new(props, self.peers.named(driver)?, self.peers == Peers::Auto))
     }
 
-    /// Warns that a layer between the pool and `cuda` prevents pages, which the caller may not expect.
-    fn warn_that_pages_are_off(&self, upstream: &dyn DeviceMemoryResource) {
-        let below = std::iter::successors(Some(upstream), |resource| resource.upstream());
-        let is_wrapped_cuda = !upstream.is_stream_ordered()
-            && below.last().is_some_and(|base| downcast::<CudaMemoryResource>(base).is_some());
-        if is_wrapped_cuda && self.pages == PagesMode::Auto {
-            tracing::warn!(
-                target: "millpond::stack",
-                %upstream,
-                "the pool maps no pages, and so holds more memory, since there is a layer between it and \
-                 `cuda`; put the layer above the pool (cuda+pool+…), or write pages=off"
-            );
-        }
-    }
-
     /// Returns the device's total bytes, if all of the pool's memory comes from there.
     pub(super) fn device_total(upstream: &dyn DeviceMemoryResource) -> Result<Option<u64>> {
         match downcast::<CudaMemoryResource>(upstream) {
@@ -145,7 +130,6 @@ impl PoolOptions {
             _ => Ok(None),
         };
         if downcast::<CudaMemoryResource>(upstream).is_none() {
-            self.warn_that_pages_are_off(upstream);
             return refuse("its upstream must be cuda, from whose driver they come");
         }
         if !has(&**driver, DeviceAttribute::VirtualMemoryManagementSupported)? {

@@ -8,10 +8,15 @@
 //! stream without a free block of its own takes one of another stream's and waits for that stream's event;
 //! failing that it merges other lists into its own, then grows.
 
+//!
+//! A [`ZeroingResource`] is a layer that submits work, which can be wrong about the order of that work.
+
 mod free_list;
 mod pool;
+mod zeroing;
 
 pub use pool::CanaryPool;
+pub use zeroing::{WrongWork, ZeroingLayer, ZeroingResource};
 
 /// A mistake of a stream-ordered pool. Most were made in production.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -1,9 +1,10 @@
 //! Checks stream order: the promise of a stream argument. On the simulated device, its clocks and tags in the
 //! data decide; elsewhere the bodies only check that the calls are served.
 
-use millpond_core::{DeviceMemoryResource, StreamRef};
+use millpond_core::{DeviceMemoryResource, Layout, StreamRef};
+use millpond_driver::sim::Access;
 
-use super::Outcome::{self, Passed};
+use super::Outcome::{self, Passed, Skipped};
 use super::context::{Block, Context, OwnStream, Tested};
 
 bodies![
@@ -13,6 +14,7 @@ bodies![
     passed_from_stream_to_stream,
     merged_blocks_are_ordered_for_a_third_stream,
     pending_work_is_not_overtaken,
+    a_block_is_ready_where_the_resource_says,
     stream_destroyed_after_its_frees,
     stream_handles_are_used_again,
     a_hundred_streams,
@@ -106,6 +108,34 @@ fn pending_work_is_not_overtaken(context: &Context<'_>) -> Outcome {
         resource.put(block);
         use_and_put(context, &resource, resource.get(bytes, *other));
         use_and_put(context, &resource, resource.get(bytes, StreamRef::LEGACY));
+    }
+    Passed
+}
+
+/// `is_stream_ordered() == false` promises a block that any stream may use at once, and a free that waits.
+/// Work of a layer's own, which still waits behind other work of the stream, breaks that promise. The answer
+/// is the same for the resource's whole life.
+fn a_block_is_ready_where_the_resource_says(context: &Context<'_>) -> Outcome {
+    let Some(sim) = &context.sim else { return Skipped("the simulated device must watch") };
+    let built = context.subject.build(&context.driver);
+    let resource = built.unwrap_or_else(|error| panic!("the resource cannot be built: {error}"));
+    let is_stream_ordered = resource.is_stream_ordered();
+    let (busy, other) = (context.stream(), context.stream());
+    for bytes in [256, 64 << 10, 4 << 20].map(|bytes| context.clip(bytes)) {
+        let layout = Layout::new(bytes);
+        sim.launch_for(*busy, &[], 1_000_000);
+        let ptr = resource.allocate(layout, *busy);
+        let ptr = ptr.unwrap_or_else(|error| panic!("{layout:?} cannot be allocated: {error}"));
+        let [user, freed_on] = if is_stream_ordered { [*busy; 2] } else { [*other, StreamRef::LEGACY] };
+        sim.lend(ptr, bytes, user);
+        if resource.accessibility().device {
+            sim.launch(user, &[Access::write(ptr, bytes, bytes)]);
+        }
+        sim.give_back(ptr, bytes, user);
+        // SAFETY: the block came from the resource with this layout, once. The free is in the order of its
+        // use, or waits for it.
+        unsafe { resource.deallocate(ptr, layout, freed_on) };
+        assert_eq!(resource.is_stream_ordered(), is_stream_ordered, "the answer changed");
     }
     Passed
 }

@@ -12,6 +12,7 @@ use crate::pool::central::{Central, CentralCore, State};
 use crate::pool::protocol::Reclaim;
 use crate::stream_order::ANY_STREAM;
 use crate::tuning::CALLS_PER_RELEASE;
+use crate::upstream::trim_upstream;
 
 impl CentralCore {
     /// Waits for the recorded events of all streams that own free blocks; the blocks are then unowned.
@@ -205,8 +206,7 @@ impl<R: DeviceMemoryResource> Central<R> {
     /// Returns memory until the pool holds at most `keep_bytes`; returns the bytes that reached the device.
     pub(crate) fn trim(&self, keep_bytes: u64) -> Result<u64> {
         let released = self.release_regions(keep_bytes, true)?;
-        // A stream-ordered upstream keeps the regions that it gets, so trim it too.
-        if self.upstream_is_ordered { self.upstream.trim(keep_bytes) } else { Ok(released) }
+        trim_upstream(&self.upstream, released, keep_bytes)
     }
 
     /// Returns unowned memory until the pool holds at most `keep_bytes`. If it `may_wait`, first waits for

@@ -1,0 +1,188 @@
+//! A layer that submits work: it clears blocks. It can make a chosen mistake about the order of that work.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use millpond_core::driver::{DriverResult, StreamFlags, call};
+use millpond_core::stack::{LayerEntry, LayerKind};
+use millpond_core::{
+    Accessibility, DeviceMemoryResource, DevicePtr, DriverHandle, Error, Layer, Layout, MemoryInfo,
+    ResourceStatistics, Result, StreamRef, Traits, downcast,
+};
+
+/// A mistake of a layer that submits work of its own.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum WrongWork {
+    /// `is_stream_ordered` passes on what upstream answers, as if the layer submitted nothing.
+    SaysReady,
+    /// The work runs on a stream of the layer's own, which no other stream is ordered after.
+    OnItsOwnStream,
+    /// A block that comes back is cleared after it was passed on.
+    AfterPassingOn,
+}
+
+impl WrongWork {
+    /// Every mistake.
+    pub const ALL: &'static [Self] = &[Self::SaysReady, Self::OnItsOwnStream, Self::AfterPassingOn];
+
+    /// The mistake in a stack's text: `zeroing:wrong=says_ready`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::SaysReady => "says_ready",
+            Self::OnItsOwnStream => "on_its_own_stream",
+            Self::AfterPassingOn => "after_passing_on",
+        }
+    }
+}
+
+/// Adds a [`ZeroingResource`] without a mistake, or with one.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ZeroingLayer(pub Option<WrongWork>);
+
+impl ZeroingLayer {
+    /// Builds `zeroing` from text.
+    pub const ENTRY: LayerEntry = LayerEntry {
+        name: "zeroing",
+        about: "clears blocks when they are allocated and when they are freed",
+        params: &[("wrong", "the mistake to make (default: none)")],
+        kind: LayerKind::Layer(|params, upstream| {
+            let wrong = params.text("wrong")?.map(|name| {
+                let known = WrongWork::ALL.iter().find(|wrong| wrong.name() == name);
+                known.copied().ok_or_else(|| Error::invalid_stack(format!("there is no mistake `{name}`")))
+            });
+            Ok(Arc::new(Self(wrong.transpose()?).layer(upstream)?))
+        }),
+    };
+}
+
+impl<R: DeviceMemoryResource> Layer<R> for ZeroingLayer {
+    type Resource = ZeroingResource<R>;
+
+    fn layer(self, upstream: R) -> Result<Self::Resource> {
+        Ok(ZeroingResource { upstream, wrong: self.0, own: OnceLock::new() })
+    }
+}
+
+/// Clears blocks on the stream of each call, as a user's layer may: the example of a layer that submits work
+/// and says so. On a stream that captures a graph it clears nothing.
+#[derive(Debug)]
+pub struct ZeroingResource<R: DeviceMemoryResource> {
+    upstream: R,
+    wrong: Option<WrongWork>,
+    own: OnceLock<StreamRef>,
+}
+
+impl<R: DeviceMemoryResource> ZeroingResource<R> {
+    fn clear(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) -> Result<()> {
+        if ptr.is_null() || !self.upstream.accessibility().device {
+            return Ok(());
+        }
+        let driver = &**self.driver();
+        // The legacy stream's answer is an error while a blocking stream captures.
+        if !matches!(call(driver, |driver| driver.stream_is_capturing(stream)), Ok(false)) {
+            return Ok(());
+        }
+        call(driver, |driver| {
+            let stream = self.stream_of_work(stream)?;
+            // SAFETY: the block is live, holds that many bytes, and is ordered for the stream of the call.
+            unsafe { driver.memset_d8_async(ptr, 0, layout.bytes(), stream) }
+        })
+    }
+
+    fn stream_of_work(&self, stream: StreamRef) -> DriverResult<StreamRef> {
+        if self.wrong != Some(WrongWork::OnItsOwnStream) {
+            return Ok(stream);
+        }
+        match self.own.get() {
+            Some(own) => Ok(*own),
+            None => {
+                let own = self.driver().stream_create(StreamFlags::NON_BLOCKING)?;
+                Ok(*self.own.get_or_init(|| own))
+            }
+        }
+    }
+}
+
+// SAFETY: blocks come from upstream and go back to it with the same arguments. Without a mistake, the work is
+// ordered before the next work of the stream of the call, and `is_stream_ordered` says that it is.
+#[deny(clippy::missing_trait_methods)]
+unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for ZeroingResource<R>
+where
+    Self: Any,
+{
+    fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        let ptr = self.upstream.allocate(layout, stream).map_err(|error| error.in_stack(self))?;
+        self.clear(ptr, layout, stream).map(|()| ptr).map_err(|error| {
+            // SAFETY: the block was just allocated with this layout, and nothing uses it.
+            unsafe { self.upstream.deallocate(ptr, layout, stream) };
+            error.for_request(layout, stream).in_stack(self)
+        })
+    }
+
+    unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+        let is_late = self.wrong == Some(WrongWork::AfterPassingOn);
+        // What is not cleared is freed all the same.
+        if !is_late {
+            let _ = self.clear(ptr, layout, stream);
+        }
+        // SAFETY: the caller's promises hold for the upstream, where the block came from; the work above is
+        // on that stream.
+        unsafe { self.upstream.deallocate(ptr, layout, stream) }
+        if is_late {
+            let _ = self.clear(ptr, layout, stream);
+        }
+    }
+
+    fn driver(&self) -> &DriverHandle {
+        self.upstream.driver()
+    }
+
+    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
+        Some(&self.upstream)
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        self.upstream.memory_info().map_err(|error| error.in_stack(self))
+    }
+
+    fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
+        downcast::<Self>(other).is_some_and(|other| self.upstream.is_equal(&other.upstream))
+    }
+
+    /// `true`: the work is ordered before the stream of the call alone.
+    fn is_stream_ordered(&self) -> bool {
+        self.wrong != Some(WrongWork::SaysReady) || self.upstream.is_stream_ordered()
+    }
+
+    fn accessibility(&self) -> Accessibility {
+        self.upstream.accessibility()
+    }
+
+    fn statistics(&self) -> Option<ResourceStatistics> {
+        self.upstream.statistics()
+    }
+
+    fn trim(&self, keep_bytes: u64) -> Result<u64> {
+        self.upstream.trim(keep_bytes).map_err(|error| error.in_stack(self))
+    }
+
+    fn provide(&self, _traits: &mut Traits) {}
+}
+
+impl<R: DeviceMemoryResource> fmt::Display for ZeroingResource<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}+zeroing", self.upstream)?;
+        self.wrong.map_or(Ok(()), |wrong| write!(f, ":wrong={}", wrong.name()))
+    }
+}
+
+impl<R: DeviceMemoryResource> Drop for ZeroingResource<R> {
+    fn drop(&mut self) {
+        if let Some(own) = self.own.get() {
+            // SAFETY: the stream is this layer's own; its work goes on to its end.
+            let _ = call(&**self.driver(), |driver| unsafe { driver.stream_destroy(*own) });
+        }
+    }
+}
