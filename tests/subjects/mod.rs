@@ -62,7 +62,8 @@ const RESOURCES: &[(&str, Knows)] = &[
     ("cuda+zeroing", Knows::nothing()),
     ("cuda+zeroing+pool:max=50%", Knows::its_blocks(Exact)),
     ("cuda+zeroing+fixed_size:block_size=64KiB,blocks=16", Knows::its_blocks(Exact).up_to(64 << 10)),
-    ("cuda+pool+zeroing", Knows::its_blocks(Exact)),
+    // It clears what comes back before the pool can refuse it.
+    ("cuda+pool+zeroing", Knows::nothing().holding()),
     ("cuda+pool:max=25%+fallback:to=(cuda+pool)", Knows::its_blocks(Exact)),
     ("cuda_async+capture_scopes", Knows::its_blocks(None)),
     ("cuda+pool+plan:repeat=8,background=off", Knows::its_blocks(None)),
@@ -201,6 +202,8 @@ pub(crate) fn with_submitted_work() -> Vec<Subject> {
                 layers.insert(place, "zeroing".to_owned());
                 layers.join("+")
             })
+            // Such a pool maps pages directly over `cuda` only.
+            .filter(|text| !text.contains("zeroing+pool:pages=on"))
             .collect();
         texts.into_iter().map(move |text| (text, knows))
     };
