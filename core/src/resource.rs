@@ -129,8 +129,8 @@ pub unsafe trait DeviceMemoryResource: Any + Debug + Display {
     /// both calls synchronise with the device (plain CUDA).
     ///
     /// The answer never changes. The default is `true`, which is safe for every resource. A wrapper passes
-    /// its upstream's answer on, unless it [submits work](Self#layers-that-submit-work): then it answers
-    /// `true`.
+    /// its upstream's answer on, unless it
+    /// [submits work](DeviceMemoryResource#layers-that-submit-work): then it answers `true`.
     fn is_stream_ordered(&self) -> bool {
         true
     }
