@@ -58,8 +58,8 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for RequestCap<R> {
         downcast::<Self>(other).is_some_and(|other| self.upstream.is_equal(&other.upstream))
     }
 
-    /// An adaptor that submits work to its blocks, for example to clear them on the stream of the call, answers
-    /// `true` here: then only that stream finds the block ready.
+    /// An adaptor that submits work to its blocks, for example to clear them on the stream of the call,
+    /// answers `true` here: then only that stream finds the block ready.
     fn is_stream_ordered(&self) -> bool {
         self.upstream.is_stream_ordered()
     }

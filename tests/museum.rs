@@ -97,10 +97,12 @@ fn every_mistake_of_a_layer_that_submits_work_is_found() {
         assert!(!by_programs(stack, None), "{stack}");
         assert!(by_programs(stack, Some(WrongWork::SaysReady)), "{stack}");
     }
-    for wrong in [WrongWork::OnItsOwnStream, WrongWork::AfterPassingOn] {
-        for stack in ["cuda+zeroing", "cuda+pool+zeroing"] {
-            assert!(!by_programs(stack, None), "{stack}");
-            assert!(by_programs(stack, Some(wrong)), "{wrong:?} in {stack}");
-        }
+    for (stack, wrong) in [
+        ("cuda+zeroing", WrongWork::OnItsOwnStream),
+        ("cuda+pool+zeroing", WrongWork::OnItsOwnStream),
+        ("cuda+zeroing", WrongWork::AfterPassingOn),
+    ] {
+        assert!(!by_programs(stack, None), "{stack}");
+        assert!(by_programs(stack, Some(wrong)), "{wrong:?} in {stack}");
     }
 }

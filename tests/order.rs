@@ -67,8 +67,8 @@ fn programs_on_every_stack_keep_the_order() {
     }
 }
 
-/// A layer of a user's that clears blocks on the stream of each call, and says that it submits work, keeps the
-/// order below every layer and above every stack. So does each layer of ours above it.
+/// A layer of a user's clears blocks on the stream of each call, and says that it submits work. It keeps the
+/// order below every layer and above every stack, and each layer of ours above it does.
 #[test]
 fn a_layer_that_submits_work_keeps_the_order_wherever_it_stands() {
     let mut failed = Vec::new();

@@ -604,8 +604,8 @@ millpond_status millpond_reset_per_device_resource(const struct millpond_device 
 // # Safety
 // `device` is a handle of this library's; `resource` may be written. The functions may be called on any
 // thread, do not unwind, and keep the contract of a resource: blocks do not overlap, are of the device, hold
-// the bytes, start at a multiple of the alignment, and are ordered for the stream. A function may submit work
-// that uses a block to that stream, unless the stream captures a graph.
+// the bytes, start at a multiple of the alignment, and are ordered for the stream. A function may submit
+// work that uses a block to that stream, unless the stream captures a graph.
 millpond_status millpond_resource_callback(const struct millpond_device *device,
                                            millpond_allocate_function allocate,
                                            millpond_deallocate_function deallocate,

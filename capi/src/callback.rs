@@ -66,8 +66,8 @@ fn pointer(address: u64) -> *mut c_void {
 /// # Safety
 /// `device` is a handle of this library's; `resource` may be written. The functions may be called on any
 /// thread, do not unwind, and keep the contract of a resource: blocks do not overlap, are of the device, hold
-/// the bytes, start at a multiple of the alignment, and are ordered for the stream. A function may submit work
-/// that uses a block to that stream, unless the stream captures a graph.
+/// the bytes, start at a multiple of the alignment, and are ordered for the stream. A function may submit
+/// work that uses a block to that stream, unless the stream captures a graph.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_resource_callback(
     device: *const Device,

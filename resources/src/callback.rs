@@ -53,8 +53,8 @@ pub struct CallbackMemoryResource {
 
 impl CallbackMemoryResource {
     /// Makes a resource of two functions. It is stream-ordered, so the functions may
-    /// [submit work](DeviceMemoryResource#layers-that-submit-work) on the stream of the call. The device alone
-    /// reaches its memory. The methods below say otherwise.
+    /// [submit work](DeviceMemoryResource#layers-that-submit-work) on the stream of the call. The device
+    /// alone reaches its memory. The methods below change both.
     ///
     /// # Safety
     /// The functions keep the contract of [`DeviceMemoryResource`] for memory of the driver's device, when

@@ -1,5 +1,5 @@
-//! Tests pools over wrappers: over one of `cuda` they map no pages, and report that; over one that submits work
-//! they trim what reaches the device.
+//! Tests pools over wrappers: over one of `cuda` they map no pages, and report that; over one that submits
+//! work they trim what reaches the device.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -3,8 +3,8 @@
 //!
 //! It has two devices, does nothing, and checks what a real driver would: that the right context is current.
 //! Its contexts can be reset, and have ids as from CUDA 12.0 on, unless `FAKE_CUDA_IDS` is 0. The environment
-//! says how it fails, too: `FAKE_CUDA_INIT`, `FAKE_CUDA_DEVICES`, `FAKE_CUDA_ALLOC`, `FAKE_CUDA_FREE_MS` (`work.rs`). With `--cfg empty` it is
-//! a library without any function.
+//! says how it fails, too: `FAKE_CUDA_INIT`, `FAKE_CUDA_DEVICES`, `FAKE_CUDA_ALLOC`, and `FAKE_CUDA_FREE_MS`
+//! of `work.rs`. With `--cfg empty` it is a library without any function.
 #![cfg(not(empty))]
 #![allow(non_snake_case)]
 #![allow(unexpected_cfgs)]

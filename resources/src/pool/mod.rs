@@ -119,8 +119,8 @@ pub struct PoolMemoryResource<R: DeviceMemoryResource> {
     decay: Option<DecayHandle>,
 }
 
-/// Warns that a layer between the pool and `cuda` prevents pages, which the caller may not expect. Over another
-/// pool there would be none.
+/// Warns that a layer between the pool and `cuda` prevents pages, which the caller may not expect. Over
+/// another pool there would be none.
 fn warn_of_a_wrapper(upstream: &dyn DeviceMemoryResource) {
     let is_cuda = |resource| downcast::<CudaMemoryResource>(resource).is_some();
     let base = iter::successors(Some(upstream), |resource| resource.upstream()).last();
