@@ -1,4 +1,5 @@
-//! The work of the stand-in, which is functions of the host, and pinned memory, whose end waits for it. With `FAKE_CUDA_FREE_MS` the end waits for nothing, and takes that many milliseconds.
+//! The work of the stand-in, which is functions of the host, and pinned memory, whose end waits for it.
+//! With `FAKE_CUDA_FREE_MS` the end waits for nothing, and takes that many milliseconds.
 
 use std::ffi::c_void;
 use std::sync::Mutex;
