@@ -140,3 +140,38 @@ pub fn report(misuse: &Misuse) {
         panic!("{misuse}");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refuse(kind: MisuseKind) {
+        let (ptr, stream) = (DevicePtr::new(256), StreamRef::LEGACY);
+        report(&Misuse { kind, ptr, bytes: 1, stream, resource: "test".to_owned() });
+    }
+
+    /// The hook is the process's, so that all is in one test.
+    #[test]
+    fn a_layer_learns_whether_a_block_was_taken_back() {
+        let undone = Cell::new(0);
+        let undo = || undone.set(undone.get() + 1);
+        // Without a hook, a report panics in builds with debug assertions.
+        let panics = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            undo_if_refused(|| refuse(MisuseKind::DoubleFree), undo);
+        }));
+        assert_eq!((panics.is_err(), undone.get()), (cfg!(debug_assertions), 1));
+        set_hook(Some(Arc::new(|_| {})));
+        assert!(is_taken(|| {}) && !is_taken(|| refuse(MisuseKind::DoubleFree)));
+        assert!(!is_taken(|| refuse(MisuseKind::ForeignPointer)));
+        assert!(is_taken(|| refuse(MisuseKind::DeadStream)), "such a block is taken back all the same");
+        let inner = || drop(is_taken(|| refuse(MisuseKind::WrongDevice)));
+        assert!(!is_taken(inner), "a refusal below counts for each layer above");
+        let on_another_thread = || std::thread::spawn(|| refuse(MisuseKind::DoubleFree)).join().unwrap();
+        assert!(is_taken(on_another_thread));
+        undo_if_refused(|| {}, undo);
+        assert_eq!(undone.get(), 1);
+        undo_if_refused(|| refuse(MisuseKind::DoubleFree), undo);
+        assert_eq!(undone.get(), 2);
+        set_hook(None);
+    }
+}

@@ -266,3 +266,20 @@ fn text_builds_it() {
     let layered = adaptor().0.layer(StatisticsLayer).unwrap();
     assert_eq!(layered.to_string(), "mock+statistics+statistics");
 }
+
+/// A free that the upstream refuses ends no block, and is none of the total.
+#[test]
+fn a_refused_free_leaves_the_counters_as_they_are() {
+    let pool = millpond_resources::CudaMemoryResource::new(SimDevice::new(SimConfig::h200()))
+        .layer(millpond_resources::PoolLayer::new())
+        .unwrap();
+    let resource = StatisticsResourceAdaptor::new(pool);
+    let [a, _b] = [(); 2].map(|()| resource.allocate_bytes(1000, S).unwrap());
+    free(&resource, a, 1000);
+    let before = resource.counters();
+    let ((), reports) = millpond_testkit::misuse_recorder::record(|| {
+        free(&resource, a, 1000);
+        free(&resource, a, 500);
+    });
+    assert_eq!((reports.len(), resource.counters()), (2, before), "{reports:?}");
+}
