@@ -256,7 +256,7 @@ fn explain_share(error: Error) -> Error {
             ErrorKind::Unsupported,
             "CUDA's legacy IPC handles, which NBEP 7 passes on, are of memory from cuMemAlloc only: take it \
              from a stack on `cuda` whose pools say `pages=off`, such as cuda+pool:pages=off (a pool with \
-             `share=fd` shares its blocks by file descriptors: millpond_resources::share)",
+             `share=fd` shares its blocks by file descriptors)",
         )
         .caused_by(cause.clone());
     }
@@ -274,7 +274,7 @@ fn cut(text: &str, bytes: u16) -> &str {
 
 fn malformed(why: &str) -> Error {
     Error::invalid_argument(format!(
-        "these bytes are not an IPC handle: {why}; pass on what IpcHandle::to_bytes returned, whole"
+        "these bytes are not an IPC handle: {why}; pass on all bytes of the handle"
     ))
 }
 

@@ -429,8 +429,8 @@ fn mistakes_in_a_stacks_text() {
         ),
         (
             "cuda_async_view:pool=other",
-            "`pool=other` of `cuda_async_view`: write default or current; a program passes any \
-             other pool to CudaAsyncViewMemoryResource::new",
+            "`pool=other` of `cuda_async_view`: write default or current; a resource over any \
+             other pool is made from its handle",
         ),
         (
             "cuda_async_managed:max=1GiB",

@@ -334,7 +334,7 @@ mod shared {
     fn export_from_a_pool_without_handles() {
         let pool = pool(&device(), options());
         let text = "invalid argument of DEVICE: the pool was made without file descriptors for other \
-                    processes; make it with MemoryPoolOptions::handles(HandleTypes::POSIX_FD)";
+                    processes; make it with handles that are descriptors (handles=fd)";
         assert_eq!(said(pool.export_fd()), (ErrorKind::InvalidArgument, text.to_owned()));
         let pointer = said(pool.export_pointer(DevicePtr::new(256)));
         assert_eq!(pointer, (ErrorKind::InvalidArgument, text.to_owned()));

@@ -112,7 +112,7 @@ pub(crate) const PROGRAMS: &[Program] = &[
         "not supported of DEVICE in `cuda+pool:pages=on`: CUDA's legacy IPC handles, which NBEP 7 passes \
          on, are of memory from cuMemAlloc only: take it from a stack on `cuda` whose pools say \
          `pages=off`, such as cuda+pool:pages=off (a pool with `share=fd` shares its blocks by file \
-         descriptors: millpond_resources::share): cuIpcGetMemHandle: CUDA_ERROR_NOT_SUPPORTED (801): only \
+         descriptors): cuIpcGetMemHandle: CUDA_ERROR_NOT_SUPPORTED (801): only \
          memory of cuMemAlloc can be opened by other processes",
     ),
     program(
@@ -155,13 +155,13 @@ pub(crate) const PROGRAMS: &[Program] = &[
             error(IpcHandle::from_bytes(&bytes[..bytes.len() - 1]))
         },
         "invalid argument: these bytes are not an IPC handle: they say 127 bytes, and there are 126; pass \
-         on what IpcHandle::to_bytes returned, whole",
+         on all bytes of the handle",
     ),
     program(
         "bytes that are no handle",
         |_| error(IpcHandle::from_bytes(b"something else")),
-        "invalid argument: these bytes are not an IPC handle: they do not start as one; pass on what \
-         IpcHandle::to_bytes returned, whole",
+        "invalid argument: these bytes are not an IPC handle: they do not start as one; pass on all \
+         bytes of the handle",
     ),
     program(
         "the manager is set twice",

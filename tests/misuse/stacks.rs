@@ -297,7 +297,7 @@ pub(crate) const STACKS: &[Program] = &[
         "a pool of the driver that is neither",
         "cuda_async_view:pool=mine",
         "invalid stack in `cuda_async_view:pool=mine`: `pool=mine` of `cuda_async_view`: write default or \
-         current; a program passes any other pool to CudaAsyncViewMemoryResource::new"
+         current; a resource over any other pool is made from its handle"
     ),
     text!(
         "a decompression engine perhaps",

@@ -47,7 +47,12 @@ fn rust_in_sentences(file: &File) -> Vec<String> {
     if !is_heard || RUST_ONLY.contains(&file.path.as_str()) {
         return Vec::new();
     }
-    let sentences = rust::strings(without_tests(file)).into_iter().filter(|(_, text)| text.contains(' '));
+    let source = without_tests(file);
+    let lines: Vec<&str> = source.lines().collect();
+    let is_sentence = |line: usize, text: &str| {
+        text.contains(' ') && lines.get(line - 1).is_none_or(|line| !line.trim_start().starts_with("#["))
+    };
+    let sentences = rust::strings(source).into_iter().filter(|(line, text)| is_sentence(*line, text));
     sentences
         .filter_map(|(line, text)| {
             let word = RUST.iter().find(|word| holds(&text, word))?;

@@ -54,8 +54,8 @@ pub(crate) const CUDA_ASYNC_VIEW: LayerEntry = LayerEntry {
             Some("current") => CudaAsyncViewMemoryResource::of_current(driver)?,
             Some(other) => {
                 return Err(Error::invalid_stack(format!(
-                    "`pool={other}` of `cuda_async_view`: write default or current; a program passes any \
-                     other pool to CudaAsyncViewMemoryResource::new"
+                    "`pool={other}` of `cuda_async_view`: write default or current; a resource over any \
+                     other pool is made from its handle"
                 )));
             }
         }))

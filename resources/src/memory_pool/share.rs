@@ -104,7 +104,7 @@ impl MemoryPool {
         match self.0.origin {
             Origin::Made { props, .. } if !props.handles.contains(HandleTypes::POSIX_FD) => {
                 let message = "the pool was made without file descriptors for other processes; make it with \
-                               MemoryPoolOptions::handles(HandleTypes::POSIX_FD)";
+                               handles that are descriptors (handles=fd)";
                 Err(Error::invalid_argument(message).on_device(self.driver().device()))
             }
             _ => Ok(()),
