@@ -172,7 +172,8 @@ pub(crate) const DIVIDERS: &[Program] = &[
         "a request exceeds the blocks of fixed_size",
         |bench| error(bench.stack("cuda+fixed_size:block_size=64KiB").allocate_bytes(100_000, bench.a)),
         "out of memory for 97.66KiB on stream A in `cuda+fixed_size:block_size=64KiB`: blocks have 64KiB; \
-         raise block_size, or use binning for several sizes",
+         raise block_size, or use binning for several sizes: no memory that is given back would help\n\
+         \x20 ask for less at a time",
     ),
     program(
         "a request of fixed_size wants a large alignment",
@@ -359,8 +360,12 @@ pub(crate) const CUDA_ASYNC: &[Program] = &[
         "a request exceeds the most of cuda_async",
         |bench| error(bench.stack("cuda_async:max=32MiB").allocate_bytes(64 * MIB, bench.a)),
         "out of memory for 64MiB on stream A of DEVICE in `cuda_async:max=32MiB`: the pool may never hold \
-         that many bytes; raise its maximum: cuMemAllocFromPoolAsync: CUDA_ERROR_OUT_OF_MEMORY (2): the \
-         pool holds at most 33554432 bytes",
+         that many bytes; raise its maximum: it was 32MiB short\n\
+         \x20 this would have helped:\n\
+         \x20 - raise the maximum by 32MiB\n\
+         \x20 its maximum is 32MiB; the device has 256MiB free of 256MiB\n\
+         \x20 caused by: cuMemAllocFromPoolAsync: CUDA_ERROR_OUT_OF_MEMORY (2): the pool holds at most \
+         33554432 bytes",
     ),
 ];
 
@@ -398,7 +403,10 @@ pub(crate) const ADAPTORS: &[Program] = &[
             error(limited.allocate_bytes(4 * MIB, bench.a))
         },
         "out of memory for 4MiB on stream A in `cuda+limiting:limit=10MiB`: the limit of 10MiB, of which \
-         8MiB are in use, is 2097152 bytes short; give blocks back, or raise the limit",
+         8MiB are in use, is 2097152 bytes short; give blocks back, or raise the limit: it was 2MiB short\n\
+         \x20 this is needed:\n\
+         \x20 - raise the maximum by 2MiB\n\
+         \x20 8MiB are in use; its maximum is 10MiB",
     ),
     program(
         "a pointer behind the start of an aligned block is freed",

@@ -194,8 +194,13 @@ pub(crate) const CAPTURES: &[Program] = &[
             capturing(bench, || error(resource.allocate_bytes(MIB, bench.a)))
         },
         "out of memory for 1MiB on stream A of DEVICE in `cuda_async:max=8MiB`: a stream that captures a \
-         graph waits for no other; ask outside the capture: cuMemAllocFromPoolAsync: \
-         CUDA_ERROR_OUT_OF_MEMORY (2): the pool holds at most 8388608 bytes",
+         graph waits for no other; ask outside the capture: it was 1MiB short\n\
+         \x20 this would have helped:\n\
+         \x20 - raise the maximum by 1MiB\n\
+         \x20 it holds 8MiB: 8MiB in use in 1 block, 0B free, at most 0B in a row; its maximum is 8MiB; the \
+         device has 248MiB free of 256MiB\n\
+         \x20 caused by: cuMemAllocFromPoolAsync: CUDA_ERROR_OUT_OF_MEMORY (2): the pool holds at most \
+         8388608 bytes",
     ),
     program(
         "a scalar is read after a kernel touched an illegal address",

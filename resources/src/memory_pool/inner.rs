@@ -348,10 +348,11 @@ impl Inner {
         };
         note_memory(report, &*self.driver, takes);
         if let Some(maximum) = report.maximum_bytes {
+            let has_device = report.device.is_some() && report.short_bytes.is_none();
             let short = report.requested_bytes.saturating_sub(maximum.saturating_sub(report.live_bytes));
             if short > 0 {
                 report.short_bytes = report.short_bytes.max(Some(short));
-                report.remedies.insert(0, Remedy::raise_maximum(short, false));
+                report.remedies.insert(0, Remedy::raise_maximum(short, has_device));
             }
         }
     }
