@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from conftest import needs
 
 import millpond
 from millpond import mr
@@ -128,7 +129,7 @@ def test_a_wrong_call_is_refused_in_words_of_python(call):
 
 @pytest.mark.parametrize("text", STACKS)
 def test_memory_that_is_out_is_told_in_words_of_python(text):
-    resource = millpond.stack(text)
+    resource = needs(text)
     for size in (100 << 30, 1 << 50, (1 << 64) - 1):
         for alignment in (0, 1 << 20, 1 << 63):
             texts = _refused(lambda: resource.allocate(size, alignment=alignment))
