@@ -21,7 +21,6 @@ WRONG_STACKS = [
     "pool",
     "cuda+cuda",
     "cuda+pol",
-    "cuda+pool:",
     "cuda+pool:max",
     "cuda+pool:max=",
     "cuda+pool:max=x",
@@ -68,7 +67,6 @@ WRONG_STACKS = [
     "cuda_async:release_threshold=x",
     "cuda_async_view:pool=x",
     "sam_headroom:headroom=x",
-    "host+prefetch",
     "(" * 300,
 ]
 

@@ -1,5 +1,7 @@
 //! The names that a stack's text may use, and what each builds.
 
+use std::any::Any;
+use std::num::{IntErrorKind, ParseIntError};
 use std::str::FromStr;
 
 use super::{StackSpec, Value};
@@ -152,11 +154,17 @@ impl<'a> Params<'a> {
     pub fn get<T>(&self, key: &str) -> Result<Option<T>>
     where
         T: FromStr,
-        T::Err: std::fmt::Display,
+        T::Err: std::fmt::Display + 'static,
     {
         let Some(text) = self.text(key)? else { return Ok(None) };
-        text.parse().map(Some).map_err(|error| {
-            Error::invalid_stack(format!("`{key}={text}` of `{}`: {error}", self.entry.name))
+        text.parse().map(Some).map_err(|error: T::Err| {
+            // The standard library's words for a number are those of a programmer in Rust.
+            let why = match (&error as &dyn Any).downcast_ref::<ParseIntError>().map(ParseIntError::kind) {
+                Some(IntErrorKind::PosOverflow) => "the number is too large".to_owned(),
+                Some(_) => "that is no whole number; write for example 16".to_owned(),
+                None => error.to_string(),
+            };
+            Error::invalid_stack(format!("`{key}={text}` of `{}`: {why}", self.entry.name))
         })
     }
 
