@@ -164,7 +164,7 @@ mod tests {
         assert!(is_taken(|| {}) && !is_taken(|| refuse(MisuseKind::DoubleFree)));
         assert!(!is_taken(|| refuse(MisuseKind::ForeignPointer)));
         assert!(is_taken(|| refuse(MisuseKind::DeadStream)), "such a block is taken back all the same");
-        let inner = || drop(is_taken(|| refuse(MisuseKind::WrongDevice)));
+        let inner = || assert!(!is_taken(|| refuse(MisuseKind::WrongDevice)));
         assert!(!is_taken(inner), "a refusal below counts for each layer above");
         let on_another_thread = || std::thread::spawn(|| refuse(MisuseKind::DoubleFree)).join().unwrap();
         assert!(is_taken(on_another_thread));
