@@ -8,6 +8,8 @@ use std::ffi::c_void;
 use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
+use std::thread;
+use std::time::Duration;
 
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
@@ -82,9 +84,10 @@ static LIVE: LazyLock<DashMap<DevicePtr, Block, FxBuildHasher>> = LazyLock::new(
 static PARKED: Mutex<Vec<Parked>> = Mutex::new(Vec::new());
 /// The blocks that are parked, and those that are on their way back.
 static PARKED_COUNT: AtomicUsize = AtomicUsize::new(0);
-/// Held by the thread that looks through the parked blocks. The driver is called under this lock, so no call
-/// waits for it that may do without.
-static LOOKING: Mutex<()> = Mutex::new(());
+/// A request for which memory is out naps for this time, at most so often, while another thread looks through
+/// the parked blocks.
+const NAP: Duration = Duration::from_millis(1);
+const MOST_NAPS: u32 = 100;
 /// What served each device last, until its default is replaced.
 static SERVED: LazyLock<DashMap<DeviceId, Arc<Served>, FxBuildHasher>> = LazyLock::new(DashMap::default);
 /// The frees that were ignored, since their blocks had been lost in a reset.
@@ -217,20 +220,40 @@ fn give_back_parked(is_waiting: bool) -> bool {
     if PARKED_COUNT.load(Ordering::Relaxed) == 0 {
         return false;
     }
-    let looking = if is_waiting { Some(LOOKING.lock()) } else { LOOKING.try_lock() };
-    let Some(looking) = looking else { return true };
-    let mut parked = std::mem::take(&mut *PARKED.lock());
+    // They are this thread's while it looks: the driver is called without a lock.
+    let take = || std::mem::take(&mut *PARKED.lock());
+    let mut parked = take();
+    if is_waiting && parked.is_empty() {
+        await_others();
+        parked = take();
+    }
     if is_waiting {
         parked.iter_mut().for_each(Parked::wait);
     }
     let passed: Vec<Parked> = parked.extract_if(.., Parked::is_passed).collect();
     PARKED.lock().append(&mut parked);
-    drop(looking);
     for parked in passed {
         parked.block.give_back_passed();
         PARKED_COUNT.fetch_sub(1, Ordering::Relaxed);
     }
     true
+}
+
+/// Waits for a moment while another thread has all parked blocks. That thread may be waiting for this one, or
+/// be this one, in code that the driver calls.
+fn await_others() {
+    for _ in 0..MOST_NAPS {
+        if !PARKED.lock().is_empty() || PARKED_COUNT.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        thread::sleep(NAP);
+    }
+}
+
+/// What serves a device, if that is its default now. The driver is asked without the lock of the table.
+fn still_served(id: DeviceId) -> Option<Arc<Served>> {
+    let known = SERVED.get(&id).map(|known| Arc::clone(&known));
+    known.filter(|known| is_per_device_resource(id, &known.0.0))
 }
 
 /// What served the calling thread's last request: the device, how often defaults had changed, and what it
@@ -258,9 +281,7 @@ fn served(id: DeviceId) -> Result<Arc<Served>> {
     if let Some(known) = served_again(id, seen) {
         return Ok(known);
     }
-    let known = SERVED.get(&id).filter(|known| is_per_device_resource(id, &known.0.0));
-    let known = known.map(|known| Arc::clone(&known));
-    let served = match known {
+    let served = match still_served(id) {
         Some(known) => known,
         None => {
             let fresh = Arc::new(Served(Resource::new(get_per_device_resource(id)?)));
@@ -326,8 +347,7 @@ pub(crate) fn allocate_cached(
         return None;
     }
     let id = device_id(device).ok()?;
-    let known = SERVED.get(&id).filter(|known| is_per_device_resource(id, &known.0.0));
-    let served = known.map(|known| Arc::clone(&known))?;
+    let served = still_served(id)?;
     let cached = served.0.pool().and_then(|pool| pool.allocate_cached(Layout::new(bytes), stream));
     let Some(ptr) = cached else {
         end_unlocked(served, unlocked);
@@ -368,23 +388,29 @@ fn note_device(id: DeviceId) {
 /// Enters a block in the table. One that is there already was lost in a reset of its device, or is of another
 /// simulated device: a free could not tell the two apart.
 fn note(mut block: Block) -> Option<Unsettled> {
-    let is_lost = |known: &Block| {
-        let driver = known.served.0.0.driver();
-        driver.was_reset() || driver.health().is_lost() // which may not be noticed yet
-    };
-    match LIVE.entry(block.ptr) {
-        Entry::Vacant(place) => {
-            drop(place.insert(block));
-            None
-        }
-        Entry::Occupied(known) if is_of_another_device(known.get(), &block) => {
-            Some(Unsettled::Refused(block))
-        }
-        Entry::Occupied(mut known) => {
-            if is_lost(known.get()) {
-                block.stale = known.get().stale.saturating_add(1);
+    loop {
+        let known = match LIVE.entry(block.ptr) {
+            Entry::Vacant(place) => {
+                drop(place.insert(block));
+                return None;
             }
-            Some(Unsettled::Lost(known.insert(block)))
+            Entry::Occupied(known) => Arc::clone(&known.get().served),
+        };
+        // The drivers are asked without the lock of the table.
+        let driver = known.0.0.driver();
+        let is_lost = driver.was_reset() || driver.health().is_lost(); // which may not be noticed yet
+        if !is_lost && driver.device() != block.served.0.0.driver().device() {
+            return Some(Unsettled::Refused(block));
+        }
+        match LIVE.entry(block.ptr) {
+            Entry::Occupied(mut now) if Arc::ptr_eq(&now.get().served, &known) => {
+                if is_lost {
+                    block.stale = now.get().stale.saturating_add(1);
+                }
+                return Some(Unsettled::Lost(now.insert(block)));
+            }
+            // It came back meanwhile: look again.
+            Entry::Occupied(_) | Entry::Vacant(_) => {}
         }
     }
 }
@@ -403,11 +429,6 @@ fn settle(unsettled: Option<Unsettled>) -> Result<()> {
             Err(Error::new(ErrorKind::Unsupported, why))
         }
     }
-}
-
-fn is_of_another_device(known: &Block, block: &Block) -> bool {
-    let [known, new] = [known, block].map(|block| block.served.0.0.driver());
-    known.device() != new.device() && !known.was_reset() && !known.health().is_lost()
 }
 
 /// Takes a block out of the table, to be given back; `None` if there is nothing to do. Where blocks at this

@@ -88,7 +88,7 @@ struct Scoped {
     layer: AnyResource,
 }
 
-/// No memory is asked for or given back under the lock of this.
+/// No resource is called under the lock of this.
 struct State {
     pools: Vec<GraphPool>,
     captures: Vec<Capture>,
@@ -116,6 +116,33 @@ impl State {
         let capture = self.captures.remove(index);
         self.count();
         capture
+    }
+
+    /// Whether the stream has begun in the scope of a capture that goes on.
+    fn has_stream(&self, device: DeviceId, stream: StreamRef) -> bool {
+        let its_id = stream.id();
+        let on_device = self.captures.iter().filter(|it| it.device == device && !it.is_over);
+        on_device.flat_map(|it| &it.streams).any(|(_, known, _)| *known == its_id)
+    }
+
+    /// Notes that a stream has begun in the scope of a capture. Returns what is not needed, as another thread
+    /// was faster or the capture is over: it is dropped without the lock.
+    fn add_stream(
+        &mut self,
+        device: DeviceId,
+        number: u64,
+        stream: StreamRef,
+        begun: ScopedStream,
+    ) -> Option<ScopedStream> {
+        let its_id = stream.id();
+        let is_its = |it: &&mut Capture| it.device == device && it.number == Some(number) && !it.is_over;
+        match self.captures.iter_mut().find(is_its) {
+            Some(capture) if capture.streams.iter().all(|(_, known, _)| *known != its_id) => {
+                capture.streams.push((stream, its_id, begun));
+                None
+            }
+            _ => Some(begun),
+        }
     }
 
     /// Notes what a stream that is alive captures now: an earlier capture of it is over. What is returned is
@@ -213,16 +240,32 @@ pub(crate) fn resource_for(
     let number = capture_of(driver, stream)?;
     let ended = STATE.lock().note_capture_of(device, stream, number);
     drop(ended);
-    number.map_or(Ok(None), |number| served_by(&mut STATE.lock(), device, stream, number))
+    let Some(number) = number else { return Ok(None) };
+    let found = served_by(&mut STATE.lock(), device, stream, number);
+    let Some((layer, new_in)) = found? else { return Ok(None) };
+    if let Some(scope) = new_in {
+        // Without the lock: the scope calls the layers below it.
+        match scope.begin(stream) {
+            Ok(begun) => {
+                let unused = STATE.lock().add_stream(device, number, stream, begun);
+                drop(unused);
+            }
+            // Another thread may have been faster.
+            Err(_) if STATE.lock().has_stream(device, stream) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(Some(layer))
 }
 
-/// The resource of the pool of the capture with this number, to which the stream belongs.
+/// The resource of the pool of the capture with this number, to which the stream belongs; and the scope that
+/// the stream has to begin in, if it is new there.
 fn served_by(
     state: &mut State,
     device: DeviceId,
     stream: StreamRef,
     number: u64,
-) -> Result<Option<AnyResource>> {
+) -> Result<Option<(AnyResource, Option<CaptureScope>)>> {
     let here = thread::current().id();
     let captures = state.captures.iter().enumerate();
     let is_open = |it: &Capture| it.device == device && !it.is_over;
@@ -250,10 +293,8 @@ fn served_by(
     let its_id = stream.id();
     let capture = &mut state.captures[index];
     capture.number = Some(number);
-    if capture.streams.iter().all(|(_, known, _)| *known != its_id) {
-        capture.streams.push((stream, its_id, scope.begin(stream)?));
-    }
-    Ok(Some(layer))
+    let is_new = capture.streams.iter().all(|(_, known, _)| *known != its_id);
+    Ok(Some((layer, is_new.then_some(scope))))
 }
 
 /// Gives back what the scopes of graphs that are gone still have. Returns whether there were any.
@@ -290,49 +331,64 @@ fn begin(device: i32, id: GraphPoolId) -> Result<()> {
     let device = device_id(device)?;
     let default = get_per_device_resource(device)?;
     let (thread, alive) = (thread::current().id(), ALIVE.try_with(Arc::downgrade).unwrap_or_default());
-    let (mut state, mut ended) = (STATE.lock(), Ended::default());
-    // On another device the thread may capture at once.
-    let is_followed = |capture: &&mut Capture| capture.thread == thread && capture.device == device;
-    state.captures.iter_mut().filter(is_followed).for_each(|capture| capture.is_followed = true);
-    state.end_failed(&mut ended);
-    let begun = begin_in(&mut state, device, id, &default);
-    if begun.is_ok() {
-        state.captures.push(Capture {
-            device,
-            id,
-            thread,
-            is_thread_alive: alive,
-            number: None,
-            streams: Vec::new(),
-            is_over: false,
-            is_followed: false,
-        });
-        state.count();
-    }
+    let (mut fresh, mut ended) = (None, Ended::default());
+    let mut state = loop {
+        let mut state = STATE.lock();
+        // On another device the thread may capture at once.
+        let is_followed = |capture: &&mut Capture| capture.thread == thread && capture.device == device;
+        state.captures.iter_mut().filter(is_followed).for_each(|capture| capture.is_followed = true);
+        state.end_failed(&mut ended);
+        if fresh.is_some() || state.pool(device, id).is_some() {
+            break state;
+        }
+        drop(state);
+        fresh = Some(new_pool(device, id, &default)?);
+    };
+    begin_in(&mut state, device, id, &mut fresh);
+    state.captures.push(Capture {
+        device,
+        id,
+        thread,
+        is_thread_alive: alive,
+        number: None,
+        streams: Vec::new(),
+        is_over: false,
+        is_followed: false,
+    });
+    state.count();
     drop(state);
-    drop(ended);
-    begun
+    // Also the default: this may be the last use of it, and its end may wait.
+    drop((ended, fresh, default));
+    Ok(())
 }
 
-/// Counts a graph of a pool, which is made for the first one. The default is not dropped here: it may be the
-/// last use of it, and its end may wait.
-fn begin_in(state: &mut State, device: DeviceId, id: GraphPoolId, default: &AnyResource) -> Result<()> {
-    match state.pool(device, id) {
-        Some(pool) => pool.graphs += 1,
-        None => {
-            let layer = match state.layers.iter().find(|it| Arc::ptr_eq(&it.base, default)) {
-                Some(known) => Arc::clone(&known.layer),
-                None => {
-                    let layer = Arc::clone(default).layer(CaptureScopesLayer)?.into_any();
-                    state.layers.push(Scoped { base: Arc::clone(default), layer: Arc::clone(&layer) });
-                    layer
-                }
-            };
-            let scope = CaptureScope::of(&layer)?;
-            state.pools.push(GraphPool { device, id, graphs: 1, scope, layer });
+/// A pool that does not exist yet, and its layer over the default. It is made without the lock, since a layer
+/// asks what is below it.
+fn new_pool(device: DeviceId, id: GraphPoolId, default: &AnyResource) -> Result<(GraphPool, Scoped)> {
+    let known = {
+        let state = STATE.lock();
+        state.layers.iter().find(|it| Arc::ptr_eq(&it.base, default)).map(|it| Arc::clone(&it.layer))
+    };
+    let layer = match known {
+        Some(known) => known,
+        None => Arc::clone(default).layer(CaptureScopesLayer)?.into_any(),
+    };
+    let scope = CaptureScope::of(&layer)?;
+    let scoped = Scoped { base: Arc::clone(default), layer: Arc::clone(&layer) };
+    Ok((GraphPool { device, id, graphs: 1, scope, layer }, scoped))
+}
+
+/// Counts a graph of a pool, which is taken from `fresh` for the first one.
+fn begin_in(state: &mut State, device: DeviceId, id: GraphPoolId, fresh: &mut Option<(GraphPool, Scoped)>) {
+    if let Some(pool) = state.pool(device, id) {
+        pool.graphs += 1;
+    } else if let Some((pool, scoped)) = fresh.take() {
+        let is_known = state.layers.iter().any(|it| Arc::ptr_eq(&it.layer, &scoped.layer));
+        if !is_known {
+            state.layers.push(scoped);
         }
+        state.pools.push(pool);
     }
-    Ok(())
 }
 
 /// Begins to serve the streams of the next capture on the device from a pool: the capture that the calling

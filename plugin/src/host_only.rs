@@ -47,8 +47,8 @@ impl Plain {
     }
 }
 
-/// Memory with the driver that it came from, which is lost with the context: so nothing from before a reset is
-/// freed after it.
+/// Memory with the driver that it came from, which is lost with the context. So a free from before a reset
+/// ends no memory of the new context.
 struct Kept {
     plain: Plain,
     driver: DriverHandle,

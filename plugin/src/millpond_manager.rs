@@ -308,8 +308,8 @@ impl DeviceHalf {
         }
     }
 
-    /// Handles a reset of the context: blocks were lost with it, and the stack gives back what outlives it once
-    /// no call uses it any more.
+    /// Handles a reset of the context: blocks were lost with it, and the stack gives back what outlives it,
+    /// when no call uses it any more.
     fn forget(&self) {
         self.is_lost.store(true, Ordering::SeqCst);
         let lost = (self.known_stack_taken(), self.take_blocks());
@@ -344,8 +344,8 @@ impl DeviceHalf {
             return Ok(known);
         }
         if building.replace(true) {
-            let why = "the memory manager's stack is being built by this call; let the function that builds it \
-                       use no memory of the manager";
+            let why = "the memory manager's stack is being built by this call; let the function that builds \
+                       it use no memory of the manager";
             return Err(Error::invalid_argument(why).on_device(self.driver.device()));
         }
         let is_building = IsBuilding(&building);

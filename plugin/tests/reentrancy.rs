@@ -1,5 +1,5 @@
-//! Tests that managers hold no lock while the driver, or a function of the program, runs: what those call may use
-//! the manager, on the same thread and on another one that it waits for.
+//! Tests that managers hold no lock while the driver, or a function of the program, runs: what those call may
+//! use the manager, on the same thread and on another one that it waits for.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -7,6 +7,7 @@
 //! | [`race`] | many threads over one resource, with too little memory |
 //! | [`faults`] | one scenario, run once for every driver call in it, with that call failing |
 //! | [`hooked`] | a driver that lets something else happen in the middle of a call, or not know a stream |
+//! | [`reentrancy`] | which layer hangs when its upstream, the driver or a hook calls the stack back |
 //! | [`mock`] | a scripted resource to put below an adaptor, so that its test reads as a script |
 //! | [`Checked`] | a wrapper that tells the simulated device and the shadow what is handed out |
 //! | [`Several`] | several resources of one device behind one, so that they compete for its memory |
@@ -27,6 +28,7 @@ pub mod misuse_recorder;
 pub mod mock;
 pub mod program;
 pub mod race;
+pub mod reentrancy;
 mod rng;
 mod several;
 pub mod shadow;

@@ -27,8 +27,8 @@ use timeout::Timeout;
 ///
 /// A deallocation costs one load more as long as no thread waits. No lock is held while a thread waits or
 /// tries again: below [`thread_safe`](crate::ThreadSafeResourceAdaptor), whose lock the waiting thread has,
-/// this layer leaves the wait to that one, which gives the lock back first. Waiting is the host's alone, so it
-/// does a graph that is being captured no harm.
+/// this layer leaves the wait to that one, which gives the lock back first. Waiting is the host's alone, so
+/// it does a graph that is being captured no harm.
 ///
 /// ```
 /// use std::time::Duration;

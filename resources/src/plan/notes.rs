@@ -28,7 +28,9 @@ impl Note {
     pub(crate) fn report(self, stack: &dyn fmt::Display) {
         match self {
             Self::Made { allocations, bytes, duration } => {
-                tracing::info!(target: "millpond::plan", %stack, allocations, bytes, ?duration, "made a plan");
+                tracing::info!(
+                    target: "millpond::plan", %stack, allocations, bytes, ?duration, "made a plan"
+                );
             }
             Self::NotMade(why) => tracing::info!(target: "millpond::plan", %stack, why, "made no plan"),
             Self::NoThread(error) => {

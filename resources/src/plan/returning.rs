@@ -30,8 +30,8 @@ const MOST_NAPS: usize = 100;
 impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     /// Runs `body` under the lock; `None` in a forked child, where a thread that is not there may have it.
     ///
-    /// Gives lanes back, and reports, after the lock is released: an upstream or a subscriber may call back into
-    /// the stack, or wait for threads that need the lock.
+    /// Gives lanes back, and reports, after the lock is released: an upstream or a subscriber may call back
+    /// into the stack, or wait for threads that need the lock.
     #[inline]
     pub(crate) fn locked<T>(&self, body: impl FnOnce(&mut State) -> T) -> Option<T> {
         let mut state = self.state.try_lock().or_else(|| self.wait_for_lock())?;

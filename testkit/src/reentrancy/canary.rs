@@ -1,0 +1,105 @@
+//! Layers that hold a lock while their upstream runs: the check must find them.
+
+use std::fmt;
+
+use millpond_core::{
+    Accessibility, AnyResource, DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo,
+    ResourceStatistics, Result, StreamRef, Traits, is_same,
+};
+use parking_lot::{Mutex, ReentrantMutex};
+
+/// A layer with a mistake: it holds a lock while its upstream runs.
+#[derive(Debug)]
+pub struct HoldsLock {
+    upstream: AnyResource,
+    stack: String,
+    lock: Lock,
+}
+
+#[derive(Debug)]
+enum Lock {
+    Plain(Mutex<()>),
+    Reentrant(ReentrantMutex<()>),
+}
+
+impl HoldsLock {
+    /// A lock that a second call of the same thread waits for, for ever.
+    pub fn new(upstream: AnyResource) -> Self {
+        Self::with(upstream, Lock::Plain(Mutex::new(())))
+    }
+
+    /// A lock that only other threads wait for.
+    pub fn reentrant(upstream: AnyResource) -> Self {
+        Self::with(upstream, Lock::Reentrant(ReentrantMutex::new(())))
+    }
+
+    fn with(upstream: AnyResource, lock: Lock) -> Self {
+        Self { stack: upstream.to_string(), upstream, lock }
+    }
+
+    fn locked<T>(&self, body: impl FnOnce() -> T) -> T {
+        match &self.lock {
+            Lock::Plain(lock) => {
+                let _held = lock.lock();
+                body()
+            }
+            Lock::Reentrant(lock) => {
+                let _held = lock.lock();
+                body()
+            }
+        }
+    }
+}
+
+// SAFETY: every call goes to the upstream with the same arguments, so its contract holds.
+#[deny(clippy::missing_trait_methods)]
+unsafe impl DeviceMemoryResource for HoldsLock {
+    fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        self.locked(|| self.upstream.allocate(layout, stream))
+    }
+
+    unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+        // SAFETY: the caller's promises hold for the upstream, where the block came from.
+        self.locked(|| unsafe { self.upstream.deallocate(ptr, layout, stream) });
+    }
+
+    fn driver(&self) -> &DriverHandle {
+        self.upstream.driver()
+    }
+
+    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
+        Some(&self.upstream)
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        self.locked(|| self.upstream.memory_info())
+    }
+
+    fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
+        is_same(self, other)
+    }
+
+    fn is_stream_ordered(&self) -> bool {
+        self.upstream.is_stream_ordered()
+    }
+
+    fn accessibility(&self) -> Accessibility {
+        self.upstream.accessibility()
+    }
+
+    fn statistics(&self) -> Option<ResourceStatistics> {
+        self.locked(|| self.upstream.statistics())
+    }
+
+    fn trim(&self, keep_bytes: u64) -> Result<u64> {
+        self.locked(|| self.upstream.trim(keep_bytes))
+    }
+
+    fn provide(&self, _traits: &mut Traits) {}
+}
+
+impl fmt::Display for HoldsLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}+holds_lock", self.stack)
+    }
+}

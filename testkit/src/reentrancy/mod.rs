@@ -1,0 +1,199 @@
+//! Finds the layer that hangs when code that it calls uses the stack.
+//!
+//! A resource calls code that it does not know: its upstream, the driver, the misuse hook, subscribers of
+//! `tracing`. All of it may use the stack, or wait for another thread that does. So a resource holds no lock
+//! meanwhile. [`check`] puts a probe at all of those places, which calls every layer back, on the same thread
+//! and on another one that it waits for, while a program comes by what layers do.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use std::time::Duration;
+//! use millpond_testkit::reentrancy::{Case, HoldsLock, check};
+//!
+//! // A layer that holds a lock while its upstream runs.
+//! let case = Case::new("holds a lock", |upstream| Ok(Arc::new(HoldsLock::new(upstream))));
+//! let findings = check(&case.patience(Duration::from_secs(1)));
+//! assert_eq!(findings[0].layer, "cuda+holds_lock");
+//! ```
+
+mod canary;
+mod hooks;
+mod plain;
+mod probe;
+mod resource;
+mod scenario;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+use millpond_core::stack::{LayerTable, StackSpec};
+use millpond_core::{AnyResource, DriverHandle, Error, Result};
+use millpond_driver::sim::{SimConfig, SimDevice};
+
+pub use canary::HoldsLock;
+pub use probe::{Finding, Probe};
+
+use plain::Plain;
+use probe::Doing;
+use resource::Probed;
+
+/// The time after which a call hangs.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The memory of the simulated device: enough for the scenario, and soon out.
+const DEVICE_BYTES: u64 = 64 << 20;
+
+/// The layers above an upstream or a driver, the lowest first.
+type Build = dyn Fn(&Probe, &DriverHandle) -> Result<Vec<AnyResource>> + Send + Sync;
+
+/// A stack to check.
+#[derive(Clone)]
+pub struct Case {
+    name: String,
+    build: Arc<Build>,
+    one_thread_at_a_time: bool,
+    patience: Duration,
+}
+
+impl Case {
+    /// A layer that `build` puts on an upstream, which is a probe over plain memory of the simulated device.
+    pub fn new(
+        name: impl Into<String>,
+        build: impl Fn(AnyResource) -> Result<AnyResource> + Send + Sync + 'static,
+    ) -> Self {
+        Self::with_probe(name, move |upstream, _| build(upstream))
+    }
+
+    /// The same for a layer that has code of the program: a function or a writer of its own, which calls the
+    /// [probe](Probe::call).
+    pub fn with_probe(
+        name: impl Into<String>,
+        build: impl Fn(AnyResource, &Probe) -> Result<AnyResource> + Send + Sync + 'static,
+    ) -> Self {
+        Self::of(name.into(), move |probe, driver| {
+            let plain = Arc::new(Plain(DriverHandle::clone(driver)));
+            let probed: AnyResource = Arc::new(Probed { upstream: plain, probe: probe.clone() });
+            Ok(vec![build(probed, probe)?])
+        })
+    }
+
+    /// A stack from its text, base first. A probe is below each layer, and all layers are called back: a
+    /// finding names the one that hangs.
+    pub fn from_text(text: &str, table: &LayerTable) -> Self {
+        let (owned, table) = (text.to_owned(), table.clone());
+        Self::of(text.to_owned(), move |probe, driver| {
+            let spec: StackSpec = owned.parse()?;
+            let mut layers: Vec<AnyResource> = Vec::new();
+            for layer in spec.layers() {
+                let one = StackSpec::new(vec![layer.clone()])?;
+                layers.push(match layers.last() {
+                    None => one.build(&table, driver)?,
+                    Some(below) => {
+                        let (upstream, probe) = (Arc::clone(below), probe.clone());
+                        one.build_on(Arc::new(Probed { upstream, probe }), &table)?
+                    }
+                });
+            }
+            Ok(layers)
+        })
+    }
+
+    fn of(
+        name: String,
+        build: impl Fn(&Probe, &DriverHandle) -> Result<Vec<AnyResource>> + Send + Sync + 'static,
+    ) -> Self {
+        Self { name, build: Arc::new(build), one_thread_at_a_time: false, patience: PATIENCE }
+    }
+
+    /// Declares that the stack lets one thread in at a time, by its purpose: calls of another thread wait, so
+    /// the probe makes none that it would wait for, except to print.
+    #[must_use]
+    pub fn one_thread_at_a_time(mut self) -> Self {
+        self.one_thread_at_a_time = true;
+        self
+    }
+
+    /// Sets the time after which a call hangs; half a minute by default.
+    #[must_use]
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// The name, for people.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl fmt::Debug for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Case").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// Runs a program over the stack while it is probed, and returns what hung or panicked: nothing, if all is
+/// well. A thread that hangs is left behind.
+///
+/// # Panics
+/// If the stack cannot be built, or the probe is never called, in which case nothing was checked.
+pub fn check(case: &Case) -> Vec<Finding> {
+    hooks::install();
+    let probe = Probe::new(case.one_thread_at_a_time, case.patience);
+    let (done, ended) = mpsc::channel();
+    let (build, inside) = (Arc::clone(&case.build), probe.clone());
+    thread::spawn(move || {
+        let outcome = catch_unwind(AssertUnwindSafe(|| run(&build, &inside)));
+        // The check may have ended without this thread.
+        let _ = done.send(outcome);
+    });
+    let name = &case.name;
+    let mut seen = u64::MAX;
+    loop {
+        // A call on another thread is given up sooner than this.
+        match ended.recv_timeout(2 * case.patience) {
+            Ok(Ok(Ok(()))) => break,
+            Ok(Ok(Err(error))) => panic!("`{name}` cannot be built: {error}"),
+            Ok(Err(panic)) => {
+                let outcome = format!("panics: {}", crate::text_of(&*panic));
+                probe.find(of_scenario(name).found(&outcome));
+                break;
+            }
+            Err(RecvTimeoutError::Timeout) if probe.calls() != seen => seen = probe.calls(),
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                probe.find(probe.doing().unwrap_or_else(|| of_scenario(name)).found("hangs"));
+                break;
+            }
+        }
+    }
+    assert!(probe.calls() > 0, "`{name}` was built, and nothing called the probe");
+    probe.findings()
+}
+
+/// A call of the program itself.
+fn of_scenario(name: &str) -> Doing {
+    let (caller, layer) = ("the program".to_owned(), name.to_owned());
+    Doing { caller, layer, call: "a call", is_on_another_thread: false }
+}
+
+fn run(build: &Arc<Build>, probe: &Probe) -> Result<()> {
+    let device = SimDevice::new(SimConfig::with_capacity(DEVICE_BYTES));
+    let driver = Arc::clone(&device) as DriverHandle;
+    let layers = build(probe, &driver)?;
+    layers.iter().for_each(|layer| probe.add_layer(layer));
+    let Some(stack) = layers.last() else { return Err(Error::invalid_stack("the stack has no layer")) };
+    let observer = probe.clone();
+    device.observe_calls(Some(Arc::new(move |name| observer.call(name))));
+    probe.on_this_thread(|| {
+        tracing::subscriber::with_default(hooks::ProbeSubscriber, || scenario::run(stack, probe));
+    });
+    // The last handles are dropped here, where nothing is left to call back.
+    device.observe_calls(None);
+    Ok(())
+}

@@ -1,0 +1,262 @@
+//! The foreign code: whatever calls it, it calls the layers back, on its own thread and on another one.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::Duration;
+
+use millpond_core::{
+    AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Layout, StreamRef,
+};
+use parking_lot::Mutex;
+
+/// The calls that the probe makes of each layer.
+const CALLS: &[(&str, Needs, fn(&AnyResource))] = &[
+    ("Display", Needs::Nothing, |layer| drop(layer.to_string())),
+    ("Debug", Needs::Nothing, |layer| drop(format!("{layer:?}"))),
+    ("allocate and deallocate a small block", Needs::TheLayer, |layer| take_and_give(layer, 5000)),
+    ("allocate and deallocate a large block", Needs::TheLayer, |layer| take_and_give(layer, 3 << 20)),
+    ("statistics", Needs::TheLayer, |layer| _ = layer.statistics()),
+    ("memory_info", Needs::TheLayer, |layer| drop(layer.memory_info())),
+    ("memory_report", Needs::TheLayer, |layer| drop(layer.memory_report())),
+    ("trim", Needs::TheLayer, |layer| drop(layer.trim(0))),
+];
+
+/// What a call waits for in a layer that lets one thread in at a time.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Needs {
+    Nothing,
+    TheLayer,
+}
+
+fn take_and_give(layer: &AnyResource, bytes: u64) {
+    let layout = Layout::new(bytes);
+    if let Ok(ptr) = layer.allocate(layout, StreamRef::LEGACY) {
+        // SAFETY: the block was allocated just now with this layout, and nothing used it.
+        unsafe { layer.deallocate(ptr, layout, StreamRef::LEGACY) };
+    }
+}
+
+/// Code that a layer calls without knowing it: an upstream, the driver, a hook, a subscriber, a writer.
+///
+/// Put [`call`](Self::call) wherever code of your own is called by a layer. Clones share the state.
+#[derive(Clone)]
+pub struct Probe(Arc<Shared>);
+
+struct Shared {
+    /// The layers that are called back, the lowest first, with their texts.
+    layers: Mutex<Vec<(String, Weak<dyn DeviceMemoryResource + Send + Sync>)>>,
+    /// Blocks of the topmost layer that are there to be freed.
+    spare: Mutex<Vec<(DevicePtr, Layout)>>,
+    one_thread_at_a_time: bool,
+    patience: Duration,
+    /// What it does now.
+    doing: Mutex<Option<Doing>>,
+    findings: Mutex<Vec<Finding>>,
+    calls: AtomicU64,
+    is_over: AtomicBool,
+    helper: Helper,
+}
+
+/// A call of a layer from code that another call of it has called.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Doing {
+    pub(super) caller: String,
+    pub(super) layer: String,
+    pub(super) call: &'static str,
+    pub(super) is_on_another_thread: bool,
+}
+
+/// A layer that hangs, or panics, if code that it calls comes back.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Finding {
+    /// What the layer called, for instance `cuMemAlloc` or `upstream's allocate`.
+    pub caller: String,
+    /// The stack up to the layer whose call did not return: those below it answered.
+    pub layer: String,
+    /// The call that did not return.
+    pub call: &'static str,
+    /// What became of the call.
+    pub outcome: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { caller, layer, call, outcome } = self;
+        write!(f, "`{layer}`: {call}, from inside {caller}, {outcome}")
+    }
+}
+
+impl Doing {
+    pub(super) fn found(self, outcome: &str) -> Finding {
+        let thread = if self.is_on_another_thread { "on another thread" } else { "on the same thread" };
+        let Self { caller, layer, call, .. } = self;
+        Finding { caller, layer, call, outcome: format!("{outcome} ({thread})") }
+    }
+}
+
+thread_local! {
+    /// Whether the thread is in a probe: what that calls is not probed again.
+    static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
+    /// The probe of what the process has one of: the misuse hook, and the subscriber.
+    static OF_THREAD: RefCell<Option<Probe>> = const { RefCell::new(None) };
+}
+
+impl Probe {
+    pub(super) fn new(one_thread_at_a_time: bool, patience: Duration) -> Self {
+        Self(Arc::new(Shared {
+            layers: Mutex::default(),
+            spare: Mutex::default(),
+            one_thread_at_a_time,
+            patience,
+            doing: Mutex::default(),
+            findings: Mutex::default(),
+            calls: AtomicU64::new(0),
+            is_over: AtomicBool::new(false),
+            helper: Helper::start(),
+        }))
+    }
+
+    /// Calls all layers back, as `caller`. Returns when they have answered, or one of them did not in time.
+    pub fn call(&self, caller: &str) {
+        if self.0.is_over.load(Ordering::Relaxed) || IS_INSIDE.replace(true) {
+            return;
+        }
+        let layers: Vec<_> = self.0.layers.lock().clone();
+        let living = layers.into_iter().filter_map(|(text, layer)| Some((text, layer.upgrade()?)));
+        for (text, layer) in living {
+            self.call_layer(caller, &text, layer);
+        }
+        IS_INSIDE.set(false);
+    }
+
+    fn call_layer(&self, caller: &str, text: &str, layer: AnyResource) {
+        for &(call, needs, body) in CALLS {
+            for is_on_another_thread in [false, true] {
+                let waits = is_on_another_thread && self.0.one_thread_at_a_time;
+                if self.0.is_over.load(Ordering::Relaxed) || waits && needs == Needs::TheLayer {
+                    continue;
+                }
+                let (caller, layer_text) = (caller.to_owned(), text.to_owned());
+                let doing = Doing { caller, layer: layer_text, call, is_on_another_thread };
+                *self.0.doing.lock() = Some(doing.clone());
+                self.0.calls.fetch_add(1, Ordering::Relaxed);
+                let answer = match is_on_another_thread {
+                    true => self.0.helper.run(Arc::clone(&layer), body, self.0.patience),
+                    false => caught(&layer, body),
+                };
+                if let Err(outcome) = answer {
+                    self.find(doing.found(&outcome));
+                }
+            }
+        }
+        self.free_spare(&layer);
+        *self.0.doing.lock() = None;
+    }
+
+    /// Frees a block of the topmost layer.
+    fn free_spare(&self, layer: &AnyResource) {
+        let is_top = self
+            .0
+            .layers
+            .lock()
+            .last()
+            .is_some_and(|(_, top)| std::ptr::addr_eq(top.as_ptr(), Arc::as_ptr(layer)));
+        let spare = if is_top { self.0.spare.lock().pop() } else { None };
+        if let Some((ptr, layout)) = spare {
+            // SAFETY: the scenario allocated the block with this layout from this layer, and left it here.
+            unsafe { layer.deallocate(ptr, layout, StreamRef::LEGACY) };
+        }
+    }
+
+    pub(super) fn find(&self, finding: Finding) {
+        self.0.findings.lock().push(finding);
+        self.0.is_over.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn add_layer(&self, layer: &AnyResource) {
+        let text = layer.to_string(); // by way of the probe, so without the lock
+        self.0.layers.lock().push((text, Arc::downgrade(layer)));
+    }
+
+    /// Leaves a block of the topmost layer to be freed from inside.
+    pub(super) fn leave(&self, ptr: DevicePtr, layout: Layout) {
+        self.0.spare.lock().push((ptr, layout));
+    }
+
+    pub(super) fn take_spare(&self) -> Vec<(DevicePtr, Layout)> {
+        std::mem::take(&mut *self.0.spare.lock())
+    }
+
+    pub(super) fn doing(&self) -> Option<Doing> {
+        self.0.doing.lock().clone()
+    }
+
+    pub(super) fn findings(&self) -> Vec<Finding> {
+        self.0.findings.lock().clone()
+    }
+
+    /// The number of calls from inside so far.
+    pub fn calls(&self) -> u64 {
+        self.0.calls.load(Ordering::Relaxed)
+    }
+
+    /// Makes this the probe of the calling thread while `body` runs.
+    pub(super) fn on_this_thread(&self, body: impl FnOnce()) {
+        let before = OF_THREAD.replace(Some(self.clone()));
+        body();
+        OF_THREAD.set(before);
+    }
+
+    /// The probe of the calling thread.
+    pub(super) fn of_thread() -> Option<Self> {
+        OF_THREAD.try_with(|probe| probe.borrow().clone()).ok().flatten()
+    }
+}
+
+impl fmt::Debug for Probe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Probe").field("calls", &self.calls()).finish_non_exhaustive()
+    }
+}
+
+fn caught(layer: &AnyResource, body: fn(&AnyResource)) -> Result<(), String> {
+    let outcome = catch_unwind(AssertUnwindSafe(|| body(layer)));
+    outcome.map_err(|panic: Box<dyn Any + Send>| format!("panics: {}", crate::text_of(&*panic)))
+}
+
+type Job = (AnyResource, fn(&AnyResource), mpsc::Sender<Result<(), String>>);
+
+/// The other thread, which makes calls for the probe.
+struct Helper(Mutex<mpsc::Sender<Job>>);
+
+impl Helper {
+    fn start() -> Self {
+        let (jobs, received) = mpsc::channel::<Job>();
+        thread::spawn(move || {
+            IS_INSIDE.set(true);
+            for (layer, body, answer) in received {
+                let outcome = caught(&layer, body);
+                // The thread that asked may have given up.
+                let _ = answer.send(outcome);
+            }
+        });
+        Self(Mutex::new(jobs))
+    }
+
+    /// Makes a call on the other thread, and waits for it as code does that joins a thread.
+    fn run(&self, layer: AnyResource, body: fn(&AnyResource), patience: Duration) -> Result<(), String> {
+        let (answer, answers) = mpsc::channel();
+        let sent = self.0.lock().send((layer, body, answer));
+        sent.map_err(|_| "has no other thread".to_owned())?;
+        match answers.recv_timeout(patience) {
+            Ok(outcome) => outcome,
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Err("hangs".to_owned()),
+        }
+    }
+}

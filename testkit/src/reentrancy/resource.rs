@@ -1,0 +1,83 @@
+//! An upstream that calls the layers above it back.
+
+use std::fmt;
+
+use millpond_core::{
+    Accessibility, AnyResource, DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo,
+    ResourceStatistics, Result, StreamRef, Traits, is_same,
+};
+
+use super::probe::Probe;
+
+/// Forwards to a resource, and calls the probe before each call that may do something. Those that only name
+/// the driver or a property of the memory are forwarded alone.
+pub(super) struct Probed {
+    pub(super) upstream: AnyResource,
+    pub(super) probe: Probe,
+}
+
+// SAFETY: every call goes to the upstream with the same arguments, so its contract holds.
+#[deny(clippy::missing_trait_methods)]
+unsafe impl DeviceMemoryResource for Probed {
+    fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        self.probe.call("upstream's allocate");
+        self.upstream.allocate(layout, stream)
+    }
+
+    unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+        self.probe.call("upstream's deallocate");
+        // SAFETY: the caller's promises hold for the upstream, where the block came from.
+        unsafe { self.upstream.deallocate(ptr, layout, stream) }
+    }
+
+    fn driver(&self) -> &DriverHandle {
+        self.upstream.driver()
+    }
+
+    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
+        Some(&self.upstream)
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        self.probe.call("upstream's memory_info");
+        self.upstream.memory_info()
+    }
+
+    fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
+        is_same(self, other)
+    }
+
+    fn is_stream_ordered(&self) -> bool {
+        self.upstream.is_stream_ordered()
+    }
+
+    fn accessibility(&self) -> Accessibility {
+        self.upstream.accessibility()
+    }
+
+    fn statistics(&self) -> Option<ResourceStatistics> {
+        self.probe.call("upstream's statistics");
+        self.upstream.statistics()
+    }
+
+    fn trim(&self, keep_bytes: u64) -> Result<u64> {
+        self.probe.call("upstream's trim");
+        self.upstream.trim(keep_bytes)
+    }
+
+    fn provide(&self, _traits: &mut Traits) {}
+}
+
+impl fmt::Display for Probed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.probe.call("upstream's Display");
+        write!(f, "{}", self.upstream)
+    }
+}
+
+impl fmt::Debug for Probed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.probe.call("upstream's Debug");
+        f.debug_struct("Probed").field("upstream", &self.upstream).finish_non_exhaustive()
+    }
+}
