@@ -17,7 +17,7 @@ use crate::pool::cache::thread_cache::ThreadCaches;
 use crate::pool::protocol::{Growth, PoolTotals, Ready, Reclaim};
 use crate::pool::shared::{CacheLimits, FixedBlocks, Shared};
 use crate::pool::slack::Slack;
-use crate::pool::task::Tasks;
+use crate::pool::tasks_under_way::TasksUnderWay;
 use crate::stream_order::streams::StreamCell;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::sync::spin_lock::SpinGuard;
@@ -45,7 +45,7 @@ pub(crate) struct Heaps {
     pub(super) last_growth_at: u64,
     /// Large allocations while the pool held excess memory.
     pub(super) allocations_with_excess: u32,
-    pub(super) tasks: Tasks,
+    pub(super) tasks: TasksUnderWay,
 }
 
 /// The free blocks that may serve a request: those of `owner` that were freed in epoch `upto` or before.
@@ -95,7 +95,7 @@ impl Heaps {
             streams: 0,
             last_growth_at: 0,
             allocations_with_excess: 0,
-            tasks: Tasks::default(),
+            tasks: TasksUnderWay::default(),
             most_bytes: device_total.unwrap_or(u64::MAX).min(most),
         }
     }

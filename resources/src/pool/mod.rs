@@ -42,6 +42,7 @@ mod report;
 mod shared;
 mod slack;
 mod task;
+mod tasks_under_way;
 #[cfg(test)]
 mod tests;
 mod validate;

@@ -13,6 +13,7 @@ use crate::block_map::{Block, NIL};
 use crate::heap::request::Request;
 use crate::pool::heaps::{Heaps, LARGE};
 use crate::pool::protocol::{Growth, Purpose, Reclaim, Try};
+use crate::pool::tasks_under_way::Kind;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::tuning::{ALLOCATIONS_PER_RELEASE, DEVICE_PAGE, PAGED_SPAN_BYTES};
 
@@ -47,46 +48,6 @@ pub(crate) struct NewRegion {
     pub(crate) owner: (Owner, Epoch),
 }
 
-/// The tasks of a pool that are planned, and neither committed nor aborted. Any number may be under way, except
-/// that an admission and a release are not at the same time.
-#[derive(Debug, Default)]
-pub(crate) struct Tasks {
-    count: u32,
-    admissions: u32,
-    /// Bytes of the regions among them.
-    region_bytes: u64,
-}
-
-impl Tasks {
-    pub(crate) fn begin(&mut self, task: Task) -> Task {
-        self.count += 1;
-        self.admissions += u32::from(matches!(task, Task::Admit(_)));
-        self.region_bytes += task.region_bytes();
-        task
-    }
-
-    fn end(&mut self, task: &Task) {
-        self.count -= 1;
-        self.admissions -= u32::from(matches!(task, Task::Admit(_)));
-        self.region_bytes -= task.region_bytes();
-    }
-
-    /// Returns whether memory may be unmapped now.
-    pub(crate) fn may_release(&self) -> bool {
-        self.admissions == 0
-    }
-
-    /// Returns whether no task is under way.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.count == 0
-    }
-
-    /// Returns the bytes that the pool is about to take from upstream.
-    pub(crate) fn region_bytes(&self) -> u64 {
-        self.region_bytes
-    }
-}
-
 impl Heaps {
     /// Plans a growth with at most `most_new` bytes of new memory.
     pub(crate) fn plan_growth(
@@ -102,7 +63,13 @@ impl Heaps {
             (Large::Pages(_), Purpose::Serve) => self.plan_pages(owner, request, most_new),
             (Large::Pages(_), Purpose::Reserve) => self.plan_reserve(request.bytes, most_new),
         };
-        task.map(|task| self.tasks.begin(task))
+        task.map(|task| self.begin(task))
+    }
+
+    /// Notes that a task is under way, until its commit or abort.
+    pub(super) fn begin(&mut self, task: Task) -> Task {
+        self.tasks.begin(task.kind());
+        task
     }
 
     fn plan_region(
@@ -174,7 +141,7 @@ impl Heaps {
         let Large::Pages(pages) = &mut self.large else { return None };
         let may_release = self.tasks.may_release();
         let release = if may_release { pages.plan_release(keep_bytes, most_calls) } else { None };
-        release.map(|release| self.tasks.begin(Task::Release(release)))
+        release.map(|release| self.begin(Task::Release(release)))
     }
 
     /// Returns whether the pool should release excess memory now.
@@ -198,19 +165,19 @@ impl Heaps {
         let calls = self.calls_to_collect();
         let Large::Pages(pages) = &mut self.large else { return None };
         let release = if self.tasks.may_release() { pages.plan_excess(calls) } else { None };
-        release.map(|release| self.tasks.begin(Task::Release(release)))
+        release.map(|release| self.begin(Task::Release(release)))
     }
 
     /// Plans the removal of mappings that a growth left behind.
     pub(crate) fn plan_tidying(&mut self) -> Option<Task> {
         let Large::Pages(pages) = &mut self.large else { return None };
         let release = if self.tasks.may_release() { pages.plan_tidying() } else { None };
-        release.map(|release| self.tasks.begin(Task::Release(release)))
+        release.map(|release| self.begin(Task::Release(release)))
     }
 
     pub(crate) fn plan_admission(&mut self, devices: &[DeviceId], is_asked: bool) -> Option<Task> {
         let Large::Pages(pages) = &mut self.large else { return None };
-        pages.plan_admission(devices, is_asked).map(|admission| self.tasks.begin(Task::Admit(admission)))
+        pages.plan_admission(devices, is_asked).map(|admission| self.begin(Task::Admit(admission)))
     }
 
     /// Returns whether no task is under way.
@@ -234,8 +201,12 @@ impl Task {
         }
     }
 
-    fn region_bytes(&self) -> u64 {
-        if let Self::Region(region) = self { region.bytes } else { 0 }
+    fn kind(&self) -> Kind {
+        match self {
+            Self::Region(region) => Kind::Region { bytes: region.bytes },
+            Self::Admit(_) => Kind::Admission,
+            _ => Kind::Other,
+        }
     }
 
     /// Returns the bytes of new memory that the task takes.
@@ -267,7 +238,7 @@ impl Task {
 
     /// Notes in the heaps what the task has done; returns the block, if the task allocates one.
     pub(crate) fn commit(self, heaps: &mut Heaps) -> Option<DevicePtr> {
-        heaps.tasks.end(&self);
+        heaps.tasks.end(self.kind());
         let shared = Arc::clone(&heaps.shared);
         if !matches!(self, Self::Release(_) | Self::Admit(_)) {
             heaps.set_short(false);
@@ -314,7 +285,7 @@ impl Task {
 
     /// Undoes the plan of a task whose run failed, or that was not run.
     pub(crate) fn abort(self, heaps: &mut Heaps) {
-        heaps.tasks.end(&self);
+        heaps.tasks.end(self.kind());
         let Large::Pages(pages) = &mut heaps.large else { return };
         match self {
             Self::Block { plan, .. } | Self::Span { plan, .. } | Self::Reserve(plan) => pages.abort(plan),

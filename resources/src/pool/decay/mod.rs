@@ -191,7 +191,7 @@ impl Heaps {
             at.is_at_end = true;
             return None;
         }
-        pages.plan_release_step(keep_bytes, at).map(|release| self.tasks.begin(Task::Release(release)))
+        pages.plan_release_step(keep_bytes, at).map(|release| self.begin(Task::Release(release)))
     }
 
     /// Moves some blocks that were freed in epoch `upto` or before to another owner: first those of the large
