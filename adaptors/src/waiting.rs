@@ -49,8 +49,8 @@ impl Frees {
     }
 
     /// Calls `attempt` until it serves the request, fails for another reason than a lack of memory, `timeout`
-    /// is over since `begin`, or the program ends the wait. Waits for frees between two attempts, and holds no
-    /// lock during one.
+    /// is over since `begin`, or the program ends the wait. Waits for frees between two attempts, and holds
+    /// no lock during one.
     #[cold]
     pub(crate) fn wait_for(
         &self,

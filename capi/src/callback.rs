@@ -134,9 +134,9 @@ pub unsafe extern "C" fn millpond_resource_failure_callback(
     })
 }
 
-/// Sets the function that a wait for memory calls from time to time, on the thread that waits; null sets none.
-/// If it returns `true`, the wait ends, and the request fails. The function may be called on any thread, and
-/// does not unwind.
+/// Sets the function that a wait for memory calls from time to time, on the thread that waits; null sets
+/// none. If it returns `true`, the wait ends, and the request fails. The function may be called on any
+/// thread, and does not unwind.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_set_interrupt(ask: InterruptFunction) {
     guarded_or((), || {

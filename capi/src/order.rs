@@ -90,8 +90,8 @@ pub unsafe extern "C" fn millpond_stream_id(
 }
 
 /// Makes the later work of `stream` wait for what was submitted to `other`, as `millpond_stream_wait`. If the
-/// driver refuses that, the host waits for `other`. If one of the two captures a graph to which the other does
-/// not belong, it does nothing: what is captured does not run yet.
+/// driver refuses that, the host waits for `other`. If one of the two captures a graph to which the other
+/// does not belong, it does nothing: what is captured does not run yet.
 ///
 /// # Safety
 /// `device` is a handle of this library's; both streams are alive.

@@ -112,8 +112,8 @@ pub(crate) fn guarded(body: impl FnOnce() -> Result<()>) -> Status {
     }
 }
 
-/// The same for a call that uses a device. A forked child cannot: it has no device of its own, and of the locks
-/// that other threads held at the fork, none is ever released.
+/// The same for a call that uses a device. A forked child cannot: it has no device of its own, and of the
+/// locks that other threads held at the fork, none is ever released.
 pub(crate) fn guarded_here(body: impl FnOnce() -> Result<()>) -> Status {
     guarded(|| {
         check_process()?;

@@ -192,8 +192,8 @@ impl Error {
         self.0.kind == ErrorKind::OutOfMemory
     }
 
-    /// Whether no state of memory can serve the request: it is larger than any address space, than a limit, or
-    /// than the blocks of the resource. Such an error is [out of memory](Self::is_out_of_memory), too.
+    /// Whether no state of memory can serve the request: it is larger than any address space, than a limit,
+    /// or than the blocks of the resource. Such an error is [out of memory](Self::is_out_of_memory), too.
     pub fn is_impossible(&self) -> bool {
         self.0.report.as_ref().is_some_and(|report| report.is_impossible)
     }

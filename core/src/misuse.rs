@@ -92,8 +92,8 @@ fn refused() -> u64 {
     REFUSED.try_with(Cell::get).unwrap_or_default()
 }
 
-/// Runs `free`, a call of `deallocate` on what is below, and returns whether that took the block back. A layer
-/// that counts calls this, so that it does not count a block that stays in use.
+/// Runs `free`, a call of `deallocate` on what is below, and returns whether that took the block back. A
+/// layer that counts calls this, so that it does not count a block that stays in use.
 #[inline]
 pub fn is_taken(free: impl FnOnce()) -> bool {
     let before = refused();
@@ -101,8 +101,8 @@ pub fn is_taken(free: impl FnOnce()) -> bool {
     refused() == before
 }
 
-/// Runs `free` as [`is_taken`] does, and `undo` if the block was refused: also if the hook panics. For a layer
-/// that has to count before the call.
+/// Runs `free` as [`is_taken`] does, and `undo` if the block was refused: also if the hook panics. For a
+/// layer that has to count before the call.
 #[inline]
 pub fn undo_if_refused(free: impl FnOnce(), undo: impl FnOnce()) {
     struct Undo<F: FnOnce()> {

@@ -96,8 +96,8 @@ pub unsafe trait DeviceMemoryResource: Any + Debug + Display {
     /// # Errors
     /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if there is no such block,
     /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) or
-    /// [`Unsupported`](crate::ErrorKind::Unsupported) for an alignment that the resource does not have, or the
-    /// driver's error.
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) for an alignment that the resource does not have, or
+    /// the driver's error.
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr>;
 
     /// Takes a block back, in the order of `stream`.

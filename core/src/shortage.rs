@@ -34,8 +34,8 @@ pub struct OutOfMemoryReport {
     pub stream: u64,
     /// Whether that stream was capturing a graph, during which a resource neither asks nor waits for others.
     pub is_capturing: bool,
-    /// Whether no state of memory can serve the request: it is larger than any address space, than a limit, or
-    /// than the blocks of the resource.
+    /// Whether no state of memory can serve the request: it is larger than any address space, than a limit,
+    /// or than the blocks of the resource.
     #[cfg_attr(feature = "serde", serde(default))]
     pub is_impossible: bool,
     /// How many more bytes from upstream would have served the request; `None` if unknown.

@@ -1,7 +1,8 @@
 //! Blocks of memory that buffers share, and views of them.
 //!
-//! A block has one stream, in whose order it goes back. Every use on another stream follows what was submitted
-//! to the block's own, which then follows the use: so uses come one after the other, and the free comes last.
+//! A block has one stream, in whose order it goes back. Every use on another stream follows what was
+//! submitted to the block's own, which then follows the use: so uses come one after the other, and the free
+//! comes last.
 
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;
@@ -191,8 +192,8 @@ impl Block {
         stream_here(self.stream.ptr(), self.thread)
     }
 
-    /// Submits work on `stream` that uses the block: after what was submitted to the block's own stream, which
-    /// then waits for it.
+    /// Submits work on `stream` that uses the block: after what was submitted to the block's own stream,
+    /// which then waits for it.
     pub(crate) fn on<T>(
         &self,
         stream: &StreamHandle,
@@ -405,7 +406,8 @@ impl View {
         let (device, source) = (self.device()?.0, without_provenance_mut(self.address()));
         self.block.on(stream, || {
             let target = target.cast();
-            // SAFETY: the device's handle is live, as are the stream and the block; the target may be written.
+            // SAFETY: the device's handle is live, as are the stream and the block; the target may be
+            // written.
             let copied = unsafe { (api().copy_to_host)(device, target, source, self.size, stream.ptr()) };
             // Also if that failed, as the host's memory is the caller's.
             check(copied).and(self.synchronize(stream))
@@ -428,7 +430,8 @@ impl View {
         let (device, target) = (self.device()?.0, without_provenance_mut(self.address()));
         self.block.on(stream, || {
             let source = source.cast_mut().cast();
-            // SAFETY: the device's handle is live, and so are the stream and the block; the source may be read.
+            // SAFETY: the device's handle is live, and so are the stream and the block; the source may be
+            // read.
             let copied = unsafe { (api().copy_to_device)(device, target, source, bytes, stream.ptr()) };
             check(copied).and(self.synchronize(stream))
         })
@@ -448,8 +451,8 @@ impl View {
         })
     }
 
-    /// Copies the first bytes of another view, in the order of `stream`; the other one's block goes back after
-    /// the copy.
+    /// Copies the first bytes of another view, in the order of `stream`; the other one's block goes back
+    /// after the copy.
     pub(crate) fn copy_from_view(
         &self,
         other: &Self,

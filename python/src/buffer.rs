@@ -294,9 +294,9 @@ impl DeviceBuffer {
         Ok(py.detach(|| unsafe { view.write(host.address(), host.bytes as u64, &stream) })?)
     }
 
-    /// Copies from a buffer, or an object with `__cuda_array_interface__`, one-dimensional and contiguous. The
-    /// stream waits for the one that the object names, which then waits for the copy: the source may go at
-    /// once. If the object names none, the call waits for the copy.
+    /// Copies from a buffer, or an object with `__cuda_array_interface__`, one-dimensional and contiguous.
+    /// The stream waits for the one that the object names, which then waits for the copy: the source may go
+    /// at once. If the object names none, the call waits for the copy.
     #[pyo3(signature = (cuda_ary, stream=StreamArgument(None)))]
     fn copy_from_device(
         &self,
@@ -440,8 +440,8 @@ impl DeviceBuffer {
     }
 
     /// Version 3 of the CUDA array interface, with the stream that a consumer waits for. It does not say on
-    /// which stream the consumer works: so the block goes back after all work of the device, for which its end
-    /// waits. By DLPack the consumer names its stream, and nothing waits.
+    /// which stream the consumer works: so the block goes back after all work of the device, for which its
+    /// end waits. By DLPack the consumer names its stream, and nothing waits.
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let view = self.view();

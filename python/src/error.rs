@@ -86,7 +86,8 @@ pub(crate) fn keep_raised(py: Python<'_>, raised: Raised) {
     }
 }
 
-/// Whether this may be the thread on which Python handles signals: the first one. Others need no lock of Python's.
+/// Whether this may be the thread on which Python handles signals: the first one. Others need no lock of
+/// Python's.
 fn handles_signals() -> bool {
     #[cfg(target_os = "linux")]
     // SAFETY: both functions ask for nothing.

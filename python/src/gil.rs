@@ -1,7 +1,7 @@
 //! Python's lock around code that may wait, and around the program's functions.
 //!
-//! PyO3 counts how often a thread took the lock through it. Other libraries call in here with the lock held or
-//! not, and may have released it meanwhile, so that the count alone says nothing.
+//! PyO3 counts how often a thread took the lock through it. Other libraries call in here with the lock held
+//! or not, and may have released it meanwhile, so that the count alone says nothing.
 
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;

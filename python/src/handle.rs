@@ -110,8 +110,8 @@ impl ResourceHandle {
         if functions.is_empty() || !self.is_seen(0) { &[] } else { functions }
     }
 
-    /// Whether one Python object alone keeps the resource, with buffers that keep the object, and with resources
-    /// on it of which the same holds. `others` is the number of owners that the caller knows of.
+    /// Whether one Python object alone keeps the resource, with buffers that keep the object, and with
+    /// resources on it of which the same holds. `others` is the number of owners that the caller knows of.
     fn is_seen(self: &Arc<Self>, others: usize) -> bool {
         // Another thread may hold it for a moment; then the resource is in use.
         let Some(above) = self.above.try_lock() else { return false };
@@ -125,8 +125,8 @@ impl ResourceHandle {
             && above.iter().all(|it| it.is_seen(1))
     }
 
-    /// Whether the collector has to know of the blocks. A block that a function takes back is none that it may
-    /// end: it would end the function first.
+    /// Whether the collector has to know of the blocks. A block that a function takes back is none that it
+    /// may end: it would end the function first.
     pub(crate) fn counts_blocks(&self) -> bool {
         self.below.has_functions() && !self.below.takes_back()
     }
@@ -190,8 +190,8 @@ impl ResourceHandle {
     }
 }
 
-/// The last default resource that [`ResourceHandle::current`] found; none after a default was set here. A forked
-/// child has a lock of its own: its parent's may be held by a thread that the child does not have.
+/// The last default resource that [`ResourceHandle::current`] found; none after a default was set here. A
+/// forked child has a lock of its own: its parent's may be held by a thread that the child does not have.
 fn recent() -> &'static Mutex<Option<Arc<ResourceHandle>>> {
     static RECENT: [Mutex<Option<Arc<ResourceHandle>>>; 8] = [const { Mutex::new(None) }; 8];
     &RECENT[generation() % RECENT.len()]

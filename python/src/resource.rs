@@ -432,8 +432,8 @@ impl Resource {
         self._end();
     }
 
-    /// Ends this object's use of the resource. A finaliser calls it: while functions of the program's that the
-    /// end calls are whole.
+    /// Ends this object's use of the resource. A finaliser calls it: while functions of the program's that
+    /// the end calls are whole.
     fn _end(&self) {
         let before = self.0.lock().take();
         // Not under the lock: its end may wait.

@@ -129,8 +129,9 @@ impl<R: DeviceMemoryResource> Layer<R> for FixedSizeLayer {
 /// Hands out blocks of one size, in stream order. Threads cache blocks of up to 1 MiB.
 ///
 /// A request of up to [`block_bytes`](FixedSizeOptions::block_bytes) gets a whole block. A larger one fails
-/// with [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory), so that a layer that falls back on another resource when
-/// memory is out does so for this request, too. A request aligned to more than 256 bytes fails with
+/// with [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory), so that a layer that falls back on another
+/// resource when memory is out does so for this request, too. A request aligned to more than 256 bytes fails
+/// with
 /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument). Put a
 /// [`BinningMemoryResource`](crate::BinningMemoryResource) around several.
 ///

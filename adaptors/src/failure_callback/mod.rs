@@ -31,7 +31,8 @@ pub struct FailedRequest<'a> {
 /// The function frees memory that the program can spare: it drops a cache, or spills to the host. It is
 /// called on the thread of the request, and for each [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory),
 /// whatever the size of the request; other errors pass. The error says if the request
-/// [is impossible](Error::is_impossible), so that nothing need be freed for it. A request is tried again at most
+/// [is impossible](Error::is_impossible), so that nothing need be freed for it. A request is tried again at
+/// most
 /// [10 times](FailureCallbackLayer::DEFAULT_MAX_RETRIES) by default; then its last error is returned, and the
 /// function is not called for it.
 ///

@@ -8,8 +8,8 @@ use crate::backing::paged::access::Admission;
 use crate::backing::paged::pages::Pages;
 
 impl Pages {
-    /// Plans access for the devices that have none to mapped memory; `None` if there is nothing to do. No other
-    /// task is under way, and no release is planned until this is committed or aborted.
+    /// Plans access for the devices that have none to mapped memory; `None` if there is nothing to do. No
+    /// other task is under way, and no release is planned until this is committed or aborted.
     pub(crate) fn plan_admission(&mut self, devices: &[DeviceId], is_asked: bool) -> Option<Admission> {
         let devices = if is_asked { devices.to_vec() } else { self.backing.newcomers(devices) };
         if devices.is_empty() {

@@ -1,8 +1,8 @@
 //! Releases memory in the background, in small steps, for decay.
 //!
-//! The pool's lock is held for a bounded number of blocks at a time, and a turn on the slow path lasts for one
-//! stream's driver queries or one task. Nothing here waits for the device. If the turn does not come, the rest
-//! is left to a later step.
+//! The pool's lock is held for a bounded number of blocks at a time, and a turn on the slow path lasts for
+//! one stream's driver queries or one task. Nothing here waits for the device. If the turn does not come, the
+//! rest is left to a later step.
 
 use millpond_core::{Result, StreamId};
 

@@ -1,11 +1,12 @@
 //! Orders the calls on a pool's slow path: one at a time, unless that would take long.
 //!
 //! Threads that grow one after the other take less memory than threads that grow at once. But a call on the
-//! slow path runs foreign code: the driver, upstream, a failure callback, a subscriber of `tracing`. Such code
-//! may call the pool again, on the same thread or on another one that it waits for. So a turn is a courtesy
-//! and no lock. A call that its own thread makes from inside another call goes on at once, and any call goes
-//! on without a turn after [`TURN_PATIENCE`]. The pool stays right with any number of calls at once: what a
-//! call has planned is in the pool's tables, under the pool's lock, until it is committed or aborted.
+//! slow path runs foreign code: the driver, upstream, a failure callback, a subscriber of `tracing`. Such
+//! code may call the pool again, on the same thread or on another one that it waits for. So a turn is a
+//! courtesy and no lock. A call that its own thread makes from inside another call goes on at once, and any
+//! call goes on without a turn after [`TURN_PATIENCE`]. The pool stays right with any number of calls at
+//! once: what a call has planned is in the pool's tables, under the pool's lock, until it is committed or
+//! aborted.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -76,8 +77,8 @@ impl Turns {
         self.calls.load(Ordering::SeqCst) == 1
     }
 
-    /// Waits until no call is left, for a pool that ends: it tells new calls to leave at once. Returns `false`
-    /// if this thread is in such a call itself, for whose end it cannot wait.
+    /// Waits until no call is left, for a pool that ends: it tells new calls to leave at once. Returns
+    /// `false` if this thread is in such a call itself, for whose end it cannot wait.
     pub(crate) fn wait_for_end(&self) -> bool {
         while self.calls.load(Ordering::SeqCst) > 0 {
             if self.is_inside() {
