@@ -344,18 +344,24 @@ class Program:
         if named == -1:
             self.library.wait(stream.ptr, part.buffer.__cuda_array_interface__["stream"])
         part.whole.is_lent = True
-        self.lent.append((taken, part.whole, part.range, stream if self.random.random() < 0.7 else None))
+        kept = stream if self.random.random() < 0.7 else None
+        self.lent.append((taken, part.whole, part.buffer.stream, kept))
         value = self.random.randrange(256)
         self.library.fill(taken.ptr, value, part.size, stream.ptr)
         part.set(value)
+        if self.random.random() < 0.5:
+            # The tensor alone has the memory now.
+            self.parts = [other for other in self.parts if other.whole is not part.whole]
 
     do_export_again = do_export
 
     def do_end_export(self):
         if self.lent:
-            taken, whole, _, _ = self.lent.pop(self.random.randrange(len(self.lent)))
+            taken, whole, stream, _ = self.lent.pop(self.random.randrange(len(self.lent)))
             taken.end()
             whole.is_lent = False
+            # The next owner of the memory, if it went back.
+            self.new(len(whole.data), stream).fill(0)
 
     def do_interface(self):
         """Another library works on a stream that it does not name, as long as the buffer lives."""
