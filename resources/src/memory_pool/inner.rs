@@ -337,7 +337,7 @@ impl Inner {
         report.is_impossible = self.exceeds_most(report.requested_bytes);
         let takes = match self.origin {
             Origin::Made { props: MemPoolProps { max_bytes, location, kind, .. }, .. } => {
-                report.maximum_bytes = (max_bytes > 0).then_some(max_bytes as u64);
+                report.maximum_bytes = (max_bytes > 0).then_some(max_bytes);
                 match kind {
                     MemAllocationType::Managed => Accessibility::DEVICE_AND_HOST,
                     MemAllocationType::Pinned if location.is_host() => Accessibility::HOST,

@@ -15,8 +15,11 @@ use millpond_core::{
 };
 use parking_lot::Mutex;
 
+/// A call by its name, what has to be there for it, and how it is made.
+type Call = (&'static str, Needs, fn(&AnyResource));
+
 /// The calls that the probe makes of each layer.
-const CALLS: &[(&str, Needs, fn(&AnyResource))] = &[
+const CALLS: &[Call] = &[
     ("Display", Needs::Nothing, |layer| drop(layer.to_string())),
     ("Debug", Needs::Nothing, |layer| drop(format!("{layer:?}"))),
     ("allocate and deallocate a small block", Needs::TheLayer, |layer| take_and_give(layer, 5000)),
