@@ -198,3 +198,55 @@ def test_work_of_a_buffer_on_another_thread_follows_the_threads_own_stream():
         assert set(other.tobytes()) == {3}
         worker.todo.put(None)
         assert _native._oracle_violations(device) == ""
+
+
+@pytest.mark.parametrize("export", ["interface", "capsule"])
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_work_on_a_stream_that_nobody_named_is_waited_for(export, seed):
+    """The stack is a pool alone, whose blocks the thread's cache may take with the GIL held."""
+    device = _native._oracle_device(64 << 20, seed)
+    resource, library = millpond.stack("cuda+pool", device), oracle.Library(device)
+    stream = Stream(device=device, flags=1)
+    for _ in range(20):
+        DeviceBuffer(size=5000, mr=resource)
+    buffer = DeviceBuffer(size=5000, mr=resource)
+    buffer.fill(0)
+    library.wait(stream.ptr, 1)
+    if export == "capsule":
+        taken = oracle.Taken(buffer.__dlpack__(stream=-1), with_gil=True)
+    else:
+        assert buffer.__cuda_array_interface__["stream"] == 1
+    for value in range(30):
+        library.fill(buffer.ptr, value, 5000, stream.ptr)
+    if export == "capsule":
+        taken.end()
+        assert set(buffer.tobytes()) == {29}
+    address = buffer.ptr
+    del buffer
+    again = DeviceBuffer(size=5000, mr=resource)
+    again.fill(99)
+    assert again.ptr == address, "the test needs the same block"
+    stream.synchronize()
+    assert set(again.tobytes()) == {99}
+
+
+def test_a_change_of_size_while_another_one_allocates_is_kept():
+    base, changes = mr.CudaMemoryResource(), []
+
+    def allocate(nbytes, stream):
+        # As another thread would, between the look at the buffer and the change of its block.
+        if changes:
+            changes.pop()()
+        return base.allocate(nbytes, stream)
+
+    shared = DeviceBuffer(size=100, mr=mr.CallbackMemoryResource(allocate, base.deallocate))
+    shared.fill(7)
+    changes.append(lambda: shared.resize(50))
+    shared.reserve(5000)
+    assert (shared.size, shared.capacity()) == (50, 5000) and set(shared.tobytes()) == {7}
+    changes.append(lambda: shared.reserve(9000))
+    shared.shrink_to_fit()
+    assert (shared.size, shared.capacity()) == (50, 50)
+    changes.append(lambda: shared.resize(300))
+    shared.resize(200)
+    assert shared.size == 200 and shared.capacity() == 300 and set(shared[:50].tobytes()) == {7}

@@ -51,6 +51,8 @@ print("end")
         ("thing = memoryview(buffer); buffer.resize(100000)", "del thing"),
         ("thing = memoryview(buffer); buffer.resize(100000)", "thing.release()"),
         ("thing = buffer; buffer = None", "thing.resize(100000)"),
+        ("thing = mr.PoolMemoryResource(top, 1 << 20)", "del thing"),
+        ("thing = mr.PoolMemoryResource(top, 1 << 20)", "thing.trim()"),
         ("import oracle; thing = oracle.Taken(buffer.__dlpack__(), True)", "thing.end()"),
         ("import oracle; thing = oracle.Taken(buffer.__dlpack__(), False)", "thing.end()"),
         ("thing = buffer", "top.is_equal(mr.ThreadSafeResourceAdaptor(own)); del thing"),
