@@ -168,8 +168,10 @@ const char *millpond_error_report(void);
 // The same as JSON.
 const char *millpond_error_report_json(void);
 
-// Opens a device: `cuda:0`, or a simulated one, as `sim:h200`, `sim:8GiB` or `sim:FILE.toml`. Null is
-// `cuda:0` where CUDA can be used, else `sim:h200`. A simulated device is a new one each time.
+// Opens a device: `cuda:0`, or a simulated one, as `sim:h200`, `sim:8GiB` or `sim:FILE.toml`, which is a new
+// one each time. Null is the default device of the process, which is one device: what `MILLPOND_DEVICE` names;
+// else that of `LOCAL_RANK`, if CUDA sees several; else `cuda:0`; else a simulated H200. A handle alone
+// uses no memory of a CUDA device: the first stack or call that works there makes its context.
 //
 // # Safety
 // `name` is null or a string; `device` may be written.
@@ -184,7 +186,19 @@ millpond_status millpond_device_find(uint32_t ordinal,
                                      bool is_simulated,
                                      struct millpond_device **device);
 
-// Opens the calling thread's current device.
+// Whether CUDA can be used: then the numbers of devices are CUDA's, in `millpond_malloc`, too.
+bool millpond_cuda_is_available(void);
+
+// Opens the device of a stream: that of its context, and for a default stream (0, 1 or 2), or without CUDA,
+// the calling thread's current device.
+//
+// # Safety
+// The stream is alive; `device` may be written.
+millpond_status millpond_stream_device(void *stream,
+                                       struct millpond_device **device);
+
+// Opens the calling thread's current device: that of CUDA's current context, else the default device, as
+// `millpond_device_open` says of null. If CUDA cannot be used, a simulated device has to be open.
 //
 // # Safety
 // `device` may be written.

@@ -14,8 +14,10 @@ use crate::status::{
 #[derive(Debug)]
 pub struct Device(pub(crate) DriverHandle);
 
-/// Opens a device: `cuda:0`, or a simulated one, as `sim:h200`, `sim:8GiB` or `sim:FILE.toml`. Null is
-/// `cuda:0` where CUDA can be used, else `sim:h200`. A simulated device is a new one each time.
+/// Opens a device: `cuda:0`, or a simulated one, as `sim:h200`, `sim:8GiB` or `sim:FILE.toml`, which is a new
+/// one each time. Null is the default device of the process, which is one device: what `MILLPOND_DEVICE` names;
+/// else that of `LOCAL_RANK`, if CUDA sees several; else `cuda:0`; else a simulated H200. A handle alone
+/// uses no memory of a CUDA device: the first stack or call that works there makes its context.
 ///
 /// # Safety
 /// `name` is null or a string; `device` may be written.
@@ -29,7 +31,7 @@ pub unsafe extern "C" fn millpond_device_open(name: *const c_char, device: *mut 
             unsafe { text_of(name, "the name of the device") }?.parse()?
         };
         // SAFETY: the caller's promise.
-        unsafe { put_handle(device, Device(spec.open()?)) }
+        unsafe { put_handle(device, Device(spec.find()?)) }
     })
 }
 
@@ -45,10 +47,38 @@ pub unsafe extern "C" fn millpond_device_find(
 ) -> Status {
     let id = if is_simulated { DeviceId::sim(ordinal) } else { DeviceId::cuda(ordinal) };
     // SAFETY: the caller's promise.
-    guarded_here(|| unsafe { put_handle(device, Device(millpond_driver::open(id)?)) })
+    guarded_here(|| unsafe { put_handle(device, Device(millpond_driver::find(id)?)) })
 }
 
-/// Opens the calling thread's current device.
+/// Whether CUDA can be used: then the numbers of devices are CUDA's, in `millpond_malloc`, too.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_cuda_is_available() -> bool {
+    guarded_or(false, millpond_driver::cuda::is_available)
+}
+
+/// Opens the device of a stream: that of its context, and for a default stream (0, 1 or 2), or without CUDA,
+/// the calling thread's current device.
+///
+/// # Safety
+/// The stream is alive; `device` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_stream_device(stream: *mut c_void, device: *mut *mut Device) -> Status {
+    guarded_here(|| {
+        let handle = stream.addr() as u64;
+        // SAFETY: the caller's promise.
+        let known =
+            if handle <= 2 { None } else { unsafe { millpond_driver::cuda::device_of_stream(handle) }? };
+        let driver = match known {
+            Some(device) => millpond_driver::find(device)?,
+            None => millpond_driver::current()?,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { put_handle(device, Device(driver)) }
+    })
+}
+
+/// Opens the calling thread's current device: that of CUDA's current context, else the default device, as
+/// `millpond_device_open` says of null. If CUDA cannot be used, a simulated device has to be open.
 ///
 /// # Safety
 /// `device` may be written.

@@ -119,8 +119,12 @@ pub unsafe extern "C" fn millpond_resource_new(
         let spec: StackSpec = stack.parse()?;
         let driver = match device {
             Some(device) => device.0.clone(),
-            None => DeviceSpec::default_device().open()?,
+            None => DeviceSpec::default_device().find()?,
         };
+        // Whoever builds a stack works on the device: with its context, the pools of others give it access.
+        if !driver.device().is_sim() {
+            millpond_driver::open(driver.device())?;
+        }
         // SAFETY: the caller's promise.
         unsafe { put_handle(resource, Resource::new(spec.build(&layers(), &driver)?)) }
     })

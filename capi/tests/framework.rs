@@ -10,6 +10,7 @@ use bench::{Bench, KIB, MIB, message};
 use millpond_c::cached::millpond_malloc_unlocked;
 use millpond_c::device::*;
 use millpond_c::framework::*;
+use millpond_c::order::millpond_stream_wait;
 use millpond_c::registry::*;
 use millpond_c::resource::*;
 use millpond_c::status::*;

@@ -3,11 +3,14 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 
-use millpond_core::{ByteSize, DriverHandle, Error, Result, parse_bytes};
+use millpond_core::{ByteSize, DeviceId, Driver, DriverHandle, Error, Result, parse_bytes};
+use parking_lot::Mutex;
 
 use crate::cuda::{self, CudaDriver};
-use crate::sim::{Profile, SimConfig, SimDevice};
+use crate::environment::{DEVICE_VARIABLE, Environment};
+use crate::sim::{self, Profile, SimConfig, SimDevice};
 
 /// A device as a command line names it: `cuda:0`, `sim:h200`, `sim:a100`, `sim:8GiB`, or `sim:FILE.toml` for
 /// a [profile](Profile) in a file.
@@ -37,7 +40,13 @@ pub enum DeviceSpec {
     SimCapacity(u64),
     /// A simulated device with the [profile](Profile) in this file.
     SimProfile(PathBuf),
+    /// The one simulated device that all of the process shares, where the
+    /// [default device](Self::default_device) is simulated: what `MILLPOND_DEVICE` names, else an H200.
+    SimDefault,
 }
+
+/// The device of [`DeviceSpec::SimDefault`], which lives as long as the process.
+static SIM_DEFAULT: Mutex<Option<Arc<SimDevice>>> = Mutex::new(None);
 
 /// Below one page of the driver's there is nothing to simulate: a forgotten unit, most likely.
 const SMALLEST_SIM: u64 = 2 << 20;
@@ -45,9 +54,53 @@ const SMALLEST_SIM: u64 = 2 << 20;
 const LARGEST_SIM: u64 = 1 << 44;
 
 impl DeviceSpec {
-    /// `cuda:0` where CUDA can be used, else `sim:h200`.
+    /// The device of a process that names none:
+    ///
+    /// 1. the one that the environment variable `MILLPOND_DEVICE` names, as `cuda:1` or `sim:8GiB`;
+    /// 2. else, if CUDA sees several devices and a launcher such as `torchrun` has set `LOCAL_RANK`, the
+    ///    device with that number;
+    /// 3. else `cuda:0`;
+    /// 4. else, if CUDA cannot be used, a simulated H200.
+    ///
+    /// It is one device: a simulated one is opened once, and shared by all that open the default. The
+    /// environment is read at the first call. A `MILLPOND_DEVICE` that names no device is an error of
+    /// [`open`](Self::open).
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    ///
+    /// use millpond_driver::DeviceSpec;
+    ///
+    /// let [one, same] = [DeviceSpec::default_device().open()?, DeviceSpec::default_device().open()?];
+    /// assert!(Arc::ptr_eq(&one, &same));
+    /// # Ok::<(), millpond_core::Error>(())
+    /// ```
     pub fn default_device() -> Self {
-        if cuda::availability().is_ok() { Self::Cuda(0) } else { Self::SimH200 }
+        let environment = Environment::get();
+        match environment.device.as_deref().map(str::parse) {
+            Some(Ok(Self::Cuda(ordinal))) => Self::Cuda(ordinal),
+            Some(_) => Self::SimDefault,
+            None => match cuda::device_count() {
+                0 => Self::SimDefault,
+                count => Self::Cuda(environment.ordinal_among(count)),
+            },
+        }
+    }
+
+    /// The number of the default device, if there is one yet: a simulated one that nobody named is opened by
+    /// [`open`](Self::open) alone, as a program that wants a GPU must not get it by accident.
+    pub(crate) fn default_id() -> Result<Option<DeviceId>> {
+        match Self::default_device() {
+            Self::Cuda(ordinal) => Ok(Some(DeviceId::cuda(ordinal))),
+            spec if Environment::get().device.is_some() => Ok(Some(spec.open()?.device())),
+            _ => Ok(SIM_DEFAULT.lock().as_ref().map(|device| device.device())),
+        }
+    }
+
+    /// What the simulated default device is.
+    fn of_sim_default() -> Result<Self> {
+        let Some(name) = &Environment::get().device else { return Ok(Self::SimH200) };
+        name.parse().map_err(|error: Error| error.context(DEVICE_VARIABLE))
     }
 
     /// Whether the device is simulated.
@@ -66,21 +119,62 @@ impl DeviceSpec {
             Self::SimA100 => Profile::a100(),
             Self::SimCapacity(bytes) => Profile::with_capacity(*bytes),
             Self::SimProfile(path) => Profile::from_file(path)?,
+            Self::SimDefault => return Self::of_sim_default()?.profile(),
         }))
     }
 
-    /// The device's driver. A CUDA device gives the same each time, a simulated one a new device each time,
-    /// which lives as long as the handle.
+    /// The device's driver. A CUDA device gives the same each time, and so does the
+    /// [default device](Self::default_device). Another simulated one is a new device each time, which lives as
+    /// long as the handle.
     ///
     /// # Errors
     /// Those of [`CudaDriver::open`], and for a profile in a file those of [`Profile::from_file`]; none for
     /// another simulated device.
     pub fn open(&self) -> Result<DriverHandle> {
+        let found = self.find()?;
+        // The same driver; a CUDA device gets its context.
+        if let Self::Cuda(ordinal) = self { Ok(CudaDriver::open(*ordinal)?) } else { Ok(found) }
+    }
+
+    /// The same driver as of [`open`](Self::open), but a CUDA device is left alone until the first call that
+    /// works on it: [`CudaDriver::find`].
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open), except a refusal of the device's context.
+    pub fn find(&self) -> Result<DriverHandle> {
+        if let Self::Cuda(ordinal) = self {
+            return Ok(CudaDriver::find(*ordinal)?);
+        }
+        if *self != Self::SimDefault {
+            return self.open_new();
+        }
+        let mut shared = SIM_DEFAULT.lock();
+        let device = match shared.as_ref() {
+            Some(device) => device,
+            None => {
+                let profile = self.profile()?.ok_or_else(|| self.without_profile())?;
+                shared.insert(SimDevice::new(SimConfig::new(profile)))
+            }
+        };
+        // After a reset of its context, this is another driver of the same device.
+        Ok(sim::find(device.device()).unwrap_or_else(|| Arc::clone(device)))
+    }
+
+    /// The device's driver as of [`open`](Self::open), but a simulated device is always a new one, the default
+    /// device, too: for measurements that must not see the memory of one another.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open).
+    pub fn open_new(&self) -> Result<DriverHandle> {
         match (self, self.profile()?) {
             (_, Some(profile)) => Ok(SimDevice::new(SimConfig::new(profile))),
             (Self::Cuda(ordinal), None) => Ok(CudaDriver::open(*ordinal)?),
-            (_, None) => Err(Error::invalid_argument(format!("{self} has no driver"))),
+            (_, None) => Err(self.without_profile()),
         }
+    }
+
+    fn without_profile(&self) -> Error {
+        Error::invalid_argument(format!("{self} has no driver"))
     }
 }
 
@@ -135,6 +229,7 @@ impl fmt::Display for DeviceSpec {
             Self::SimA100 => f.write_str("sim:a100"),
             Self::SimCapacity(bytes) => write!(f, "sim:{}", ByteSize::Bytes(*bytes)),
             Self::SimProfile(path) => write!(f, "sim:{}", path.display()),
+            Self::SimDefault => f.write_str(Environment::get().device.as_deref().unwrap_or("sim:h200")),
         }
     }
 }
@@ -211,9 +306,22 @@ mod tests {
     }
 
     #[test]
-    fn the_default_device_opens() {
+    fn the_default_device_is_one_device() {
         let spec = DeviceSpec::default_device();
-        assert_eq!(spec.is_sim(), cuda::device_count() == 0);
-        assert_eq!(spec.open().unwrap().device().is_sim(), spec.is_sim());
+        let [one, same] = [spec.open().unwrap(), DeviceSpec::default_device().open().unwrap()];
+        assert!(Arc::ptr_eq(&one, &same) && one.device() == same.device());
+        assert_eq!(one.device().is_sim(), spec.is_sim());
+        assert_eq!(crate::open(one.device()).unwrap().device(), one.device());
+        if spec.is_sim() {
+            let bytes = 64 << 20;
+            let before = same.mem_get_info().unwrap().free;
+            let ptr = one.mem_alloc(bytes).unwrap();
+            assert_eq!(same.mem_get_info().unwrap().free, before - bytes, "one device has one memory");
+            // SAFETY: the pointer came from this driver and is not used again.
+            unsafe { one.mem_free(ptr) }.unwrap();
+            let apart = spec.open_new().unwrap();
+            assert_ne!(apart.device(), one.device());
+            assert_ne!(spec, DeviceSpec::SimH200, "a device that is named is a new one");
+        }
     }
 }

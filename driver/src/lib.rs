@@ -5,13 +5,14 @@
 //! | [`cuda`] | the real driver, through cudarc's loader; a missing driver is an error, never a panic |
 //! | [`sim`] | a deterministic simulated device that checks stream order by itself |
 //! | [`CountingDriver`] | wraps either and counts calls and time by kind |
-//! | [`open`], [`current`], [`DeviceSpec`] | how to get one |
+//! | [`open`], [`find`], [`current`], [`DeviceSpec`] | how to get one |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod counting;
 pub mod cuda;
 mod current;
 mod device_spec;
+mod environment;
 mod plain;
 mod registry;
 pub mod sim;
@@ -20,4 +21,4 @@ mod thread_device;
 pub use counting::{CallCounts, CallKind, CountingDriver, KindCounts};
 pub use current::CurrentDeviceGuard;
 pub use device_spec::DeviceSpec;
-pub use registry::{current, current_device, open};
+pub use registry::{current, current_device, find, open};

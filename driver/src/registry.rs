@@ -3,10 +3,11 @@
 use millpond_core::{DeviceId, DriverHandle, Error, ErrorKind, Result};
 
 use crate::cuda::{self, CudaDriver};
-use crate::{sim, thread_device};
+use crate::environment::{DEVICE_VARIABLE, Environment, RANK_VARIABLE};
+use crate::{DeviceSpec, sim, thread_device};
 
 /// The driver of a device. The same device gives the same driver each time, and a new one after its context
-/// was reset.
+/// was reset. A CUDA device gets a context, if it has none yet.
 ///
 /// ```
 /// use millpond_core::{DeviceId, Driver};
@@ -22,8 +23,17 @@ use crate::{sim, thread_device};
 /// [`ErrorKind::NoDevice`] if there is no such CUDA device, or the simulated device was dropped; the driver's
 /// error if it refuses the device's context.
 pub fn open(device: DeviceId) -> Result<DriverHandle> {
+    if device.is_sim() { find(device) } else { Ok(CudaDriver::open(device.ordinal())?) }
+}
+
+/// The same driver as of [`open`], but a CUDA device is left alone until the first call that works on it:
+/// [`CudaDriver::find`].
+///
+/// # Errors
+/// [`ErrorKind::NoDevice`], as [`open`].
+pub fn find(device: DeviceId) -> Result<DriverHandle> {
     if !device.is_sim() {
-        return Ok(CudaDriver::open(device.ordinal())?);
+        return Ok(CudaDriver::find(device.ordinal())?);
     }
     let found: DriverHandle = sim::find(device).ok_or_else(|| no_such_sim(device))?;
     Ok(found)
@@ -37,28 +47,52 @@ fn no_such_sim(device: DeviceId) -> Error {
     .on_device(device)
 }
 
-/// The calling thread's current device: the one that a [`CurrentDeviceGuard`](crate::CurrentDeviceGuard) or
-/// `SimDevice::make_current` chose on this thread; or else the device of CUDA's current context, `cuda:0`
-/// where none is current; or else, where CUDA cannot be used, the simulated device with the lowest number.
+/// The calling thread's current device, which is the first of these:
+///
+/// 1. the one that a [`CurrentDeviceGuard`](crate::CurrentDeviceGuard) or `SimDevice::make_current` chose on
+///    this thread;
+/// 2. the device of CUDA's current context;
+/// 3. the [default device](DeviceSpec::default_device) of the process;
+/// 4. the simulated device with the lowest number, if CUDA cannot be used and no default device was opened.
+///
+/// The answer touches no device.
 ///
 /// # Errors
-/// [`ErrorKind::NoDevice`] where none is there.
+/// [`ErrorKind::NoDevice`] if none is there; [`InvalidArgument`](ErrorKind::InvalidArgument) if
+/// `MILLPOND_DEVICE` names none.
 pub fn current_device() -> Result<DeviceId> {
     if let Some(device) = thread_device::get() {
         return Ok(device);
     }
-    if cuda::is_available() {
-        return Ok(DeviceId::cuda(cuda::current_ordinal()));
+    if let Some(ordinal) = cuda::current_ordinal() {
+        return Ok(DeviceId::cuda(ordinal));
+    }
+    if let Some(device) = DeviceSpec::default_id()? {
+        return Ok(device);
     }
     sim::first().map_or_else(|| cuda::availability().map(|()| DeviceId::cuda(0)), Ok)
 }
 
-/// The driver of the calling thread's [current device](current_device).
+/// The driver of the calling thread's [current device](current_device), which it leaves alone until the first
+/// call that works on it.
 ///
 /// # Errors
-/// Those of [`current_device`] and [`open`].
+/// Those of [`current_device`] and [`find`].
 pub fn current() -> Result<DriverHandle> {
-    open(current_device()?)
+    let device = current_device()?;
+    find(device).map_err(|error| {
+        let environment = Environment::get();
+        if !error.is_no_device() || device.is_sim() || cuda::current_ordinal().is_some() {
+            return error;
+        }
+        match (&environment.device, environment.rank) {
+            (Some(_), _) => error.context(DEVICE_VARIABLE),
+            (None, Some(_)) if cuda::is_available() => error.context(format_args!(
+                "{RANK_VARIABLE} names the device; set {DEVICE_VARIABLE} to name another"
+            )),
+            _ => error,
+        }
+    })
 }
 
 #[cfg(test)]

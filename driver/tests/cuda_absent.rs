@@ -15,7 +15,7 @@ fn availability_count_and_open_agree() {
             assert_eq!(error.kind(), ErrorKind::NoDevice);
             assert!(error.to_string().contains("install or repair the NVIDIA driver"), "{error}");
             assert!(error.driver_error().is_some());
-            assert_eq!((cuda::device_count(), cuda::current_ordinal()), (0, 0));
+            assert_eq!((cuda::device_count(), cuda::current_ordinal()), (0, None));
             assert_eq!(CudaDriver::open(0).unwrap_err().kind(), ErrorKind::NoDevice);
         }
     }

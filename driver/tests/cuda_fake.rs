@@ -3,9 +3,9 @@
 //! once.
 #![cfg(target_os = "linux")]
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::{Arc, OnceLock};
+mod stand_in;
+
+use std::sync::Arc;
 
 use libloading::Library;
 use millpond_core::driver::{
@@ -16,60 +16,14 @@ use millpond_core::{DeviceId, DevicePtr, Driver, ErrorKind, StreamRef};
 use millpond_driver::DeviceSpec;
 use millpond_driver::cuda::{self, CudaDriver};
 
-/// The kinds of the stand-in: without functions, of CUDA 11.4, and of CUDA 13.2 with pools.
-const KINDS: [&str; 3] = ["empty", "whole", "pools"];
-
-/// Compiles the stand-in as `libcuda.so.1`, and gives its folder.
-fn fake_library(kind: usize) -> PathBuf {
-    static FOLDERS: [OnceLock<PathBuf>; KINDS.len()] = [const { OnceLock::new() }; KINDS.len()];
-    let compile = || {
-        let kind = KINDS[kind];
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("fake_libcuda_{kind}"));
-        std::fs::create_dir_all(&folder).unwrap();
-        // Under another name first, so that a test process at the same time never loads half a library.
-        let unfinished = folder.join(format!("{}.so", std::process::id()));
-        let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or("rustc".into()));
-        rustc.args(["--crate-type=cdylib", "--crate-name=fake", "--edition=2024", "-o"]).arg(&unfinished);
-        rustc.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake_libcuda/fake.rs"));
-        rustc.args(["--cfg", kind]);
-        let output = rustc.output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        std::fs::rename(&unfinished, folder.join("libcuda.so.1")).unwrap();
-        folder
-    };
-    FOLDERS[kind].get_or_init(compile).clone()
-}
-
-const IN_CHILD: &str = "MILLPOND_TEST_WITH_FAKE_CUDA";
-
 /// Runs `body`, which is the test of this name, in a process in which the stand-in is the driver.
 fn with_fake(test: &str, empty: bool, environment: &[(&str, &str)], body: impl FnOnce()) {
-    with_kind(test, usize::from(!empty), environment, body);
+    stand_in::run(test, if empty { "empty" } else { "whole" }, environment, body);
 }
 
 /// The same with the stand-in of CUDA 13.2.
 fn with_pools(test: &str, body: impl FnOnce()) {
-    with_kind(test, 2, &[], body);
-}
-
-fn with_kind(test: &str, kind: usize, environment: &[(&str, &str)], body: impl FnOnce()) {
-    if std::env::var_os(IN_CHILD).is_some() {
-        return body();
-    }
-    let mut path = fake_library(kind).into_os_string();
-    if let Some(rest) = std::env::var_os("LD_LIBRARY_PATH") {
-        path.push(":");
-        path.push(rest);
-    }
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture"])
-        .env(IN_CHILD, "1")
-        .env("LD_LIBRARY_PATH", path)
-        .envs(environment.iter().copied())
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && text.contains("1 passed"), "{}\n{text}", output.status);
+    stand_in::run(test, "pools", &[], body);
 }
 
 /// CUDA's functions about the current context, called directly.
@@ -124,10 +78,13 @@ fn assert_unavailable(code: i32) {
     assert_eq!(error.driver_error().unwrap().code(), code, "{error}");
     assert!(error.to_string().contains("sim:h200"), "{error}");
     assert_eq!(cuda::device_count(), 0);
-    assert_eq!(cuda::current_ordinal(), 0);
+    assert_eq!(cuda::current_ordinal(), None);
     assert_eq!(CudaDriver::open(0).unwrap_err().kind(), ErrorKind::NoDevice);
     assert_eq!(millpond_driver::current_device().unwrap_err().kind(), ErrorKind::NoDevice);
-    assert_eq!(DeviceSpec::default_device(), DeviceSpec::SimH200);
+    assert_eq!(DeviceSpec::default_device(), DeviceSpec::SimDefault);
+    // A program that opens the default device on purpose gets a simulated one, and has it from then on.
+    let shared = DeviceSpec::default_device().open().unwrap();
+    assert_eq!(millpond_driver::current_device().unwrap(), shared.device());
 }
 
 #[test]
@@ -214,10 +171,10 @@ fn the_callers_context_is_current_after_every_call() {
 #[test]
 fn the_current_device_is_that_of_the_current_context() {
     with_fake("the_current_device_is_that_of_the_current_context", false, &[], || {
-        assert_eq!(cuda::current_ordinal(), 0, "no context is current");
+        assert_eq!(cuda::current_ordinal(), None, "no context is current");
         assert_eq!(millpond_driver::current_device().unwrap(), DeviceId::cuda(0));
         Contexts::new().set_current(0x1001);
-        assert_eq!(cuda::current_ordinal(), 1);
+        assert_eq!(cuda::current_ordinal(), Some(1));
         assert_eq!(millpond_driver::current().unwrap().device(), DeviceId::cuda(1));
     });
 }

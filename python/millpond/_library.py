@@ -23,6 +23,7 @@ _SIGNATURES = {
     "error_driver_code": (ctypes.c_int32,),
     "error_report": (ctypes.c_char_p,),
     "error_report_json": (ctypes.c_char_p,),
+    "cuda_is_available": (ctypes.c_bool,),
     "device_find": (ctypes.c_int32, ctypes.c_uint32, ctypes.c_bool, _P),
     "device_free": (None, _P),
     "get_per_device_resource": (ctypes.c_int32, _P, _P),
@@ -85,9 +86,33 @@ def malloc_error():
 def find_device(ordinal):
     """Return libmillpond's handle of a device; `device_free` ends it."""
     handle = ctypes.c_void_p()
-    is_simulated = Device().is_simulated
-    check(_functions["device_find"](ordinal, is_simulated, ctypes.byref(handle)))
+    check(_functions["device_find"](ordinal, not _functions["cuda_is_available"](), ctypes.byref(handle)))
     return handle.value
+
+
+def ordinal_of(device, stack=None):
+    """Return the number of a device for a framework; this is the one rule that all of them follow.
+
+    `device` is a number, millpond's, PyTorch's or cuda.core's device, or None: then it is the device of
+    `stack`, if that is a resource, else `Device()`: CUDA's current device, else the default one, which
+    MILLPOND_DEVICE names, else LOCAL_RANK. It touches no device.
+    """
+    if device is None and isinstance(stack, Resource):
+        device = stack.device
+    if device is None:
+        device = Device()
+        # Frameworks use CUDA, also in a program whose default device is simulated.
+        return 0 if device.is_simulated and _functions["cuda_is_available"]() else device.ordinal
+    for name in ("ordinal", "device_id", "index"):
+        number = getattr(device, name, None)
+        if isinstance(number, int):
+            return number
+    return int(device)
+
+
+def device_of(ordinal):
+    """Return the device with a framework's number: CUDA's, or without CUDA, a simulated one."""
+    return Device(f"cuda:{ordinal}") if _functions["cuda_is_available"]() else Device.find(ordinal)
 
 
 def address_of(name):
@@ -110,7 +135,7 @@ def prepare(stack, ordinal, fallback="cuda+pool"):
     `stack` is a text, a resource, or None: then what is the device's default stays, unless that is plain CUDA
     memory that no program asked for, which `fallback` replaces.
     """
-    device = Device.find(ordinal)
+    device = device_of(ordinal)
     if stack is None:
         known = _mr.get_per_device_resource(device)
         if known.text != "cuda" or os.environ.get("MILLPOND_STACK"):

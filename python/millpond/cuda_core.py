@@ -7,7 +7,6 @@
 import functools
 
 from . import _library
-from ._native import Device
 
 
 def _core():
@@ -24,7 +23,7 @@ def _class():
         """Memory of a millpond stack, in the order of streams."""
 
         def __init__(self, stack=None, device=None):
-            ordinal = Device().ordinal if device is None else int(getattr(device, "device_id", device))
+            ordinal = _library.ordinal_of(device, stack)
             self._resource = _library.prepare(stack, ordinal)
             self._ordinal = ordinal
             self._streams = {}

@@ -8,7 +8,7 @@ import threading
 
 from . import _errors, _library
 from . import mr as _mr
-from ._native import CupyFunctions, Device
+from ._native import CupyFunctions
 
 _state = {"stack": None, "prepared": set(), "before": None, "limits": {}, "functions": None}
 _lock = threading.RLock()
@@ -105,7 +105,7 @@ def _note_plain(device):
 
 def _counts(device):
     try:
-        return _mr.get_per_device_resource(device).counts()
+        return _mr.get_per_device_resource(_library.device_of(device)).counts()
     except _errors.UnsupportedError:
         return {"bytes_in_use": 0, "bytes_reserved": 0, "blocks_free": 0}
 
@@ -171,7 +171,7 @@ class _Pool:
         if size is None:
             if not 0 <= fraction <= 1:
                 raise ValueError("the fraction is from 0 to 1")
-            size = int(Device.find(device).memory_info()[1] * fraction)
+            size = int(_library.device_of(device).memory_info()[1] * fraction)
         if size < 0:
             raise ValueError("the limit is not negative")
         with _lock:

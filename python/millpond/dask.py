@@ -4,7 +4,8 @@
 >>> millpond.dask.setup(client, "cuda+pool", frameworks=["cupy"])
 
 or at a worker's start, before anything else sets a resource: `dask worker --preload millpond.dask
---millpond-stack cuda+pool --millpond-frameworks cupy,numba`. A worker uses device 0 of those that it sees.
+--millpond-stack cuda+pool --millpond-frameworks cupy,numba`. A worker uses the default device of its process:
+the one that it sees, which Dask-CUDA chooses, or what MILLPOND_DEVICE names.
 """
 
 import importlib
@@ -18,12 +19,14 @@ _distributed = _library.framework("distributed", "'dask[distributed]'")
 _click = _library.framework("click", "'dask[distributed]'")
 _FRAMEWORKS = ("numba", "cupy", "torch", "rmm", "cuda_core")
 _lock = threading.Lock()
-_prepared = set()
+_prepared = {}
 
 
 def memory_metric(worker=None):
     """Return the memory of the worker's device in bytes: what `worker.metrics["millpond"]` reports."""
-    resource = _mr.get_per_device_resource(0)
+    with _lock:
+        ordinal = next(iter(_prepared.values()), 0)
+    resource = _mr.get_per_device_resource(_library.device_of(ordinal))
     free, total = resource.memory_info()
     try:
         counted = resource.counts()
@@ -42,8 +45,10 @@ def configure(worker, stack=None, frameworks=()):
         return
     with _lock:
         if stack not in _prepared:  # workers of one process share one stack
-            _library.prepare(stack, 0)
-            _prepared.add(stack)
+            ordinal = next(iter(_prepared.values()), None)
+            ordinal = _library.ordinal_of(None) if ordinal is None else ordinal
+            _library.prepare(stack, ordinal)
+            _prepared[stack] = ordinal
         for name in frameworks:
             importlib.import_module(f"millpond.{name}").use()
     worker.metrics["millpond"] = memory_metric

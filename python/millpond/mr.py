@@ -517,7 +517,7 @@ def reset_per_device_resource(device):
 
 def is_initialized():
     """Return whether the current device has a default resource; it always has, once there is a device."""
-    return get_current_device_resource() is not None
+    return Device() is not None
 
 
 def available_device_memory():
@@ -602,8 +602,7 @@ def disable_logging():
 def get_log_filenames():
     """Return the file of each device's log by the device's number, or None."""
     with _lock:
-        get_current_device_resource()
-        names = {device.ordinal: None for device in _objects}
+        names = {device.ordinal: None for device in (Device(), *_objects)}
         # A simulated device may have the number of a real one.
         return names | {device.ordinal: log.get_file_name() for device, log in _logs.items()}
 

@@ -29,7 +29,7 @@ def bridge():
 def resource(stack=None, device=None):
     """Return a resource of RMM's over a device's stack: a text, a resource, or the device's default."""
     rmm = _library.framework("rmm", "rmm-cu13 (or rmm-cu12)")
-    ordinal = _current() if device is None else device
+    ordinal = _library.ordinal_of(device, stack)
     ours = _library.prepare(stack, ordinal)
     compiled = rmm_bridge.load()
     return _over_callbacks(rmm, ours) if compiled is None else _over_bridge(compiled, ordinal)
@@ -54,19 +54,13 @@ def _over_callbacks(rmm, ours):
     return rmm.mr.CallbackMemoryResource(allocate, deallocate)
 
 
-def _current():
-    from ._native import Device
-
-    return Device().ordinal
-
-
 def use(stack=None, device=None):
     """Make a device's stack RMM's default resource of that device, and return that resource of RMM's.
 
     The out-of-memory error of RAPIDS is then `MemoryError`, as ever; what millpond says of it is in the text.
     """
     rmm = _library.framework("rmm", "rmm-cu13 (or rmm-cu12)")
-    ordinal = _current() if device is None else device
+    ordinal = _library.ordinal_of(device, stack)
     made = resource(stack, ordinal)
     _kept.append(made)
     _before.setdefault(ordinal, rmm.mr.get_per_device_resource(ordinal))
@@ -77,6 +71,6 @@ def use(stack=None, device=None):
 def disable(device=None):
     """Give a device its resource of before `use` back in RMM. Buffers of millpond's memory stay."""
     rmm = _library.framework("rmm", "rmm-cu13 (or rmm-cu12)")
-    ordinal = _current() if device is None else device
+    ordinal = _library.ordinal_of(device)
     if ordinal in _before:
         rmm.mr.set_per_device_resource(ordinal, _before.pop(ordinal))

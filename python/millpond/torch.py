@@ -14,7 +14,7 @@ import ctypes
 from . import _library
 from . import mr as _mr
 from ._errors import UnsupportedError
-from ._native import Device
+from ._native import Resource
 
 # PyTorch keeps the addresses of an allocator's functions as long as its memory lives: these stay.
 _kept = []
@@ -26,13 +26,18 @@ def _torch():
     return _library.framework("torch", "torch")
 
 
-def _ordinal(device):
-    if device is None:
-        return _torch().cuda.current_device() if _torch().cuda.is_initialized() else Device().ordinal
-    if isinstance(device, int):
-        return device
-    index = _torch().device(device).index
-    return _ordinal(None) if index is None else index
+def _ordinal(device, stack=None):
+    if isinstance(device, str):
+        device = _torch().device(device)
+    if hasattr(device, "index") and device.index is None:  # PyTorch's "cuda" without a number
+        device = None
+    if device is None and not isinstance(stack, Resource) and _torch().cuda.is_initialized():
+        return _torch().cuda.current_device()
+    return _library.ordinal_of(device, stack)
+
+
+def _resource(device):
+    return _mr.get_per_device_resource(_library.device_of(_ordinal(device)))
 
 
 def _allocator(allocate):
@@ -55,7 +60,7 @@ def mem_pool(stack=None, device=None):
     if _state["is_process_wide"]:
         raise UnsupportedError("millpond.torch.use() serves the whole process already, without a MemPool")
     torch.cuda.init()
-    ordinal = _ordinal(device)
+    ordinal = _ordinal(device, stack)
     _library.prepare(stack, ordinal)
     with torch.cuda.device(ordinal):  # a pool is the current device's
         # A null pointer is what PyTorch's allocator makes its out-of-memory error of.
@@ -99,10 +104,24 @@ def _base_allocation(ptr, size):
     return ptr
 
 
-def use(stack=None, device=None):
-    """Serve all device memory of PyTorch in this process. Call it before PyTorch first uses a device.
+def _too_late(ordinal):
+    device = f", {ordinal}" if ordinal else ""
+    return (
+        "PyTorch has set its own allocator up and does not replace it: its first torch.cuda call does that, "
+        "torch.cuda.set_device() too. Move millpond.torch.use() above that line:\n"
+        f'    millpond.torch.use("cuda+pool"{device})\n'
+        f"    torch.cuda.set_device({ordinal})\n"
+        "Under torchrun, use() without a device takes the one of LOCAL_RANK. To serve a part of the program "
+        "from here on, write `with millpond.torch.use_mem_pool():`"
+    )
 
-    The current device, or `device`, gets `stack` as in `mem_pool`; other devices keep their defaults. Memory
+
+def use(stack=None, device=None):
+    """Serve all device memory of PyTorch in this process. Call it above the first `torch.cuda` call.
+
+    `device`, else the default device, gets `stack` as in `mem_pool`; other devices keep their defaults, and
+    are not touched. In a job of several processes LOCAL_RANK names the default device. PyTorch sets its own
+    allocator up in the first `torch.cuda` call, `torch.cuda.set_device` too, and never replaces it. Memory
     that is out raises `RuntimeError`, as PyTorch keeps its own class for its own allocator. Its text begins
     with `CUDA out of memory.`, which libraries look for that try a smaller batch then. PyTorch's functions
     for statistics answer for millpond's memory; `restore_statistics` takes that back, nothing takes
@@ -112,11 +131,8 @@ def use(stack=None, device=None):
     if _state["is_process_wide"]:
         return
     if torch.cuda.is_initialized():
-        raise RuntimeError(
-            "PyTorch has used a device already: call millpond.torch.use() before that, or serve a part of "
-            "the program with millpond.torch.use_mem_pool()"
-        )
-    _library.prepare(stack, _ordinal(device))
+        raise RuntimeError(_too_late(torch.cuda.current_device()))
+    _library.prepare(stack, _ordinal(device, stack))
     made = _allocator("millpond_malloc_or_throw")
     hooks = made.allocator()
     hooks.set_record_stream_fn(_library.address_of("record_stream"))
@@ -139,7 +155,7 @@ def _counts(device):
         ("bytes_in_use", "bytes_requested", "peak_bytes_in_use", "bytes_reserved", "peak_bytes_reserved",
          "blocks_in_use", "blocks_free", "allocations", "deallocations"), 0)
     with contextlib.suppress(UnsupportedError):  # plain memory keeps no counts
-        counted.update(_mr.get_per_device_resource(_ordinal(device)).counts())
+        counted.update(_resource(device).counts())
     return counted
 
 
@@ -173,12 +189,12 @@ def memory_stats(device=None):
 
 def mem_get_info(device=None):
     """Return the free bytes, with what millpond could hand out again, and the total bytes."""
-    return _mr.get_per_device_resource(_ordinal(device)).memory_info()
+    return _resource(device).memory_info()
 
 
 def reset_peak_memory_stats(device=None):
     """Begin the peaks, and the totals with them, anew."""
-    _mr.get_per_device_resource(_ordinal(device)).clear_counters()
+    _resource(device).clear_counters()
 
 
 def empty_cache():
@@ -190,7 +206,7 @@ def memory_report(device=None):
     """Return what millpond knows of a device's memory: its own kind of a snapshot."""
     from .report import memory_report as report
 
-    return report(_mr.get_per_device_resource(_ordinal(device)))
+    return report(_resource(device))
 
 
 def _refuser(what):

@@ -98,6 +98,7 @@ functions! {
     device_name: fn(Raw, *mut *mut c_char) -> i32;
     device_memory_info: fn(Raw, *mut u64, *mut u64) -> i32;
     device_synchronize: fn(Raw) -> i32;
+    stream_device: fn(Raw, *mut Raw) -> i32;
     stream_create: fn(Raw, bool, *mut Raw) -> i32;
     stream_destroy: fn(Raw, Raw) -> i32;
     stream_synchronize: fn(Raw, Raw) -> i32;

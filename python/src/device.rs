@@ -2,9 +2,9 @@
 
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::Mutex;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
@@ -36,11 +36,18 @@ impl DeviceHandle {
         Ok(Arc::new(Self(device)))
     }
 
-    /// The calling thread's current device; without CUDA, a simulated one that lives as long as the process.
+    /// The calling thread's current device: that of CUDA's current context, else the default one.
     pub(crate) fn current() -> Result<Arc<Self>, Failure> {
-        ensure_device()?;
+        ensure_default();
         // SAFETY: the result may be written.
         Self::from_call(|device| unsafe { (api().device_current)(device) })
+    }
+
+    /// The process's default device: `millpond_device_open` says which. A simulated one is opened at the first
+    /// call.
+    fn default_one() -> Result<Arc<Self>, Failure> {
+        // SAFETY: a null name is allowed, and the result may be written.
+        Self::from_call(|device| unsafe { (api().device_open)(null(), device) })
     }
 
     pub(crate) fn ordinal(&self) -> i32 {
@@ -54,44 +61,21 @@ impl DeviceHandle {
     }
 }
 
-/// Makes sure that there is a current device: where CUDA cannot be used, that is a simulated one.
-pub(crate) fn ensure_device() -> Result<(), Failure> {
-    static SIMULATED: OnceLock<Option<Arc<DeviceHandle>>> = OnceLock::new();
-    static OPENING: Mutex<()> = Mutex::new(());
-    if SIMULATED.get().is_some() {
-        return Ok(());
+/// Opens the default device if it is simulated, so that it is the current one; the library keeps it. If the
+/// environment names no device that can be opened, the call that wants the current device says so.
+pub(crate) fn ensure_default() {
+    static IS_THERE: AtomicBool = AtomicBool::new(false);
+    if !IS_THERE.load(Ordering::Relaxed) {
+        IS_THERE.store(DeviceHandle::default_one().is_ok(), Ordering::Relaxed);
     }
-    let _opening = OPENING.lock();
-    if SIMULATED.get().is_some() {
-        return Ok(());
-    }
-    // SAFETY: the result may be written.
-    let known = DeviceHandle::from_call(|device| unsafe { (api().device_current)(device) });
-    let opened = match known {
-        Ok(_) => None,
-        Err(_) => Some(open_simulated()?),
-    };
-    SIMULATED.get_or_init(|| opened);
-    Ok(())
-}
-
-/// Opens the device that MILLPOND_DEVICE names, else a simulated H200.
-fn open_simulated() -> Result<Arc<DeviceHandle>, Failure> {
-    let named = std::env::var("MILLPOND_DEVICE").ok().filter(|name| !name.is_empty());
-    let name = named.as_ref().map(|name| c_text(name));
-    let name = name.as_ref().map_or(null(), |name| name.as_ptr());
-    // SAFETY: the name is null or a string, and the result may be written.
-    let opened = DeviceHandle::from_call(|device| unsafe { (api().device_open)(name, device) });
-    opened.map_err(|failure| match named {
-        Some(_) => failure.context("MILLPOND_DEVICE"),
-        None => failure,
-    })
 }
 
 /// A device: CUDA's, or a simulated one.
 ///
-/// `Device()` is the calling thread's current device (without CUDA, a simulated H200, or what
-/// MILLPOND_DEVICE names). `Device("cuda:1")` opens another, `Device("sim:8GiB")` makes a simulated one.
+/// `Device()` is the calling thread's current device: that of CUDA's current context; else the default device,
+/// which MILLPOND_DEVICE names, else LOCAL_RANK if several are visible, else cuda:0, else a simulated H200.
+/// `Device("cuda:1")` names another, `Device("sim:8GiB")` makes a simulated one. To name a device uses none of
+/// its memory.
 #[pyclass(frozen, module = "millpond")]
 #[derive(Debug)]
 pub(crate) struct Device(pub(crate) Arc<DeviceHandle>);
@@ -104,6 +88,8 @@ impl Device {
         py.detach(|| {
             let Some(name) = name else { return DeviceHandle::current() };
             let name = c_text(name);
+            // A simulated default device has the number 0, whatever a program names first.
+            ensure_default();
             // SAFETY: the name is a string, and the result may be written.
             DeviceHandle::from_call(|device| unsafe { (api().device_open)(name.as_ptr(), device) })
         })
@@ -111,11 +97,12 @@ impl Device {
         .map_err(PyErr::from)
     }
 
-    /// The device with this number: CUDA's, or without CUDA, a simulated one that is open.
+    /// The device with this number: CUDA's, or if the default device is simulated, a simulated one that is
+    /// open. It touches neither that device nor another one.
     #[staticmethod]
     fn find(py: Python<'_>, ordinal: u32) -> PyResult<Self> {
         py.detach(|| {
-            let is_simulated = DeviceHandle::current()?.is_simulated();
+            let is_simulated = DeviceHandle::default_one().is_ok_and(|device| device.is_simulated());
             // SAFETY: the result may be written.
             DeviceHandle::from_call(|device| unsafe { (api().device_find)(ordinal, is_simulated, device) })
         })
@@ -191,6 +178,16 @@ impl StreamHandle {
 
     pub(crate) fn ptr(&self) -> *mut c_void {
         std::ptr::without_provenance_mut(self.raw)
+    }
+
+    /// The stream's device; of a default stream, the current one.
+    pub(crate) fn device(&self) -> Result<Arc<DeviceHandle>, Failure> {
+        if let Some((device, _)) = &self.made_on {
+            return Ok(device.clone());
+        }
+        ensure_default();
+        // SAFETY: the stream is alive, as its user promises, and the result may be written.
+        DeviceHandle::from_call(|device| unsafe { (api().stream_device)(self.ptr(), device) })
     }
 }
 
@@ -374,11 +371,7 @@ impl Stream {
 }
 
 impl Stream {
-    /// The device that made the stream, else the current one.
     fn device(&self) -> Result<Arc<DeviceHandle>, Failure> {
-        match &self.0.made_on {
-            Some((device, _)) => Ok(device.clone()),
-            None => DeviceHandle::current(),
-        }
+        self.0.device()
     }
 }

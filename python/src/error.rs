@@ -21,11 +21,6 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// Says what the failure is about.
-    pub(crate) fn context(self, what: &str) -> Self {
-        Self { message: format!("{what}: {}", self.message), ..self }
-    }
-
     /// Whether the device is lost, so that it runs no work any more.
     pub(crate) fn is_lost(&self) -> bool {
         self.status == 7

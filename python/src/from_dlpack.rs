@@ -56,7 +56,7 @@ pub(crate) fn from_dlpack(
     }
     let device = py.detach(|| {
         if kind == CUDA_HOST {
-            return DeviceHandle::current();
+            return stream.device();
         }
         let (number, is_simulated) = (number as u32, kind == EXTENSION);
         // SAFETY: the result may be written.

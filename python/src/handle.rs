@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use pyo3::prelude::*;
 
 use crate::api::{Raw, api, generation, take_text};
-use crate::device::{DeviceHandle, ensure_device};
+use crate::device::{DeviceHandle, ensure_default};
 use crate::error::{Failure, check};
 use crate::functions::context;
 use crate::gil;
@@ -143,7 +143,7 @@ impl ResourceHandle {
     /// The default resource of the current device. Called without the GIL, as it may end the one that was
     /// the default before.
     pub(crate) fn current() -> Result<Arc<Self>, Failure> {
-        ensure_device()?;
+        ensure_default();
         // SAFETY: the result may be written.
         let current = Self::from_call(|resource| unsafe { (api().get_current_device_resource)(resource) })?;
         let before = recent().lock().replace(current.clone());

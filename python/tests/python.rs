@@ -59,6 +59,17 @@ fn environment(target: &Path) -> Option<PathBuf> {
     Some(python_of)
 }
 
+/// Compiles the stand-in for libcuda of `test_devices.py`, and returns its folder.
+fn fake_cuda(root: &Path, target: &Path) -> PathBuf {
+    let folder = target.join("python/fake_cuda");
+    std::fs::create_dir_all(&folder).expect("the folder can be made");
+    run(Command::new(std::env::var_os("RUSTC").unwrap_or("rustc".into()))
+        .args(["--crate-type=cdylib", "--crate-name=fake", "--edition=2024", "-o"])
+        .arg(folder.join("libcuda.so.1"))
+        .arg(root.join("tests/fake_cuda/fake.rs")));
+    folder
+}
+
 /// The library that Cargo built for a crate, beside this test: `deps/` holds what is not asked for by name.
 fn built(deps: &Path, name: &str) -> PathBuf {
     let plain = deps.join(format!("lib{name}.so"));
@@ -100,6 +111,7 @@ fn the_tests_of_the_package_pass() {
         std::fs::copy(root.join("../capi/include").join(header), copy).expect("the header can be copied");
     }
     std::fs::copy(built(deps, "_native"), package.join("_native.abi3.so")).expect("it can be copied");
+    let fake_cuda = if cfg!(target_os = "linux") { fake_cuda(root, target) } else { PathBuf::new() };
     run(Command::new(python)
         .args(["-m", "pytest", "--quiet", "-p", "no:cacheprovider", "--durations=10"])
         // On as many processes as there are cores.
@@ -110,6 +122,7 @@ fn the_tests_of_the_package_pass() {
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("PYTHONPATH", &site)
         .env("MILLPOND_LIBRARY", built(deps, "millpond_c"))
+        .env("MILLPOND_FAKE_CUDA", fake_cuda)
         // A bridge that was compiled for the same files is kept.
         .env("MILLPOND_RMM_BRIDGE", target.join("python/bridge"))
         .env_remove("MILLPOND_STACK"));

@@ -26,7 +26,8 @@ static CHANGES: AtomicU64 = AtomicU64::new(0);
 
 /// Builds the resource that the environment names, or the plain one.
 fn initial(device: DeviceId) -> Result<AnyResource> {
-    let driver = millpond_driver::open(device)?;
+    // Whoever asks for a default may want no memory of the device.
+    let driver = millpond_driver::find(device)?;
     let Some(stack) = StackSpec::from_env()? else { return Ok(plain(driver)) };
     let layers =
         LayerTable::new(crate::LAYERS.iter().copied()).with(millpond_adaptors::LAYERS.iter().copied());
@@ -116,7 +117,7 @@ pub fn set_per_device_resource(device: DeviceId, resource: AnyResource) -> Resul
     }
     // Setting a resource must not fail because the initial default cannot be built.
     let fresh = initial(device).or_else(|error| {
-        let plain = millpond_driver::open(device).map(plain);
+        let plain = millpond_driver::find(device).map(plain);
         tracing::warn!(target: "millpond::resources", %error, "building the replaced default resource");
         plain
     })?;

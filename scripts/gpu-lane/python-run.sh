@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs on a GPU what python.sh gathered beside this file.
 #
-#   ./run.sh [gpu|tests|threads|training|predictions|costs]...
+#   ./run.sh [gpu|tests|threads|training|predictions|costs|ranks]...
 #
 #   gpu          the tests of python/tests/gpu: PyTorch, CuPy, Numba, cuda.core (the default)
 #   tests        the package's own tests on the GPU, with the bridge to RMM compiled there
@@ -9,6 +9,8 @@
 #   training     python/examples/training.py with each allocator, 200 steps (STEPS)
 #   predictions  programs that fail at a capacity run there with the line that `tune` prints
 #   costs        what an allocation costs, through millpond and beside the libraries' own
+#   ranks        on two GPUs: a job of two ranks (DDP, FSDP, NCCL) with each allocator, STEPS steps (300), and
+#                which devices each library touches; under five minutes
 #
 # A step that fails does not stop the others. Output goes to the folder $OUT (gpu-out by default). WORKERS is
 # the number of processes that run the package's own tests, with pytest-xdist; without it, it is one.
@@ -55,10 +57,15 @@ predictions() { (cd replay/tests/snapshots && attempt predictions python3 confir
 
 costs() { attempt costs python3 python/benches/frameworks.py --json "$out/costs.json"; }
 
+ranks() {
+    local job=(python3 python/tests/gpu/ddp_job.py --steps "${STEPS:-300}")
+    attempt ranks timeout 420 "${job[@]}" --json "$out/ranks.jsonl"
+}
+
 cat COMMIT
 for step in "${@:-gpu}"; do
     case $step in
-        gpu | tests | threads | training | predictions | costs) "$step" ;;
+        gpu | tests | threads | training | predictions | costs | ranks) "$step" ;;
         *) echo "no step '$step'; the head of this file names them" >&2; exit 2 ;;
     esac
 done

@@ -6,7 +6,8 @@
 # DIR (gpu-lane/python by default, which git ignores) then holds the package as its wheel installs it, RMM's
 # packages for CUDA 13, and run.sh. Copy it to the GPU machine and start run.sh there; that machine needs an
 # NVIDIA driver, Python 3.11 or later with pytest, and of PyTorch, CuPy, Numba and cuda.core what is to be
-# tested, but no Rust. Building needs Rust and a package index.
+# tested, but no Rust. Building needs Rust and a package index. With RMM=0 RMM's packages stay out, which the
+# steps `gpu` without RMM, `threads`, `training` and `ranks` do not need.
 set -euo pipefail
 repository=$(cd "$(dirname "$0")/../.." && pwd)
 target_dir=${1:-$repository/gpu-lane/python}
@@ -28,10 +29,12 @@ PATH=$work/tools/bin:$PATH maturin build --quiet --release --locked --out "$work
 chmod +x "$target_dir/site/millpond/millpond-replay"
 
 # Of RMM and what it needs, for the Python of the other machine.
-platforms=(manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_24_x86_64 manylinux_2_17_x86_64)
-"$work/tools/bin/pip" install --quiet --no-deps --only-binary=:all: --implementation cp \
-    --python-version 3.12 \
-    "${platforms[@]/#/--platform=}" --target "$target_dir/site" rmm-cu13 librmm-cu13 rapids-logger
+if [[ ${RMM:-1} != 0 ]]; then
+    platforms=(manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_24_x86_64 manylinux_2_17_x86_64)
+    "$work/tools/bin/pip" install --quiet --no-deps --only-binary=:all: --implementation cp \
+        --python-version 3.12 \
+        "${platforms[@]/#/--platform=}" --target "$target_dir/site" rmm-cu13 librmm-cu13 rapids-logger
+fi
 
 mkdir "$target_dir/python" "$target_dir/replay"
 cp -r python/{tests,benches,examples} "$target_dir/python/"

@@ -2,15 +2,54 @@
 
 use std::cell::Cell;
 use std::marker::PhantomData;
+use std::sync::OnceLock;
 
-use millpond_core::driver::{DriverError, DriverResult};
+use millpond_core::driver::{CaptureMode, DriverError, DriverResult};
 
+use super::capture_mode::exchange_mode;
 use super::functions::Functions;
+
+/// A device's primary context, retained by the first call that needs it.
+///
+/// A context costs half a gigabyte of its device, so a driver that only names a device retains none.
+pub(super) struct LazyContext {
+    pub(super) functions: &'static Functions,
+    device: i32,
+    context: OnceLock<PrimaryContext>,
+}
+
+impl LazyContext {
+    pub(super) const fn new(functions: &'static Functions, device: i32) -> Self {
+        Self { functions, device, context: OnceLock::new() }
+    }
+
+    /// The context, which is retained from now on.
+    pub(super) fn get(&self) -> DriverResult<PrimaryContext> {
+        if let Some(context) = self.context.get() {
+            return Ok(*context);
+        }
+        // If this creates the context, other threads may be capturing in other ones. No lock is held
+        // meanwhile: two threads that come first retain the same context twice, which costs nothing.
+        let mode = exchange_mode(self.functions, CaptureMode::Relaxed);
+        let context = PrimaryContext::retain(self.functions, self.device);
+        if let Ok(mode) = mode {
+            exchange_mode(self.functions, mode)?;
+        }
+        let context = context?;
+        tracing::debug!(device = self.device, "retained the primary context of a CUDA device");
+        Ok(*self.context.get_or_init(|| context))
+    }
+
+    /// Whether the context was reset since it was retained; `false` before that.
+    pub(super) fn was_reset(&self) -> bool {
+        self.context.get().is_some_and(|context| context.was_reset())
+    }
+}
 
 /// A device's primary context, which cudart, cudarc and PyTorch use too.
 ///
-/// It is retained when the device is opened and never released: memory and streams in it outlive any use
-/// here, and the driver destroys it with the process.
+/// It is never released: memory and streams in it outlive any use here, and the driver destroys it with the
+/// process.
 ///
 /// Another library may reset it (`cuDevicePrimaryCtxReset`), and the next retain gets a new context under the
 /// **same handle**. A call there with an event of the old one crashes the process, and an old pointer may
@@ -121,6 +160,21 @@ pub(crate) struct ContextGuard {
     restore: Option<(&'static Functions, u64)>,
     /// The current context belongs to the thread.
     thread_bound: PhantomData<*const ()>,
+}
+
+impl ContextGuard {
+    /// Makes a context that exists current until the guard is dropped.
+    pub(super) fn of(functions: &'static Functions, context: u64) -> DriverResult<Self> {
+        let mut previous = 0;
+        // SAFETY: `previous` takes the result.
+        unsafe { functions.ctx_get_current(&raw mut previous) }?;
+        let restore = (previous != context).then_some((functions, previous));
+        if restore.is_some() {
+            // SAFETY: the caller has the context from the driver.
+            unsafe { functions.ctx_set_current(context) }?;
+        }
+        Ok(Self { restore, thread_bound: PhantomData })
+    }
 }
 
 impl Drop for ContextGuard {

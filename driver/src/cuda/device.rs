@@ -7,13 +7,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use dashmap::DashMap;
-use millpond_core::driver::{CaptureMode, Driver, DriverError, DriverResult, Event, Health};
+use millpond_core::driver::{Driver, DriverError, DriverResult, Event, Health};
 use millpond_core::{DeviceId, DevicePtr, Error, ErrorKind, Result, StreamId, StreamRef};
 use parking_lot::Mutex;
 use rustc_hash::FxBuildHasher;
 
-use super::capture_mode::exchange_mode;
-use super::context::{ContextGuard, PrimaryContext};
+use super::context::{ContextGuard, LazyContext};
 use super::functions::Functions;
 use super::{library, unavailable};
 
@@ -22,6 +21,9 @@ use super::{library, unavailable};
 /// There is one per device and process, kept until the process ends: [`open`](Self::open) returns the same
 /// one each time, until the context is reset (`cuDevicePrimaryCtxReset`): then the old driver is lost, its
 /// calls fail, and `open` returns a new one.
+///
+/// A device that was only [found](Self::find) is not touched. The first call that needs the primary context
+/// retains it, and keeps it until the process ends: the name, an attribute and the peers of a device need none.
 ///
 /// Every call makes the primary context current and restores what was current before it, so it may
 /// be called from any thread, with any context or none.
@@ -39,7 +41,7 @@ pub struct CudaDriver {
     pub(super) ordinal: u32,
     pub(super) device: i32,
     pub(super) name: String,
-    pub(super) context: PrimaryContext,
+    pub(super) context: LazyContext,
     pub(super) health: Arc<Health>,
     /// The living streams that were made here, by handle.
     pub(super) streams: DashMap<u64, StreamId, FxBuildHasher>,
@@ -53,12 +55,24 @@ static OPEN: Mutex<BTreeMap<u32, Arc<CudaDriver>>> = Mutex::new(BTreeMap::new())
 
 impl CudaDriver {
     /// The driver of the CUDA device with this ordinal; the same one each time, and a new one after the
-    /// device's context was reset.
+    /// device's context was reset. The device's primary context is active from now on, which takes some
+    /// hundred megabytes of the device, and lets other devices' pools give it access to their memory.
     ///
     /// # Errors
     /// [`ErrorKind::NoDevice`] if CUDA cannot be used or has no such device; the driver's error if it refuses
     /// the device's primary context.
     pub fn open(ordinal: u32) -> Result<Arc<Self>> {
+        let driver = Self::find(ordinal)?;
+        driver.context.get().map_err(|error| Error::from(error).on_device(driver.device()))?;
+        Ok(driver)
+    }
+
+    /// The same driver as [`open`](Self::open), but it leaves the device alone: the first call that works on
+    /// the device makes its context. For programs that name devices which they may not use.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoDevice`] if CUDA cannot be used or has no such device.
+    pub fn find(ordinal: u32) -> Result<Arc<Self>> {
         let id = DeviceId::cuda(ordinal);
         let cuda = library::cuda().map_err(|error| unavailable(error).on_device(id))?;
         if ordinal >= cuda.device_count {
@@ -70,13 +84,24 @@ impl CudaDriver {
             };
             return Err(Error::new(ErrorKind::NoDevice, message).on_device(id));
         }
+        // The driver is called without the lock. Of two threads that open a device, the first one's serves.
+        let known = || OPEN.lock().get(&ordinal).cloned();
+        let lost = match known() {
+            Some(driver) if driver.was_reset() => Some(driver),
+            Some(driver) => return Ok(driver),
+            None => None,
+        };
+        let fresh = Arc::new(Self::new(&cuda.functions, ordinal).map_err(|e| Error::from(e).on_device(id))?);
         let mut open = OPEN.lock();
-        if let Some(driver) = open.get(&ordinal).filter(|driver| !driver.was_reset()) {
-            return Ok(Arc::clone(driver));
+        match open.get(&ordinal) {
+            Some(now) if !lost.is_some_and(|lost| Arc::ptr_eq(&lost, now)) => return Ok(Arc::clone(now)),
+            _ => {
+                let before = open.insert(ordinal, Arc::clone(&fresh));
+                drop(open);
+                drop(before);
+            }
         }
-        let driver = Arc::new(Self::new(&cuda.functions, ordinal).map_err(|e| Error::from(e).on_device(id))?);
-        open.insert(ordinal, Arc::clone(&driver));
-        Ok(driver)
+        Ok(fresh)
     }
 
     fn new(functions: &'static Functions, ordinal: u32) -> DriverResult<Self> {
@@ -86,19 +111,12 @@ impl CudaDriver {
         // SAFETY: `device` takes the result; the driver checks the ordinal.
         unsafe { functions.device_get(&raw mut device, number) }?;
         let name = device_name(functions, device)?;
-        // If this creates the context, other threads may be capturing in other ones.
-        let mode = exchange_mode(functions, CaptureMode::Relaxed);
-        let context = PrimaryContext::retain(functions, device);
-        if let Ok(mode) = mode {
-            exchange_mode(functions, mode)?;
-        }
-        let context = context?;
         tracing::debug!(ordinal, name, "opened a CUDA device");
         Ok(Self {
             ordinal,
             device,
             name,
-            context,
+            context: LazyContext::new(functions, device),
             health: Arc::default(),
             streams: DashMap::default(),
             reachable_by: OnceLock::new(),
@@ -123,7 +141,7 @@ impl CudaDriver {
 
     /// Makes this device's context current while the guard lives.
     pub(crate) fn enter(&self) -> DriverResult<ContextGuard> {
-        self.context.enter()
+        self.context.get()?.enter()
     }
 
     /// The same for calls on objects that outlive the context: `None` after a reset, when such calls need no

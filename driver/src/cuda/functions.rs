@@ -122,6 +122,7 @@ functions! {
 
     stream_create_with_priority(stream: *mut u64, flags: u32, priority: i32) = "cuStreamCreateWithPriority";
     stream_destroy(stream: u64) = "cuStreamDestroy" "_v2";
+    stream_get_ctx(stream: u64, context: *mut u64) = "cuStreamGetCtx";
     stream_get_id(stream: u64, id: *mut u64) = "cuStreamGetId";
     stream_synchronize(stream: u64) = "cuStreamSynchronize";
     stream_query(stream: u64) = "cuStreamQuery";

@@ -49,7 +49,7 @@ mod physical;
 mod pools;
 mod wait;
 
-use millpond_core::{Error, ErrorKind, Result};
+use millpond_core::{DeviceId, Error, ErrorKind, Result};
 
 #[cfg(feature = "cudarc")]
 pub use beside_cudarc::{cudarc_stream_of, stream_ref_of};
@@ -79,20 +79,40 @@ pub fn is_available() -> bool {
     library::cuda().is_ok()
 }
 
-/// The ordinal of the device whose context is current on this thread; 0 where there is none.
-pub fn current_ordinal() -> u32 {
-    let Ok(cuda) = library::cuda() else { return 0 };
+/// The ordinal of the device whose context is current on this thread; `None` if there is none.
+pub fn current_ordinal() -> Option<u32> {
+    let cuda = library::cuda().ok()?;
     let (mut context, mut device) = (0, 0);
     // Without a context, only this call is quick.
     // SAFETY: `context` takes the result.
-    if unsafe { cuda.functions.ctx_get_current(&raw mut context) }.is_err() || context == 0 {
-        return 0;
-    }
+    unsafe { cuda.functions.ctx_get_current(&raw mut context) }.ok().filter(|()| context != 0)?;
     // SAFETY: `device` takes the result; the call has no other argument.
-    match unsafe { cuda.functions.ctx_get_device(&raw mut device) } {
-        Ok(()) => u32::try_from(device).unwrap_or(0),
-        Err(_no_context) => 0,
+    unsafe { cuda.functions.ctx_get_device(&raw mut device) }.ok()?;
+    u32::try_from(device).ok()
+}
+
+/// The device of a stream: that of its context. `None` if CUDA cannot be used, or its driver cannot tell. It
+/// touches no other device.
+///
+/// # Errors
+/// The driver's if it does not know the stream.
+///
+/// # Safety
+/// The stream is alive, or a default one.
+pub unsafe fn device_of_stream(handle: u64) -> Result<Option<DeviceId>> {
+    let Ok(cuda) = library::cuda() else { return Ok(None) };
+    let (mut context, mut device) = (0, 0);
+    // SAFETY: `context` takes the result; the caller vouches for the stream.
+    match unsafe { cuda.functions.stream_get_ctx(handle, &raw mut context) } {
+        Ok(()) => {}
+        Err(error) if error.is_unsupported() => return Ok(None),
+        Err(error) => return Err(error.into()),
     }
+    // The context exists, since its stream does: to make it current retains nothing.
+    let _current = context::ContextGuard::of(&cuda.functions, context)?;
+    // SAFETY: `device` takes the result; the call has no other argument.
+    unsafe { cuda.functions.ctx_get_device(&raw mut device) }?;
+    Ok(u32::try_from(device).ok().map(DeviceId::cuda))
 }
 
 fn unavailable(error: &millpond_core::DriverError) -> Error {

@@ -21,8 +21,10 @@ impl CudaDriver {
     pub fn load_ptx(&self, text: &str) -> Result<Module> {
         let image = CString::new(text)
             .map_err(|nul| Error::invalid_argument("PTX text must not contain a NUL").caused_by(nul))?;
-        let handle = self.load_image(&image).map_err(|error| Error::from(error).on_device(self.device()))?;
-        Ok(Module(Arc::new(Loaded { context: self.context, device: self.device(), handle })))
+        let load = || Ok((self.context.get()?, self.load_image(&image)?));
+        let (context, handle) =
+            load().map_err(|error: DriverError| Error::from(error).on_device(self.device()))?;
+        Ok(Module(Arc::new(Loaded { context, device: self.device(), handle })))
     }
 
     fn load_image(&self, image: &CStr) -> DriverResult<u64> {

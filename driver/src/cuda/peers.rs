@@ -60,7 +60,7 @@ impl CudaDriver {
             Some(error) => error.clone(),
             None => DriverError::new(DriverError::INVALID_DEVICE, CALL).with_detail(error.to_string()),
         })?;
-        let (to, from) = (self.context.handle(), source.context.handle());
+        let (to, from) = (self.context.get()?.handle(), source.context.get()?.handle());
         let _context = self.enter()?;
         // SAFETY: the caller vouches for both ranges and the stream; the contexts are retained for the life
         // of the process.

@@ -1,9 +1,10 @@
 //! A stand-in for the driver library of CUDA 11.4, or with `--cfg pools` of CUDA 13.2, as far as
 //! `cuda_fake.rs` needs one. That test compiles it.
 //!
-//! It has two devices, does nothing, and checks what a real driver would: that the right context is current.
+//! It has two devices, or `FAKE_CUDA_DEVICES`, does nothing, and checks what a real driver would: that the
+//! right context is current. `fake_retains` says how often the primary context of a device was retained.
 //! Its contexts can be reset, and have ids as from CUDA 12.0 on, unless `FAKE_CUDA_IDS` is 0. The environment
-//! says how it fails, too: `FAKE_CUDA_INIT`, `FAKE_CUDA_DEVICES`, `FAKE_CUDA_ALLOC`, and `FAKE_CUDA_FREE_MS`
+//! says how it fails, too: `FAKE_CUDA_INIT`, `FAKE_CUDA_RETAIN`, `FAKE_CUDA_ALLOC`, and `FAKE_CUDA_FREE_MS`
 //! of `work.rs`. With `--cfg empty` it is a library without any function.
 #![cfg(not(empty))]
 #![allow(non_snake_case)]
@@ -46,8 +47,9 @@ fn is_alive(stream: u64) -> bool {
 }
 
 /// How often each device's primary context was made, and whether it is there.
-static MADE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
-static ACTIVE: [AtomicBool; 2] = [const { AtomicBool::new(false) }; 2];
+static MADE: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
+static ACTIVE: [AtomicBool; 8] = [const { AtomicBool::new(false) }; 8];
+static RETAINS: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
 
 fn is_gone(context: u64) -> bool {
     let device = context.wrapping_sub(0x1000) as usize;
@@ -95,10 +97,32 @@ pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, len: i32, _device: i
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut u64, device: i32) -> i32 {
+    RETAINS[device as usize].fetch_add(1, SeqCst);
+    match env("FAKE_CUDA_RETAIN", 0) {
+        0 => {}
+        code => return code,
+    }
     if !ACTIVE[device as usize].swap(true, SeqCst) {
         MADE[device as usize].fetch_add(1, SeqCst);
     }
     unsafe { *context = context_of(device) };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_retains(device: i32) -> u64 {
+    RETAINS[device as usize].load(SeqCst)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceCanAccessPeer(can: *mut i32, device: i32, peer: i32) -> i32 {
+    unsafe { *can = i32::from(device != peer) };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut i32, _attribute: u32, _device: i32) -> i32 {
+    unsafe { *value = 1 };
     0
 }
 
@@ -161,7 +185,7 @@ pub extern "C" fn cuMemFree_v2(ptr: u64) -> i32 {
 pub extern "C" fn cuMemPrefetchAsync(_ptr: u64, _bytes: u64, device: i32, stream: u64) -> i32 {
     match (device, is_alive(stream)) {
         (_, false) => INVALID_HANDLE,
-        (-1..=1, true) => in_context(0),
+        (-1..=7, true) => in_context(0),
         _ => 101,
     }
 }
@@ -186,6 +210,18 @@ pub unsafe extern "C" fn cuStreamCreateWithPriority(stream: *mut u64, _flags: u3
     streams.push(handle);
     unsafe { *stream = handle };
     in_context(0)
+}
+
+/// The stream `device + 1` of the lowest bits belongs to the device, without being made.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamGetCtx(stream: u64, context: *mut u64) -> i32 {
+    match stream & 0xf {
+        0 => INVALID_HANDLE,
+        device => {
+            unsafe { *context = context_of(device as i32 - 1) };
+            0
+        }
+    }
 }
 
 #[unsafe(no_mangle)]

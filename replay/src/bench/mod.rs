@@ -119,7 +119,7 @@ pub struct Settings {
 /// # Errors
 /// The device cannot be opened.
 pub fn bench(settings: &Settings, table: &LayerTable, watch: &mut dyn FnMut(&str)) -> Result<Report> {
-    let device = DeviceFigures::new(&settings.device, &settings.device.open()?)?;
+    let device = DeviceFigures::new(&settings.device, &settings.device.open_new()?)?;
     let report = Report {
         version: Report::VERSION,
         device,
@@ -209,7 +209,7 @@ impl Bench<'_> {
         /// The factor by which stacks may waste memory. Bins round small blocks up to large ones.
         const ROOM: u64 = 4;
         let (device, live) = (&self.settings.device, format_bytes(bytes));
-        let driver = device.open()?;
+        let driver = device.open_new()?;
         let free = driver.mem_get_info().map_err(millpond_core::Error::from)?.free;
         if !device.is_sim() {
             let why = || format!("{live} are live at once, and the device has {} free", format_bytes(free));

@@ -40,7 +40,7 @@ enum Kind {
 impl Device {
     /// The device; a simulated one is a new one, on which each launch takes the host `host_ns` nanoseconds.
     pub(super) fn open(spec: &DeviceSpec, host_ns: u64) -> Result<Self> {
-        let driver = spec.open()?;
+        let driver = spec.open_new()?;
         let kind = match SimDevice::find(driver.device()) {
             Some(device) => Kind::Sim { device, host_ns },
             None => {

@@ -125,7 +125,7 @@ pub fn run(
     table: &LayerTable,
     watch: &mut dyn FnMut(&str),
 ) -> Result<Report> {
-    let device = DeviceFigures::new(&settings.device, &settings.device.open()?)?;
+    let device = DeviceFigures::new(&settings.device, &settings.device.open_new()?)?;
     let mut report = Report {
         version: Report::VERSION,
         device,

@@ -166,7 +166,7 @@ fn busy(args: &BusyArgs, table: &LayerTable, out: impl Write) -> Result<Verdict,
     let stacks: Vec<StackSpec> = stacks.cloned().collect();
     check(&stacks, table)?;
     overwrite::refuse(&args.logs, overwrite::profile(args.device.as_ref()).as_slice(), &stacks)?;
-    settings.device.open()?; // a device that is not there is said before logs are read
+    settings.device.open_new()?; // a device that is not there is said before logs are read
     let progress = args.progress.if_asked();
     let mut print = in_flight::reporter(args.format.into(), out);
     let mut verdict = Verdict::Fine;
@@ -194,7 +194,7 @@ fn settings(cli: &Cli, table: &LayerTable) -> Result<Settings, Failure> {
     check(&cli.stacks, table)?;
     overwrite::refuse(&cli.logs, overwrite::profile(cli.device.as_ref()).as_slice(), &cli.stacks)?;
     let device = cli.device.clone().unwrap_or_else(DeviceSpec::default_device);
-    device.open()?; // a device that is not there is said before logs are read
+    device.open_new()?; // a device that is not there is said before logs are read
     Ok(Settings { device, stacks: cli.stacks.clone(), options: cli.options() })
 }
 

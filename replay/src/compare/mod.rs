@@ -59,7 +59,7 @@ pub fn compare(
     table: &LayerTable,
     progress: &Progress,
 ) -> Result<Comparison> {
-    let driver = settings.device.open()?;
+    let driver = settings.device.open_new()?;
     let device = DeviceFigures::new(&settings.device, &driver)?;
     drop(driver);
     let entries = match settings.stacks.as_slice() {

@@ -54,7 +54,7 @@ fn build_and_replay(
     bar: &ProgressBar,
 ) -> Result<StackFigures> {
     let misuse = MisuseCounter::install();
-    let device = settings.device.open()?;
+    let device = settings.device.open_new()?;
     let counting = CountingDriver::new(device.clone());
     let before = Moment::now(&counting);
     let resource = spec.build(table, &(counting.clone() as DriverHandle))?;
@@ -84,7 +84,7 @@ fn ask_again(
     if program.summary().failed_requests == 0 {
         return Ok(None);
     }
-    let device = settings.device.open()?;
+    let device = settings.device.open_new()?;
     // A program's own layer of that name may be another.
     let has_millponds = table.get("logging").is_ok_and(is_millponds);
     let spec = if has_millponds { &without_logging(spec)? } else { spec };

@@ -42,7 +42,7 @@ impl Curve {
         device: &DeviceSpec,
     ) -> crate::Result<Self> {
         let program = Program::of(recording, Limits::default())?;
-        let device = device.open()?;
+        let device = device.open_new()?;
         let counting = CountingDriver::new(device.clone());
         let upstream = stack.build(table, &(counting.clone() as DriverHandle))?;
         let is_call = |kind| matches!(kind, EventKind::Allocate | EventKind::Free);
