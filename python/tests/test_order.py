@@ -15,13 +15,13 @@ from millpond import DeviceBuffer, Stream, _native, mr
 #: The calls of a run, all programs together.
 CALLS = int(os.environ.get("MILLPOND_ORDER_CALLS", "100000"))
 PROGRAMS = 50
+STACKS = ["cuda+pool", "cuda+pool:pages=off", "cuda+binning", "cuda_async", "cuda+pool+statistics"]
 FIRST_SEED = int(os.environ.get("MILLPOND_ORDER_SEED", "1"))
 
 
 def program(seed, calls):
-    stack = ["cuda+pool", "cuda+pool:pages=off", "cuda+binning", "cuda_async", "cuda+pool+statistics"][seed % 5]
     try:
-        found = oracle.Program(seed, stack).run(calls)
+        found = oracle.Program(seed, STACKS[seed % len(STACKS)]).run(calls)
     except AssertionError as error:
         return f"MILLPOND_ORDER_SEED={seed}: {error}"
     return f"MILLPOND_ORDER_SEED={seed}: {found.splitlines()[0]}" if found else ""
@@ -51,7 +51,9 @@ def watched(stack="cuda+pool", seed=1):
     return device, oracle.Watched(millpond.stack(stack, device))
 
 
-@pytest.mark.parametrize("mistake", [oracle.AFTER, oracle.SOURCE, oracle.EXPORT, oracle.UNKNOWN, oracle.THREAD])
+@pytest.mark.parametrize(
+    "mistake", [oracle.AFTER, oracle.SOURCE, oracle.EXPORT, oracle.UNKNOWN, oracle.THREAD]
+)
 def test_the_device_itself_finds_a_block_that_goes_back_too_early(mistake):
     """Not by other bytes, but by the order in which the next owner gets the block."""
     _native._oracle_mistakes(mistake)
@@ -117,9 +119,10 @@ def test_threads_with_buffers_of_their_own_share_a_pool(seed):
     def work(number):
         choose, kept = random.Random(100 * seed + number), []
         try:
-            for step in range(500):
+            for _ in range(500):
                 value = choose.randrange(256)
-                buffer = DeviceBuffer(size=choose.randint(1, 5000), stream=choose.choice(streams), mr=resource)
+                size, stream = choose.randint(1, 5000), choose.choice(streams)
+                buffer = DeviceBuffer(size=size, stream=stream, mr=resource)
                 buffer.fill(value, choose.choice(streams))
                 kept.append((buffer, value))
                 if len(kept) > 5:
