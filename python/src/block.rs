@@ -205,8 +205,8 @@ impl Block {
             return submit();
         }
         let device = root.device()?.0;
-        // SAFETY: the device's handle is live, and so are both streams.
         if !makes(Mistake::Before) {
+            // SAFETY: the device's handle is live, and so are both streams.
             check(unsafe { (api().stream_follow)(device, stream, own) })?;
         }
         let submitted = submit();
@@ -444,9 +444,9 @@ impl View {
         }
         let device = self.device()?.0;
         let (target, source) = (without_provenance_mut(self.address()), without_provenance_mut(source));
-        // SAFETY: the device's handle is live, and so are the stream and the block, which holds as many; the
-        // source is the caller's promise.
         self.block.on(stream, || {
+            // SAFETY: the device's handle is live, and so are the stream and the block, which holds as many;
+            // the source is the caller's promise.
             check(unsafe { (api().copy_on_device)(device, target, source, bytes, stream.ptr()) })
         })
     }
