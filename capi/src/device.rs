@@ -65,9 +65,11 @@ pub extern "C" fn millpond_cuda_is_available() -> bool {
 pub unsafe extern "C" fn millpond_stream_device(stream: *mut c_void, device: *mut *mut Device) -> Status {
     guarded_here(|| {
         let handle = stream.addr() as u64;
-        // SAFETY: the caller's promise.
-        let known =
-            if handle <= 2 { None } else { unsafe { millpond_driver::cuda::device_of_stream(handle) }? };
+        let known = match handle {
+            0..=2 => None,
+            // SAFETY: the caller's promise.
+            _ => unsafe { millpond_driver::cuda::device_of_stream(handle) }?,
+        };
         let driver = match known {
             Some(device) => millpond_driver::find(device)?,
             None => millpond_driver::current()?,

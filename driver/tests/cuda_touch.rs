@@ -53,7 +53,7 @@ fn naming_a_device_touches_none() {
             assert_eq!(driver.can_be_accessed_by(DeviceId::cuda(ordinal ^ 1)), Ok(true));
             assert_eq!(driver.active_peers(), Ok(vec![]), "no device has a context");
             assert!(!driver.was_reset() && !driver.health().is_lost());
-            assert_eq!(format!("{:?}", CudaDriver::find(ordinal).unwrap()).find("Fake").is_some(), true);
+            assert!(format!("{:?}", CudaDriver::find(ordinal).unwrap()).contains("Fake"));
             assert!(!CountingDriver::new(driver).was_reset());
         }
         assert_eq!(retains(), [0; 4]);
