@@ -437,3 +437,56 @@ fn a_stream_that_captures_gets_new_memory() {
         setup.assert_ordered();
     }
 }
+
+/// Out of memory, but for a busy block of a donor on which nobody may record: the pool waits for the device.
+/// Just after the wait, work begins on another block, which then comes back. The wait says nothing about it.
+#[test]
+fn a_wait_for_the_device_covers_nothing_that_comes_back_after_it() {
+    for hooked in [true, false] {
+        let all = FIRST / 2;
+        let setup = Setup::new(PoolLayer::new().initial_bytes(all).maximum_bytes(all));
+        let (donor, requester) = (setup.foreign_stream(), setup.stream());
+        let [early, late, last] = [(); 3].map(|()| setup.take_apart(8 * MIB, donor));
+        let used = setup.pool.statistics().expect("a pool counts").bytes_in_use;
+        setup.take(all - used, requester);
+        setup.busy(early, 8 * MIB, donor, LONG / 8);
+        setup.give(early, 8 * MIB, donor);
+        if hooked {
+            let (pool, device) = (setup.pool.clone(), setup.device.clone());
+            setup.hooks.after_synchronize(move || {
+                device.launch_for(donor, &[Access::write(late, 8 * MIB, 1)], LONG * 1_000_000);
+                // The thread keeps one large block, so that the pool gets the other.
+                give(&pool, late, 8 * MIB, donor);
+                give(&pool, last, 8 * MIB, donor);
+            });
+        }
+        assert_eq!(setup.take(8 * MIB, requester), early);
+        assert!(setup.calls(CallKind::Synchronize) >= 1);
+        if hooked {
+            let next = setup.take(8 * MIB, requester);
+            assert!([late, last].contains(&next), "memory is out otherwise");
+        }
+        setup.assert_ordered();
+    }
+}
+
+/// The driver refuses to say how far the donor is. Before the pool asks again, it records another event.
+#[test]
+fn an_event_that_the_driver_refused_is_recorded_anew() {
+    for fails in [true, false] {
+        let setup = Setup::new(PoolLayer::new().initial_bytes(FIRST));
+        let [donor, requester] = [(); 2].map(|()| setup.stream());
+        let block = setup.take(4 * MIB, donor);
+        setup.fill(requester);
+        setup.busy(block, 4 * MIB, donor, LONG);
+        setup.give(block, 4 * MIB, donor);
+        if fails {
+            setup.device.set_faults(FaultPlan::nth_of(CallKind::EventQuery, 0, 1));
+        }
+        assert_ne!(setup.take(4 * MIB, requester), block);
+        assert_eq!((setup.calls(CallKind::EventQuery), setup.calls(CallKind::EventRecord)), (1, 1));
+        assert_ne!(setup.take(4 * MIB, requester), block);
+        assert_eq!(setup.calls(CallKind::EventRecord), if fails { 2 } else { 1 });
+        setup.assert_ordered();
+    }
+}

@@ -1,7 +1,7 @@
 //! Calls to the driver whose errors the caller handles, and a stream of a resource's own.
 
-use millpond_core::StreamRef;
 use millpond_core::driver::{Driver, DriverError, DriverResult, Event, StreamFlags};
+use millpond_core::{StreamId, StreamRef};
 use parking_lot::Mutex;
 
 /// Makes a call whose error the caller handles; notes in the device's health if it is lost.
@@ -39,6 +39,25 @@ pub(crate) fn record_unless_capturing(
         return Err(DriverError::new(DriverError::CAPTURED_EVENT, "cuEventRecord"));
     }
     Ok(true)
+}
+
+/// A stream under the identity that it had when it was named. On another thread the reference of a per-thread
+/// stream names another stream.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NamedStream {
+    pub(crate) id: StreamId,
+    pub(crate) stream: StreamRef,
+}
+
+impl NamedStream {
+    pub(crate) fn of(stream: StreamRef) -> Self {
+        Self { id: stream.id(), stream }
+    }
+
+    /// The stream, if the calling thread can name it.
+    pub(crate) fn here(self) -> Option<StreamRef> {
+        (self.stream.id() == self.id).then_some(self.stream)
+    }
 }
 
 /// A stream of a resource's own, created when it is first needed. It is never captured, and no default

@@ -187,7 +187,7 @@ fn an_answer_is_about_what_was_given_back_before() {
     let stream = setup.stream();
     let before = take(&pool, 20 * MIB, stream);
     let apart = take(&pool, 2 * MIB, stream);
-    let later = take(&pool, 60 * MIB, stream);
+    let [later, last] = [60 * MIB, 2 * MIB].map(|bytes| take(&pool, bytes, stream));
     give(&pool, before, 20 * MIB, stream);
     let (device, same) = (Arc::clone(&setup.device), Arc::clone(&pool));
     setup.hooks.before_query(move || {
@@ -195,6 +195,8 @@ fn an_answer_is_about_what_was_given_back_before() {
             device.launch(stream, &[Access::write(later, 60 * MIB, 1)]);
         }
         give(&same, later, 60 * MIB, stream);
+        // The thread keeps one large block, so that the pool gets the other.
+        give(&same, last, 2 * MIB, stream);
     });
     for second in 0..30 {
         pool.inner().decay_step(second * SECOND).expect("the driver gives no error");

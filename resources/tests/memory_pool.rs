@@ -454,8 +454,13 @@ fn a_pool_after_a_reset_of_the_context() {
     put(&resource, ptr, MIB, s);
     assert_eq!(resource.allocate_bytes(MIB, s).unwrap_err().kind(), ErrorKind::Poisoned);
     drop((resource, pool));
-    assert_eq!(device.driver_calls(), calls, "nothing of it is there any more");
+    assert_eq!(
+        device.driver_calls(),
+        calls + 2,
+        "the block and the pool go back, and nothing else is called"
+    );
     let again = device.open_again();
+    assert_eq!((device.live_bytes(), device.live_allocations()), (0, 0));
     assert!(MemoryPool::default_of(again.clone()).unwrap().used_bytes().is_ok());
     assert_eq!(again.take_violations(), []);
 }

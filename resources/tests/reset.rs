@@ -5,14 +5,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millpond_core::driver::StreamFlags;
+use millpond_core::driver::{CaptureMode, StreamFlags};
+use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{
-    AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, Driver, DriverHandle, ErrorKind, Layout,
-    StreamRef,
+    AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver, DriverHandle, ErrorKind,
+    Layout, StreamRef,
 };
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_resources::{
-    BinningLayer, CudaMemoryResource, FixedSizeLayer, ManagedMemoryResource, PagesMode, PoolLayer, registry,
+    BinningLayer, CaptureScope, CudaAsyncMemoryResource, CudaMemoryResource, FixedSizeLayer,
+    ManagedMemoryResource, PagesMode, PoolLayer, registry,
 };
 
 const KIB: u64 = 1 << 10;
@@ -201,5 +203,87 @@ fn issue_9_layers_over_a_lost_pool_say_that_they_are_lost() {
     unsafe { binning.deallocate_bytes(ptr, 100 * KIB, StreamRef::LEGACY) };
     drop(binning);
     assert_eq!((first.live_bytes(), first.live_allocations()), (0, 0));
+    assert_eq!(first.violations(), []);
+}
+
+/// Takes blocks, gives some back, and captures in a scope if the stack has one; returns what must go later.
+fn use_all(stack: &AnyResource, device: &SimDevice) -> (Vec<DevicePtr>, Option<CaptureScope>) {
+    let s = device.stream_create(StreamFlags::NON_BLOCKING).unwrap();
+    let take = || stack.allocate_bytes(3 * MIB, s).unwrap();
+    // SAFETY: each block came from this stack with this size, once, and its uses are on the stream.
+    let give = |ptr| unsafe { stack.deallocate_bytes(ptr, 3 * MIB, s) };
+    let mut blocks: Vec<_> = (0..8).map(|_| take()).collect();
+    blocks.drain(..4).for_each(give);
+    device.begin_capture(s, CaptureMode::Relaxed).unwrap();
+    give(blocks.remove(0));
+    device.end_capture(s).unwrap();
+    let scope = CaptureScope::of(stack).ok();
+    if let Some(scope) = &scope {
+        let opened = scope.begin(s).unwrap();
+        let before = take();
+        device.begin_capture(s, CaptureMode::Relaxed).unwrap();
+        blocks.push(take());
+        give(take());
+        give(before);
+        device.end_capture(s).unwrap();
+        drop(opened);
+    }
+    (blocks, scope)
+}
+
+/// Each resource that may hold what outlives a context, alone and below what holds memory of its own.
+#[test]
+fn every_stack_gives_back_what_outlives_its_context() {
+    let bases = ["cuda", "cuda_async", "cuda_async_view"];
+    let layers = ["", "+pool", "+pool:pages=off", "+fixed_size:block_size=4MiB", "+capture_scopes", "+plan"];
+    let table = LayerTable::new(millpond_resources::LAYERS.iter().copied());
+    for (base, layer) in bases.into_iter().flat_map(|base| layers.map(|layer| (base, layer))) {
+        let text = format!("{base}{layer}");
+        for frees_after in [false, true] {
+            let first = device();
+            let driver: DriverHandle = first.clone();
+            // What the driver keeps by itself is there before.
+            let Ok(spec) = text.parse::<StackSpec>() else { panic!("{text}") };
+            let before = (first.used_bytes(), first.live_bytes());
+            for round in 0..3 {
+                let driver: DriverHandle = if round == 0 { driver.clone() } else { first.open_again() };
+                let device = first.open_again();
+                let stack = spec.build(&table, &driver).unwrap_or_else(|error| panic!("{text}: {error}"));
+                let (blocks, scope) = use_all(&stack, &device);
+                device.reset_context();
+                // Only the resource that made a pool may free what its user forgot.
+                let passes_on = ["", "+capture_scopes", "+plan"].contains(&layer);
+                if frees_after || (passes_on && base != "cuda_async") {
+                    for ptr in blocks {
+                        // SAFETY: the block came from this stack with this size, once.
+                        unsafe { stack.deallocate_bytes(ptr, 3 * MIB, StreamRef::LEGACY) };
+                    }
+                }
+                drop((scope, stack));
+                first.open_again().synchronize().unwrap();
+                let after = (first.used_bytes(), first.live_bytes());
+                assert_eq!(after, before, "{text}, freed after the reset: {frees_after}, round {round}");
+            }
+            assert_eq!(first.violations(), [], "{text}");
+        }
+    }
+}
+
+/// A pool that was current is not kept by that.
+#[test]
+fn a_current_pool_ends_with_its_user_after_a_reset() {
+    let first = device();
+    let before = first.live_bytes();
+    for _ in 0..3 {
+        let driver: DriverHandle = first.open_again();
+        let stack = CudaAsyncMemoryResource::new(driver.clone(), Default::default()).unwrap();
+        stack.pool().set_current().unwrap();
+        let ptr = stack.allocate_bytes(MIB, StreamRef::LEGACY).unwrap();
+        // SAFETY: the block came from this resource with this size, and nothing uses it.
+        unsafe { stack.deallocate_bytes(ptr, MIB, StreamRef::LEGACY) };
+        first.open_again().reset_context();
+        drop(stack);
+        assert_eq!((first.live_bytes(), first.live_allocations()), (before, 0));
+    }
     assert_eq!(first.violations(), []);
 }

@@ -50,6 +50,8 @@ pub struct HookedDriver {
     before_query: Hook,
     before_create: Hook,
     before_get_info: Hook,
+    before_capture_query: Hook,
+    before_stream_create: Hook,
     foreign: Mutex<Vec<StreamId>>,
     takes_time: AtomicBool,
     says_free: AtomicU64,
@@ -140,6 +142,16 @@ impl HookedDriver {
         self.before_get_info.set(hook);
     }
 
+    /// Runs before the next [`stream_is_capturing`](Driver::stream_is_capturing).
+    pub fn before_capture_query(&self, hook: impl FnOnce() + Send + 'static) {
+        self.before_capture_query.set(hook);
+    }
+
+    /// Runs before the next [`stream_create`](Driver::stream_create).
+    pub fn before_stream_create(&self, hook: impl FnOnce() + Send + 'static) {
+        self.before_stream_create.set(hook);
+    }
+
     /// Runs before the next [`event_query`](Driver::event_query).
     pub fn before_query(&self, hook: impl FnOnce() + Send + 'static) {
         self.before_query.set(hook);
@@ -172,6 +184,8 @@ impl HookedDriver {
             before_query: Hook::default(),
             before_create: Hook::default(),
             before_get_info: Hook::default(),
+            before_capture_query: Hook::default(),
+            before_stream_create: Hook::default(),
             foreign: Mutex::default(),
             takes_time: AtomicBool::new(false),
             says_free: AtomicU64::new(u64::MAX),
@@ -265,11 +279,14 @@ impl HookedDriver {
             &self.before_record,
             &self.after_wait,
             &self.before_synchronize,
+            &self.after_synchronize,
             &self.before_unmap,
             &self.before_free,
             &self.before_query,
             &self.before_create,
             &self.before_get_info,
+            &self.before_capture_query,
+            &self.before_stream_create,
         ];
         hooks.into_iter().filter(|hook| hook.is_set()).count()
     }
@@ -321,6 +338,16 @@ impl Driver for HookedDriver {
         let answer = self.inner.stream_wait_event(stream, event);
         self.after_wait.run();
         answer
+    }
+
+    fn stream_create(&self, flags: StreamFlags) -> DriverResult<StreamRef> {
+        self.before_stream_create.run();
+        self.inner.stream_create(flags)
+    }
+
+    fn stream_is_capturing(&self, stream: StreamRef) -> DriverResult<bool> {
+        self.before_capture_query.run();
+        self.inner.stream_is_capturing(stream)
     }
 
     fn event_record(&self, event: Event, stream: StreamRef) -> DriverResult<()> {
@@ -484,10 +511,8 @@ impl Driver for HookedDriver {
         fn mem_import_from_fd(fd: i32) -> DriverResult<PhysicalHandle>;
         fn can_be_accessed_by(peer: DeviceId) -> DriverResult<bool>;
         fn active_peers() -> DriverResult<Vec<DeviceId>>;
-        fn stream_create(flags: StreamFlags) -> DriverResult<StreamRef>;
         fn stream_synchronize(stream: StreamRef) -> DriverResult<()>;
         fn stream_query(stream: StreamRef) -> DriverResult<bool>;
-        fn stream_is_capturing(stream: StreamRef) -> DriverResult<bool>;
         fn stream_capture_id(stream: StreamRef) -> DriverResult<Option<u64>>;
         fn event_create(flags: EventFlags) -> DriverResult<Event>;
         fn event_synchronize(event: Event) -> DriverResult<()>;

@@ -14,11 +14,13 @@
 //! | [`shadow`] | the plain model of an allocator that the others compare with |
 //! | [`layer_docs`] | the options of layers as pages of their documentation, made from their entries |
 //! | [`misuse_recorder`] | which refused calls the current thread caused |
-//! | [`canary`] | a pool, and a layer that submits work, each wrong in a chosen way: the oracles see it |
+//! | [`captured`] | seeded programs that capture graphs in scopes, with other work before, beside and after |
+//! | [`canary`] | a pool, scopes, and a layer that submits work, each wrong as chosen: the oracles see it |
 //!
 //! Everything is deterministic: nothing is random without a seed, and a failure prints the seed.
 
 pub mod canary;
+pub mod captured;
 mod checked;
 pub mod conformance;
 pub mod faults;

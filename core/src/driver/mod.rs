@@ -64,10 +64,12 @@ pub trait Driver: Debug + Send + Sync + 'static {
     /// Whether the device's context was reset since it was opened (about 35 ns on an H200); notes it in
     /// [`health`](Self::health).
     ///
-    /// Then every call of this driver fails with [`DriverError::CONTEXT_IS_DESTROYED`], but for
-    /// [`mem_unmap`](Self::mem_unmap), [`mem_release`](Self::mem_release) and
-    /// [`mem_address_free`](Self::mem_address_free): physical memory, its mappings and addresses outlive the
-    /// context, and must be given back. All else is gone with it. `millpond_driver::open` gives a new driver.
+    /// Then every call of this driver fails with [`DriverError::CONTEXT_IS_DESTROYED`], except
+    /// [`mem_unmap`](Self::mem_unmap), [`mem_release`](Self::mem_release),
+    /// [`mem_address_free`](Self::mem_address_free), [`mem_free_async`](Self::mem_free_async) and
+    /// [`mem_pool_destroy`](Self::mem_pool_destroy): physical memory, its mappings and addresses, pools and
+    /// the blocks of pools outlive the context, and must be given back. All else is gone with it.
+    /// `millpond_driver::open` gives a new driver.
     fn was_reset(&self) -> bool;
     /// Waits for all work on the device (`cuCtxSynchronize`), that of destroyed streams included.
     ///

@@ -154,6 +154,16 @@ impl CudaDriver {
         }
     }
 
+    /// Frees a block of a pool, whose context was reset. While no context is current, the driver does that.
+    ///
+    /// # Safety
+    /// The block was handed out, and is freed here.
+    pub(super) unsafe fn free_after_reset(&self, ptr: DevicePtr) -> DriverResult<()> {
+        let _none = self.context.enter_none()?;
+        // SAFETY: the caller's promise; the streams of the context are gone, and so is their work.
+        unsafe { self.functions().mem_free(ptr.address()) }
+    }
+
     /// The identity of a stream that this driver has just made, or that was made elsewhere.
     ///
     /// Drivers before CUDA 12.0 do not number streams. Then each call gives a new number: a handle does not

@@ -256,13 +256,16 @@ impl Driver for CudaDriver {
     }
 
     unsafe fn mem_free_async(&self, ptr: DevicePtr, stream: StreamRef) -> DriverResult<()> {
-        let _context = self.enter()?;
+        let Some(_context) = self.enter_if_there()? else {
+            // SAFETY: Vouched.
+            return unsafe { self.free_after_reset(ptr) };
+        };
         // SAFETY: Vouched.
         unsafe { self.functions().mem_free_async(ptr.address(), stream.handle()) }
     }
 
     unsafe fn mem_pool_destroy(&self, pool: MemPool) -> DriverResult<()> {
-        let _context = self.enter()?;
+        let _context = self.enter_if_there()?;
         // SAFETY: Vouched.
         unsafe { self.functions().mem_pool_destroy(pool.0) }
     }

@@ -7,7 +7,7 @@ use millpond_core::driver::{
     HostPtr, IpcMemHandle, MemAdvice, MemAllocationType, MemLocation, MemPool, MemPoolAttribute,
     MemPoolProps, MemPoolPtrData, MemoryInfo, MemoryKind, PhysicalHandle, PhysicalProps, StreamFlags,
 };
-use millpond_core::{DeviceId, DevicePtr, Layout, StreamRef};
+use millpond_core::{DeviceId, DevicePtr, DriverError, Layout, StreamRef};
 
 use super::call::after_reset;
 use super::device::SimDevice;
@@ -174,9 +174,18 @@ impl Driver for SimDevice {
     }
 
     unsafe fn mem_free_async(&self, ptr: DevicePtr, stream: StreamRef) -> DriverResult<()> {
-        self.call_about(About::Stream(stream), CallKind::MemFreeAsync, "cuMemFreeAsync", |state| {
+        let name = "cuMemFreeAsync";
+        let freed = self.call_about(About::Stream(stream), CallKind::MemFreeAsync, name, |state| {
             state.mem_free_async(ptr, stream)
-        })
+        });
+        match freed {
+            Err(error) if error.code() == DriverError::CONTEXT_IS_DESTROYED => {
+                self.call_in_any_context(CallKind::MemFreeAsync, name, |state| {
+                    state.mem_free_after_reset(ptr)
+                })
+            }
+            freed => freed,
+        }
     }
 
     fn mem_pool_create(&self, props: MemPoolProps) -> DriverResult<MemPool> {
@@ -184,7 +193,7 @@ impl Driver for SimDevice {
     }
 
     unsafe fn mem_pool_destroy(&self, pool: MemPool) -> DriverResult<()> {
-        self.call(CallKind::MemPool, "cuMemPoolDestroy", |state| state.mem_pool_destroy(pool))
+        self.call_in_any_context(CallKind::MemPool, "cuMemPoolDestroy", |state| state.mem_pool_destroy(pool))
     }
 
     fn device_get_default_mem_pool(&self) -> DriverResult<MemPool> {

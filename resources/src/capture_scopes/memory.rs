@@ -1,12 +1,14 @@
-//! The memory of one scope: spans from upstream, the blocks cut from them, and who may take a free one.
+//! The memory of one scope: spans from upstream, the blocks cut from them, and who may take a free one. It
+//! decides and makes no call: the layer calls the driver without its lock.
 
-use millpond_core::driver::{Driver, DriverResult, Event, EventFlags};
+use millpond_core::driver::Event;
 use millpond_core::misuse::MisuseKind;
 use millpond_core::{BlockInfo, DevicePtr, ScopeMemory, StreamId, StreamRef};
 use rustc_hash::FxHashMap;
 
+use super::parked::{Parking, Wait};
 use crate::block_map::ChunkId;
-use crate::driver_calls::{ask, is_capturing};
+use crate::driver_calls::NamedStream;
 use crate::heap::Heap;
 use crate::heap::request::Request;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
@@ -14,8 +16,11 @@ use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 /// The free blocks of a size that a request compares.
 const BLOCKS_COMPARED: usize = 16;
 
-/// Blocks become unowned all at once: one epoch is enough.
+/// The epoch of blocks that nobody owns.
 const EPOCH: Epoch = 0;
+
+/// The epoch of blocks that were freed in captures: no event covers them.
+const CAPTURED: Epoch = Epoch::MAX;
 
 /// A block that is handed out.
 #[derive(Clone, Copy, Debug)]
@@ -23,34 +28,71 @@ pub(super) struct Held {
     chunk: ChunkId,
     /// The bytes asked for.
     bytes: u64,
-    /// The raw handle of the stream that it was allocated on.
-    stream: u64,
+    /// The stream that it was allocated on.
+    pub(super) stream: NamedStream,
+    /// The capture that it was allocated in. Work outside of captures came before the block only without one.
+    pub(super) capture: Option<u64>,
     /// The number of the allocation in its scope.
     number: u64,
 }
 
-/// The order in which a block comes back.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Order {
-    /// On this stream of the scope's capture, where its graph is done with the block.
-    Captured(StreamId),
-    /// On this stream, which captures nothing.
-    Stream(StreamRef),
-    /// In a graph that is not the scope's: it is withheld until the scope ends.
-    OtherGraph,
-    /// On a stream that cannot be asked, as one that is gone: the scope waits for the device first.
-    Unknown,
+/// The side on which a stream works.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Side {
+    /// Outside of captures.
+    Ordinary,
+    /// In the capture with this number.
+    Captured(u64),
 }
 
-/// A stream on which blocks were freed, in captures or outside; it owns them.
-#[derive(Debug)]
+/// A stream on one side, on which blocks were freed; it owns them.
+#[derive(Debug, Default)]
 struct Place {
-    /// `None` where the place is vacant.
-    key: Option<(StreamId, bool)>,
-    /// Outside of captures: the event after the last free. It stays with a vacant place.
-    event: Option<Event>,
-    /// Whether the event was recorded, outside a capture, after the last free.
-    is_recorded: bool,
+    /// `None` for a vacant place.
+    key: Option<(StreamId, Side)>,
+    /// The number of frees that began here. It goes on when another stream gets the place.
+    tickets: Epoch,
+    /// How many of them have not ended.
+    pending: usize,
+    /// The event that covers the frees up to a ticket.
+    event: Option<(Event, Epoch)>,
+}
+
+/// A free on an ordinary stream that has begun.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ticket {
+    place: usize,
+    epoch: Epoch,
+}
+
+/// An event that the driver is asked about. It belongs to the thread that asks.
+#[derive(Debug)]
+pub(super) struct Query {
+    pub(super) event: Event,
+    pub(super) is_reached: bool,
+    covers: Covers,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Covers {
+    Place(Ticket),
+    Fence(u64),
+}
+
+/// What a wait for the device that begins now will have waited for.
+#[derive(Debug)]
+pub(super) struct DeviceWait {
+    places: Vec<Ticket>,
+    /// The blocks that were parked before this number.
+    parked: u64,
+}
+
+/// What is to be recorded when the scope closes for a stream.
+#[derive(Debug)]
+pub(super) struct Closing {
+    /// The streams on which events are wanted.
+    pub(super) streams: Vec<NamedStream>,
+    parked: u64,
 }
 
 /// What a scope has; its owner keeps the lock.
@@ -62,12 +104,14 @@ pub(super) struct Memory {
     places: Vec<Place>,
     /// Blocks that came back in graphs that are not the scope's.
     withheld: Vec<ChunkId>,
-    /// Blocks that came back outside of captures, for which no event was recorded.
-    unrecorded: Vec<ChunkId>,
+    parking: Parking,
+    /// The events that parked blocks wait for, by their numbers.
+    fences: Vec<(u64, Event)>,
+    spare: Vec<Event>,
     /// The number of allocations so far.
     pub(super) allocations: u64,
-    /// The number of streams that are open in the scope.
-    pub(super) open: usize,
+    /// The streams that are open in the scope.
+    open: Vec<NamedStream>,
     /// Whether the scope was dropped. What comes back then goes upstream.
     pub(super) has_ended: bool,
 }
@@ -79,27 +123,33 @@ impl Memory {
             blocks: FxHashMap::default(),
             places: Vec::new(),
             withheld: Vec::new(),
-            unrecorded: Vec::new(),
+            parking: Parking::default(),
+            fences: Vec::new(),
+            spare: Vec::new(),
             allocations: 0,
-            open: 0,
+            open: Vec::new(),
             has_ended: false,
         }
     }
 
     // --- Requests ---
 
-    /// Hands out a free block that work of the stream may use, in a capture or outside.
+    /// Hands out a free block that the stream's work on this side may use. A capture without a number gets
+    /// only what nobody owns; an ended scope hands out nothing.
     pub(super) fn take(
         &mut self,
         request: &Request,
         stream: StreamRef,
-        is_captured: bool,
+        side: Option<Side>,
     ) -> Option<DevicePtr> {
-        let key = Some((stream.id(), is_captured));
-        let place = self.places.iter().position(|place| place.key == key);
+        if self.has_ended {
+            return None;
+        }
+        let key = side.map(|side| (stream.id(), side));
+        let place = key.and_then(|key| self.places.iter().position(|place| place.key == Some(key)));
         let owner = place.map_or(ANY_STREAM, owner_of);
         let chunk = self.heap.find_for(owner, request, false)?;
-        Some(self.hand_out(chunk, request, stream))
+        Some(self.hand_out(chunk, request, stream, side))
     }
 
     /// Adds a span, and hands out a block of it.
@@ -109,17 +159,28 @@ impl Memory {
         bytes: u64,
         request: &Request,
         stream: StreamRef,
+        side: Option<Side>,
     ) -> DevicePtr {
         let chunk = self.heap.add_region(span.address(), bytes, ANY_STREAM, EPOCH);
-        self.hand_out(chunk, request, stream)
+        self.hand_out(chunk, request, stream, side)
     }
 
-    fn hand_out(&mut self, chunk: ChunkId, request: &Request, stream: StreamRef) -> DevicePtr {
+    fn hand_out(
+        &mut self,
+        chunk: ChunkId,
+        request: &Request,
+        stream: StreamRef,
+        side: Option<Side>,
+    ) -> DevicePtr {
         let chunk = self.heap.take(chunk, request.bytes, request.alignment);
         let ptr = DevicePtr::new(self.heap.chunk(chunk).addr);
-        let (bytes, stream, number) = (request.requested, stream.handle(), self.allocations);
+        let capture = match side {
+            Some(Side::Captured(number)) => Some(number),
+            Some(Side::Ordinary) | None => None,
+        };
+        let (bytes, stream, number) = (request.requested, NamedStream::of(stream), self.allocations);
         self.allocations += 1;
-        self.blocks.insert(ptr, Held { chunk, bytes, stream, number });
+        self.blocks.insert(ptr, Held { chunk, bytes, stream, capture, number });
         ptr
     }
 
@@ -134,95 +195,200 @@ impl Memory {
         }
     }
 
-    /// Frees a block that was claimed.
-    pub(super) fn free(&mut self, held: Held, order: Order, driver: &dyn Driver) {
-        let owner = match order {
-            // The device is waited for before memory of an ended scope goes anywhere.
-            _ if self.has_ended => ANY_STREAM,
-            Order::Captured(stream) => owner_of(self.place(stream, true)),
-            Order::Stream(stream) => {
-                let place = self.place(stream.id(), false);
-                if !self.record(place, stream, driver) {
-                    return self.unrecorded.push(held.chunk);
-                }
-                owner_of(place)
-            }
-            Order::OtherGraph => return self.withheld.push(held.chunk),
-            Order::Unknown => return self.unrecorded.push(held.chunk),
-        };
-        self.heap.free(held.chunk, owner, EPOCH);
+    /// Begins a free on a stream that captures nothing. An event that is recorded from now on covers it, and
+    /// all frees that began before.
+    pub(super) fn begin_free(&mut self, stream: StreamId) -> Ticket {
+        let index = self.place((stream, Side::Ordinary));
+        let place = &mut self.places[index];
+        place.tickets += 1;
+        place.pending += 1;
+        Ticket { place: index, epoch: place.tickets }
     }
 
-    /// The place of a stream, in captures or outside; a new one if it has none.
-    fn place(&mut self, stream: StreamId, is_captured: bool) -> usize {
-        let key = Some((stream, is_captured));
-        let known = self.places.iter().position(|place| place.key == key);
+    /// Ends such a free: the block is the stream's, and after the event anyone's. Without an event nobody
+    /// gets it before a wait for the device.
+    pub(super) fn end_free(&mut self, held: Held, ticket: Ticket, event: Option<Event>) {
+        self.places[ticket.place].pending -= 1;
+        match event {
+            _ if self.has_ended => self.free_unowned(held),
+            Some(_) => self.heap.free(held.chunk, owner_of(ticket.place), ticket.epoch),
+            None => self.parking.park(held.chunk, vec![Wait::Device], None),
+        }
+        event.into_iter().for_each(|event| self.keep_event(event, ticket));
+    }
+
+    /// Gives a place the event that covers most of its frees; the other one is spare.
+    fn keep_event(&mut self, event: Event, ticket: Ticket) {
+        let known = &mut self.places[ticket.place].event;
+        let unneeded = match known {
+            Some((_, epoch)) if *epoch >= ticket.epoch => Some(event),
+            _ => known.replace((event, ticket.epoch)).map(|(event, _)| event),
+        };
+        self.spare.extend(unneeded);
+    }
+
+    /// Frees a block in the capture that it was allocated in: no work outside of it can have used the block,
+    /// so it is the stream's there, and the scope's when no capture goes on.
+    pub(super) fn free_captured(&mut self, held: Held, stream: StreamId, capture: u64) {
+        if self.has_ended {
+            return self.free_unowned(held);
+        }
+        let place = self.place((stream, Side::Captured(capture)));
+        self.heap.free(held.chunk, owner_of(place), CAPTURED);
+    }
+
+    /// Keeps a block until what it waits for is done.
+    pub(super) fn park(&mut self, held: Held, waits: Vec<Wait>, capture: Option<(StreamId, u64)>) {
+        if self.has_ended {
+            return self.free_unowned(held);
+        }
+        self.parking.park(held.chunk, waits, capture);
+    }
+
+    /// Keeps a block that came back in a graph of others until the scope ends.
+    pub(super) fn withhold(&mut self, held: Held) {
+        if self.has_ended {
+            return self.free_unowned(held);
+        }
+        self.withheld.push(held.chunk);
+    }
+
+    /// The device is waited for before memory of an ended scope goes anywhere.
+    fn free_unowned(&mut self, held: Held) {
+        self.heap.free(held.chunk, ANY_STREAM, EPOCH);
+    }
+
+    /// The place of a stream on one side; a vacant or new one if it has none.
+    fn place(&mut self, key: (StreamId, Side)) -> usize {
+        let known = self.places.iter().position(|place| place.key == Some(key));
         let place = known.or_else(|| self.places.iter().position(|place| place.key.is_none()));
         let place = place.unwrap_or_else(|| {
-            self.places.push(Place { key: None, event: None, is_recorded: false });
+            self.places.push(Place::default());
             self.places.len() - 1
         });
-        self.places[place].key = key;
+        self.places[place].key = Some(key);
         self.heap.has_one_stream = self.places.iter().filter(|place| place.key.is_some()).count() <= 1;
         place
     }
 
-    /// Records a place's event on its stream, outside of captures; returns whether it did.
-    fn record(&mut self, place: usize, stream: StreamRef, driver: &dyn Driver) -> bool {
-        let place = &mut self.places[place];
-        let recorded = || -> DriverResult<bool> {
-            let event = match place.event {
-                Some(event) => event,
-                None => *place.event.insert(driver.event_create(EventFlags::default())?),
+    // --- Streams that are open ---
+
+    pub(super) fn open(&mut self, stream: NamedStream) {
+        self.open.push(stream);
+    }
+
+    pub(super) fn open_streams(&self) -> &[NamedStream] {
+        &self.open
+    }
+
+    /// Closes the scope for a stream. After the last one, what was freed in captures that allocated it is
+    /// free for the next: the graphs never run at once. Blocks that had work outside of captures go on to
+    /// wait for it.
+    pub(super) fn begin_close(&mut self, stream: StreamId) -> Closing {
+        self.open.retain(|open| open.id != stream);
+        let mut streams = self.parking.unrecorded();
+        if !self.open.is_empty() {
+            streams.retain(|named| named.id == stream);
+        } else {
+            self.parking.note_captures_ended();
+            for index in 0..self.places.len() {
+                if matches!(self.places[index].key, Some((_, Side::Captured(_)))) {
+                    self.vacate(index, CAPTURED);
+                }
+            }
+        }
+        Closing { streams, parked: self.parking.next() }
+    }
+
+    /// Notes the event that was recorded on a stream of these, if there is one.
+    pub(super) fn end_close(&mut self, closing: &Closing, stream: StreamId, event: Option<Event>) {
+        let fence = event.map(|event| self.add_fence(event));
+        self.parking.note_record(stream, fence, closing.parked);
+    }
+
+    /// Numbers an event that parked blocks wait for.
+    pub(super) fn add_fence(&mut self, event: Event) -> u64 {
+        let fence = self.parking.new_fence();
+        self.fences.push((fence, event));
+        fence
+    }
+
+    // --- Work that is done ---
+
+    /// An event that is not in use.
+    pub(super) fn take_spare_event(&mut self) -> Option<Event> {
+        self.spare.pop()
+    }
+
+    pub(super) fn keep_spare_event(&mut self, event: Event) {
+        self.spare.push(event);
+    }
+
+    /// Takes the events that say whose work is done.
+    pub(super) fn begin_queries(&mut self) -> Vec<Query> {
+        let of_places = self.places.iter_mut().enumerate().filter_map(|(place, known)| {
+            let (event, epoch) = known.event.take()?;
+            Some((event, Covers::Place(Ticket { place, epoch })))
+        });
+        let of_places: Vec<_> = of_places.collect();
+        let of_fences = self.fences.drain(..).map(|(fence, event)| (event, Covers::Fence(fence)));
+        let all = of_places.into_iter().chain(of_fences);
+        all.map(|(event, covers)| Query { event, is_reached: false, covers }).collect()
+    }
+
+    /// Notes the answers: blocks whose work is done are anyone's, or their capture's as long as that goes on.
+    pub(super) fn end_queries(&mut self, queries: Vec<Query>) {
+        for Query { event, is_reached, covers } in queries {
+            match covers {
+                Covers::Place(ticket) if is_reached => {
+                    self.spare.push(event);
+                    self.vacate(ticket.place, ticket.epoch);
+                }
+                Covers::Place(ticket) => self.keep_event(event, ticket),
+                Covers::Fence(fence) if is_reached => {
+                    self.spare.push(event);
+                    self.parking.note_reached(fence);
+                }
+                Covers::Fence(fence) => self.fences.push((fence, event)),
+            }
+        }
+        self.free_ready();
+    }
+
+    /// What is freed now on ordinary streams, or parked.
+    pub(super) fn begin_device_wait(&self) -> DeviceWait {
+        let places = self.places.iter().enumerate();
+        let ordinary = places.filter(|(_, known)| matches!(known.key, Some((_, Side::Ordinary))));
+        let places = ordinary.map(|(place, known)| Ticket { place, epoch: known.tickets }).collect();
+        DeviceWait { places, parked: self.parking.next() }
+    }
+
+    /// Notes that the device was waited for.
+    pub(super) fn end_device_wait(&mut self, wait: &DeviceWait) {
+        wait.places.iter().for_each(|ticket| self.vacate(ticket.place, ticket.epoch));
+        self.parking.note_device(wait.parked);
+        self.free_ready();
+    }
+
+    fn free_ready(&mut self) {
+        for block in self.parking.take_ready() {
+            let (owner, epoch) = match block.capture {
+                Some((stream, capture)) => {
+                    (owner_of(self.place((stream, Side::Captured(capture)))), CAPTURED)
+                }
+                None => (ANY_STREAM, EPOCH),
             };
-            driver.event_record(event, stream)?;
-            // An event that a capture got, which began on another thread meanwhile, must not be queried.
-            is_capturing(driver, stream).map(|is_captured| !is_captured)
-        }();
-        place.is_recorded = recorded.inspect_err(|error| driver.health().note(error)) == Ok(true);
-        place.is_recorded
-    }
-
-    /// Makes blocks unowned that were freed outside of captures, by work that is done.
-    pub(super) fn collect(&mut self, driver: &dyn Driver) {
-        for index in 0..self.places.len() {
-            let place = &self.places[index];
-            let Some(event) = place.event.filter(|_| place.is_recorded) else { continue };
-            let is_done = ask(driver, |driver| driver.event_query(event));
-            if is_done == Ok(true) {
-                self.vacate(index);
-            }
+            self.heap.free(block.chunk, owner, epoch);
         }
     }
 
-    /// Does the same for all work of the device, which is waited for.
-    pub(super) fn wait_and_collect(&mut self, driver: &dyn Driver) {
-        if ask(driver, |driver| driver.synchronize_beside_captures()) != Ok(true) {
-            return;
+    /// Makes the blocks of a place unowned that were freed up to a ticket. A place without blocks is vacant.
+    fn vacate(&mut self, place: usize, upto: Epoch) {
+        self.heap.migrate(owner_of(place), upto, ANY_STREAM, EPOCH);
+        let known = &mut self.places[place];
+        if known.pending == 0 && self.heap.free_bytes(owner_of(place)) == 0 {
+            known.key = None;
         }
-        for index in 0..self.places.len() {
-            if matches!(self.places[index].key, Some((_, false))) {
-                self.vacate(index);
-            }
-        }
-        for chunk in std::mem::take(&mut self.unrecorded) {
-            self.heap.free(chunk, ANY_STREAM, EPOCH);
-        }
-    }
-
-    /// Makes what was freed in captures available to the next: the graphs never run at once.
-    pub(super) fn end_captures(&mut self) {
-        for index in 0..self.places.len() {
-            if matches!(self.places[index].key, Some((_, true))) {
-                self.vacate(index);
-            }
-        }
-    }
-
-    fn vacate(&mut self, place: usize) {
-        self.heap.migrate(owner_of(place), Epoch::MAX, ANY_STREAM, EPOCH);
-        self.places[place].key = None;
-        self.places[place].is_recorded = false;
     }
 
     // --- Spans ---
@@ -240,10 +406,11 @@ impl Memory {
     /// Removes the spans of an ended scope in which no block is handed out. The caller waits for the device
     /// before it returns them, or puts them back.
     pub(super) fn remove_free_spans(&mut self) -> Vec<(DevicePtr, u64)> {
-        for chunk in self.withheld.drain(..).chain(self.unrecorded.drain(..)) {
+        let parked = self.parking.take_all().into_iter().map(|block| block.chunk);
+        for chunk in parked.chain(self.withheld.drain(..)) {
             self.heap.free(chunk, ANY_STREAM, EPOCH);
         }
-        (0..self.places.len()).for_each(|index| self.vacate(index));
+        (0..self.places.len()).for_each(|index| self.vacate(index, CAPTURED));
         let next = || self.heap.remove_free_region(|_| true);
         let spans = std::iter::from_fn(next);
         spans.map(|(region, ..)| (DevicePtr::new(region.base), region.bytes)).collect()
@@ -260,9 +427,12 @@ impl Memory {
         spans.into_iter().map(|region| (DevicePtr::new(region.base), region.bytes)).collect()
     }
 
-    /// Removes the events of all places.
+    /// Removes all events: those of an ended scope are of no use.
     pub(super) fn remove_events(&mut self) -> Vec<Event> {
-        self.places.drain(..).filter_map(|place| place.event).collect()
+        let of_places = self.places.iter_mut().filter_map(|place| place.event.take());
+        let of_places: Vec<Event> = of_places.map(|(event, _)| event).collect();
+        let of_fences = self.fences.drain(..).map(|(_, event)| event);
+        of_places.into_iter().chain(of_fences).chain(self.spare.drain(..)).collect()
     }
 
     // --- Reports ---
@@ -282,7 +452,7 @@ impl Memory {
     pub(super) fn report(&self, scope: u64) -> ScopeMemory {
         let mut report = ScopeMemory::default();
         report.id = scope;
-        report.open_streams = self.open;
+        report.open_streams = self.open.len();
         report.has_ended = self.has_ended;
         report.blocks = self.blocks.len() as u64;
         report.bytes_in_use = self.blocks.values().map(|held| held.bytes).sum();
@@ -295,7 +465,7 @@ fn info(ptr: DevicePtr, held: &Held, scope: u64) -> BlockInfo {
     let mut info = BlockInfo::default();
     info.address = ptr.address();
     info.bytes = held.bytes;
-    info.stream = Some(held.stream);
+    info.stream = Some(held.stream.stream.handle());
     info.scope = Some(scope);
     info
 }

@@ -20,11 +20,22 @@ use super::memory::Memory;
 /// graph, and no wait or record either.
 ///
 /// # What is reused
-/// A block that is freed in the capture is reused by later requests of the same stream of the capture. Once
-/// the scope is open on no stream, all that was freed in its captures is free for its next capture. So
-/// several graphs may share a scope, and need no more memory than the largest of them, with these duties of
-/// the program:
+/// A block that is allocated and freed in one capture is reused by later requests of the same stream of the
+/// capture. Once the scope is open on no stream, all that was freed in this way is free for its next capture.
+/// So several graphs may share a scope, and need no more memory than the largest of them.
 ///
+/// A block that the capture frees and did not allocate may be in use by work outside of the capture: the block
+/// was allocated before the capture, or left an earlier one. Others get the block only when that work is
+/// done. When the scope is closed for a stream, it records an event there; an allocation finds out whether
+/// the device has reached the event. Streams that cannot be recorded (they were not opened, and came from
+/// elsewhere) are waited for with the whole device, before memory is out. Without numbers of captures (before
+/// CUDA 11.3) all blocks count as such.
+///
+/// The program has these duties:
+///
+/// - work outside of captures that uses a block which a capture frees is on a stream that is open in the
+///   scope, on the stream that allocated the block, or before one of these or the stream of the free in
+///   stream order; an order that was captured does not count, as it holds for the graph alone;
 /// - they never run at once, on whichever streams they are launched; what a stream that is open does outside
 ///   of a capture with blocks of the scope counts as a graph;
 /// - a block that leaves the capture (it is still handed out when the capture ends, as the output of a graph)
@@ -184,11 +195,17 @@ pub trait CaptureScopes {
     fn open_streams(&self) -> usize;
 }
 
-/// A scope's memory, under its lock. Upstream is not called under it.
+/// A scope's memory, under its lock. Neither upstream nor the driver is called under it.
 #[derive(Debug)]
 pub(super) struct Scope {
     pub(super) id: u64,
     pub(super) memory: Mutex<Memory>,
+}
+
+impl Scope {
+    pub(super) fn new(id: u64) -> Self {
+        Self { id, memory: Mutex::new(Memory::new()) }
+    }
 }
 
 /// The layer behind a scope.

@@ -16,7 +16,7 @@ use millpond_core::{
 use parking_lot::Mutex;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
-use crate::driver_calls::{OwnStream, ask, is_capturing};
+use crate::driver_calls::{NamedStream, OwnStream, ask, is_capturing, record_unless_capturing};
 use crate::out_of_memory::note_memory;
 use crate::process;
 
@@ -56,6 +56,8 @@ struct Block {
     base: DevicePtr,
     /// As asked for.
     bytes: u64,
+    /// The stream that it was allocated on.
+    stream: NamedStream,
 }
 
 /// A block that came back, and that the driver does not have yet.
@@ -63,9 +65,11 @@ struct Block {
 struct Deferred {
     base: DevicePtr,
     bytes: u64,
-    /// Where it came back while the stream captured. `None`: the driver refused it there, so it is freed only
-    /// after a wait for the device.
+    /// The stream on which it came back while that captured. `None`: it is freed only after a wait for the
+    /// device.
     stream: Option<StreamId>,
+    /// The stream that it was allocated on.
+    allocated: NamedStream,
 }
 
 /// What became of a block that came back.
@@ -150,7 +154,7 @@ impl Inner {
         };
         let mask = over.max(1) - 1;
         let ptr = DevicePtr::new((base.address() + mask) & !mask);
-        self.blocks.insert(ptr, Block { base, bytes: layout.bytes() });
+        self.blocks.insert(ptr, Block { base, bytes: layout.bytes(), stream: NamedStream::of(stream) });
         Ok(ptr)
     }
 
@@ -167,7 +171,7 @@ impl Inner {
         let aside = self.aside.get(&*self.driver)?;
         let base = self.ask(|driver| driver.mem_alloc_from_pool_async(bytes, self.raw, aside))?;
         if let Err(error) = self.ask(|driver| driver.stream_synchronize(aside)) {
-            self.free_on(base, bytes, aside);
+            self.free_on(base, bytes, aside, NamedStream::of(aside));
             return Err(error);
         }
         Ok(base)
@@ -177,7 +181,8 @@ impl Inner {
     pub(crate) fn prime(&self, bytes: u64) -> Result<()> {
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
         let base = self.allocate_aside(bytes)?;
-        self.free_on(base, bytes, self.aside.get(&*self.driver)?);
+        let aside = self.aside.get(&*self.driver)?;
+        self.free_on(base, bytes, aside, NamedStream::of(aside));
         Ok(())
     }
 
@@ -185,19 +190,27 @@ impl Inner {
 
     /// Takes a block back in the order of `stream`.
     pub(crate) fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) -> Freed {
-        if self.driver.health().is_lost() {
+        let is_lost = self.driver.health().is_lost();
+        if is_lost && !self.driver.was_reset() {
             return Freed::Taken;
         }
         let is_whole = |_: &DevicePtr, block: &Block| block.bytes == layout.bytes();
         let Some((_, block)) = self.blocks.remove_if(&ptr, is_whole) else {
-            return Freed::Refused(match self.blocks.get(&ptr) {
-                Some(block) => MisuseKind::WrongSize { allocated_bytes: block.bytes },
-                None => MisuseKind::ForeignPointer,
-            });
+            return match self.blocks.get(&ptr) {
+                _ if is_lost => Freed::Taken,
+                Some(block) => Freed::Refused(MisuseKind::WrongSize { allocated_bytes: block.bytes }),
+                None => Freed::Refused(MisuseKind::ForeignPointer),
+            };
         };
+        let Block { base, bytes, stream: allocated } = block;
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
+        if self.driver.was_reset() {
+            // All streams ended with the context, and the block did not.
+            self.free_on(base, bytes, stream, allocated);
+            return Freed::Taken;
+        }
         if self.driver.stream_is_gone(stream) {
-            self.defer(block.base, block.bytes, None);
+            self.defer(Deferred { base, bytes, stream: None, allocated });
             self.free_deferred();
             // A reset of the context ends all streams, and is no mistake of the caller.
             let is_lost = self.driver.health().is_lost();
@@ -206,23 +219,24 @@ impl Inner {
         match is_capturing(&*self.driver, stream) {
             Ok(false) => {
                 self.free_deferred_of(stream);
-                self.free_on(block.base, block.bytes, stream);
+                self.free_on(base, bytes, stream, allocated);
             }
-            _ => self.defer(block.base, block.bytes, Some(stream.id())),
+            _ => self.defer(Deferred { base, bytes, stream: Some(stream.id()), allocated }),
         }
         Freed::Taken
     }
 
-    /// Frees a block in the order of a stream that does not capture. What the driver refuses is kept for
-    /// later.
-    fn free_on(&self, base: DevicePtr, bytes: u64, stream: StreamRef) {
+    /// Frees a block in the order of a stream that does not capture; after a reset of the context, at once.
+    /// What the driver refuses is kept for later.
+    fn free_on(&self, base: DevicePtr, bytes: u64, stream: StreamRef, allocated: NamedStream) {
         // SAFETY: the block is the driver's, was handed out, and came back in the order of this stream.
         let Err(error) = self.ask(|driver| unsafe { driver.mem_free_async(base, stream) }) else {
             return self.note_free(stream);
         };
         if !self.driver.health().is_lost() {
             tracing::warn!(target: "millpond::driver", ptr = %base, %error, "a block is freed later");
-            self.defer(base, bytes, error.is_capture_refusal().then(|| stream.id()));
+            let stream = error.is_capture_refusal().then(|| stream.id());
+            self.defer(Deferred { base, bytes, stream, allocated });
         }
     }
 
@@ -231,19 +245,24 @@ impl Inner {
         if self.last_freed_on.swap(stream.id().get(), Ordering::SeqCst) == stream.id().get() {
             return;
         }
+        let mut known = match &mut *self.freed_on.lock() {
+            streams if streams.len() < MOST_OBSERVED => {
+                streams.insert(stream.id(), stream);
+                return;
+            }
+            streams => std::mem::take(streams),
+        };
+        known.retain(|_, known| !self.driver.stream_is_gone(*known));
+        known.insert(stream.id(), stream);
         let mut streams = self.freed_on.lock();
-        if streams.len() >= MOST_OBSERVED {
-            streams.retain(|_, known| !self.driver.stream_is_gone(*known));
-        }
         // A trim gives less back where a program has more streams.
-        if streams.len() < MOST_OBSERVED {
-            streams.insert(stream.id(), stream);
-        }
+        let room = MOST_OBSERVED.saturating_sub(streams.len());
+        streams.extend(known.into_iter().take(room));
     }
 
-    fn defer(&self, base: DevicePtr, bytes: u64, stream: Option<StreamId>) {
+    fn defer(&self, block: Deferred) {
         let mut deferred = self.deferred.lock();
-        deferred.push(Deferred { base, bytes, stream });
+        deferred.push(block);
         self.deferred_count.store(deferred.len(), Ordering::Relaxed);
     }
 
@@ -261,11 +280,43 @@ impl Inner {
         self.deferred.lock().iter().map(|block| block.bytes).sum()
     }
 
-    /// Frees what came back on this stream while it captured.
+    /// Frees what came back on this stream while it captured. The order of streams that was captured holds for
+    /// the graph alone: a block that another stream allocated is freed behind both streams.
     fn free_deferred_of(&self, stream: StreamRef) {
-        for Deferred { base, bytes, .. } in self.take_deferred(|block| block.stream == Some(stream.id())) {
-            self.free_on(base, bytes, stream);
+        for block in self.take_deferred(|block| block.stream == Some(stream.id())) {
+            let Deferred { base, bytes, allocated, .. } = block;
+            if allocated.id == stream.id() {
+                self.free_on(base, bytes, stream, allocated);
+                continue;
+            }
+            match self.aside_behind(stream, allocated) {
+                Ok(Some(aside)) => self.free_on(base, bytes, aside, allocated),
+                Ok(None) | Err(_) => self.defer(Deferred { stream: None, ..block }),
+            }
         }
+    }
+
+    /// The pool's own stream, after it was made to wait for both streams; `None` if one of them captures, or
+    /// may be gone.
+    fn aside_behind(&self, stream: StreamRef, other: NamedStream) -> DriverResult<Option<StreamRef>> {
+        let Some(other) = other.here() else { return Ok(None) };
+        let aside = self.aside.get(&*self.driver)?;
+        let event = self.ask(|driver| driver.event_create(EventFlags::default()))?;
+        let waits = || -> DriverResult<Option<StreamRef>> {
+            let wait = || self.ask(|driver| driver.stream_wait_event(aside, event));
+            if !self.ask(|driver| record_unless_capturing(driver, event, stream))? {
+                return Ok(None);
+            }
+            wait()?;
+            if !self.ask(|driver| driver.event_record_if_alive(event, other))? {
+                return Ok(None);
+            }
+            wait().map(|()| Some(aside))
+        };
+        let waits = waits();
+        // SAFETY: the event is this function's own; the stream goes on to wait for what was recorded.
+        let _ = self.ask(|driver| unsafe { driver.event_destroy(event) });
+        waits
     }
 
     /// Lets the driver see that frees are done. It counts memory as in use until a synchronisation with the
@@ -296,7 +347,9 @@ impl Inner {
         if !deferred.is_empty() {
             match self.aside.get(&*self.driver) {
                 Ok(aside) => {
-                    deferred.into_iter().for_each(|block| self.free_on(block.base, block.bytes, aside))
+                    let free =
+                        |block: Deferred| self.free_on(block.base, block.bytes, aside, block.allocated);
+                    deferred.into_iter().for_each(free);
                 }
                 Err(_) => self.defer_again(deferred),
             }
@@ -306,7 +359,7 @@ impl Inner {
     }
 
     fn defer_again(&self, blocks: Vec<Deferred>) {
-        blocks.into_iter().for_each(|block| self.defer(block.base, block.bytes, block.stream));
+        blocks.into_iter().for_each(|block| self.defer(block));
     }
 
     /// Whether a request of this size is larger than the pool may become.
@@ -411,20 +464,29 @@ impl Drop for Inner {
         let this = std::ptr::from_ref(self);
         POOLS.remove_if(&key(&self.driver, self.raw), |_, pool| pool.as_ptr() == this);
         let driver = Arc::clone(&self.driver);
-        if driver.health().is_lost() {
+        // Pools and their blocks outlive their context.
+        let was_reset = driver.was_reset();
+        if driver.health().is_lost() && !was_reset {
             return;
         }
         let _captures = CaptureModeGuard::relaxed(&*driver);
         if let Origin::Made { frees_at_end: true, .. } = self.origin {
-            for block in std::mem::take(&mut self.blocks).into_iter().map(|(_, block)| block) {
-                self.defer(block.base, block.bytes, None);
+            for Block { base, bytes, stream: allocated } in
+                std::mem::take(&mut self.blocks).into_iter().map(|(_, block)| block)
+            {
+                self.defer(Deferred { base, bytes, stream: None, allocated });
+            }
+        }
+        if was_reset {
+            for block in self.take_deferred(|_| true) {
+                self.free_on(block.base, block.bytes, StreamRef::LEGACY, block.allocated);
             }
         }
         // What came back on a stream that captures is not ordered before the end otherwise.
         if self.deferred_count.load(Ordering::Relaxed) > 0 && !self.free_deferred() {
             tracing::warn!(target: "millpond::driver", "blocks of a pool are left to the driver");
         }
-        let stream = self.aside.destroy(&*driver);
+        let stream = if was_reset { Ok(()) } else { self.aside.destroy(&*driver) };
         let mut pool = Ok(());
         if self.origin != Origin::Elsewhere {
             // SAFETY: no value names the pool any more.
@@ -435,7 +497,7 @@ impl Drop for Inner {
             }
         }
         if let Err(error) = stream.and(pool)
-            && !driver.health().is_lost()
+            && (was_reset || !driver.health().is_lost())
         {
             tracing::warn!(target: "millpond::driver", %error, "a pool of the driver is left to it");
         }

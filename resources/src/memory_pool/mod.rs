@@ -159,16 +159,22 @@ impl MemoryPool {
     }
 
     fn register(driver: DriverHandle, raw: MemPool, origin: Origin) -> Self {
-        let key = key(&driver, raw);
-        let mut entry = POOLS.entry(key).or_default();
-        // Another thread may have come first. A pool that was just made is no other, even where a view is
-        // left of a pool that had its handle before.
-        if let Some(known) = entry.upgrade().filter(|_| origin == Origin::Elsewhere) {
-            return Self(known);
-        }
         let pool = Arc::new(Inner::new(driver, raw, origin));
-        *entry = Arc::downgrade(&pool);
-        Self(pool)
+        let known = {
+            let mut entry = POOLS.entry(key(&pool.driver, raw)).or_default();
+            // Another thread may have come first. A pool that was just made is no other, even where a view is
+            // left of a pool that had its handle before.
+            match entry.upgrade() {
+                Some(known) if origin == Origin::Elsewhere => known,
+                known => {
+                    *entry = Arc::downgrade(&pool);
+                    drop(entry); // before `known`, which may be the last of its pool
+                    drop(known);
+                    return Self(pool);
+                }
+            }
+        };
+        Self(known)
     }
 
     /// Makes this the current pool of its device, for the whole process. It is kept as long as it is current.
@@ -420,6 +426,20 @@ fn check_handles(driver: &dyn Driver, props: MemPoolProps) -> Result<()> {
         }
         Err(error) if error.is_sticky() => Err(error),
         _ => Ok(()),
+    }
+}
+
+/// A reset of the context ends what is current. A pool that was current is not kept longer than its user
+/// keeps it.
+impl Drop for MemoryPool {
+    fn drop(&mut self) {
+        if !self.0.driver.was_reset() {
+            return;
+        }
+        let health = Arc::clone(self.0.driver.health());
+        let is_of_context = |pool: &mut Self| Arc::ptr_eq(pool.0.driver.health(), &health);
+        let ended: Vec<Self> = CURRENT.lock().extract_if(.., is_of_context).collect();
+        drop(ended);
     }
 }
 

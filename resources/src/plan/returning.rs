@@ -321,15 +321,17 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
             // Another thread may have changed the state in the middle of the fork.
             return std::mem::forget(std::mem::replace(self.state.get_mut(), State::new(1)));
         }
-        if self.driver().health().is_lost() {
+        // Memory of upstream's may outlive the context; events do not.
+        let was_reset = self.driver().was_reset();
+        if self.driver().health().is_lost() && !was_reset {
             return;
         }
-        let has_waited = self.state.get_mut().bytes().0 == 0 || self.wait();
+        let has_waited = was_reset || self.state.get_mut().bytes().0 == 0 || self.wait();
         let driver = Arc::clone(self.driver());
         let _captures = CaptureModeGuard::relaxed(&*driver);
         let state = self.state.get_mut();
         let (lanes, events) = state.take_everything();
-        for event in events {
+        for event in events.into_iter().filter(|_| !was_reset) {
             // SAFETY: the event is the layer's own, and nothing waits for it.
             let _ = ask(&*driver, |driver| unsafe { driver.event_destroy(event) });
         }

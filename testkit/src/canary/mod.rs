@@ -13,9 +13,11 @@
 
 mod free_list;
 mod pool;
+mod scopes;
 mod zeroing;
 
 pub use pool::CanaryPool;
+pub use scopes::{CanaryScopes, WrongScopes};
 pub use zeroing::{WrongWork, ZeroingLayer, ZeroingResource};
 
 /// A mistake of a stream-ordered pool. Most were made in production.

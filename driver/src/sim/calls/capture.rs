@@ -4,9 +4,9 @@ use millpond_core::driver::{CaptureMode, Event};
 use millpond_core::{DriverError, StreamRef};
 
 use crate::sim::model::answer::{Answer, Refusal};
-use crate::sim::model::capture::{About, Capture, CaptureId, refusal, this_thread};
+use crate::sim::model::capture::{About, Capture, CaptureId, Member, refusal, this_thread};
 use crate::sim::model::capture_rules::{self as rules, Outcome, Scope};
-use crate::sim::model::clock::Slot;
+use crate::sim::model::clock::{Clock, Slot};
 use crate::sim::model::order::LEGACY;
 use crate::sim::state::State;
 
@@ -28,7 +28,7 @@ impl State {
             by,
             mode,
             origin: slot,
-            streams: vec![(slot, self.order.end(slot).tick())],
+            streams: vec![self.member(slot)],
             broken_by: None,
         });
         Ok(())
@@ -49,20 +49,34 @@ impl State {
             return Err(Refusal::new(DriverError::STREAM_CAPTURE_UNMATCHED, text));
         }
         let Capture { origin, streams, broken_by, .. } = self.captures.live.swap_remove(at);
+        let joined = self.are_joined(origin, &streams);
+        for member in streams {
+            self.order.leave_capture(member.slot, member.clock);
+        }
         if let Some(call) = broken_by {
             let text = format!("the capture was ended by {call}");
             return Err(Refusal::new(DriverError::STREAM_CAPTURE_INVALIDATED, text));
         }
-        // What a stream has not done since it came to the capture need not be waited for.
-        let is_joined = |&(slot, tick): &(Slot, u64)| {
-            let end = self.order.end(slot);
-            slot == origin || end.tick() <= tick + 1 || self.order.covers(origin, end)
-        };
-        if !streams.iter().all(is_joined) {
+        if !joined {
             let text = "a stream of the capture was not joined to the one where it began";
             return Err(Refusal::new(DriverError::STREAM_CAPTURE_UNJOINED, text));
         }
         Ok(())
+    }
+
+    fn member(&self, slot: Slot) -> Member {
+        let mut clock = Clock::default();
+        clock.copy_from(self.order.clock(slot));
+        Member { slot, tick: self.order.end(slot).tick(), clock }
+    }
+
+    /// Whether the stream on which a capture began comes after all that it captured. What a stream has not
+    /// done since it came to the capture need not be waited for.
+    fn are_joined(&self, origin: Slot, streams: &[Member]) -> bool {
+        streams.iter().all(|member| {
+            let end = self.order.end(member.slot);
+            member.slot == origin || end.tick() <= member.tick + 1 || self.order.covers(origin, end)
+        })
     }
 
     /// Says whether captures let the calling thread make this call; where they do not, they may end by it.
@@ -142,11 +156,10 @@ impl State {
                 Err(refusal(code, call))
             }
             (None, captured) => {
+                // The wait itself is a tick.
+                let member = slot.map(|slot| self.member(slot));
                 let live = self.captures.live.iter_mut().find(|capture| Some(capture.id) == captured);
-                let joined = live.zip(slot).map(|(capture, slot)| {
-                    // The wait itself is a tick.
-                    capture.streams.push((slot, self.order.end(slot).tick()));
-                });
+                let joined = live.zip(member).map(|(capture, member)| capture.streams.push(member));
                 joined.ok_or_else(|| refusal(rules::ABOUT_CAPTURED_EVENT, call))
             }
         }

@@ -30,11 +30,14 @@ impl State {
             self.violation(ViolationKind::Overlap, || format!("{ptr} was handed out twice"));
             self.oracle.take(index);
         }
-        let block = Block { ptr, bytes, slot, pieces, uses: Epochs::default() };
+        let (uses, captured) = (Epochs::default(), Epochs::default());
+        let block = Block { ptr, bytes, slot, pieces, uses, captured };
         let pieces = block.pieces.clone();
         let index = self.oracle.insert(block);
         for piece in &pieces {
-            if let Some((kind, message)) = self.oracle.lend(&self.order, piece, slot, index) {
+            let in_same_capture = |epoch| self.captures.has_captured(slot, epoch);
+            if let Some((kind, message)) = self.oracle.lend(&self.order, piece, slot, index, in_same_capture)
+            {
                 self.violation(kind, || {
                     format!("the block of {bytes} bytes at {ptr} was handed out: {message}")
                 });
@@ -58,7 +61,7 @@ impl State {
             let lent = block.describe();
             self.violation(ViolationKind::Overlap, || format!("{lent} came back with {bytes} bytes"));
         }
-        self.oracle.give_back(&self.order, &block, slot);
+        self.oracle.give_back(&self.order, &block, slot, self.captures.of(slot).is_some());
     }
 
     /// The memory behind an access, which is checked and recorded as one at `epoch`.
@@ -72,8 +75,9 @@ impl State {
             });
             return None;
         };
+        let is_captured = self.captures.of(epoch.slot()).is_some();
         for piece in &pieces {
-            if let Some((kind, message)) = self.oracle.access(&self.order, piece, epoch) {
+            if let Some((kind, message)) = self.oracle.access(&self.order, piece, epoch, is_captured) {
                 self.violation(kind, || format!("{bytes} bytes at {ptr}: {message}"));
             }
         }

@@ -240,6 +240,14 @@ impl State {
         }
     }
 
+    /// Frees pooled memory of a context that was reset: its streams are gone with all their work.
+    pub(crate) fn mem_free_after_reset(&mut self, ptr: DevicePtr) -> Answer<()> {
+        match self.space.at(ptr.address()).map(|mapping| mapping.purpose) {
+            Some(Purpose::Pool(_)) => self.end_pooled(ptr, None),
+            _ => Err(self.unknown_pointer(ptr, "cuMemFreeAsync")),
+        }
+    }
+
     /// Frees pooled memory: in the order of a stream, or, without one, after all work.
     pub(crate) fn end_pooled(&mut self, ptr: DevicePtr, slot: Option<Slot>) -> Answer<()> {
         let freed = match slot {

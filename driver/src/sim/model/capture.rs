@@ -1,5 +1,6 @@
 //! The captures of graphs that are under way. Work that is submitted to a capturing stream takes its place in
-//! the order as if it ran; no graph is kept.
+//! the order as if it ran; no graph is kept. When the capture ends, its streams forget the order that was
+//! captured, which holds for the graph alone.
 
 use std::thread::{self, ThreadId};
 
@@ -8,7 +9,7 @@ use millpond_core::driver::{CaptureMode, Event};
 
 use super::answer::Refusal;
 use super::capture_rules::{self as rules};
-use super::clock::Slot;
+use super::clock::{Clock, Epoch, Slot};
 
 /// The identity of a capture, which stays unique after its end.
 pub(crate) type CaptureId = u64;
@@ -20,10 +21,20 @@ pub(crate) struct Capture {
     pub(crate) mode: CaptureMode,
     /// The stream on which it began.
     pub(crate) origin: Slot,
-    /// All streams that belong to it, with their ticks at the time they joined.
-    pub(crate) streams: Vec<(Slot, u64)>,
+    /// All streams that belong to it.
+    pub(crate) streams: Vec<Member>,
     /// The call that invalidated the capture.
     pub(crate) broken_by: Option<String>,
+}
+
+/// A stream that belongs to a capture.
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub(crate) slot: Slot,
+    /// Its tick at the time it joined.
+    pub(crate) tick: u64,
+    /// What its work outside of the capture comes after.
+    pub(crate) clock: Clock,
 }
 
 /// The captures that are under way, and the modes of threads.
@@ -56,11 +67,18 @@ impl About {
 
 impl Capture {
     pub(crate) fn slots(&self) -> impl Iterator<Item = Slot> + '_ {
-        self.streams.iter().map(|(slot, _)| *slot)
+        self.streams.iter().map(|member| member.slot)
     }
 }
 
 impl Captures {
+    /// Whether the stream captures, and this was captured with it.
+    pub(crate) fn has_captured(&self, slot: Slot, epoch: Epoch) -> bool {
+        let capture = self.live.iter().find(|capture| capture.slots().any(|of| of == slot));
+        let mut members = capture.into_iter().flat_map(|capture| &capture.streams);
+        members.any(|member| member.slot == epoch.slot() && epoch.tick() > member.tick)
+    }
+
     /// The capture that a stream belongs to.
     pub(crate) fn of(&self, slot: Slot) -> Option<CaptureId> {
         self.live.iter().find(|capture| capture.slots().any(|of| of == slot)).map(|capture| capture.id)
@@ -102,7 +120,7 @@ impl Captures {
     pub(crate) fn forget(&mut self, slot: Slot, call: &str) {
         self.break_where(call, rules::FORBIDDEN, |capture| capture.slots().any(|of| of == slot));
         self.live.retain(|capture| capture.origin != slot);
-        self.live.iter_mut().for_each(|capture| capture.streams.retain(|(of, _)| *of != slot));
+        self.live.iter_mut().for_each(|capture| capture.streams.retain(|member| member.slot != slot));
     }
 }
 

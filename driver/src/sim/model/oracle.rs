@@ -9,6 +9,10 @@
 //! does not happen after. That is the whole of what its next owner has to be ordered after: in particular
 //! also a use on another stream that the owner forgot to order before `s`, and what came before the owner
 //! if `s` was never ordered after the stream that the block was lent to.
+//!
+//! Work that is captured for a graph runs when the graph is launched. So it leaves nothing behind for streams
+//! outside of its capture, and an order that was captured orders no other work: a block that comes back in a
+//! capture leaves all uses outside of it behind that the host does not know to be done.
 
 use std::ops::Range;
 
@@ -27,6 +31,8 @@ pub(crate) struct Place {
     pub(crate) owner: Option<u32>,
     pub(crate) released: Epochs,
     pub(crate) uses: Epochs,
+    /// What was captured, releases and uses.
+    pub(crate) captured: Epochs,
 }
 
 /// The slot of a stream that is gone.
@@ -40,6 +46,8 @@ pub(crate) struct Block {
     pub(crate) slot: Slot,
     pub(crate) pieces: Pieces,
     pub(crate) uses: Epochs,
+    /// The uses that were captured.
+    pub(crate) captured: Epochs,
 }
 
 /// Every block and the history of all memory.
@@ -77,8 +85,15 @@ impl Oracle {
     }
 
     /// Lends a piece to a block on `slot`: no other block may hold it, and `slot` must come after all its
-    /// history.
-    pub(crate) fn lend(&mut self, order: &Order, piece: &Piece, slot: Slot, index: u32) -> Option<Finding> {
+    /// history. Of what was captured that is what is `in_same_capture`.
+    pub(crate) fn lend(
+        &mut self,
+        order: &Order,
+        piece: &Piece,
+        slot: Slot,
+        index: u32,
+        in_same_capture: impl Fn(Epoch) -> bool,
+    ) -> Option<Finding> {
         let Self { places, blocks, .. } = self;
         let mut finding = None;
         places.update(piece.range(), &Place::default(), |range, place| {
@@ -86,7 +101,11 @@ impl Oracle {
                 let message = format!("{range:x?} in it is lent already, as a part of {}", other.describe());
                 finding.get_or_insert((ViolationKind::Overlap, message));
             }
-            let first = place.released.iter().chain(place.uses.iter()).find(|e| !order.covers(slot, *e));
+            let first = {
+                let captured = place.captured.iter().filter(|e| in_same_capture(*e));
+                let mut history = place.released.iter().chain(place.uses.iter()).chain(captured);
+                history.find(|e| !order.covers(slot, *e))
+            };
             if let Some(epoch) = first {
                 finding.get_or_insert_with(|| (ViolationKind::StreamOrder, unordered(order, slot, epoch)));
                 place.released.clear(); // said once
@@ -97,27 +116,43 @@ impl Oracle {
         finding
     }
 
-    /// Leaves behind what the next owner of a block must come after.
-    pub(crate) fn give_back(&mut self, order: &Order, block: &Block, slot: Slot) {
+    /// Leaves behind what the next owner of a block must come after; `is_captured`: it comes back in a capture.
+    pub(crate) fn give_back(&mut self, order: &Order, block: &Block, slot: Slot, is_captured: bool) {
         let position = order.position(slot);
         for piece in &block.pieces {
-            let mut released = position.clone();
-            let open = |epoch: &Epoch| !order.covers(slot, *epoch);
+            let mut released = if is_captured { Epochs::default() } else { position.clone() };
+            let mut captured = block.captured.clone();
+            if is_captured {
+                captured.add(order.end(slot));
+            }
+            let open = |epoch: &Epoch| match is_captured {
+                true => !order.host_knows(*epoch),
+                false => !order.covers(slot, *epoch),
+            };
             if piece.via != 0 {
                 let through = self.through.entry(piece.via).or_default();
-                position.iter().chain(block.uses.iter()).for_each(|epoch| through.add(epoch));
+                let used = block.uses.iter().chain(block.captured.iter());
+                position.iter().chain(used).for_each(|epoch| through.add(epoch));
             }
             block.uses.iter().filter(open).for_each(|epoch| released.add(epoch));
             for (_, place) in self.places.overlapping(piece.range()) {
                 let older = place.released.iter().chain(place.uses.iter());
                 older.filter(open).for_each(|epoch| released.add(epoch));
+                place.captured.iter().for_each(|epoch| captured.add(epoch));
             }
-            self.places.replace(piece.range(), Place { owner: None, released, uses: Epochs::default() });
+            let place = Place { owner: None, released, captured, uses: Epochs::default() };
+            self.places.replace(piece.range(), place);
         }
     }
 
-    /// Notes an access; it must come after everything that earlier owners submitted.
-    pub(crate) fn access(&mut self, order: &Order, piece: &Piece, epoch: Epoch) -> Option<Finding> {
+    /// Notes an access, captured or not; it must come after everything that earlier owners submitted.
+    pub(crate) fn access(
+        &mut self,
+        order: &Order,
+        piece: &Piece,
+        epoch: Epoch,
+        is_captured: bool,
+    ) -> Option<Finding> {
         let Self { places, blocks, through, .. } = self;
         if piece.via != 0 {
             through.entry(piece.via).or_default().add(epoch);
@@ -126,7 +161,7 @@ impl Oracle {
             && let Some(Some(block)) = blocks.get_mut(*owner as usize)
             && block.slot == epoch.slot()
         {
-            block.uses.add(epoch); // the check was made when it was lent
+            block.history(is_captured).add(epoch); // the check was made when it was lent
             return None;
         }
         let mut finding = None;
@@ -142,7 +177,8 @@ impl Oracle {
                 place.released.clear();
             }
             match place.owner.and_then(|owner| blocks[owner as usize].as_mut()) {
-                Some(block) => block.uses.add(epoch),
+                Some(block) => block.history(is_captured).add(epoch),
+                None if is_captured => place.captured.add(epoch),
                 None => place.uses.add(epoch),
             }
         });
@@ -207,7 +243,7 @@ impl Oracle {
     pub(crate) fn begin(&mut self, range: Range<u64>, epoch: Epoch) {
         let mut released = Epochs::default();
         released.add(epoch);
-        self.places.replace(range, Place { owner: None, released, uses: Epochs::default() });
+        self.places.replace(range, Place { released, ..Place::default() });
     }
 
     /// Calls `each` for every epoch that may still be compared with.
@@ -236,6 +272,11 @@ impl Oracle {
 }
 
 impl Block {
+    /// Where a use is noted.
+    fn history(&mut self, is_captured: bool) -> &mut Epochs {
+        if is_captured { &mut self.captured } else { &mut self.uses }
+    }
+
     pub(crate) fn describe(&self) -> String {
         format!("the block of {} bytes at {}", self.bytes, self.ptr)
     }

@@ -185,6 +185,13 @@ impl Order {
         new
     }
 
+    /// Ends what a capture told a stream: its work comes after what it came after before, and after itself.
+    pub(crate) fn leave_capture(&mut self, slot: Slot, before: Clock) {
+        let lane = &mut self.lanes[slot];
+        lane.clock = before;
+        lane.clock.raise(slot, lane.tick);
+    }
+
     /// The clock that an event recorded now on the stream stands for.
     pub(crate) fn clock(&self, slot: Slot) -> &Clock {
         &self.lanes[slot].clock

@@ -475,12 +475,12 @@ impl<R: DeviceMemoryResource> Drop for Central<R> {
         }
         let returning = self.core.begin_return(state.heaps.totals().bytes_reserved);
         let task = state.heaps.plan_shutdown();
+        let regions = state.heaps.remove_all_regions();
         if was_reset {
             drop(state);
-            self.release_after_reset(task);
+            self.release_after_reset(task, regions);
             return;
         }
-        let regions = state.heaps.remove_all_regions();
         let events = state.streams.drain_events();
         drop(state);
         if regions.is_empty() && events.is_empty() && task.is_none() {
@@ -519,9 +519,13 @@ impl<R: DeviceMemoryResource> Drop for Central<R> {
 }
 
 impl<R: DeviceMemoryResource> Central<R> {
-    /// Releases the physical memory that the pool mapped, which outlives its context. Regions and events were
-    /// destroyed with the context; their addresses and handles may be in use again.
-    fn release_after_reset(&self, task: Option<Task>) {
+    /// Releases what outlives its context: the physical memory that the pool mapped, and regions as far as
+    /// upstream knows them to. Events were destroyed with the context.
+    fn release_after_reset(&self, task: Option<Task>, regions: Vec<(DevicePtr, u64)>) {
+        for (base, bytes) in regions {
+            // SAFETY: the region came from upstream with this layout; all work ended with the context.
+            unsafe { self.upstream.deallocate(base, Layout::new(bytes), StreamRef::LEGACY) };
+        }
         let Some(mut task) = task else { return };
         match task.run(&*self.driver) {
             Ok(()) => {

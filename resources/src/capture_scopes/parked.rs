@@ -1,0 +1,107 @@
+//! Freed blocks of a scope that nobody gets before work of other streams is known to be done.
+
+use millpond_core::StreamId;
+
+use crate::block_map::ChunkId;
+use crate::driver_calls::NamedStream;
+
+/// What a parked block waits for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Wait {
+    /// The work that the stream has outside of captures. An event is recorded behind it when the scope closes
+    /// for the stream.
+    Close(NamedStream),
+    /// The event with this number.
+    Fence(u64),
+    /// All work of the device.
+    Device,
+}
+
+/// A block that waits.
+#[derive(Debug)]
+pub(super) struct Parked {
+    pub(super) chunk: ChunkId,
+    waits: Vec<Wait>,
+    /// The stream and the capture that freed the block, as long as that capture may go on.
+    pub(super) capture: Option<(StreamId, u64)>,
+    number: u64,
+}
+
+/// The blocks of a scope that wait.
+#[derive(Debug, Default)]
+pub(super) struct Parking {
+    blocks: Vec<Parked>,
+    /// How many blocks were parked so far: the number of the next.
+    count: u64,
+    fences: u64,
+}
+
+impl Parking {
+    pub(super) fn park(&mut self, chunk: ChunkId, waits: Vec<Wait>, capture: Option<(StreamId, u64)>) {
+        self.blocks.push(Parked { chunk, waits, capture, number: self.count });
+        self.count += 1;
+    }
+
+    /// The number of the next block that is parked.
+    pub(super) fn next(&self) -> u64 {
+        self.count
+    }
+
+    /// A number for a new event.
+    pub(super) fn new_fence(&mut self) -> u64 {
+        self.fences += 1;
+        self.fences
+    }
+
+    /// The streams behind whose work no event is recorded yet.
+    pub(super) fn unrecorded(&self) -> Vec<NamedStream> {
+        let mut streams: Vec<NamedStream> = Vec::new();
+        for wait in self.blocks.iter().flat_map(|block| &block.waits) {
+            if let Wait::Close(named) = wait
+                && streams.iter().all(|known| known.id != named.id)
+            {
+                streams.push(*named);
+            }
+        }
+        streams
+    }
+
+    /// Notes the event that was recorded on a stream, for the blocks parked `before`; without one they wait
+    /// for the device.
+    pub(super) fn note_record(&mut self, stream: StreamId, fence: Option<u64>, before: u64) {
+        for block in self.blocks.iter_mut().filter(|block| block.number < before) {
+            for wait in &mut block.waits {
+                if matches!(wait, Wait::Close(named) if named.id == stream) {
+                    *wait = fence.map_or(Wait::Device, Wait::Fence);
+                }
+            }
+        }
+    }
+
+    /// Notes that the device has reached an event.
+    pub(super) fn note_reached(&mut self, fence: u64) {
+        let is_it = |wait: &Wait| matches!(wait, Wait::Fence(number) if *number == fence);
+        self.blocks.iter_mut().for_each(|block| block.waits.retain(|wait| !is_it(wait)));
+    }
+
+    /// Notes a wait for the device that began when the blocks `before` were parked.
+    pub(super) fn note_device(&mut self, before: u64) {
+        let covered = self.blocks.iter_mut().filter(|block| block.number < before);
+        covered.for_each(|block| block.waits.clear());
+    }
+
+    /// Notes that no capture of the scope goes on.
+    pub(super) fn note_captures_ended(&mut self) {
+        self.blocks.iter_mut().for_each(|block| block.capture = None);
+    }
+
+    /// Removes the blocks that wait for nothing any more.
+    pub(super) fn take_ready(&mut self) -> Vec<Parked> {
+        self.blocks.extract_if(.., |block| block.waits.is_empty()).collect()
+    }
+
+    /// Removes all blocks.
+    pub(super) fn take_all(&mut self) -> Vec<Parked> {
+        std::mem::take(&mut self.blocks)
+    }
+}
