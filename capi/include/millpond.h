@@ -347,8 +347,8 @@ millpond_status millpond_stream_id(const struct millpond_device *device,
                                    uint64_t *id);
 
 // Makes the later work of `stream` wait for what was submitted to `other`, as `millpond_stream_wait`. If the
-// driver refuses that, the host waits for `other`. If one of the two captures a graph to which the other does
-// not belong, it does nothing: what is captured does not run yet.
+// driver refuses that, the host waits for `other`. If one of the two captures a graph to which the other
+// does not belong, it does nothing: what is captured does not run yet.
 //
 // # Safety
 // `device` is a handle of this library's; both streams are alive.
@@ -639,9 +639,9 @@ millpond_status millpond_resource_failure_callback(const struct millpond_resourc
                                                    millpond_end_function end,
                                                    struct millpond_resource **resource);
 
-// Sets the function that a wait for memory calls from time to time, on the thread that waits; null sets none.
-// If it returns `true`, the wait ends, and the request fails. The function may be called on any thread, and
-// does not unwind.
+// Sets the function that a wait for memory calls from time to time, on the thread that waits; null sets
+// none. If it returns `true`, the wait ends, and the request fails. The function may be called on any
+// thread, and does not unwind.
 void millpond_set_interrupt(millpond_InterruptFunction ask);
 
 // The number of owners of a resource: handles of it, resources on it, and the registry of defaults. 0 for
@@ -861,7 +861,9 @@ millpond_status millpond_flush_logger(void);
 //
 // # Safety
 // As for `millpond_malloc`; the caller is C++, or lets its exceptions pass.
-void *millpond_malloc_or_throw(size_t bytes, int32_t device, void *stream);
+void *millpond_malloc_or_throw(size_t bytes,
+                               int32_t device,
+                               void *stream);
 
 // Allocates for CuPy's `CFunctionAllocator`, on the legacy default stream; throws `std::bad_alloc` if memory
 // is out, which CuPy makes a `MemoryError`. `parameter` is not used.
