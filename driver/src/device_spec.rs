@@ -124,8 +124,8 @@ impl DeviceSpec {
     }
 
     /// The device's driver. A CUDA device gives the same each time, and so does the
-    /// [default device](Self::default_device). Another simulated one is a new device each time, which lives as
-    /// long as the handle.
+    /// [default device](Self::default_device). Another simulated one is a new device each time, which lives
+    /// as long as the handle.
     ///
     /// # Errors
     /// Those of [`CudaDriver::open`], and for a profile in a file those of [`Profile::from_file`]; none for
@@ -160,8 +160,8 @@ impl DeviceSpec {
         Ok(sim::find(device.device()).unwrap_or_else(|| Arc::clone(device)))
     }
 
-    /// The device's driver as of [`open`](Self::open), but a simulated device is always a new one, the default
-    /// device, too: for measurements that must not see the memory of one another.
+    /// The device's driver as of [`open`](Self::open), but a simulated device is always a new one, the
+    /// default device, too: for measurements that must not see the memory of one another.
     ///
     /// # Errors
     /// Those of [`open`](Self::open).

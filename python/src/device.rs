@@ -43,8 +43,8 @@ impl DeviceHandle {
         Self::from_call(|device| unsafe { (api().device_current)(device) })
     }
 
-    /// The process's default device: `millpond_device_open` says which. A simulated one is opened at the first
-    /// call.
+    /// The process's default device: `millpond_device_open` says which. A simulated one is opened at the
+    /// first call.
     fn default_one() -> Result<Arc<Self>, Failure> {
         // SAFETY: a null name is allowed, and the result may be written.
         Self::from_call(|device| unsafe { (api().device_open)(null(), device) })
@@ -72,10 +72,10 @@ pub(crate) fn ensure_default() {
 
 /// A device: CUDA's, or a simulated one.
 ///
-/// `Device()` is the calling thread's current device: that of CUDA's current context; else the default device,
-/// which MILLPOND_DEVICE names, else LOCAL_RANK if several are visible, else cuda:0, else a simulated H200.
-/// `Device("cuda:1")` names another, `Device("sim:8GiB")` makes a simulated one. To name a device uses none of
-/// its memory.
+/// `Device()` is the calling thread's current device: that of CUDA's current context, else the default one.
+/// MILLPOND_DEVICE names the default, else LOCAL_RANK if several are visible; else it is cuda:0, else a
+/// simulated H200. `Device("cuda:1")` names another, `Device("sim:8GiB")` makes a simulated one. To name a
+/// device uses none of its memory.
 #[pyclass(frozen, module = "millpond")]
 #[derive(Debug)]
 pub(crate) struct Device(pub(crate) Arc<DeviceHandle>);

@@ -23,7 +23,8 @@ use super::{library, unavailable};
 /// calls fail, and `open` returns a new one.
 ///
 /// A device that was only [found](Self::find) is not touched. The first call that needs the primary context
-/// retains it, and keeps it until the process ends: the name, an attribute and the peers of a device need none.
+/// retains it, and keeps it until the process ends. The name, an attribute and the peers of a device need
+/// none.
 ///
 /// Every call makes the primary context current and restores what was current before it, so it may
 /// be called from any thread, with any context or none.
