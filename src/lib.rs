@@ -64,7 +64,16 @@
 
 pub use millpond_adaptors as adaptors;
 pub use millpond_containers as containers;
-pub use millpond_core as core;
+
+/// What `millpond-core` has. A program that says `use millpond::*` reaches the standard library's `core` by
+/// this name, too: a glob hides it otherwise.
+pub mod core {
+    #[doc(hidden)]
+    pub use ::core::*;
+    #[doc(inline)]
+    pub use millpond_core::*;
+}
+
 pub use millpond_driver as driver;
 pub use millpond_plugin as plugin;
 pub use millpond_resources as resources;

@@ -21,9 +21,10 @@
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
+use millpond_core::stack::FilePath;
 use millpond_core::{Error, ErrorKind, Result, environment};
 use parking_lot::Mutex;
 pub use tracing::Level;
@@ -39,7 +40,8 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::logging::thread_and_time;
 
-/// The environment variable that names the file, as RMM's.
+/// The environment variable that names the file, as RMM's. `{pid}` and `{rank}` in it give each process of a
+/// job a file of its own.
 pub const FILE_VARIABLE: &str = "RMM_DEBUG_LOG_FILE";
 
 /// The log of the process.
@@ -63,7 +65,7 @@ struct Output(Arc<Mutex<Box<dyn Write + Send>>>);
 pub fn init() -> Result<()> {
     install(|| match environment::variable(FILE_VARIABLE) {
         Some(name) => {
-            let file = PathBuf::from(name);
+            let file = FilePath::new(name).resolve(None)?;
             let opened = empty_file(&file).map_err(|error| {
                 let text = format!("{FILE_VARIABLE}: {} cannot be written: {error}", file.display());
                 Error::new(ErrorKind::Io, text)

@@ -34,8 +34,6 @@ macro_rules! forward_to_upstream {
         fn trim(&self, keep_bytes: u64) -> Result<u64> {
             self.upstream.trim(keep_bytes).map_err(|error| error.in_stack(self))
         }
-
-        fn provide(&self, _traits: &mut ::millpond_core::Traits) {}
     };
 }
 

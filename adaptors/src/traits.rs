@@ -19,6 +19,11 @@ pub trait AllocationLimit {
 /// errors.
 #[cfg(feature = "logging")]
 pub trait AllocationLog {
+    /// See [`LoggingResourceAdaptor::file`](crate::LoggingResourceAdaptor::file).
+    fn file(&self) -> Option<&std::path::Path> {
+        None
+    }
+
     /// See [`LoggingResourceAdaptor::flush`](crate::LoggingResourceAdaptor::flush).
     ///
     /// # Errors

@@ -8,12 +8,13 @@ use std::time::Duration;
 use millpond_adaptors::logging::{Columns, Flush};
 use millpond_adaptors::tracking::Stacks;
 use millpond_adaptors::{
-    AlignedLayer, FallbackLayer, LimitingLayer, LoggingLayer, PrefetchLayer, RetryLayer, StatisticsLayer,
-    ThreadSafeLayer, TrackingLayer,
+    AlignedLayer, AllocationLog, FallbackLayer, LimitingLayer, LoggingLayer, PrefetchLayer, RetryLayer,
+    StatisticsLayer, ThreadSafeLayer, TrackingLayer,
 };
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{
     AnyResource, ByteSize, DeviceMemoryResource, DeviceMemoryResourceExt, DriverHandle, ErrorKind, Result,
+    as_trait,
 };
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_resources::{
@@ -23,6 +24,16 @@ use millpond_resources::{
 use millpond_testkit::Rng;
 
 const MIB: u64 = 1 << 20;
+
+#[cfg(unix)]
+fn name_of(bytes: &[u8]) -> std::ffi::OsString {
+    std::os::unix::ffi::OsStringExt::from_vec(bytes.to_vec())
+}
+
+#[cfg(not(unix))]
+fn name_of(bytes: &[u8]) -> std::ffi::OsString {
+    String::from_utf8_lossy(bytes).into_owned().into()
+}
 
 fn layers() -> LayerTable {
     LayerTable::new(millpond_resources::LAYERS.iter().copied())
@@ -42,16 +53,46 @@ impl Random<'_> {
         from[self.rng.below(from.len() as u64) as usize].clone()
     }
 
-    /// A name of a file that no other layer has, of characters that text uses for itself.
+    /// A name of a file that no other layer has, of characters that text uses for itself, names in braces,
+    /// and bytes that are no text.
     fn file(&mut self) -> std::path::PathBuf {
-        const CHARS: [char; 20] = [
-            '+', ':', ',', '=', '(', ')', '"', '\'', '\\', '%', '$', ' ', '\t', '\n', '\u{a0}', 'ä', '😀',
-            'a', '1', '.',
+        const PARTS: [&[u8]; 30] = [
+            b"+",
+            b":",
+            b",",
+            b"=",
+            b"(",
+            b")",
+            b"\"",
+            b"'",
+            b"\\",
+            b"%",
+            b"$",
+            b" ",
+            b"\t",
+            b"\n",
+            b"\xc2\xa0",
+            b"\xc3\xa4",
+            b"\xf0\x9f\x98\x80",
+            b"a",
+            b"1",
+            b".",
+            b"{",
+            b"}",
+            b"{pid}",
+            b"{rank}",
+            b"{device}",
+            b"{x2b}",
+            b"{x7b}pid}",
+            b"{other}",
+            b"\xff",
+            b"\xc3",
         ];
         self.files += 1;
         let length = self.rng.below(6);
-        let around: String = (0..length).map(|_| self.one_of(&CHARS)).collect();
-        self.folder.join(format!("{around}{}{around}", self.files))
+        let around: Vec<u8> = (0..length).flat_map(|_| self.one_of(&PARTS)).copied().collect();
+        let number = self.files.to_string();
+        self.folder.join(name_of(&[&around, number.as_bytes(), &around].concat()))
     }
 
     fn stack(&mut self, depth: u64) -> AnyResource {
@@ -151,6 +192,9 @@ impl Random<'_> {
 /// The names of the layers of a stack, further upstreams included.
 fn parts(resource: &dyn DeviceMemoryResource) -> Vec<String> {
     let mut parts = vec![resource.to_string(), format!("{:?}", resource.memory_info().unwrap().total)];
+    if let Some(log) = as_trait::<dyn AllocationLog>(resource) {
+        parts.push(format!("{:?}", log.file()));
+    }
     if let Some(binning) = millpond_core::downcast::<BinningMemoryResource<AnyResource>>(resource) {
         for (bytes, bin) in binning.bins() {
             parts.push(format!("a bin of {bytes}"));

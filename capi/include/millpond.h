@@ -548,6 +548,62 @@ millpond_status millpond_tracking_outstanding(const struct millpond_resource *re
 // `resource` is a handle of this library's.
 millpond_status millpond_logging_flush(const struct millpond_resource *resource);
 
+// Builds layers from text on a resource, which stays the caller's; the outermost layer gets a file as the
+// value of `key`, for example `file` of `logging`. The path is data: any bytes but zero, and no part of it
+// is read as a stack. Names in braces in it stand for something else, as `{pid}` for the process.
+//
+// # Safety
+// `upstream` is a handle of this library's; `layer`, `key` and `path` are strings; `resource` may be
+// written.
+millpond_status millpond_resource_layer_file(const struct millpond_resource *upstream,
+                                             const char *layer,
+                                             const char *key,
+                                             const char *path,
+                                             struct millpond_resource **resource);
+
+// The file that the outermost log of a stack writes, with the names in braces replaced; null if the log has
+// no file. `MILLPOND_STATUS_UNSUPPORTED` if no layer logs. Ended by `millpond_string_free`.
+//
+// # Safety
+// `resource` is a handle of this library's; `path` may be written.
+millpond_status millpond_logging_file(const struct millpond_resource *resource,
+                                      char **path);
+
+// The number of bins of the adaptor `binning`, which is the outermost layer, and one of them: the largest
+// request that it serves in bytes, and the resource that was given for it, as a handle of the caller's; null
+// if the bin has blocks of its own, or if `bin` is past the last one.
+//
+// # Safety
+// `resource` is a handle of this library's; the results may be written.
+millpond_status millpond_binning_bin(const struct millpond_resource *resource,
+                                     size_t bin,
+                                     size_t *count,
+                                     uint64_t *bytes,
+                                     struct millpond_resource **of_bin);
+
+// The resource that the outermost layer stands on, as a handle of the caller's; null if it is a base.
+//
+// # Safety
+// `resource` is a handle of this library's; `upstream` may be written.
+millpond_status millpond_resource_upstream(const struct millpond_resource *resource,
+                                           struct millpond_resource **upstream);
+
+// The name of the outermost layer, as in a stack's text. Ended by `millpond_string_free`.
+//
+// # Safety
+// `resource` is a handle of this library's; `name` may be written.
+millpond_status millpond_resource_name(const struct millpond_resource *resource,
+                                       char **name);
+
+// Reads an amount of memory, as `4GiB`: its bytes, or its percentage of the free memory if it is one, as
+// `50%`; the other is 0. A small number without a unit is refused.
+//
+// # Safety
+// `size` is a string; both results may be written.
+millpond_status millpond_parse_size(const char *size,
+                                    uint64_t *bytes,
+                                    double *percent);
+
 // The bytes that the adaptor `limiting` has handed out, and its limit in bytes.
 //
 // # Safety

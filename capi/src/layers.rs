@@ -1,19 +1,191 @@
-//! What single layers offer beyond their text: a limit's counts, bins of other resources, the driver's pools.
+//! What single layers offer beyond their text: files, a limit's counts, bins of other resources, the driver's
+//! pools.
 
-use std::ffi::c_void;
-use std::ptr::without_provenance_mut;
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::path::PathBuf;
+use std::ptr::{null_mut, without_provenance_mut};
 
-use millpond_adaptors::LimitingResourceAdaptor;
+use millpond_adaptors::{AllocationLimit, AllocationLog};
 use millpond_core::driver::MemPool;
-use millpond_core::{AnyResource, DeviceMemoryResourceExt, Error, ErrorKind, find};
+use millpond_core::stack::{FilePath, StackSpec};
+use millpond_core::{
+    AnyResource, ByteSize, DeviceMemoryResourceExt, Error, ErrorKind, Result, downcast, find, find_trait,
+};
 use millpond_resources::memory_pool::MemoryPool;
 use millpond_resources::{
-    BinningLayer, CudaAsyncManagedMemoryResource, CudaAsyncMemoryResource, CudaAsyncViewMemoryResource,
+    BinningLayer, BinningMemoryResource, CudaAsyncManagedMemoryResource, CudaAsyncMemoryResource,
+    CudaAsyncViewMemoryResource,
 };
 
 use crate::device::Device;
-use crate::resource::{Resource, with_resource};
-use crate::status::{Status, borrowed, guarded_here, put, put_handle};
+use crate::resource::{Resource, layers, with_resource};
+use crate::status::{Status, borrowed, guarded, guarded_here, put, put_handle, put_text, text_of};
+
+/// Builds layers from text on a resource, which stays the caller's; the outermost layer gets a file as the
+/// value of `key`, for example `file` of `logging`. The path is data: any bytes but zero, and no part of it
+/// is read as a stack. Names in braces in it stand for something else, as `{pid}` for the process.
+///
+/// # Safety
+/// `upstream` is a handle of this library's; `layer`, `key` and `path` are strings; `resource` may be
+/// written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_resource_layer_file(
+    upstream: *const Resource,
+    layer: *const c_char,
+    key: *const c_char,
+    path: *const c_char,
+    resource: *mut *mut Resource,
+) -> Status {
+    with_resource(upstream, |upstream| {
+        // SAFETY: the caller's promise.
+        let (layer, key) = unsafe { (text_of(layer, "the text of the layer")?, text_of(key, "the key")?) };
+        if path.is_null() {
+            return Err(Error::invalid_argument("the path of the file is a null pointer"));
+        }
+        // SAFETY: the caller's promise.
+        let path = FilePath::new(path_of(unsafe { CStr::from_ptr(path) })?);
+        path.resolve(Some(upstream.driver().device()))?;
+        let spec: StackSpec = layer.parse()?;
+        let mut specs = spec.layers().to_vec();
+        let text = path.to_text()?;
+        let outermost = specs.pop().map(|outermost| outermost.with(key, text));
+        specs.extend(outermost);
+        let built = StackSpec::new(specs)?.build_on(upstream.clone(), &layers())?;
+        // SAFETY: the caller's promise.
+        unsafe { put_handle(resource, Resource::new(built)) }
+    })
+}
+
+/// A path as C passes it.
+#[cfg(unix)]
+#[expect(clippy::unnecessary_wraps, reason = "other systems refuse some bytes")]
+fn path_of(path: &CStr) -> Result<PathBuf> {
+    use std::os::unix::ffi::OsStrExt;
+    Ok(PathBuf::from(std::ffi::OsStr::from_bytes(path.to_bytes())))
+}
+
+/// A path as C passes it.
+#[cfg(not(unix))]
+fn path_of(path: &CStr) -> Result<PathBuf> {
+    let text = path.to_str().map_err(|_| Error::invalid_argument("the path of the file is not UTF-8"))?;
+    Ok(PathBuf::from(text))
+}
+
+/// The file that the outermost log of a stack writes, with the names in braces replaced; null if the log has
+/// no file. `MILLPOND_STATUS_UNSUPPORTED` if no layer logs. Ended by `millpond_string_free`.
+///
+/// # Safety
+/// `resource` is a handle of this library's; `path` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_logging_file(resource: *const Resource, path: *mut *mut c_char) -> Status {
+    with_resource(resource, |resource| {
+        let log = find_trait::<dyn AllocationLog>(resource);
+        let file = log.ok_or_else(|| lacks(resource, "logs; add `+logging` to the stack"))?.file();
+        let bytes = file.map(|file| file.as_os_str().as_encoded_bytes().to_vec());
+        let text = bytes.map(CString::new).transpose();
+        let text = text.map_err(|_| Error::invalid_argument("the path of the log has a zero byte"))?;
+        // SAFETY: the caller's promise.
+        unsafe { put(path, text.map_or(null_mut(), CString::into_raw)) }
+    })
+}
+
+/// The number of bins of the adaptor `binning`, which is the outermost layer, and one of them: the largest
+/// request that it serves in bytes, and the resource that was given for it, as a handle of the caller's; null
+/// if the bin has blocks of its own, or if `bin` is past the last one.
+///
+/// # Safety
+/// `resource` is a handle of this library's; the results may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_binning_bin(
+    resource: *const Resource,
+    bin: usize,
+    count: *mut usize,
+    bytes: *mut u64,
+    of_bin: *mut *mut Resource,
+) -> Status {
+    with_resource(resource, |resource| {
+        let layer = downcast::<BinningMemoryResource<AnyResource>>(resource);
+        let layer = layer.ok_or_else(|| lacks(resource, "is `binning`, outermost"))?;
+        let found = layer.given().nth(bin);
+        let given = found.and_then(|(_, of_bin)| of_bin.cloned());
+        let given = given.map_or(null_mut(), |given| Box::into_raw(Box::new(Resource::new(given))));
+        // SAFETY: the caller's promise.
+        unsafe {
+            put(count, layer.given().count())?;
+            put(bytes, found.map_or(0, |(bytes, _)| bytes))?;
+            put(of_bin, given)
+        }
+    })
+}
+
+/// The resource that the outermost layer stands on, as a handle of the caller's; null if it is a base.
+///
+/// # Safety
+/// `resource` is a handle of this library's; `upstream` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_resource_upstream(
+    resource: *const Resource,
+    upstream: *mut *mut Resource,
+) -> Status {
+    with_resource(resource, |resource| {
+        let below = resource.upstream().map(|below| {
+            let owned = handle_of(below);
+            owned.ok_or_else(|| lacks(resource, "shares what it stands on"))
+        });
+        match below.transpose()? {
+            // SAFETY: the caller's promise.
+            Some(below) => unsafe { put_handle(upstream, Resource::new(below)) },
+            // SAFETY: the caller's promise.
+            None => unsafe { put(upstream, null_mut()) },
+        }
+    })
+}
+
+/// The owned handle that a layer holds.
+fn handle_of(resource: &dyn millpond_core::DeviceMemoryResource) -> Option<AnyResource> {
+    let any: &dyn std::any::Any = resource;
+    any.downcast_ref::<AnyResource>().cloned()
+}
+
+/// The name of the outermost layer, as in a stack's text. Ended by `millpond_string_free`.
+///
+/// # Safety
+/// `resource` is a handle of this library's; `name` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_resource_name(resource: *const Resource, name: *mut *mut c_char) -> Status {
+    with_resource(resource, |resource| {
+        let spec: StackSpec = resource.to_string().parse()?;
+        let outermost = spec.layers().last().map_or("", |layer| &layer.name);
+        // SAFETY: the caller's promise.
+        unsafe { put_text(name, outermost) }
+    })
+}
+
+/// Reads an amount of memory, as `4GiB`: its bytes, or its percentage of the free memory if it is one, as
+/// `50%`; the other is 0. A small number without a unit is refused.
+///
+/// # Safety
+/// `size` is a string; both results may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_parse_size(
+    size: *const c_char,
+    bytes: *mut u64,
+    percent: *mut f64,
+) -> Status {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let size: ByteSize = unsafe { text_of(size, "the size") }?.parse()?;
+        let (as_bytes, as_percent) = match size {
+            ByteSize::Bytes(bytes) => (bytes, 0.0),
+            ByteSize::PercentOfFree(percent) => (0, percent),
+        };
+        // SAFETY: the caller's promise.
+        unsafe {
+            put(bytes, as_bytes)?;
+            put(percent, as_percent)
+        }
+    })
+}
 
 /// The bytes that the adaptor `limiting` has handed out, and its limit in bytes.
 ///
@@ -26,7 +198,7 @@ pub unsafe extern "C" fn millpond_limiting_counts(
     limit_bytes: *mut u64,
 ) -> Status {
     with_resource(resource, |resource| {
-        let adaptor = find::<LimitingResourceAdaptor<AnyResource>>(resource);
+        let adaptor = find_trait::<dyn AllocationLimit>(resource);
         let adaptor = adaptor.ok_or_else(|| lacks(resource, "limits what is handed out"))?;
         // SAFETY: the caller's promise.
         unsafe {

@@ -5,11 +5,11 @@ use std::fmt;
 use std::ptr::NonNull;
 
 use millpond_adaptors::statistics::Counters;
-use millpond_adaptors::{LoggingResourceAdaptor, StatisticsResourceAdaptor, TrackingResourceAdaptor};
+use millpond_adaptors::{AllocationCounters, AllocationLog, AllocationTracker};
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{
     AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, Error, Layout, Result, StreamRef, as_trait,
-    find,
+    find_trait,
 };
 use millpond_driver::DeviceSpec;
 use millpond_resources::Pool;
@@ -467,16 +467,16 @@ pub unsafe extern "C" fn millpond_statistics_pop(
     resource: *const Resource,
     counters: *mut LevelCounters,
 ) -> Status {
-    with_counters(resource, counters, StatisticsResourceAdaptor::pop_counters)
+    with_counters(resource, counters, |adaptor| adaptor.pop_counters())
 }
 
 fn with_counters(
     resource: *const Resource,
     out: *mut LevelCounters,
-    ask: impl FnOnce(&StatisticsResourceAdaptor<AnyResource>) -> Result<Counters>,
+    ask: impl FnOnce(&dyn AllocationCounters) -> Result<Counters>,
 ) -> Status {
     with_resource(resource, |resource| {
-        let adaptor = find::<StatisticsResourceAdaptor<AnyResource>>(resource);
+        let adaptor = find_trait::<dyn AllocationCounters>(resource);
         let counted = ask(adaptor.ok_or_else(|| lacks(resource, "counts by level", "statistics"))?)?;
         let (bytes, count) = (counted.bytes, counted.allocations);
         let counted = LevelCounters {
@@ -506,7 +506,7 @@ pub unsafe extern "C" fn millpond_tracking_outstanding(
     text: *mut *mut c_char,
 ) -> Status {
     with_resource(resource, |resource| {
-        let adaptor = find::<TrackingResourceAdaptor<AnyResource>>(resource);
+        let adaptor = find_trait::<dyn AllocationTracker>(resource);
         let adaptor = adaptor.ok_or_else(|| lacks(resource, "tracks allocations", "tracking"))?;
         // SAFETY: the caller's promise.
         unsafe {
@@ -523,7 +523,7 @@ pub unsafe extern "C" fn millpond_tracking_outstanding(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_logging_flush(resource: *const Resource) -> Status {
     with_resource(resource, |resource| {
-        let adaptor = find::<LoggingResourceAdaptor<AnyResource>>(resource);
+        let adaptor = find_trait::<dyn AllocationLog>(resource);
         adaptor.ok_or_else(|| lacks(resource, "logs", "logging"))?.flush()
     })
 }

@@ -1,6 +1,6 @@
 //! Forwards the trait through `Arc` and `Box`.
 
-use std::any::Any;
+use std::any::{Any, TypeId};
 use std::sync::Arc;
 
 use crate::driver::{DriverHandle, MemoryInfo};
@@ -62,6 +62,7 @@ macro_rules! forward {
 
             fn provide(&self, traits: &mut Traits) {
                 (**self).provide(traits);
+                traits.stands_for(&**self);
             }
         }
     };
@@ -94,8 +95,123 @@ pub fn downcast<T: DeviceMemoryResource>(resource: &dyn DeviceMemoryResource) ->
         .or_else(|| any.downcast_ref::<Box<T>>().map(|handle| &**handle))
 }
 
-/// Whether both are the same object, looking through handles: what
+/// Whether both are the same object, looking through handles (`Arc`, `Box`) on both sides: what
 /// [`is_equal`](DeviceMemoryResource::is_equal) means for a resource that keeps blocks.
 pub fn is_same<T: DeviceMemoryResource>(one: &T, other: &dyn DeviceMemoryResource) -> bool {
-    downcast::<T>(other).is_some_and(|other| std::ptr::eq(one, other))
+    Identity::of(one) == Identity::of(other)
+}
+
+/// What tells one object from another. The address alone does not: a layer may begin with what is below it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Identity {
+    address: usize,
+    type_id: TypeId,
+}
+
+impl Identity {
+    /// The identity of the object behind all handles.
+    fn of(resource: &dyn DeviceMemoryResource) -> Self {
+        let here = Self::here(resource);
+        let mut traits = Traits { wanted: TypeId::of::<Self>(), cast: None };
+        resource.provide(&mut traits);
+        traits.cast.and_then(|found| found.downcast::<Self>().ok()).map_or(here, |found| *found)
+    }
+
+    fn here<R: Any + ?Sized>(resource: &R) -> Self {
+        Self { address: std::ptr::from_ref(resource).addr(), type_id: resource.type_id() }
+    }
+}
+
+impl Traits {
+    /// Answers for a handle who it stands for, unless a handle below has answered.
+    fn stands_for<R: DeviceMemoryResource + ?Sized>(&mut self, inner: &R) {
+        if self.wanted == TypeId::of::<Identity>() && self.cast.is_none() {
+            self.cast = Some(Box::new(Identity::here(inner)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt;
+
+    use super::*;
+
+    /// A layer that is nothing but what is below it: both have one address.
+    #[derive(Debug)]
+    struct Thin<R>(R);
+
+    #[derive(Debug)]
+    struct Base(u64);
+
+    impl fmt::Display for Base {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "base:number={}", self.0)
+        }
+    }
+
+    impl<R: fmt::Display> fmt::Display for Thin<R> {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "{}+thin", self.0)
+        }
+    }
+
+    macro_rules! stub {
+        ($type:ty, $($generics:tt)*) => {
+            // SAFETY: it hands out nothing.
+            unsafe impl $($generics)* DeviceMemoryResource for $type {
+                fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+                    Err(crate::Error::out_of_memory(layout, stream))
+                }
+
+                unsafe fn deallocate(&self, _ptr: DevicePtr, _layout: Layout, _stream: StreamRef) {}
+
+                fn driver(&self) -> &DriverHandle {
+                    unreachable!("identity needs no driver")
+                }
+
+                fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
+                    None
+                }
+
+                fn memory_info(&self) -> Result<MemoryInfo> {
+                    Err(crate::Error::invalid_argument("it has none"))
+                }
+
+                fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
+                    is_same(self, other)
+                }
+            }
+        };
+    }
+
+    stub!(Base,);
+    stub!(Thin<R>, <R: DeviceMemoryResource>);
+
+    #[test]
+    fn issue_29_handles_of_one_resource_are_the_same_on_both_sides() {
+        let typed = Arc::new(Base(1));
+        let any: AnyResource = typed.clone();
+        let (twice, boxed) = (Arc::new(any.clone()), Box::new(any.clone()));
+        let erased: Box<dyn DeviceMemoryResource> = Box::new(any.clone());
+        let all: [&dyn DeviceMemoryResource; 6] = [&*typed, &typed, &any, &twice, &boxed, &erased];
+        for other in all {
+            assert!(is_same(&*typed, other) && is_same(&typed, other) && is_same(&any, other), "{other:?}");
+            assert!(is_same(&twice, other) && is_same(&boxed, other) && is_same(&erased, other), "{other:?}");
+            assert!(any.is_equal(other) && erased.is_equal(other) && typed.is_equal(other), "{other:?}");
+        }
+        let stranger: AnyResource = Arc::new(Base(1));
+        for mine in all {
+            assert!(!is_same(&stranger, mine) && !mine.is_equal(&stranger));
+        }
+    }
+
+    #[test]
+    fn a_layer_is_not_what_it_begins_with() {
+        let thin = Thin(Base(1));
+        assert_eq!(Identity::here(&thin).address, Identity::here(&thin.0).address);
+        assert!(!is_same(&thin, &thin.0) && !is_same(&thin.0, &thin));
+        let layered = Thin(Arc::new(Base(2)));
+        assert!(is_same(&layered, &layered) && !is_same(&layered, &layered.0));
+    }
 }

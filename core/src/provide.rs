@@ -1,10 +1,10 @@
 //! Finds a layer by a trait that it provides.
 
-use std::any::TypeId;
+use std::any::{Any, TypeId};
 
 use crate::find::stack_of;
 use crate::handles::downcast;
-use crate::{DeviceMemoryResource, Traits};
+use crate::{AnyResource, DeviceMemoryResource, Traits};
 
 /// A resource as something else.
 type Cast<T> = Box<dyn for<'a> Fn(&'a dyn DeviceMemoryResource) -> Option<&'a T>>;
@@ -18,6 +18,43 @@ impl Traits {
         }
         self
     }
+}
+
+/// The answer of a resource that threads may share.
+struct Shared;
+
+impl Traits {
+    /// Says that threads may share the resource, which is an `R`.
+    pub fn share<R: DeviceMemoryResource + Send + Sync>(&mut self) -> &mut Self {
+        if self.wanted == TypeId::of::<Shared>() {
+            self.cast = Some(Box::new(Shared));
+        }
+        self
+    }
+
+    /// Says that threads may share the resource if they may share what is below it. A layer over any
+    /// resource says so, since its type alone does not tell.
+    ///
+    /// # Safety
+    /// The resource is `Send` and `Sync` if the resources in `below` are.
+    pub unsafe fn share_over(&mut self, below: &[&dyn DeviceMemoryResource]) -> &mut Self {
+        if self.wanted == TypeId::of::<Shared>() && below.iter().all(|below| is_shareable(*below)) {
+            self.cast = Some(Box::new(Shared));
+        }
+        self
+    }
+}
+
+/// Whether threads may share the resource: it is an [`AnyResource`](crate::AnyResource), or says so by
+/// [`Traits::share`] or [`Traits::share_over`]. `thread_safe` lends what is below it only if that is so.
+pub fn is_shareable(resource: &dyn DeviceMemoryResource) -> bool {
+    let any: &dyn Any = resource;
+    if any.is::<AnyResource>() {
+        return true;
+    }
+    let mut traits = Traits { wanted: TypeId::of::<Shared>(), cast: None };
+    resource.provide(&mut traits);
+    traits.cast.is_some_and(|answer| answer.is::<Shared>())
 }
 
 /// The resource as this trait, if it [has](DeviceMemoryResource::provide) it, looking through handles (`Arc`,
@@ -35,8 +72,8 @@ pub fn as_trait<T: ?Sized + 'static>(resource: &dyn DeviceMemoryResource) -> Opt
 /// [`find`](crate::find) asks for a type, and [`find_layer`](crate::find_layer) for a name. All layers of a
 /// stack that have a trait are `stack.stack().filter_map(as_trait::<dyn Nameable>)`, outermost first.
 ///
-/// Nothing is found below a `thread_safe` layer over a typed resource, which lends nothing from behind its
-/// lock. A trait is found as the type that the layer names: `dyn Nameable + Send + Sync` is another type, and
+/// Nothing is found below a `thread_safe` layer over a resource that threads may not share
+/// ([`is_shareable`]): its lock lends nothing. A trait is found as the type that the layer names: `dyn Nameable + Send + Sync` is another type, and
 /// finds nothing.
 ///
 /// ```

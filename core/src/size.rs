@@ -11,7 +11,63 @@ use crate::{Error, Result};
 fn exact_bytes(bytes: u64) -> String {
     let (unit, size) =
         UNITS.into_iter().find(|(_, size)| bytes >= *size && bytes.is_multiple_of(*size)).unwrap_or(("B", 1));
-    if unit == "B" { bytes.to_string() } else { format!("{}{unit}", bytes / size) }
+    match unit {
+        "B" if bytes > 0 && bytes < LEAST_WITHOUT_UNIT => format!("{bytes}B"),
+        "B" => bytes.to_string(),
+        _ => format!("{}{unit}", bytes / size),
+    }
+}
+
+/// An amount of memory below this one is not meant in bytes: its unit was forgotten.
+const LEAST_WITHOUT_UNIT: u64 = 1 << 20;
+
+/// Reads an amount of memory: as [`parse_bytes`], but a small number needs its unit. A pool of 50 bytes or a
+/// device of 8 is never meant; 50 GiB or 50 % are. This function decides for stacks, devices, options of the
+/// replay binary and Python's texts alike.
+///
+/// ```
+/// use millpond_core::parse_memory;
+/// assert_eq!(parse_memory("8GiB").unwrap(), 8 << 30);
+/// assert_eq!(parse_memory("50B").unwrap(), 50);
+/// assert_eq!(parse_memory("0").unwrap(), 0);
+/// assert_eq!(parse_memory("1048576").unwrap(), 1 << 20);
+/// let error = parse_memory("8").unwrap_err();
+/// assert!(error.to_string().contains("did you mean 8GiB?"), "{error}");
+/// ```
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument), with what was meant most likely.
+pub fn parse_memory(text: &str) -> Result<u64> {
+    refuse_without_unit(text, LEAST_WITHOUT_UNIT, false)?;
+    parse_bytes(text)
+}
+
+/// Reads the size of a block: as [`parse_memory`], but from 256 on a number may have no unit.
+///
+/// # Errors
+/// Those of [`parse_memory`].
+pub fn parse_block_bytes(text: &str) -> Result<u64> {
+    refuse_without_unit(text, crate::ALLOCATION_ALIGNMENT, false)?;
+    parse_bytes(text)
+}
+
+/// Refuses a number between 0 and `least` that has no unit. A percentage is proposed if it `may_be_share`.
+fn refuse_without_unit(text: &str, least: u64, may_be_share: bool) -> Result<()> {
+    let number = text.trim();
+    let value = number.parse::<f64>().unwrap_or_default();
+    if value <= 0.0 || value >= least as f64 || value.is_nan() {
+        return Ok(());
+    }
+    let meant = match value {
+        _ if least < LEAST_WITHOUT_UNIT => format!("{number}KiB"),
+        ..=100.0 if may_be_share => format!("{number}% or {number}GiB"),
+        ..=256.0 => format!("{number}GiB"),
+        _ => format!("{number}MiB"),
+    };
+    Err(Error::invalid_argument(format!(
+        "`{number}` has no unit, and so few bytes cannot be meant; did you mean {meant}? Write {number}B for \
+         bytes"
+    )))
 }
 
 /// Reads a number of bytes: `4096`, `1GiB`, `1.5 MiB`, `0.5GB`, `2k`. Units ending in `iB` are
@@ -105,6 +161,7 @@ impl FromStr for ByteSize {
 
     fn from_str(text: &str) -> Result<Self> {
         let Some(percent) = text.trim().strip_suffix('%') else {
+            refuse_without_unit(text, LEAST_WITHOUT_UNIT, true)?;
             return parse_bytes(text).map(Self::Bytes);
         };
         match percent.trim().parse::<f64>() {
@@ -149,5 +206,28 @@ mod tests {
             }
         }
         assert!(parse_bytes("16EiB").is_err() && parse_bytes("15.5EiB").is_ok());
+    }
+
+    #[test]
+    fn issue_29_a_small_number_without_a_unit_is_refused_with_what_was_meant() {
+        for (text, meant) in [
+            ("1", "did you mean 1% or 1GiB?"),
+            (" 50 ", "did you mean 50% or 50GiB?"),
+            ("0.5", "did you mean 0.5% or 0.5GiB?"),
+            ("256", "did you mean 256GiB?"),
+            ("512", "did you mean 512MiB?"),
+            ("1048575", "did you mean 1048575MiB?"),
+        ] {
+            let error = text.parse::<ByteSize>().unwrap_err().to_string();
+            assert!(error.contains(meant), "{text}: {error}");
+            let error = parse_memory(text).unwrap_err().to_string();
+            assert!(!error.contains('%') && error.contains("did you mean"), "{text}: {error}");
+        }
+        for (text, bytes) in [("0", 0), ("50B", 50), ("50 b", 50), ("1048576", 1 << 20), ("1k", 1000)] {
+            assert_eq!(text.parse::<ByteSize>().unwrap(), ByteSize::Bytes(bytes), "{text}");
+            assert_eq!(parse_memory(text).unwrap(), bytes, "{text}");
+        }
+        assert_eq!(parse_block_bytes("256").unwrap(), 256);
+        assert!(parse_block_bytes("64").unwrap_err().to_string().contains("did you mean 64KiB?"));
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use millpond_core::{ByteSize, DeviceId, Driver, DriverHandle, Error, Result, parse_bytes};
+use millpond_core::{ByteSize, DeviceId, Driver, DriverHandle, Error, Result, parse_bytes, parse_memory};
 use parking_lot::Mutex;
 
 use crate::cuda::{self, CudaDriver};
@@ -210,8 +210,9 @@ impl FromStr for DeviceSpec {
             ("sim", Some(size)) => {
                 let bytes = parse_bytes(size)
                     .map_err(|_| fail("there is no simulated device of that name or size"))?;
+                let meant = parse_memory(size).map_or_else(|error| format!("; {error}"), |_| String::new());
                 match bytes {
-                    ..SMALLEST_SIM => Err(fail("a simulated device has at least 2 MiB")),
+                    ..SMALLEST_SIM => Err(fail(&format!("a simulated device has at least 2 MiB{meant}"))),
                     SMALLEST_SIM..=LARGEST_SIM => Ok(Self::SimCapacity(bytes)),
                     _ => Err(fail("a simulated device has at most 16 TiB")),
                 }
@@ -277,6 +278,8 @@ mod tests {
             ("sim:-8GiB", "name or size"),
             ("sim:0", "at least"),
             ("sim:8", "at least"),
+            ("sim:8", "did you mean 8GiB?"),
+            ("sim:512", "did you mean 512MiB?"),
             ("sim:2097151", "at least"),
             ("sim:17TiB", "at most"),
             ("sim:16EiB", "name or size"),

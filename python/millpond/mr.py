@@ -7,39 +7,45 @@ import os
 import re
 import threading
 
-from ._errors import InvalidArgumentError
-from ._native import Device, Resource, default_resource, reset_default_resource
-
-_UNITS = {"": 1, "b": 1}
-for _power, _letter in enumerate("kmgtp", start=1):
-    _UNITS[f"{_letter}b"] = 1000**_power
-    _UNITS[f"{_letter}ib"] = 1024**_power
+from ._errors import InvalidArgumentError, UnsupportedError
+from ._native import (
+    Device,
+    Resource,
+    build_layer_file,
+    default_resource,
+    layer_below,
+    layer_bins,
+    layer_name,
+    log_file,
+    parse_size,
+    reset_default_resource,
+)
 
 
 def parse_bytes(size):
     """Return a size in bytes: an int, or a text as "4GiB" or "1.5 MB"."""
     if not isinstance(size, str):
         return int(size)
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([a-z]*)\s*", size, re.IGNORECASE)
-    if match is None or match[2].lower() not in _UNITS:
-        raise ValueError(f"{size!r} is no size; write for example 4GiB")
-    return (
-        int(float(match[1]) * _UNITS[match[2].lower()])
-        if "." in match[1]
-        else (int(match[1]) * _UNITS[match[2].lower()])
-    )
+    size_bytes, percent = parse_size(size)
+    if percent:
+        raise ValueError(f"{size!r} is a share, and bytes are needed; write for example 4GiB")
+    return size_bytes
+
+
+def _size(size):
+    """Return a size as text of a stack: an int is in bytes, a text is as "4GiB" or "50%"; None stays."""
+    if size is None:
+        return None
+    if not isinstance(size, str):
+        return f"{int(size)}B"
+    size_bytes, percent = parse_size(size)
+    return f"{percent:.17g}%" if percent else f"{size_bytes}B"
 
 
 def _options(**options):
-    """Return the options of a layer as text."""
-    given = [f"{name}={_option(value)}" for name, value in options.items() if value is not None]
+    """Return the options of a layer as text; those that are None are left out."""
+    given = [f"{name}={value}" for name, value in options.items() if value is not None]
     return ":" + ",".join(given) if given else ""
-
-
-def _option(value):
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return f"{value}B" if isinstance(value, int) else str(value)
 
 
 class DeviceMemoryResource(Resource):
@@ -54,32 +60,52 @@ class DeviceMemoryResource(Resource):
         return self.counts()["bytes_reserved"]
 
 
-class _Stack(DeviceMemoryResource):
-    """A stack from text."""
+class UpstreamResourceAdaptor(DeviceMemoryResource):
+    """The base class of the resources over another one."""
+
+    _upstream = None
+
+    def _on(self, upstream_mr, text, **file):
+        """Build this layer from text; a file by its option's name is never a part of the text."""
+        if upstream_mr is None:
+            raise TypeError("Argument `upstream_mr` must not be None")
+        self._upstream = upstream_mr
+        for key, path in file.items():
+            build_layer_file(self, upstream_mr, text, key, os.fsencode(path))
+        if not file:
+            self._layer(upstream_mr, text)
+
+    @property
+    def upstream_mr(self):
+        """The resource below; None below a base."""
+        if self._upstream is None:
+            below = layer_below(self)
+            self._upstream = None if below is None else _as_class(below)
+        return self._upstream
+
+    def get_upstream(self):
+        """Return the resource below."""
+        return self.upstream_mr
+
+
+class _Stack(UpstreamResourceAdaptor):
+    """A stack from text whose outermost layer has no class of its own."""
 
     def __init__(self, text, device=None):
         self._build(text, device)
 
 
 def stack(text, device=None):
-    """Build a stack from text, base first, as "cuda+pool:initial=1GiB+statistics"."""
-    resource = _Stack(text, device)
-    top = _layers(resource.text)[-1].split(":")[0]
-    return _wrap(resource, _BY_LAYER.get(top, _Stack))
+    """Build a stack from text, base first, as "cuda+pool:initial=1GiB+statistics".
+
+    The object is of its outermost layer's class, as `PoolMemoryResource`.
+    """
+    return _as_class(_Stack(text, device))
 
 
-def _layers(text):
-    """Return the texts of the layers of a stack."""
-    layers, depth, start = [], 0, 0
-    for at, letter in enumerate(text):
-        depth += (letter == "(") - (letter == ")")
-        if letter == "+" and depth == 0:
-            layers.append(text[start:at])
-            start = at + 1
-    return layers + [text[start:]]
-
-
-def _wrap(resource, kind):
+def _as_class(resource):
+    """Return a resource as an object of its outermost layer's class."""
+    kind = _BY_LAYER.get(layer_name(resource), _Stack)
     wrapped = kind.__new__(kind)
     wrapped._share(resource)
     return wrapped
@@ -123,7 +149,7 @@ class SamHeadroomMemoryResource(DeviceMemoryResource):
     """Memory of the system's allocator that leaves `headroom` bytes of the device free."""
 
     def __init__(self, headroom, *, device=None):
-        self._build("sam_headroom" + _options(headroom=parse_bytes(headroom)), device)
+        self._build("sam_headroom" + _options(headroom=_size(headroom)), device)
 
 
 class CudaAsyncMemoryResource(DeviceMemoryResource):
@@ -140,8 +166,8 @@ class CudaAsyncMemoryResource(DeviceMemoryResource):
     ):
         handles = [name for name, wanted in (("fd", enable_ipc), ("fabric", enable_fabric)) if wanted]
         options = _options(
-            initial=None if initial_pool_size is None else parse_bytes(initial_pool_size),
-            release_threshold=None if release_threshold is None else parse_bytes(release_threshold),
+            initial=_size(initial_pool_size),
+            release_threshold=_size(release_threshold),
             handles="/".join(handles) or None,
         )
         self._build("cuda_async" + options, device)
@@ -183,27 +209,6 @@ class CallbackMemoryResource(DeviceMemoryResource):
 # --- Layers ---
 
 
-class UpstreamResourceAdaptor(DeviceMemoryResource):
-    """The base class of the resources over another one."""
-
-    _upstream = None
-
-    def _on(self, upstream_mr, text):
-        if upstream_mr is None:
-            raise TypeError("Argument `upstream_mr` must not be None")
-        self._upstream = upstream_mr
-        self._layer(upstream_mr, text)
-
-    @property
-    def upstream_mr(self):
-        """The resource below; None if this one was built from text."""
-        return self._upstream
-
-    def get_upstream(self):
-        """Return the resource below."""
-        return self._upstream
-
-
 class _Adaptor(UpstreamResourceAdaptor):
     _layer_name = ""
 
@@ -215,25 +220,17 @@ class PoolMemoryResource(UpstreamResourceAdaptor):
     """A growing best-fit pool. It takes half of the free memory at once, as RMM's, unless told otherwise."""
 
     def __init__(self, upstream_mr, initial_pool_size=None, maximum_pool_size=None):
-        initial = "50%" if initial_pool_size is None else parse_bytes(initial_pool_size)
-        maximum = None if maximum_pool_size is None else parse_bytes(maximum_pool_size)
-        self._on(upstream_mr, "pool" + _options(initial=initial, max=maximum))
+        initial = "50%" if initial_pool_size is None else _size(initial_pool_size)
+        self._on(upstream_mr, "pool" + _options(initial=initial, max=_size(maximum_pool_size)))
 
 
 class ArenaMemoryResource(UpstreamResourceAdaptor):
     """A pool that takes half of the free memory at once, and grows beyond it."""
 
     def __init__(self, upstream_mr, arena_size=None, dump_log_on_failure=False):
-        self._on(
-            upstream_mr,
-            "arena"
-            + _options(
-                size=None if arena_size is None else parse_bytes(arena_size),
-                dump_log_on_failure="millpond_arena.log"
-                if dump_log_on_failure is True
-                else dump_log_on_failure or None,
-            ),
-        )
+        name = "millpond_arena.log" if dump_log_on_failure is True else dump_log_on_failure
+        file = {"dump_log_on_failure": name} if name else {}
+        self._on(upstream_mr, "arena" + _options(size=_size(arena_size)), **file)
 
 
 class FixedSizeMemoryResource(UpstreamResourceAdaptor):
@@ -252,6 +249,8 @@ class BinningMemoryResource(UpstreamResourceAdaptor):
     Blocks of before an `add_bin` go back to the bins that they came from, through a `DeviceBuffer`.
     """
 
+    _automatic = _explicit = None
+
     def __init__(self, upstream_mr, min_size_exponent=-1, max_size_exponent=-1):
         if upstream_mr is None:
             raise TypeError("Argument `upstream_mr` must not be None")
@@ -265,19 +264,29 @@ class BinningMemoryResource(UpstreamResourceAdaptor):
         self._explicit = []
         self._rebuild()
 
+    def _ask(self):
+        """Take over the bins of a stack that was built from text."""
+        if self._explicit is None:
+            bins = layer_bins(self)
+            self._automatic = [size for size, resource in bins if resource is None]
+            given = [(size, resource) for size, resource in bins if resource is not None]
+            self._explicit = [(size, _as_class(resource)) for size, resource in given]
+
     def _rebuild(self):
         explicit = {size for size, _ in self._explicit}
         bins = [(size, None) for size in self._automatic if size not in explicit]
-        self._binning(self._upstream, bins + self._explicit)
+        self._binning(self.upstream_mr, bins + self._explicit)
 
     def add_bin(self, allocation_size, bin_resource=None):
         """Serve requests up to `allocation_size` bytes, beyond the next smaller bin, from a resource."""
+        self._ask()
         self._explicit.append((int(allocation_size), bin_resource))
         self._rebuild()
 
     @property
     def bin_mrs(self):
         """The resources that were added."""
+        self._ask()
         return [resource for _, resource in self._explicit if resource is not None]
 
 
@@ -285,7 +294,7 @@ class LimitingResourceAdaptor(UpstreamResourceAdaptor):
     """Limits the bytes that are handed out."""
 
     def __init__(self, upstream_mr, allocation_limit):
-        self._on(upstream_mr, "limiting" + _options(limit=parse_bytes(allocation_limit)))
+        self._on(upstream_mr, "limiting" + _options(limit=_size(allocation_limit)))
 
     def get_allocated_bytes(self):
         """Return the bytes that are handed out."""
@@ -297,27 +306,42 @@ class LimitingResourceAdaptor(UpstreamResourceAdaptor):
 
 
 def _device_file(name, device):
-    base, extension = os.path.splitext(os.path.abspath(name))
+    """Return the absolute path of a device's log, in which names in braces are not replaced."""
+    name = os.fsdecode(name)
+    if not os.path.isabs(name):
+        # The folder of the process is none of the program's names.
+        folder = re.sub(r"\{(?=(?:pid|rank|device|x[0-9A-Fa-f]{2})\})", "{x7b}", os.getcwd())
+        name = os.path.join(folder, name)
+    if "{device}" in name:
+        return os.path.normpath(name)
+    base, extension = os.path.splitext(os.path.normpath(name))
     return f"{base}.dev{device.ordinal}{extension}"
 
 
 class LoggingResourceAdaptor(UpstreamResourceAdaptor):
-    """Writes a row for every call to a file, whose name gets the device's number, as `log.dev0.csv`."""
+    """Writes a row for every call to a file, whose name gets the device's number, as `log.dev0.csv`.
+
+    In the name, `{pid}` stands for the number of the process, `{rank}` for its number in a job (the variables
+    of torchrun, MPI and Slurm), and `{device}` for the device's number, which is then not added again. Jobs
+    of several processes need one of the first two. Folders that are missing are made.
+    """
 
     def __init__(self, upstream_mr, log_file_name=None):
+        if upstream_mr is None:
+            raise TypeError("Argument `upstream_mr` must not be None")
         name = log_file_name or os.environ.get("MILLPOND_LOG_FILE") or os.environ.get("RMM_LOG_FILE")
         if not name:
             raise ValueError("a log needs `log_file_name`, or RMM_LOG_FILE in the environment")
-        self._file = _device_file(os.fspath(name), upstream_mr.device)
-        self._on(upstream_mr, f"logging:file={self._file}")
+        self._on(upstream_mr, "logging", file=_device_file(name, upstream_mr.device))
 
     def flush(self):
         """Write the rows that are held."""
         self._flush()
 
     def get_file_name(self):
-        """Return the path of the file."""
-        return self._file
+        """Return the path of the file; None if the log has none."""
+        file = log_file(self)
+        return None if file is None else os.fsdecode(file)
 
 
 class StatisticsResourceAdaptor(_Adaptor):
@@ -351,7 +375,7 @@ class TrackingResourceAdaptor(UpstreamResourceAdaptor):
     """Records every allocation that was not given back."""
 
     def __init__(self, upstream_mr, capture_stacks=False):
-        self._on(upstream_mr, "tracking" + _options(stacks=bool(capture_stacks)))
+        self._on(upstream_mr, "tracking" + _options(stacks="on" if capture_stacks else "off"))
 
     def get_allocated_bytes(self):
         """Return the bytes that were not given back."""
@@ -398,7 +422,7 @@ class AlignedResourceAdaptor(UpstreamResourceAdaptor):
         self._on(
             upstream_mr,
             "aligned"
-            + _options(alignment=parse_bytes(alignment), threshold=parse_bytes(alignment_threshold)),
+            + _options(alignment=_size(alignment), threshold=_size(alignment_threshold)),
         )
 
 
@@ -428,6 +452,10 @@ _BY_LAYER = {
     "pool": PoolMemoryResource,
     "arena": ArenaMemoryResource,
     "fixed_size": FixedSizeMemoryResource,
+    "binning": BinningMemoryResource,
+    "logging": LoggingResourceAdaptor,
+    "failure_callback": FailureCallbackResourceAdaptor,
+    "callback": CallbackMemoryResource,
     "limiting": LimitingResourceAdaptor,
     "statistics": StatisticsResourceAdaptor,
     "tracking": TrackingResourceAdaptor,
@@ -457,7 +485,7 @@ def _known(resource):
         known = _objects.get(resource.device)
     if known is not None and known.is_equal(resource) and known.text == resource.text:
         return known
-    return _wrap(resource, _BY_LAYER.get(_layers(resource.text)[-1].split(":")[0], _Stack))
+    return _as_class(resource)
 
 
 def get_per_device_resource(device):
@@ -526,8 +554,12 @@ def available_device_memory():
 
 
 def register_reinitialize_hook(func, *args, **kwargs):
-    """Call a function before each `reinitialize`; the last one registered is called first."""
+    """Call a function before each `reinitialize`; the last one registered is called first.
+
+    It returns the function, so that it can stand above one as a decorator.
+    """
     _hooks.append((func, args, kwargs))
+    return func
 
 
 def unregister_reinitialize_hook(func):
@@ -553,7 +585,6 @@ def reinitialize(
     for func, args, kwargs in reversed(_hooks):
         func(*args, **kwargs)
     with _lock:
-        _logs.clear()
         numbers = [devices] if isinstance(devices, (int, Device)) else list(devices)
         for device in map(_device, numbers):
             if stack is not None:
@@ -570,44 +601,64 @@ def reinitialize(
 
 # --- Logging ---
 
-_logs = {}
-
 
 def _log(device, log_file_name):
     before = get_per_device_resource(device)
-    resource = LoggingResourceAdaptor(before, log_file_name)
-    set_per_device_resource(device, resource)
-    _logs[device] = resource
+    set_per_device_resource(device, LoggingResourceAdaptor(before, log_file_name))
 
 
 def enable_logging(log_file_name=None):
-    """Log the calls of every device with a default resource, in a file of its own (`log.dev0.csv`)."""
+    """Log the calls of every device with a default resource, in a file of its own (`log.dev0.csv`).
+
+    In the name, `{pid}` and `{rank}` serve jobs of several processes, as `LoggingResourceAdaptor` says. A
+    device whose default resource is a log keeps it.
+    """
     with _lock:
         get_current_device_resource()
         for device in list(_objects):
-            if device not in _logs:
+            if not isinstance(get_per_device_resource(device), LoggingResourceAdaptor):
                 _log(device, log_file_name)
 
 
 def disable_logging():
-    """End the logs, and put the resources below back as defaults."""
+    """End the logs that are default resources, and put the resources below back as defaults.
+
+    A log below another layer only writes its rows, and goes on.
+    """
     with _lock:
-        for device, resource in list(_logs.items()):
-            resource.flush()
-            if _objects.get(device) is resource:
+        _flush_logs()
+        for device in list(_objects):
+            resource = get_per_device_resource(device)
+            if isinstance(resource, LoggingResourceAdaptor):
                 set_per_device_resource(device, resource.upstream_mr)
-        _logs.clear()
+
+
+def _default_logs():
+    """Return each device with its default resource, and the path of its log as bytes or None."""
+    with _lock:
+        found = []
+        for device in list(_objects):
+            resource = get_per_device_resource(device)
+            try:
+                found.append((device, resource, log_file(resource)))
+            except UnsupportedError:
+                found.append((device, resource, None))
+        return found
 
 
 def get_log_filenames():
-    """Return the file of each device's log by the device's number, or None."""
+    """Return the file of each device's log by the device's number, or None if nothing is logged."""
     with _lock:
         names = {device.ordinal: None for device in (Device(), *_objects)}
-        # A simulated device may have the number of a real one.
-        return names | {device.ordinal: log.get_file_name() for device, log in _logs.items()}
+        for device, _, file in _default_logs():
+            # A simulated device may have the number of a real one.
+            if file is not None:
+                names[device.ordinal] = os.fsdecode(file)
+        return names
 
 
 def _flush_logs():
     """Write the rows that the logs hold."""
-    for resource in list(_logs.values()):
-        resource.flush()
+    for _, resource, file in _default_logs():
+        if file is not None:
+            resource._flush()

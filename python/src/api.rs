@@ -8,6 +8,9 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
 /// The version of the interface that this module was written for.
 pub(crate) const ABI: u32 = 0;
 
@@ -118,6 +121,12 @@ functions! {
     prefetch: fn(Raw, Raw, u64, bool, Raw) -> i32;
     resource_new: fn(Raw, *const c_char, *mut Raw) -> i32;
     resource_layer: fn(Raw, *const c_char, *mut Raw) -> i32;
+    resource_layer_file: fn(Raw, *const c_char, *const c_char, *const c_char, *mut Raw) -> i32;
+    resource_upstream: fn(Raw, *mut Raw) -> i32;
+    resource_name: fn(Raw, *mut *mut c_char) -> i32;
+    parse_size: fn(*const c_char, *mut u64, *mut f64) -> i32;
+    binning_bin: fn(Raw, usize, *mut usize, *mut u64, *mut Raw) -> i32;
+    logging_file: fn(Raw, *mut *mut c_char) -> i32;
     resource_free: fn(Raw);
     resource_text: fn(Raw, *mut *mut c_char) -> i32;
     resource_device: fn(Raw, *mut Raw) -> i32;
@@ -224,6 +233,27 @@ pub(crate) fn take_text(text: *mut c_char) -> String {
         (api().string_free)(text);
         copy
     }
+}
+
+/// Bytes of the library's, for example of a path, which ends them; `None` for null.
+pub(crate) fn take_bytes(text: *mut c_char) -> Option<Vec<u8>> {
+    if text.is_null() {
+        return None;
+    }
+    // SAFETY: every caller has the text from the library, and passes it on once.
+    unsafe {
+        let copy = CStr::from_ptr(text).to_bytes().to_vec();
+        (api().string_free)(text);
+        Some(copy)
+    }
+}
+
+/// A text of the program's as C reads it.
+///
+/// # Errors
+/// `ValueError` if it has a zero byte, as Python says it of paths.
+pub(crate) fn c_argument(text: impl Into<Vec<u8>>) -> PyResult<CString> {
+    CString::new(text).map_err(|_| PyValueError::new_err("embedded null byte"))
 }
 
 /// A text as C reads it.

@@ -104,6 +104,16 @@ impl ResourceHandle {
         Ok(made)
     }
 
+    /// A handle of the library's that is this value's own; none for null.
+    pub(crate) fn owned(raw: Raw) -> Option<Arc<Self>> {
+        let take = |place: *mut Raw| {
+            // SAFETY: the place is that of `on`, and may be written.
+            unsafe { *place = raw };
+            0
+        };
+        if raw.is_null() { None } else { Self::from_call(take).ok() }
+    }
+
     /// The program's functions, if the collector sees all that keeps the resource.
     pub(crate) fn seen_functions(self: &Arc<Self>) -> &[Py<PyAny>] {
         let functions = self.below.functions();

@@ -9,7 +9,7 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
-use crate::api::{Counters, Raw, Statistics, api, c_text, take_text};
+use crate::api::{Counters, Raw, Statistics, api, c_argument, take_text};
 use crate::device::{Device, DeviceHandle, StreamArgument};
 use crate::error::{Failure, check, raise_interrupt};
 use crate::functions::{call_allocate, call_deallocate, call_failure, context_of, end_functions};
@@ -50,7 +50,12 @@ impl Resource {
         raise_interrupt(py)
     }
 
-    fn build(&self, py: Python<'_>, below: Below, make: impl FnOnce(*mut Raw) -> i32 + Send) -> PyResult<()> {
+    pub(crate) fn build(
+        &self,
+        py: Python<'_>,
+        below: Below,
+        make: impl FnOnce(*mut Raw) -> i32 + Send,
+    ) -> PyResult<()> {
         let made = py.detach(|| ResourceHandle::on(below, make))?;
         self.set(py, made);
         Ok(())
@@ -58,7 +63,7 @@ impl Resource {
 }
 
 /// What stands on one resource.
-fn on(upstream: &Arc<ResourceHandle>) -> Below {
+pub(crate) fn on(upstream: &Arc<ResourceHandle>) -> Below {
     Below { resources: vec![upstream.clone()], functions: None }
 }
 
@@ -92,7 +97,7 @@ impl Resource {
     /// Builds this object from the text of a stack, on a device.
     #[pyo3(signature = (text, device=None))]
     fn _build(&self, py: Python<'_>, text: &str, device: Option<&Device>) -> PyResult<()> {
-        let (text, device) = (c_text(text), device.map(|device| device.0.clone()));
+        let (text, device) = (c_argument(text)?, device.map(|device| device.0.clone()));
         let device = match device {
             Some(device) => device,
             None => py.detach(DeviceHandle::current)?,
@@ -105,7 +110,7 @@ impl Resource {
 
     /// Builds this object from the text of layers, on a resource.
     fn _layer(&self, py: Python<'_>, upstream: &Self, text: &str) -> PyResult<()> {
-        let (text, upstream) = (c_text(text), upstream.handle()?);
+        let (text, upstream) = (c_argument(text)?, upstream.handle()?);
         // SAFETY: the handle is live, the text is a string, and the result may be written.
         self.build(py, on(&upstream), |made| unsafe {
             (api().resource_layer)(upstream.raw, text.as_ptr(), made)

@@ -264,7 +264,7 @@ fn bad_devices() {
     let folder = Folder::new();
     let log = folder.log(&rows(1, 10));
     Run::of(&log, &["--device", "tpu:0"]).fails_with(2, &["write cuda:0, sim:h200"]);
-    Run::of(&log, &["--device", "sim:1"]).fails_with(2, &["at least"]);
+    Run::of(&log, &["--device", "sim:1"]).fails_with(2, &["at least", "did you mean 1GiB?"]);
     Run::of(&log, &["--device", "cuda:4000"]).fails_with(2, &["error: no device"]);
 }
 

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use millpond_core::stack::{LayerEntry, LayerKind, LayerSpec};
+use millpond_core::stack::{FilePath, LayerEntry, LayerKind, LayerSpec};
 use millpond_core::{
     Accessibility, BlockInfo, ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle, Error, Layer,
     LayerMemory, Layout, MemoryInfo, ReportsMemory, ResourceStatistics, Result, StreamRef, Traits, is_same,
@@ -24,16 +24,19 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
     params: &[
         ("size", "bytes to take at once; a size, or a percentage of free memory (default 50%)"),
         ("max", "bytes to hold at most (default: what upstream gives); a size, or a percentage"),
-        ("dump_log_on_failure", "a file to write the state to when memory is out (default: none)"),
+        (
+            "dump_log_on_failure",
+            "a file to write the state to when memory is out (default: none); `{pid}`, `{rank}` and `{device}` \
+             in it stand for the process, its number in a job, and the device",
+        ),
     ],
-    kind: LayerKind::Layer(|params, upstream| {
-        let driver = upstream.driver().clone();
-        let options = ArenaOptions {
-            size_bytes: params.bytes("size", &*driver)?,
-            maximum_bytes: params.bytes("max", &*driver)?,
-            dump_log_on_failure: params.text("dump_log_on_failure")?.map(PathBuf::from),
+    kind: LayerKind::ReadLayer(|params| {
+        let layer = ArenaLayer {
+            size: params.get("size")?,
+            maximum: params.get("max")?,
+            dump_log_on_failure: params.path("dump_log_on_failure")?,
         };
-        Ok(Arc::new(ArenaMemoryResource::new(upstream, options)?))
+        Ok(Box::new(move |upstream, _| Ok(Arc::new(layer.layer(upstream)?))))
     }),
 };
 
@@ -52,9 +55,13 @@ pub struct ArenaOptions {
 /// Puts an [`ArenaMemoryResource`] on top of a resource.
 ///
 #[doc = include_str!("../layers/arena.md")]
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Debug, Default)]
 #[must_use]
-pub struct ArenaLayer(ArenaOptions);
+pub struct ArenaLayer {
+    size: Option<ByteSize>,
+    maximum: Option<ByteSize>,
+    dump_log_on_failure: Option<FilePath>,
+}
 
 impl ArenaLayer {
     /// Returns a layer that takes half of what is free.
@@ -62,21 +69,22 @@ impl ArenaLayer {
         Self::default()
     }
 
-    /// Sets the bytes that are taken when the arena is built.
-    pub fn size_bytes(mut self, bytes: u64) -> Self {
-        self.0.size_bytes = Some(bytes);
+    /// Sets the size that is taken when the arena is built.
+    pub fn size_bytes(mut self, size: impl Into<ByteSize>) -> Self {
+        self.size = Some(size.into());
         self
     }
 
-    /// Sets the most bytes that the arena may hold.
-    pub fn maximum_bytes(mut self, bytes: u64) -> Self {
-        self.0.maximum_bytes = Some(bytes);
+    /// Sets the most that the arena may hold.
+    pub fn maximum_bytes(mut self, size: impl Into<ByteSize>) -> Self {
+        self.maximum = Some(size.into());
         self
     }
 
-    /// Sets the file that describes the state when memory is out.
+    /// Sets the file that describes the state when memory is out. In the path, names in braces stand for
+    /// what [`FilePath`] says.
     pub fn dump_log_on_failure(mut self, file: impl Into<PathBuf>) -> Self {
-        self.0.dump_log_on_failure = Some(file.into());
+        self.dump_log_on_failure = Some(FilePath::new(file));
         self
     }
 }
@@ -85,7 +93,16 @@ impl<R: DeviceMemoryResource> Layer<R> for ArenaLayer {
     type Resource = ArenaMemoryResource<R>;
 
     fn layer(self, upstream: R) -> Result<Self::Resource> {
-        ArenaMemoryResource::new(upstream, self.0)
+        let driver = DriverHandle::clone(upstream.driver());
+        let resolve = |size: Option<ByteSize>| size.map(|size| size.resolve(&*driver)).transpose();
+        let options = ArenaOptions {
+            size_bytes: resolve(self.size)?,
+            maximum_bytes: resolve(self.maximum)?,
+            dump_log_on_failure: None,
+        };
+        let path = |file: &FilePath| file.resolve(Some(driver.device()));
+        let dump = self.dump_log_on_failure.as_ref().map(path).transpose()?;
+        ArenaMemoryResource::said(upstream, options, self, dump)
     }
 }
 
@@ -124,6 +141,19 @@ impl<R: DeviceMemoryResource> ArenaMemoryResource<R> {
     /// size, and those of the driver.
     pub fn new(upstream: R, options: ArenaOptions) -> Result<Self> {
         let ArenaOptions { size_bytes, maximum_bytes, dump_log_on_failure } = options;
+        let literal = dump_log_on_failure.as_deref().map(FilePath::literal).transpose()?;
+        let layer = ArenaLayer {
+            size: size_bytes.map(ByteSize::Bytes),
+            maximum: maximum_bytes.map(ByteSize::Bytes),
+            dump_log_on_failure: literal,
+        };
+        let options = ArenaOptions { size_bytes, maximum_bytes, dump_log_on_failure: None };
+        Self::said(upstream, options, layer, dump_log_on_failure)
+    }
+
+    /// Builds an arena of these sizes, which `said` has as they were given.
+    fn said(upstream: R, options: ArenaOptions, said: ArenaLayer, dump: Option<PathBuf>) -> Result<Self> {
+        let ArenaOptions { size_bytes, maximum_bytes, .. } = options;
         let size_bytes = match size_bytes {
             Some(bytes) => bytes,
             None => upstream.memory_info()?.free / 2,
@@ -135,16 +165,16 @@ impl<R: DeviceMemoryResource> ArenaMemoryResource<R> {
         }
         let of_pool = PoolOptions { initial_bytes: size_bytes, maximum_bytes, ..PoolOptions::default() };
         let of_pool = of_pool.checked(&upstream)?;
-        let bytes = |bytes| ByteSize::Bytes(bytes).to_string();
-        let mut layer = LayerSpec::new("arena").with("size", bytes(of_pool.initial_bytes));
-        if let Some(maximum) = of_pool.maximum_bytes {
-            layer = layer.with("max", bytes(maximum));
+        let size = said.size.unwrap_or(ByteSize::Bytes(of_pool.initial_bytes));
+        let mut layer = LayerSpec::new("arena").with("size", size.to_string());
+        if let Some(maximum) = said.maximum {
+            layer = layer.with("max", maximum.to_string());
         }
-        if let Some(file) = &dump_log_on_failure {
-            layer = layer.with("dump_log_on_failure", file.display().to_string());
+        if let Some(file) = &said.dump_log_on_failure {
+            layer = layer.with("dump_log_on_failure", file.to_text()?);
         }
         let pool = PoolMemoryResource::build(upstream, of_pool, None, layer.to_string())?;
-        Ok(Self { pool, dump_log_on_failure })
+        Ok(Self { pool, dump_log_on_failure: dump })
     }
 
     /// Returns the pool that the arena is.
@@ -155,6 +185,9 @@ impl<R: DeviceMemoryResource> ArenaMemoryResource<R> {
     /// Writes the state to the file for it, in place of what it held.
     fn dump(&self, file: &Path, error: &Error) -> io::Result<()> {
         let statistics = self.pool.statistics().unwrap_or_default();
+        if let Some(folder) = file.parent() {
+            std::fs::create_dir_all(folder)?;
+        }
         let mut file = File::create(file)?;
         writeln!(file, "{error}")?;
         writeln!(file, "fragmentation: {:.1} %", 100.0 * statistics.fragmentation())
@@ -221,6 +254,8 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for ArenaMemoryResourc
 
     fn provide(&self, traits: &mut Traits) {
         traits.add::<Self, dyn ReportsMemory>(|it| it);
+        // SAFETY: threads may share all parts but the pool.
+        unsafe { traits.share_over(&[&self.pool]) };
     }
 }
 

@@ -5,11 +5,12 @@ mod direct;
 use std::fmt;
 use std::sync::Arc;
 
-use millpond_core::stack::{LayerEntry, LayerKind, LayerSpec, Params, Piece, Value};
+use millpond_core::stack::{LayerEntry, LayerKind, LayerSpec, Params, Piece, ReadStack, Value};
 use millpond_core::{
     ALLOCATION_ALIGNMENT, Accessibility, AnyResource, ByteSize, DeviceMemoryResource,
     DeviceMemoryResourceExt, DevicePtr, DriverHandle, Error, Layer, Layout, LiveBlock, MemoryInfo, Remedy,
-    RemedyAction, ResourceStatistics, Result, StreamRef, Traits, align_up, is_same, misuse, parse_bytes,
+    RemedyAction, ResourceStatistics, Result, StreamRef, Traits, align_up, is_same, misuse,
+    parse_block_bytes,
 };
 
 use crate::binning::direct::Direct;
@@ -29,20 +30,30 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
              have a stack: 1MiB(cuda+pool)",
         ),
     ],
-    kind: LayerKind::Layer(|params, upstream| {
-        let layer = match params.value("bins") {
+    kind: LayerKind::ReadLayer(|params| {
+        let bins = match params.value("bins") {
             Some(_) if params.value("min").or(params.value("max")).is_some() => {
                 return Err(Error::invalid_stack(
                     "`binning` takes either bins, or min and max; leave one out",
                 ));
             }
-            Some(bins) => read_bins(bins, params, upstream.driver())?,
+            Some(bins) => read_bins(bins, params)?,
             None => {
                 let exponents = (params.get("min")?.unwrap_or(18), params.get("max")?.unwrap_or(22));
-                BinningLayer::new().exponents(exponents.0, exponents.1)
+                let layer = BinningLayer::new().exponents(exponents.0, exponents.1);
+                layer.into_bins()?.into_iter().map(|(bytes, _)| (bytes, None)).collect()
             }
         };
-        Ok(Arc::new(layer.layer(upstream)?))
+        let sizes_only = bins.iter().fold(BinningLayer::new(), |layer, (bytes, _)| layer.add_bin(*bytes));
+        sizes_only.into_bins()?;
+        Ok(Box::new(move |upstream, building| {
+            let mut layer = BinningLayer::new();
+            for (bytes, stack) in bins {
+                let resource = stack.map(|stack| stack.build(upstream.driver(), building)).transpose()?;
+                layer.bins.push((bytes, resource));
+            }
+            Ok(Arc::new(layer.layer(upstream)?))
+        }))
     }),
 };
 
@@ -50,10 +61,10 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
 const NO_BINS: &str = "none";
 
 /// Reads the bins that `bins=` names: sizes separated by `/`, each followed by its stack if it has one.
-fn read_bins(bins: &Value, params: &Params<'_>, driver: &DriverHandle) -> Result<BinningLayer> {
-    let mut layer = BinningLayer::new();
+fn read_bins<'a>(bins: &'a Value, params: &Params<'a>) -> Result<Vec<(u64, Option<ReadStack<'a>>)>> {
+    let mut read: Vec<(u64, Option<ReadStack<'a>>)> = Vec::new();
     if bins.as_text() == Some(NO_BINS) {
-        return Ok(layer);
+        return Ok(read);
     }
     let wrong = |why: &str| Error::invalid_stack(format!("`bins={bins}` of `binning`: {why}"));
     let mut follows_stack = false;
@@ -63,18 +74,18 @@ fn read_bins(bins: &Value, params: &Params<'_>, driver: &DriverHandle) -> Result
                 let sizes = if follows_stack { text.trim().strip_prefix('/') } else { Some(&**text) };
                 let sizes = sizes.ok_or_else(|| wrong("a `/` is missing after a stack"))?;
                 for size in sizes.split('/') {
-                    layer = layer.add_bin(parse_bytes(size).map_err(|error| wrong(error.message()))?);
+                    read.push((parse_block_bytes(size).map_err(|error| wrong(error.message()))?, None));
                 }
             }
             Piece::Stack(stack) => {
-                let bin = layer.bins.last_mut().filter(|(_, resource)| resource.is_none());
-                let (_, resource) = bin.ok_or_else(|| wrong("a stack follows the size of its bin"))?;
-                *resource = Some(params.build(stack, driver)?);
+                let bin = read.last_mut().filter(|(_, stack)| stack.is_none());
+                let (_, of_bin) = bin.ok_or_else(|| wrong("a stack follows the size of its bin"))?;
+                *of_bin = Some(params.read(stack)?);
             }
         }
         follows_stack = matches!(piece, Piece::Stack(_));
     }
-    Ok(layer)
+    Ok(read)
 }
 
 /// Puts a [`BinningMemoryResource`] on top of a resource.
@@ -223,6 +234,15 @@ impl<R: DeviceMemoryResource> BinningMemoryResource<R> {
     /// Returns the bins' sizes in bytes and their resources, the smallest first.
     pub fn bins(&self) -> impl Iterator<Item = (u64, &dyn DeviceMemoryResource)> {
         self.bins.iter().map(|bin| (bin.bytes, bin.resource()))
+    }
+
+    /// Returns the bins, the smallest first: the largest request that each serves in bytes, and its resource if
+    /// it was [given](BinningLayer::add_bin_with).
+    pub fn given(&self) -> impl Iterator<Item = (u64, Option<&AnyResource>)> {
+        self.bins.iter().map(|bin| match &bin.source {
+            Source::Blocks(_) => (bin.bytes, None),
+            Source::Given(resource) => (bin.bytes, Some(resource)),
+        })
     }
 
     /// Returns the bins' free regions to upstream, for a request on a stream if there is one. Returns their
@@ -408,5 +428,8 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BinningMemoryResou
         Ok(released + trim_upstream(&*self.upstream, to_upstream, keep_bytes)?)
     }
 
-    fn provide(&self, _traits: &mut Traits) {}
+    fn provide(&self, traits: &mut Traits) {
+        // SAFETY: threads may share all parts but the upstream, and the bins that take their memory from it.
+        unsafe { traits.share_over(&[&*self.upstream]) };
+    }
 }

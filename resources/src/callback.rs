@@ -173,5 +173,7 @@ unsafe impl DeviceMemoryResource for CallbackMemoryResource {
         Ok(0)
     }
 
-    fn provide(&self, _traits: &mut Traits) {}
+    fn provide(&self, traits: &mut Traits) {
+        traits.share::<Self>();
+    }
 }

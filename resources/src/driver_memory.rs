@@ -296,7 +296,9 @@ macro_rules! driver_memory_resource {
                 Ok(0)
             }
 
-            fn provide(&self, _traits: &mut Traits) {}
+            fn provide(&self, traits: &mut Traits) {
+                traits.share::<Self>();
+            }
         }
     };
 }

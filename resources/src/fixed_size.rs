@@ -7,7 +7,7 @@ use millpond_core::stack::{LayerEntry, LayerKind};
 use millpond_core::{
     ALLOCATION_ALIGNMENT, Accessibility, BlockInfo, ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle,
     Error, Layer, LayerMemory, Layout, MemoryInfo, ReportsMemory, ResourceStatistics, Result, StreamRef,
-    Traits, align_up, format_bytes, is_same,
+    Traits, align_up, format_bytes, is_same, parse_block_bytes,
 };
 
 use crate::heap::size_class::BlockSize;
@@ -22,15 +22,15 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
         ("blocks", "blocks to take from upstream at once, at most (default 128)"),
         ("preallocate", "blocks to take when built (default 0)"),
     ],
-    kind: LayerKind::Layer(|params, upstream| {
-        let driver = upstream.driver().clone();
+    kind: LayerKind::ReadLayer(|params| {
         let defaults = FixedSizeOptions::default();
         let options = FixedSizeOptions {
-            block_bytes: params.bytes("block_size", &*driver)?.unwrap_or(defaults.block_bytes),
+            block_bytes: params.get_with("block_size", parse_block_bytes)?.unwrap_or(defaults.block_bytes),
             blocks_per_region: params.get("blocks")?.unwrap_or(defaults.blocks_per_region),
             preallocated_blocks: params.get("preallocate")?.unwrap_or(defaults.preallocated_blocks),
         };
-        Ok(Arc::new(FixedSizeMemoryResource::new(upstream, options)?))
+        let options = options.checked()?;
+        Ok(Box::new(move |upstream, _| Ok(Arc::new(FixedSizeMemoryResource::new(upstream, options)?))))
     }),
 };
 
@@ -273,6 +273,8 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for FixedSizeMemoryRes
 
     fn provide(&self, traits: &mut Traits) {
         traits.add::<Self, dyn ReportsMemory>(|it| it);
+        // SAFETY: threads may share all parts but the pool.
+        unsafe { traits.share_over(&[&self.pool]) };
     }
 }
 

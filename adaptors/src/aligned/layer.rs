@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use millpond_core::stack::{LayerEntry, LayerKind, Params};
-use millpond_core::{
-    ALLOCATION_ALIGNMENT, AnyResource, DeviceMemoryResource, Error, Layer, Layout, Result, parse_bytes,
-};
+use millpond_core::stack::{LayerBuilder, LayerEntry, LayerKind, Params};
+use millpond_core::{ALLOCATION_ALIGNMENT, DeviceMemoryResource, Layer, Layout, Result, parse_bytes};
 
 use super::AlignedResourceAdaptor;
 
@@ -50,16 +48,14 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
         ("alignment", "the alignment in bytes, a power of two, as in 4KiB (default 256)"),
         ("threshold", "the smallest request in bytes that is aligned, as in 64KiB (default 0)"),
     ],
-    kind: LayerKind::Layer(build),
+    kind: LayerKind::ReadLayer(read),
 };
 
-fn build(params: &Params<'_>, upstream: AnyResource) -> Result<AnyResource> {
-    let size = |key: &str| -> Result<Option<u64>> {
-        let Some(text) = params.text(key)? else { return Ok(None) };
-        let wrong = |error: Error| Error::invalid_stack(format!("`{key}={text}` of `aligned`: {error}"));
-        parse_bytes(text).map(Some).map_err(wrong)
-    };
-    let layer = AlignedLayer::new(size("alignment")?.unwrap_or(ALLOCATION_ALIGNMENT))
-        .threshold_bytes(size("threshold")?.unwrap_or(0));
-    Ok(Arc::new(layer.layer(upstream)?))
+fn read<'a>(params: &Params<'a>) -> Result<LayerBuilder<'a>> {
+    // Bytes are meant here, so a small number needs no unit.
+    let alignment = params.get_with("alignment", parse_bytes)?.unwrap_or(ALLOCATION_ALIGNMENT);
+    Layout::with_alignment(0, alignment)?;
+    let layer =
+        AlignedLayer::new(alignment).threshold_bytes(params.get_with("threshold", parse_bytes)?.unwrap_or(0));
+    Ok(Box::new(move |upstream, _| Ok(Arc::new(layer.layer(upstream)?))))
 }

@@ -171,7 +171,10 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for AlignedResourceAda
         self.upstream.trim(keep_bytes).map_err(|error| error.in_stack(self))
     }
 
-    fn provide(&self, _traits: &mut Traits) {}
+    fn provide(&self, traits: &mut Traits) {
+        // SAFETY: threads may share all parts but the upstream.
+        unsafe { traits.share_over(&[&self.upstream]) };
+    }
 }
 
 /// Whether an upstream refuses a request that it may serve at another alignment.

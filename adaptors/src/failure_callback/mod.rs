@@ -6,7 +6,7 @@ mod tests;
 
 use std::fmt;
 
-use millpond_core::{DeviceMemoryResource, DevicePtr, Error, Layout, Result, StreamRef, downcast};
+use millpond_core::{DeviceMemoryResource, DevicePtr, Error, Layout, Result, StreamRef, Traits, downcast};
 
 pub use layer::FailureCallbackLayer;
 
@@ -124,6 +124,9 @@ where
     }
 
     forward_to_upstream!();
+
+    /// The program's function may be one for a single thread.
+    fn provide(&self, _traits: &mut Traits) {}
 }
 
 impl<R: fmt::Display, F> fmt::Display for FailureCallbackResourceAdaptor<R, F> {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millpond_core::stack::{LayerEntry, LayerKind, Params};
+use millpond_core::stack::{LayerBuilder, LayerEntry, LayerKind, Params};
 use millpond_core::{AnyResource, DeviceMemoryResource, Error, Layer, Result};
 
 use super::FallbackResourceAdaptor;
@@ -34,14 +34,17 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "fallback",
     about: "takes memory from another stack where the one below is out of memory",
     params: &[("to", "the other stack in parentheses, as in to=(managed); required")],
-    kind: LayerKind::Layer(build),
+    kind: LayerKind::ReadLayer(read),
 };
 
-fn build(params: &Params<'_>, upstream: AnyResource) -> Result<AnyResource> {
-    let fallback = params.resource("to", upstream.driver())?.ok_or_else(|| {
+fn read<'a>(params: &Params<'a>) -> Result<LayerBuilder<'a>> {
+    let fallback = params.stack("to")?.ok_or_else(|| {
         Error::invalid_stack(
             "`fallback` needs another stack in parentheses; write for example `fallback:to=(managed)`",
         )
     })?;
-    Ok(Arc::new(FallbackLayer::new(fallback).layer(upstream)?))
+    Ok(Box::new(move |upstream, building| {
+        let fallback = fallback.build(upstream.driver(), building)?;
+        Ok(Arc::new(FallbackLayer::new(fallback).layer(upstream)?))
+    }))
 }

@@ -178,6 +178,8 @@ unsafe impl<R: DeviceMemoryResource, F: DeviceMemoryResource> DeviceMemoryResour
 
     fn provide(&self, traits: &mut Traits) {
         traits.add::<Self, dyn ReportsMemory>(|it| it);
+        // SAFETY: threads may share all other parts.
+        unsafe { traits.share_over(&[&self.upstream, &self.fallback]) };
     }
 }
 

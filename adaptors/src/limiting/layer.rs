@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use millpond_core::stack::{LayerEntry, LayerKind, Params};
-use millpond_core::{AnyResource, ByteSize, DeviceMemoryResource, Error, Layer, Result};
+use millpond_core::stack::{LayerBuilder, LayerEntry, LayerKind, Params};
+use millpond_core::{ByteSize, DeviceMemoryResource, Error, Layer, Result};
 
 use super::LimitingResourceAdaptor;
 
@@ -27,7 +27,7 @@ impl<R: DeviceMemoryResource> Layer<R> for LimitingLayer {
 
     fn layer(self, upstream: R) -> Result<Self::Resource> {
         let limit_bytes = self.limit.resolve(&**upstream.driver())?;
-        Ok(LimitingResourceAdaptor::new(upstream, limit_bytes))
+        Ok(LimitingResourceAdaptor::said(upstream, limit_bytes, self.limit))
     }
 }
 
@@ -38,14 +38,14 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
         "limit",
         "the most bytes handed out: a size, or a percentage of the device's free memory; required",
     )],
-    kind: LayerKind::Layer(build),
+    kind: LayerKind::ReadLayer(read),
 };
 
-fn build(params: &Params<'_>, upstream: AnyResource) -> Result<AnyResource> {
+fn read<'a>(params: &Params<'a>) -> Result<LayerBuilder<'a>> {
     let limit: ByteSize = params.get("limit")?.ok_or_else(|| {
         Error::invalid_stack(
             "`limiting` needs a limit; write for example `limiting:limit=8GiB` or `limit=50%`",
         )
     })?;
-    Ok(Arc::new(LimitingLayer::new(limit).layer(upstream)?))
+    Ok(Box::new(move |upstream, _| Ok(Arc::new(LimitingLayer::new(limit).layer(upstream)?))))
 }

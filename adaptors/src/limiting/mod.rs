@@ -48,6 +48,8 @@ use crate::shards::{All, Guard, Shards};
 pub struct LimitingResourceAdaptor<R> {
     upstream: R,
     limit_bytes: u64,
+    /// The limit as it was given: in bytes, or as a share.
+    limit: ByteSize,
     /// The unused bytes of the limit, divided among the threads. A thread whose share is too small looks at
     /// all shares under their locks, so a request that fits is served, and threads seldom wait for each
     /// other.
@@ -57,9 +59,14 @@ pub struct LimitingResourceAdaptor<R> {
 impl<R> LimitingResourceAdaptor<R> {
     /// Limits the handed-out bytes of `upstream` to `limit_bytes`.
     pub fn new(upstream: R, limit_bytes: u64) -> Self {
+        Self::said(upstream, limit_bytes, ByteSize::Bytes(limit_bytes))
+    }
+
+    /// The limit in bytes, and as it was given.
+    fn said(upstream: R, limit_bytes: u64, limit: ByteSize) -> Self {
         let left = Shards::new();
         *left.mine() = limit_bytes;
-        Self { upstream, limit_bytes, left }
+        Self { upstream, limit_bytes, limit, left }
     }
 
     /// The bytes that are handed out, after rounding. Never more than [`limit_bytes`](Self::limit_bytes).
@@ -200,12 +207,14 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LimitingResourceAd
 
     fn provide(&self, traits: &mut Traits) {
         traits.add::<Self, dyn crate::AllocationLimit>(|it| it).add::<Self, dyn ReportsMemory>(|it| it);
+        // SAFETY: threads may share all parts but the upstream.
+        unsafe { traits.share_over(&[&self.upstream]) };
     }
 }
 
 impl<R: fmt::Display> fmt::Display for LimitingResourceAdaptor<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}+limiting:limit={}", self.upstream, ByteSize::Bytes(self.limit_bytes))
+        write!(f, "{}+limiting:limit={}", self.upstream, self.limit)
     }
 }
 

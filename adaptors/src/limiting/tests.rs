@@ -241,7 +241,7 @@ fn text_builds_it() {
     assert_eq!(limit(&half), ByteSize::PercentOfFree(50.0).resolve(&**half.driver()).unwrap());
     assert_eq!(build(&half.to_string()).unwrap().to_string(), half.to_string());
     let layered = Arc::new(adaptor(1).0).layer(LimitingLayer::new(4096)).unwrap();
-    assert_eq!(layered.to_string(), "mock+limiting:limit=1+limiting:limit=4KiB");
+    assert_eq!(layered.to_string(), "mock+limiting:limit=1B+limiting:limit=4KiB");
     for wrong in ["cuda+limiting", "cuda+limiting:limit=-1", "cuda+limiting:limit=101%"] {
         let error = build(wrong).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidStack, "{error}");

@@ -6,11 +6,23 @@ use std::sync::{Arc, Once, Weak};
 
 use parking_lot::Mutex;
 
-use super::queue::Queue;
+use super::ending::Ending;
 
-static LIVE: Mutex<Vec<Weak<Queue>>> = Mutex::new(Vec::new());
+/// A log that keeps rows, which are written before the process ends.
+pub(super) trait KeepsRows: Send + Sync {
+    /// Whether the rows are this process's, and not those of the process that it was forked from.
+    fn is_own_process(&self) -> bool;
 
-pub(super) fn register(queue: &Arc<Queue>) {
+    /// Starts writing the rows; later ones are written at once.
+    fn write_last(self: Arc<Self>) -> Ending;
+
+    /// Waits for the end of [`write_last`](Self::write_last), unless the destination hangs.
+    fn wait_for_last(&self, ending: Ending);
+}
+
+static LIVE: Mutex<Vec<Weak<dyn KeepsRows>>> = Mutex::new(Vec::new());
+
+pub(super) fn register(log: Weak<dyn KeepsRows>) {
     static REGISTERED: Once = Once::new();
     if super::canary::without("at_exit") {
         return;
@@ -27,20 +39,20 @@ pub(super) fn register(queue: &Arc<Queue>) {
         }
     });
     let mut live = LIVE.lock();
-    live.retain(|queue| queue.strong_count() > 0);
-    live.push(Arc::downgrade(queue));
+    live.retain(|log| log.strong_count() > 0);
+    live.push(log);
 }
 
 extern "C" fn at_exit() {
     let live = std::mem::take(&mut *LIVE.lock());
     // A forked process has copies of its parent's logs, which the parent writes.
-    let live: Vec<_> = live.iter().filter_map(Weak::upgrade).filter(|queue| queue.is_own_process()).collect();
+    let live: Vec<_> = live.iter().filter_map(Weak::upgrade).filter(|log| log.is_own_process()).collect();
     // A subscriber's panic must not change how the process ends.
     let _ = catch_unwind(AssertUnwindSafe(|| {
         // All at once: several destinations that hang take no longer than one.
-        let endings: Vec<_> = live.iter().map(Queue::begin_end).collect();
-        for (queue, ending) in live.iter().zip(endings) {
-            queue.end(ending);
+        let endings: Vec<_> = live.iter().map(|log| Arc::clone(log).write_last()).collect();
+        for (log, ending) in live.iter().zip(endings) {
+            log.wait_for_last(ending);
         }
     }));
 }

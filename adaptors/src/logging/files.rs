@@ -4,179 +4,172 @@
 //! address are in order across adaptors, and the counters are those of the file. A lock tells other processes
 //! that the file is being written.
 
-use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use millpond_core::Result;
+use millpond_core::stack::AtEnd;
 use parking_lot::{Condvar, Mutex};
 
 use super::journal::{Journal, OpenFile};
+use super::log_file::LogFile;
 use super::settings::Settings;
 use super::sink::Sink;
 
-static OPEN: Mutex<Vec<(FileId, Weak<Journal>)>> = Mutex::new(Vec::new());
+static KNOWN: Mutex<Vec<Known>> = Mutex::new(Vec::new());
 
-/// Notified when a file was closed.
-static CLOSED: Condvar = Condvar::new();
+/// The number of the next entry.
+static NEXT: AtomicU64 = AtomicU64::new(0);
 
-/// The identity of a file, independent of its name.
+/// Notified when a log has ended.
+static ENDED: Condvar = Condvar::new();
+
+/// A log of this process, whose file may not be open yet.
+struct Known {
+    number: u64,
+    place: Place,
+    journal: Weak<Journal>,
+    file: Weak<LogFile>,
+}
+
+/// Which file a path names.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct FileId {
+enum Place {
+    /// A file that is there, by its device and inode, whatever its name.
     #[cfg(unix)]
-    device_and_inode: (u64, u64),
-    #[cfg(not(unix))]
-    path: std::path::PathBuf,
+    Inode(u64, u64),
+    /// A file that is not there, or of a system without such numbers.
+    Path(PathBuf),
+    /// A pipe, a terminal or the like, which logs do not share.
+    Other,
 }
 
-impl FileId {
-    #[cfg(unix)]
-    fn new(_path: &Path, metadata: &Metadata) -> io::Result<Self> {
-        use std::os::unix::fs::MetadataExt;
-        Ok(Self { device_and_inode: (metadata.dev(), metadata.ino()) })
-    }
-
-    #[cfg(not(unix))]
-    fn new(path: &Path, _metadata: &Metadata) -> io::Result<Self> {
-        Ok(Self { path: path.canonicalize()? })
+impl Place {
+    fn of(path: &Path) -> Self {
+        match std::fs::metadata(path) {
+            Ok(found) if !found.is_file() => Self::Other,
+            #[cfg(unix)]
+            Ok(found) => {
+                use std::os::unix::fs::MetadataExt;
+                Self::Inode(found.dev(), found.ino())
+            }
+            #[cfg(not(unix))]
+            Ok(_) => Self::Path(canonical(path)),
+            Err(_) => Self::Path(canonical(path)),
+        }
     }
 }
 
-/// An entry in the table of open files. Dropping it lets other adaptors truncate and write the file.
+/// The path without links, as far as it exists.
+fn canonical(path: &Path) -> PathBuf {
+    let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    for ancestor in whole.ancestors() {
+        if let (Ok(there), Ok(rest)) = (ancestor.canonicalize(), whole.strip_prefix(ancestor)) {
+            return there.join(rest);
+        }
+    }
+    whole
+}
+
+/// Whether both paths name one file that logs would share.
+pub(super) fn is_same_file(one: &Path, other: &Path) -> bool {
+    let place = Place::of(one);
+    place != Place::Other && place == Place::of(other)
+}
+
+/// An entry in the table. Dropping it lets other adaptors truncate and write the file.
 #[derive(Debug)]
-struct Entry(FileId);
+struct Entry(u64);
 
 impl OpenFile for Entry {}
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        OPEN.lock().retain(|(id, _)| *id != self.0);
-        CLOSED.notify_all();
+        KNOWN.lock().retain(|known| known.number != self.0);
+        ENDED.notify_all();
     }
 }
 
-/// The journal that writes this file: the one that is open, or a new one, which truncates the file.
+/// The last step of building a log: opens its file, then empties it. Nothing, if the file is open.
+#[derive(Debug)]
+pub(super) struct OpenLog {
+    file: Arc<LogFile>,
+    /// The entry in the table, if the file is one that logs may share.
+    number: Option<u64>,
+    path: PathBuf,
+    settings: Settings,
+}
+
+impl OpenLog {
+    fn open(&self) -> io::Result<()> {
+        let Some(number) = self.number else { return self.file.open() };
+        // Another thread that looks for the file finds it as it was, or as it is.
+        let mut table = KNOWN.lock();
+        self.file.open()?;
+        if let Some(known) = table.iter_mut().find(|known| known.number == number) {
+            known.place = Place::of(&self.path);
+        }
+        Ok(())
+    }
+}
+
+impl AtEnd for OpenLog {
+    fn prepare(&mut self) -> Result<()> {
+        self.open().map_err(|error| self.settings.unwritable(error))
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        self.file.begin().map_err(|error| self.settings.unwritable(error))
+    }
+}
+
+/// The journal that writes this file, the one that is there or a new one, and the step that opens the file.
+/// Nothing is opened here.
 ///
 /// # Errors
-/// The system's; [`ResourceBusy`](io::ErrorKind::ResourceBusy) if another process writes the file; and
 /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if it is open with other settings.
-pub(super) fn journal(path: &Path, settings: &Settings) -> Result<Arc<Journal>> {
-    let unwritable = |error| settings.unwritable(error);
-    // Appends, so that a process that ignores the lock overwrites no row of this one.
-    let file = OpenOptions::new().create(true).append(true).open(path).map_err(unwritable)?;
-    let metadata = file.metadata().map_err(unwritable)?;
-    if !metadata.is_file() {
-        // A pipe, a terminal or the like: there is nothing to truncate.
-        return Journal::open(sink(file, path, settings), settings).map_err(unwritable);
+pub(super) fn journal(path: &Path, settings: &Settings) -> Result<(Arc<Journal>, OpenLog)> {
+    let place = Place::of(path);
+    let step = |file, number| OpenLog { file, number, path: path.to_owned(), settings: settings.clone() };
+    let new = || {
+        let file = Arc::new(LogFile::new(path.to_owned()));
+        let sink = Sink::new(Box::new(Rows(Arc::clone(&file))), path.display().to_string(), settings.flush);
+        let journal = Journal::open(sink, settings).map_err(|error| settings.unwritable(error))?;
+        Ok::<_, millpond_core::Error>((journal, file))
+    };
+    if place == Place::Other {
+        return new().map(|(journal, file)| (journal, step(file, None)));
     }
-    let id = FileId::new(path, &metadata).map_err(unwritable)?;
-    let mut open = OPEN.lock();
-    while let Some((_, journal)) = open.iter().find(|(known, _)| *known == id) {
-        if let Some(journal) = journal.upgrade() {
-            drop(open);
-            return journal.check_same(settings).map(|()| journal);
+    let mut table = KNOWN.lock();
+    while let Some(known) = table.iter().find(|known| known.place == place) {
+        if let (Some(journal), Some(file)) = (known.journal.upgrade(), known.file.upgrade()) {
+            let number = known.number;
+            drop(table);
+            return journal.check_same(settings).map(|()| (journal, step(file, Some(number))));
         }
         // Its last adaptor is being dropped, and writes the remaining rows.
-        CLOSED.wait(&mut open);
+        ENDED.wait(&mut table);
     }
-    lock(&file).map_err(unwritable)?;
-    let file = Locked { file, process: std::process::id() };
-    truncate(&file.file, path).map_err(unwritable)?;
-    let sink = sink(file, path, settings);
-    let journal = Journal::open(sink, settings).map_err(unwritable)?;
-    // Not earlier: if the header cannot be written, the entry's drop would wait for the lock held here.
-    journal.is_of(Box::new(Entry(id.clone())));
-    open.push((id, Arc::downgrade(&journal)));
-    Ok(journal)
+    let (journal, file) = new()?;
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    // Not earlier: if the log cannot be made, the entry's drop would wait for the lock held here.
+    journal.is_of(Box::new(Entry(number)));
+    table.push(Known { number, place, journal: Arc::downgrade(&journal), file: Arc::downgrade(&file) });
+    drop(table);
+    Ok((journal, step(file, Some(number))))
 }
 
-fn sink(file: impl Write + Send + 'static, path: &Path, settings: &Settings) -> Sink {
-    Sink::new(Box::new(file), path.display().to_string(), settings.flush)
-}
+/// The rows' way into the file.
+struct Rows(Arc<LogFile>);
 
-/// A file with a [`lock`], which is released when the file is closed. Closing alone does not release it while
-/// a child process has a copy of the handle, as each has until it runs its program. So the lock is released
-/// while a forked child still writes, too: such a child cannot be distinguished from one that runs a program.
-struct Locked {
-    file: File,
-    process: u32,
-}
-
-impl Write for Locked {
+impl Write for Rows {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.file.write(bytes)
+        self.0.write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
-    }
-}
-
-impl Drop for Locked {
-    fn drop(&mut self) {
-        // A forked child must not release its parent's lock.
-        if self.process == std::process::id() {
-            unlock(&self.file);
-        }
-    }
-}
-
-/// Empties the file, even if its name now belongs to another.
-#[cfg(unix)]
-fn truncate(file: &File, _path: &Path) -> io::Result<()> {
-    file.set_len(0)
-}
-
-/// Empties the file through another handle: on Windows, one that appends may not change the length.
-#[cfg(not(unix))]
-fn truncate(_file: &File, path: &Path) -> io::Result<()> {
-    OpenOptions::new().write(true).open(path)?.set_len(0)
-}
-
-/// Tells other processes, until the file is closed, that it is being written.
-#[cfg(unix)]
-fn lock(file: &File) -> io::Result<()> {
-    use rustix::fs::{FlockOperation, flock};
-    use rustix::io::Errno;
-    match flock(file, FlockOperation::NonBlockingLockExclusive) {
-        Err(Errno::WOULDBLOCK) => {
-            Err(io::Error::new(io::ErrorKind::ResourceBusy, "another process writes this log"))
-        }
-        // Some file systems have no locks.
-        Ok(()) | Err(_) => Ok(()),
-    }
-}
-
-#[cfg(unix)]
-fn unlock(file: &File) {
-    // Without locks there is nothing to unlock.
-    let _ = rustix::fs::flock(file, rustix::fs::FlockOperation::Unlock);
-}
-
-#[cfg(not(unix))]
-fn unlock(_file: &File) {}
-
-/// Locks on Windows would keep other processes from reading the log, too.
-#[cfg(not(unix))]
-fn lock(_file: &File) -> io::Result<()> {
-    Ok(())
-}
-
-#[cfg(all(test, unix))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_file_that_got_the_name_meanwhile_is_not_emptied() {
-        let folder = tempfile::tempdir().unwrap();
-        let [log, rotated] = ["log.csv", "log.1.csv"].map(|name| folder.path().join(name));
-        std::fs::write(&log, "rows").unwrap();
-        let file = OpenOptions::new().append(true).open(&log).unwrap();
-        std::fs::rename(&log, &rotated).unwrap();
-        std::fs::write(&log, "another's").unwrap();
-        truncate(&file, &log).unwrap();
-        assert_eq!(std::fs::read_to_string(&log).unwrap(), "another's");
-        assert_eq!(std::fs::read_to_string(&rotated).unwrap(), "");
+        Ok(())
     }
 }

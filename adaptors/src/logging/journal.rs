@@ -1,12 +1,14 @@
 //! A log that one or more adaptors write.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 use std::{fmt, io};
 
 use millpond_core::{DeviceId, Error, Result};
 use parking_lot::Mutex;
 
+use super::at_exit::{self, KeepsRows};
 use super::devices::Devices;
 use super::ending::{self, Ending};
 use super::queue::Queue;
@@ -34,10 +36,45 @@ pub(super) struct Journal {
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "there is one for each log, behind an Arc")]
 enum Writing {
-    /// The logging thread writes each row.
-    Direct(Mutex<Direct>),
+    /// The logging thread writes each row, or keeps it.
+    Direct(Arc<Lines>),
     /// Threads of the log write batches of rows.
     Queued(Writers),
+}
+
+/// The log that the logging threads write.
+#[derive(Debug)]
+pub(super) struct Lines {
+    direct: Mutex<Direct>,
+    name: String,
+    process: u32,
+    /// The number of bytes that the destination took.
+    taken: Arc<AtomicU64>,
+}
+
+impl Lines {
+    fn new(direct: Direct) -> Self {
+        let (name, taken) = (direct.sink.name().to_owned(), direct.sink.taken());
+        Self { direct: Mutex::new(direct), name, process: std::process::id(), taken }
+    }
+}
+
+impl KeepsRows for Lines {
+    fn is_own_process(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    fn write_last(self: Arc<Self>) -> Ending {
+        let taken = Arc::clone(&self.taken);
+        // The sink counts and reports errors.
+        Ending::begin(taken, move || self.direct.lock().sink.keep_nothing())
+    }
+
+    fn wait_for_last(&self, ending: Ending) {
+        if !ending.wait() {
+            ending::report(&self.name);
+        }
+    }
 }
 
 /// The state behind a lock, so that rows are whole, numbered, and in order of time.
@@ -64,7 +101,11 @@ impl Journal {
             let queue = Queue::new(sink, opened, |bytes| Text::new(columns, Arc::clone(&devices), bytes));
             Writing::Queued(Writers::start(queue)?)
         } else {
-            Writing::Direct(Mutex::new(Direct { text, sink, sequence: 0, opened }))
+            let lines = Arc::new(Lines::new(Direct { text, sink, sequence: 0, opened }));
+            if flush == Flush::Buffered && !super::canary::without("kept") {
+                at_exit::register(Arc::downgrade(&lines) as Weak<dyn KeepsRows>);
+            }
+            Writing::Direct(lines)
         };
         Ok(Arc::new(Self { writing, columns, flush, devices, file: OnceLock::new() }))
     }
@@ -103,14 +144,14 @@ impl Journal {
     #[inline]
     pub(super) fn write(&self, entry: Entry) {
         match &self.writing {
-            Writing::Direct(direct) => direct.lock().write(entry),
+            Writing::Direct(lines) => lines.direct.lock().write(entry),
             Writing::Queued(writers) => writers.queue().push(entry),
         }
     }
 
     pub(super) fn flush(&self) -> io::Result<()> {
         match &self.writing {
-            Writing::Direct(direct) => direct.lock().sink.flush(),
+            Writing::Direct(lines) => lines.direct.lock().sink.flush(),
             Writing::Queued(_) if super::canary::without("flush") => Ok(()),
             Writing::Queued(writers) => writers.queue().flush(),
         }
@@ -118,7 +159,7 @@ impl Journal {
 
     pub(super) fn ask<T>(&self, question: impl FnOnce(&Sink) -> T) -> T {
         match &self.writing {
-            Writing::Direct(direct) => question(&direct.lock().sink),
+            Writing::Direct(lines) => question(&lines.direct.lock().sink),
             Writing::Queued(writers) => writers.queue().ask(question),
         }
     }

@@ -6,12 +6,13 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use millpond_core::stack::{LayerEntry, LayerKind, Params};
-use millpond_core::{AnyResource, Error, Layer, Result, environment};
+use millpond_core::stack::{FilePath, LayerBuilder, LayerEntry, LayerKind, Params};
+use millpond_core::{DeviceId, Error, Result, environment};
 
-use super::files;
+use super::LoggingResourceAdaptor;
+use super::files::{self, OpenLog};
 use super::journal::Journal;
-use super::settings::{Columns, Flush, Settings};
+use super::settings::{Columns, File, Flush, Settings};
 use super::sink::Sink;
 
 /// The variables that name the log, in the order in which they are read.
@@ -37,7 +38,7 @@ pub struct LoggingLayer {
 enum Destination {
     #[default]
     Environment,
-    File(PathBuf),
+    File(FilePath),
     Writer(Box<dyn Write + Send>),
 }
 
@@ -52,10 +53,12 @@ impl LoggingLayer {
     /// another process writes is refused, if the file system has locks. A forked child does not count: once
     /// the process that opened the file has closed it, another may empty it, although the child still writes.
     ///
-    /// [`Columns::Extended`] distinguishes rows of several devices.
+    /// Folders that are missing are made. In the path, `{pid}` stands for the number of the process, `{rank}`
+    /// for its number in a job, and `{device}` for the device's number ([`FilePath`]): a job of several
+    /// processes needs one of the first two. [`Columns::Extended`] distinguishes rows of several devices.
     #[must_use]
     pub fn file(mut self, path: impl Into<PathBuf>) -> Self {
-        self.destination = Destination::File(path.into());
+        self.destination = Destination::File(FilePath::new(path));
         self
     }
 
@@ -80,27 +83,29 @@ impl LoggingLayer {
         self
     }
 
-    /// Opens the destination.
-    pub(super) fn open(self) -> Result<(Arc<Journal>, Settings)> {
+    /// Makes the log of a stack over `upstream`, which is of this device. The step opens its file.
+    pub(super) fn make(
+        self,
+        upstream: &impl fmt::Display,
+        device: DeviceId,
+    ) -> Result<(Arc<Journal>, Settings, Option<OpenLog>)> {
         let Self { destination, columns, flush } = self;
-        let path = match destination {
+        let given = match destination {
             Destination::Writer(writer) => {
-                let settings = Settings { path: None, columns, flush };
+                let settings = Settings { file: None, columns, flush };
                 let sink = Sink::new(writer, "writer".to_owned(), flush);
-                let journal = Journal::open(sink, &settings);
-                return Ok((journal.map_err(|error| settings.unwritable(error))?, settings));
+                let journal = Journal::open(sink, &settings).map_err(|error| settings.unwritable(error))?;
+                return Ok((journal, settings, None));
             }
             Destination::File(path) => path,
-            Destination::Environment => default_file_name()?,
+            Destination::Environment => FilePath::new(default_file_name()?),
         };
-        if path.to_str().is_none() {
-            return Err(Error::invalid_argument(format!(
-                "the path of the allocation log, `{}`, is not UTF-8, and no text can name it; choose another",
-                path.display()
-            )));
-        }
-        let settings = Settings { path: Some(path.clone()), columns, flush };
-        Ok((files::journal(&path, &settings)?, settings))
+        let file = File::new(&given, device)?;
+        let path = file.path.clone();
+        let settings = Settings { file: Some(file), columns, flush };
+        settings.check_not_below(upstream, device, files::is_same_file)?;
+        let (journal, step) = files::journal(&path, &settings)?;
+        Ok((journal, settings, Some(step)))
     }
 }
 
@@ -126,7 +131,7 @@ impl fmt::Debug for LoggingLayer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let destination: &dyn fmt::Debug = match &self.destination {
             Destination::Environment => &"environment",
-            Destination::File(path) => path,
+            Destination::File(file) => file,
             Destination::Writer(_) => &"writer",
         };
         f.debug_struct("LoggingLayer")
@@ -141,19 +146,24 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "logging",
     about: "writes a CSV row for every call, as RMM does",
     params: &[
-        ("file", "the file (default: the one that MILLPOND_LOG_FILE or RMM_LOG_FILE names)"),
+        (
+            "file",
+            "the file (default: the one that MILLPOND_LOG_FILE or RMM_LOG_FILE names); `{pid}`, `{rank}` and \
+             `{device}` in it stand for the process, its number in a job, and the device",
+        ),
         ("columns", "rmm (the default) or extended (also device, alignment, sequence, clock and duration)"),
         (
             "flush",
             "row (the default: an abort loses no row), async (a thread of the log writes rows) or \
-             buffered (rows are written in blocks of 64 KiB); an abort loses rows that wait",
+             buffered (rows are written in blocks of 64 KiB, and at the end of the process); an abort loses \
+             rows that wait",
         ),
         ("to", "writer, for a program's own writer (default: a file); cannot be built from text"),
     ],
-    kind: LayerKind::Layer(build),
+    kind: LayerKind::ReadLayer(read),
 };
 
-fn build(params: &Params<'_>, upstream: AnyResource) -> Result<AnyResource> {
+fn read<'a>(params: &Params<'a>) -> Result<LayerBuilder<'a>> {
     let mut layer = LoggingLayer::new()
         .columns(params.get("columns")?.unwrap_or_default())
         .flush(params.get("flush")?.unwrap_or_default());
@@ -162,8 +172,12 @@ fn build(params: &Params<'_>, upstream: AnyResource) -> Result<AnyResource> {
             "a log that goes to a program's own writer cannot be built from text; write file=log.csv instead",
         ));
     }
-    if let Some(file) = params.text("file")? {
-        layer = layer.file(file);
+    if let Some(file) = params.path("file")? {
+        layer.destination = Destination::File(file);
     }
-    Ok(Arc::new(layer.layer(upstream)?))
+    Ok(Box::new(move |upstream, building| {
+        let (adaptor, step) = LoggingResourceAdaptor::made(upstream, layer)?;
+        step.into_iter().for_each(|step| building.at_end(step));
+        Ok(Arc::new(adaptor))
+    }))
 }

@@ -19,6 +19,7 @@ mod ending;
 mod files;
 mod journal;
 pub(crate) mod layer;
+mod log_file;
 mod outlet;
 mod queue;
 mod record;
@@ -34,7 +35,7 @@ mod writers;
 
 use std::fmt;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -55,7 +56,9 @@ pub(crate) fn thread_and_time() -> (u32, TimeOfDay) {
     (thread::id(), clock.time_of_day(clock::now()))
 }
 
+use files::OpenLog;
 use journal::Journal;
+use millpond_core::stack::AtEnd;
 use record::{Entry, nanoseconds_since};
 use settings::Settings;
 use sink::Sink;
@@ -104,11 +107,21 @@ impl<R: DeviceMemoryResource> LoggingResourceAdaptor<R> {
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if no file is named, or if another
     /// log of this process writes the file with other columns or another flush.
     pub fn new(upstream: R, layer: LoggingLayer) -> Result<Self> {
-        let (journal, settings) = layer.open()?;
-        settings.check_not_below(&upstream)?;
-        let device = journal.device_number(upstream.driver().device())?;
+        let (this, step) = Self::made(upstream, layer)?;
+        if let Some(mut step) = step {
+            step.prepare()?;
+            Box::new(step).finish()?;
+        }
+        Ok(this)
+    }
+
+    /// The adaptor, whose rows wait for the step that opens the file.
+    fn made(upstream: R, layer: LoggingLayer) -> Result<(Self, Option<OpenLog>)> {
+        let device = upstream.driver().device();
+        let (journal, settings, step) = layer.make(&upstream, device)?;
+        let device = journal.device_number(device)?;
         tracing::debug!(target: "millpond::logging", ?settings, "logging allocations");
-        Ok(Self { upstream, settings, journal, device })
+        Ok((Self { upstream, settings, journal, device }, step))
     }
 
     /// Logs to a file, as the [default layer](LoggingLayer::new) does; see [`LoggingLayer::file`].
@@ -144,6 +157,11 @@ impl<R> LoggingResourceAdaptor<R> {
     /// [`Flush::Async`] it is the first error since the last flush.
     pub fn flush(&self) -> Result<()> {
         self.journal.flush().map_err(|error| self.settings.unwritable(error))
+    }
+
+    /// The file that is written, with the names in braces replaced; `None` for a writer.
+    pub fn file(&self) -> Option<&Path> {
+        self.settings.file.as_ref().map(|file| &*file.path)
     }
 
     /// The number of rows that the destination has taken, without the header; it includes rows of other
@@ -215,6 +233,8 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResourceAda
 
     fn provide(&self, traits: &mut Traits) {
         traits.add::<Self, dyn crate::AllocationLog>(|it| it);
+        // SAFETY: threads may share all parts but the upstream.
+        unsafe { traits.share_over(&[&self.upstream]) };
     }
 }
 
@@ -233,6 +253,10 @@ impl<R: fmt::Display> fmt::Display for LoggingResourceAdaptor<R> {
 }
 
 impl<R> crate::AllocationLog for LoggingResourceAdaptor<R> {
+    fn file(&self) -> Option<&Path> {
+        self.file()
+    }
+
     fn flush(&self) -> Result<()> {
         self.flush()
     }

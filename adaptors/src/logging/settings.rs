@@ -5,8 +5,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use millpond_core::stack::{LayerSpec, StackSpec};
-use millpond_core::{Error, ErrorKind, Result};
+use millpond_core::stack::{FilePath, LayerSpec, StackSpec};
+use millpond_core::{DeviceId, Error, ErrorKind, Result};
 
 /// The name of the layer.
 const LAYER: &str = "logging";
@@ -29,8 +29,9 @@ pub enum Flush {
     #[default]
     EveryRow,
     /// Rows are written in blocks of 64 KiB, by [`flush`](super::LoggingResourceAdaptor::flush) and on drop,
-    /// which gives up if the destination takes nothing for 10 seconds. Buffered rows are lost when a process
-    /// aborts, is killed, or exits without dropping the adaptor. A forked child leaves buffered rows to its
+    /// which gives up if the destination takes nothing for 10 seconds, and before the process exits, as with
+    /// [`Async`](Self::Async). Buffered rows are lost when a process aborts, is killed, or leaves by `_exit`.
+    /// A forked child leaves buffered rows to its
     /// parent, and appends its own to the log, as with [`EveryRow`](Self::EveryRow).
     Buffered,
     /// Rows wait in a queue and are written by threads of the log, some milliseconds later: the call pays for
@@ -47,33 +48,53 @@ pub enum Flush {
 const WRITER: &str = "writer";
 
 /// The settings that an adaptor keeps of its layer; printed as text names the layer.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Settings {
     /// The file, if the destination is one.
-    pub(super) path: Option<PathBuf>,
+    pub(super) file: Option<File>,
     pub(super) columns: Columns,
     pub(super) flush: Flush,
+}
+
+/// The file of a log.
+#[derive(Clone, Debug)]
+pub(super) struct File {
+    /// The path, with the names in braces replaced.
+    pub(super) path: PathBuf,
+    /// The path as a stack's text has it.
+    pub(super) text: String,
+}
+
+impl File {
+    pub(super) fn new(given: &FilePath, device: DeviceId) -> Result<Self> {
+        Ok(Self { path: given.resolve(Some(device))?, text: given.to_text()? })
+    }
 }
 
 impl Settings {
     /// The destination, for people.
     pub(super) fn name(&self) -> String {
-        self.path.as_ref().map_or("its writer".to_owned(), |path| format!("`{}`", path.display()))
+        self.file.as_ref().map_or("its writer".to_owned(), |file| format!("`{}`", file.path.display()))
     }
 
     /// Checks that a stack does not log to one file twice: a region of a pool and its first block have one
-    /// address.
+    /// address. `is_same` says whether two paths name one file.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if a resource below writes the same file.
-    pub(super) fn check_not_below(&self, upstream: &impl fmt::Display) -> Result<()> {
+    pub(super) fn check_not_below(
+        &self,
+        upstream: &impl fmt::Display,
+        device: DeviceId,
+        is_same: fn(&Path, &Path) -> bool,
+    ) -> Result<()> {
+        let Some(mine) = &self.file else { return Ok(()) };
         // A resource of another crate may print text that is no stack; then its logs are unknown.
         let below: Option<StackSpec> = upstream.to_string().parse().ok();
         let layers = below.iter().flat_map(StackSpec::all_layers).filter(|layer| layer.name == LAYER);
-        let files = layers.filter_map(|layer| layer.param("file")?.as_text());
-        let mine = self.path.as_ref().and_then(|path| path.canonicalize().ok()).filter(|path| path.is_file());
-        for file in files {
-            if mine.is_some() && Path::new(file).canonicalize().ok() == mine {
+        for file in layers.filter_map(|layer| layer.param("file")?.as_text()) {
+            let theirs = FilePath::new(file).resolve(Some(device));
+            if theirs.is_ok_and(|theirs| is_same(&mine.path, &theirs)) {
                 return Err(Error::invalid_argument(format!(
                     "`{upstream}` writes the allocation log {} already, and rows of both would name the same \
                      addresses; choose another file",
@@ -94,8 +115,8 @@ impl Settings {
 impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut layer = LayerSpec::new(LAYER);
-        layer = match &self.path {
-            Some(path) => layer.with("file", path.display().to_string()),
+        layer = match &self.file {
+            Some(file) => layer.with("file", file.text.clone()),
             None => layer.with("to", WRITER),
         };
         if self.columns != Columns::default() {

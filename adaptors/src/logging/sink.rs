@@ -82,6 +82,13 @@ impl Sink {
         result
     }
 
+    /// Hands over buffered rows, and each later one at once.
+    pub(super) fn keep_nothing(&mut self) {
+        // Errors are counted and reported.
+        let _ = self.flush();
+        self.flush = Flush::EveryRow;
+    }
+
     pub(super) fn name(&self) -> &str {
         &self.name
     }

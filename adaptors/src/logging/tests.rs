@@ -291,8 +291,9 @@ fn a_writer_that_panics_is_one_that_fails() {
 #[test]
 fn a_log_that_cannot_be_written_names_its_file() {
     let directory = tempfile::tempdir().unwrap();
-    let missing = directory.path().join("missing").join("log.csv");
-    let mut files = vec![missing, directory.path().to_owned()];
+    std::fs::write(directory.path().join("file"), "").unwrap();
+    let below_a_file = directory.path().join("file").join("log.csv");
+    let mut files = vec![below_a_file, directory.path().to_owned()];
     if Path::new("/dev/full").exists() {
         files.push(PathBuf::from("/dev/full"));
     }

@@ -1,10 +1,11 @@
 //! The threads that write an asynchronous log.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
-use super::at_exit;
+use super::at_exit::{self, KeepsRows};
+use super::ending::Ending;
 use super::queue::Queue;
 
 /// The threads that write a log. Dropping them ends them, after all rows are written, unless the destination
@@ -34,13 +35,27 @@ impl Writers {
             }
         }
         queue.set_threads(writers.threads.iter().map(|thread| thread.thread().clone()).collect());
-        at_exit::register(&queue);
+        at_exit::register(Arc::downgrade(&queue) as Weak<dyn KeepsRows>);
         Ok(writers)
     }
 
     #[inline]
     pub(super) fn queue(&self) -> &Queue {
         &self.queue
+    }
+}
+
+impl KeepsRows for Queue {
+    fn is_own_process(&self) -> bool {
+        Self::is_own_process(self)
+    }
+
+    fn write_last(self: Arc<Self>) -> Ending {
+        self.begin_end()
+    }
+
+    fn wait_for_last(&self, ending: Ending) {
+        self.end(ending);
     }
 }
 

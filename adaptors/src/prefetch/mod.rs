@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use millpond_core::driver::{DeviceAttribute, MemoryKind, call};
 use millpond_core::{
-    DeviceMemoryResource, DevicePtr, DriverError, Error, Layout, Result, StreamRef, downcast,
+    DeviceMemoryResource, DevicePtr, DriverError, Error, Layout, Result, StreamRef, Traits, downcast,
 };
 
 pub use layer::PrefetchLayer;
@@ -123,6 +123,11 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PrefetchResourceAd
     }
 
     forward_to_upstream!(except is_stream_ordered);
+
+    fn provide(&self, traits: &mut Traits) {
+        // SAFETY: threads may share all parts but the upstream.
+        unsafe { traits.share_over(&[&self.upstream]) };
+    }
 }
 
 impl<R: fmt::Display> fmt::Display for PrefetchResourceAdaptor<R> {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millpond_core::stack::{LayerEntry, LayerKind, Params};
-use millpond_core::{AnyResource, DeviceMemoryResource, Layer, Result};
+use millpond_core::stack::{LayerBuilder, LayerEntry, LayerKind, Params};
+use millpond_core::{DeviceMemoryResource, Layer, Result};
 
 use super::RetryResourceAdaptor;
 use super::timeout::{self, Timeout};
@@ -54,10 +54,11 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "retry",
     about: "waits for other threads' frees before memory is out",
     params: &[("timeout", "how long a request waits at most: 100ms (default), 2s, 50us")],
-    kind: LayerKind::Layer(build),
+    kind: LayerKind::ReadLayer(read),
 };
 
-fn build(params: &Params<'_>, upstream: AnyResource) -> Result<AnyResource> {
+fn read<'a>(params: &Params<'a>) -> Result<LayerBuilder<'a>> {
     let timeout = params.get::<Timeout>("timeout")?.map_or(RetryLayer::DEFAULT_TIMEOUT, |timeout| timeout.0);
-    Ok(Arc::new(RetryLayer::new().timeout(timeout).layer(upstream)?))
+    Timeout::new(timeout)?;
+    Ok(Box::new(move |upstream, _| Ok(Arc::new(RetryLayer::new().timeout(timeout).layer(upstream)?))))
 }

@@ -8,7 +8,7 @@ mod timeout;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use millpond_core::{DeviceMemoryResource, DevicePtr, Error, Layout, Result, StreamRef, downcast};
+use millpond_core::{DeviceMemoryResource, DevicePtr, Error, Layout, Result, StreamRef, Traits, downcast};
 
 pub use layer::RetryLayer;
 
@@ -103,6 +103,11 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for RetryResourceAdapt
     }
 
     forward_to_upstream!();
+
+    fn provide(&self, traits: &mut Traits) {
+        // SAFETY: threads may share all parts but the upstream.
+        unsafe { traits.share_over(&[&self.upstream]) };
+    }
 }
 
 impl<R: fmt::Display> fmt::Display for RetryResourceAdaptor<R> {

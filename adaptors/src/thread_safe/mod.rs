@@ -4,14 +4,13 @@ pub(crate) mod layer;
 #[cfg(test)]
 mod tests;
 
-use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
 use millpond_core::{
-    Accessibility, AnyResource, DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo,
-    ResourceStatistics, Result, StreamRef, Traits, downcast, is_same,
+    Accessibility, DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo, ResourceStatistics,
+    Result, StreamRef, Traits, downcast, is_same, is_shareable,
 };
 use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
 
@@ -32,8 +31,9 @@ use crate::waiting::{Exclusive, Frees};
 /// Printing the resource takes no lock.
 ///
 /// [`upstream`](DeviceMemoryResource::upstream) cannot lend a value that only the holder of the lock may use,
-/// so [`find`](millpond_core::find) does not look below this adaptor, unless the upstream is an
-/// [`AnyResource`], which threads may share.
+/// so [`find`](millpond_core::find) and the memory report do not look below this adaptor unless threads may
+/// share the upstream ([`is_shareable`]): an [`AnyResource`](millpond_core::AnyResource), or a stack of
+/// millpond's resources. Your own resource or layer says so by [`Traits::share`] or [`Traits::share_over`].
 ///
 /// ```
 /// use millpond_adaptors::ThreadSafeResourceAdaptor;
@@ -61,6 +61,8 @@ pub struct ThreadSafeResourceAdaptor<R> {
     stack: String,
     accessibility: Accessibility,
     is_stream_ordered: bool,
+    /// Whether threads may share the upstream even without the lock.
+    is_shareable: bool,
     upstream: ReentrantMutex<R>,
     /// Wakes the requests that wait for other threads' frees, without the lock.
     frees: Frees,
@@ -80,6 +82,7 @@ impl<R: DeviceMemoryResource> ThreadSafeResourceAdaptor<R> {
             stack: upstream.to_string(),
             accessibility: upstream.accessibility(),
             is_stream_ordered: upstream.is_stream_ordered(),
+            is_shareable: is_shareable(&upstream),
             upstream: ReentrantMutex::new(upstream),
             frees: Frees::default(),
         }
@@ -89,13 +92,12 @@ impl<R: DeviceMemoryResource> ThreadSafeResourceAdaptor<R> {
         Locked { upstream: self.upstream.lock(), exclusive: Exclusive::begin() }
     }
 
-    /// The upstream, if it is a handle that may be used without the lock.
-    fn shareable(&self) -> Option<&AnyResource> {
+    /// The upstream, if threads may use it without the lock.
+    fn shareable(&self) -> Option<&R> {
         // SAFETY: `data_ptr` points at the upstream, which lives as long as `self`, and the lock only ever
-        // gives out shared references, so this one conflicts with none. It is used without the lock only
-        // as an `AnyResource`, which is `Sync`; for any other type the downcast just compares type ids.
-        let upstream: &R = unsafe { &*self.upstream.data_ptr() };
-        (upstream as &dyn Any).downcast_ref()
+        // gives out shared references, so this one conflicts with none. By what it says of itself, several
+        // threads may use the upstream at the same time.
+        self.is_shareable.then(|| unsafe { &*self.upstream.data_ptr() })
     }
 }
 
@@ -158,7 +160,12 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for ThreadSafeResource
         self.lock().upstream.trim(keep_bytes).map_err(|error| error.in_stack(self))
     }
 
-    fn provide(&self, _traits: &mut Traits) {}
+    fn provide(&self, traits: &mut Traits) {
+        if self.is_shareable {
+            // SAFETY: over an upstream that is `Send`, all parts are `Send` and `Sync`.
+            unsafe { traits.share_over(&[]) };
+        }
+    }
 }
 
 impl<R> fmt::Display for ThreadSafeResourceAdaptor<R> {

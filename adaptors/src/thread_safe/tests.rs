@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{
     AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, ErrorKind, Layout, MemoryInfo,
-    ResourceStatistics, StreamRef, find,
+    ResourceStatistics, StreamRef, find, find_trait,
 };
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_testkit::mock::{self, Call, MockResource};
@@ -140,4 +140,82 @@ fn text_builds_it() {
         (layered.to_string(), format!("{:?}", layered.driver().device().is_sim())),
         ("mock+thread_safe".into(), "true".into())
     );
+}
+
+/// A typed stack over `Sync` resources is found through the lock.
+#[test]
+fn issue_29_a_lock_over_a_typed_stack_hides_nothing() {
+    let cuda = || millpond_resources::CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
+    let typed = cuda()
+        .layer(crate::LimitingLayer::new(1 << 30))
+        .unwrap()
+        .layer(crate::StatisticsLayer::new())
+        .unwrap()
+        .layer(ThreadSafeLayer::new())
+        .unwrap()
+        .layer(ThreadSafeLayer::new())
+        .unwrap();
+    let erased = cuda()
+        .into_any()
+        .layer(crate::LimitingLayer::new(1 << 30))
+        .unwrap()
+        .into_any()
+        .layer(crate::StatisticsLayer::new())
+        .unwrap()
+        .into_any()
+        .layer(ThreadSafeLayer::new())
+        .unwrap()
+        .into_any()
+        .layer(ThreadSafeLayer::new())
+        .unwrap();
+    let limit = |stack: &dyn DeviceMemoryResource| {
+        find_trait::<dyn crate::AllocationLimit>(stack).map(|layer| layer.limit_bytes())
+    };
+    assert_eq!((limit(&typed), limit(&erased)), (Some(1 << 30), Some(1 << 30)));
+    let names =
+        |stack: Vec<&dyn DeviceMemoryResource>| stack.iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(names(typed.stack().collect()), names(erased.stack().collect()));
+    assert_eq!(typed.stack().count(), 5);
+    let block = typed.allocate_bytes(1000, S).unwrap();
+    let other = erased.allocate_bytes(1000, S).unwrap();
+    assert_eq!(typed.memory_report().layers, erased.memory_report().layers);
+    assert_eq!(
+        typed.memory_report().layers[0].limit_bytes.or(typed.memory_report().layers[1].limit_bytes),
+        Some(1 << 30)
+    );
+    free(&typed, block, 1000);
+    free(&erased, other, 1000);
+    type Limited = crate::LimitingResourceAdaptor<millpond_resources::CudaMemoryResource>;
+    assert!(find::<Limited>(&typed).is_some());
+}
+
+/// Every layer says that threads may share it only if its type is `Sync`.
+#[test]
+fn a_lock_lends_nothing_of_what_threads_may_not_share() {
+    let (upstream, _handle) = mock();
+    let cell = Cell::new(0);
+    let single = Probe { upstream, before: move |_: &str| cell.set(cell.get() + 1) };
+    let locked = ThreadSafeResourceAdaptor::new(StatisticsResourceAdaptor::new(
+        crate::LimitingResourceAdaptor::new(single, 1 << 30),
+    ));
+    assert!(locked.upstream().is_none() && !millpond_core::is_shareable(&locked));
+    assert!(find_trait::<dyn crate::AllocationLimit>(&locked).is_none());
+
+    const fn shared<R: Send + Sync>() {}
+    type Cuda = millpond_resources::CudaMemoryResource;
+    shared::<crate::AlignedResourceAdaptor<Cuda>>();
+    shared::<crate::FallbackResourceAdaptor<Cuda, Cuda>>();
+    shared::<crate::LimitingResourceAdaptor<Cuda>>();
+    shared::<crate::PrefetchResourceAdaptor<Cuda>>();
+    shared::<crate::RetryResourceAdaptor<Cuda>>();
+    shared::<StatisticsResourceAdaptor<Cuda>>();
+    shared::<ThreadSafeResourceAdaptor<Cuda>>();
+    shared::<crate::TrackingResourceAdaptor<Cuda>>();
+    shared::<millpond_resources::PoolMemoryResource<Cuda>>();
+    shared::<millpond_resources::ArenaMemoryResource<Cuda>>();
+    shared::<millpond_resources::FixedSizeMemoryResource<Cuda>>();
+    shared::<millpond_resources::BinningMemoryResource<Cuda>>();
+    shared::<millpond_resources::PlanMemoryResource<Cuda>>();
+    #[cfg(feature = "logging")]
+    shared::<crate::LoggingResourceAdaptor<Cuda>>();
 }

@@ -3,8 +3,8 @@
 use std::str::FromStr;
 use std::sync::Arc;
 
-use millpond_core::stack::{LayerEntry, LayerKind, Params};
-use millpond_core::{AnyResource, Error, Layer, Result};
+use millpond_core::stack::{LayerBuilder, LayerEntry, LayerKind, Params};
+use millpond_core::{Error, Layer, Result};
 
 /// Adds a [`TrackingResourceAdaptor`](super::TrackingResourceAdaptor).
 ///
@@ -54,10 +54,10 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "tracking",
     about: "records every outstanding allocation; refuses unknown pointers, reports leaks",
     params: &[("stacks", "on (a backtrace for every allocation) or off (the default)")],
-    kind: LayerKind::Layer(build),
+    kind: LayerKind::ReadLayer(read),
 };
 
-fn build(params: &Params<'_>, upstream: AnyResource) -> Result<AnyResource> {
+fn read<'a>(params: &Params<'a>) -> Result<LayerBuilder<'a>> {
     let layer = TrackingLayer::new().stacks(params.get("stacks")?.unwrap_or_default());
-    Ok(Arc::new(layer.layer(upstream)?))
+    Ok(Box::new(move |upstream, _| Ok(Arc::new(layer.layer(upstream)?))))
 }

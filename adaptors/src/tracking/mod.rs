@@ -221,6 +221,8 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for TrackingResourceAd
 
     fn provide(&self, traits: &mut Traits) {
         traits.add::<Self, dyn crate::AllocationTracker>(|it| it).add::<Self, dyn ReportsMemory>(|it| it);
+        // SAFETY: threads may share all parts but the upstream.
+        unsafe { traits.share_over(&[&self.upstream]) };
     }
 }
 

@@ -1,40 +1,46 @@
 //! Checks a stack against a table of layers, and builds it.
+//!
+//! A stack is built in three steps. All layers are read: their names and the values of their parameters are
+//! checked, and nothing happens yet. Then they are built, base first; a layer that writes a file does not
+//! open it. At the end, when every layer is there, the files are opened, and then emptied.
 
-use super::{LayerKind, LayerTable, Params, StackSpec};
+use super::path::text_of_os;
+use super::table::{ReadLayer, ReadStack};
+use super::{LayerTable, StackSpec};
 use crate::environment::variable;
-use crate::{AnyResource, DriverHandle, Error, Result};
+use crate::{AnyResource, DriverHandle, Result};
 
 /// The environment variable that [`StackSpec::from_env`] reads.
 pub const STACK_VARIABLE: &str = "MILLPOND_STACK";
 
 impl StackSpec {
-    /// Checks, without building anything, that `table` has each layer, and each layer its parameters.
+    /// Checks, without building anything, that `table` has each layer, and that each layer can read the
+    /// values of its parameters.
     ///
     /// # Errors
     /// [`InvalidStack`](crate::ErrorKind::InvalidStack), naming what there is.
     pub fn check(&self, table: &LayerTable) -> Result<()> {
-        self.all_layers()
-            .into_iter()
-            .try_for_each(|layer| Params::new(table.get(&layer.name)?, &layer.params, table).map(|_| ()))
+        self.all_layers().into_iter().try_for_each(|layer| ReadLayer::new(layer, table).map(|_| ()))
     }
 
     /// The stack that the environment variable `MILLPOND_STACK` names, or `None` if it is not set, or empty.
+    /// Bytes of it that are no UTF-8 may stand in the paths of files.
     ///
     /// # Errors
     /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if it cannot be read.
     pub fn from_env() -> Result<Option<Self>> {
         let Some(text) = variable(STACK_VARIABLE) else { return Ok(None) };
-        let spec = text.to_string_lossy().parse::<Self>();
+        let spec = text_of_os(&text).parse::<Self>();
         spec.map(Some).map_err(|error| error.context(format!("the environment variable {STACK_VARIABLE}")))
     }
 
-    /// Builds the stack on a device.
+    /// Builds the stack on a device. A stack that cannot be built opens, makes and empties no file.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) for a name or parameter that `table` lacks, a base
-    /// that is not first or is missing; and what building a layer reports.
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) for a name, a parameter or a value that `table` does
+    /// not know, a base that is not first or is missing; and what building a layer reports.
     pub fn build(&self, table: &LayerTable, driver: &DriverHandle) -> Result<AnyResource> {
-        self.put_on(None, table, driver)
+        ReadStack::new(self, table, None)?.finished(None, driver)
     }
 
     /// Builds the layers on a resource that is there: the text has no base, as `pool+statistics`.
@@ -42,34 +48,7 @@ impl StackSpec {
     /// # Errors
     /// Those of [`build`](Self::build).
     pub fn build_on(&self, upstream: AnyResource, table: &LayerTable) -> Result<AnyResource> {
-        let driver = DriverHandle::clone(upstream.driver());
-        self.put_on(Some(upstream), table, &driver)
-    }
-
-    fn put_on(
-        &self,
-        mut built: Option<AnyResource>,
-        table: &LayerTable,
-        driver: &DriverHandle,
-    ) -> Result<AnyResource> {
-        for layer in &self.layers {
-            let entry = table.get(&layer.name)?;
-            let params = Params::new(entry, &layer.params, table)?;
-            let resource = match (entry.kind, built.take()) {
-                (LayerKind::Base(build), None) => build(&params, driver),
-                (LayerKind::Layer(build), Some(upstream)) => build(&params, upstream),
-                (LayerKind::Base(_), Some(below)) => Err(Error::invalid_stack(format!(
-                    "`{}` takes its memory from the driver and cannot stand on `{below}`; put it first",
-                    layer.name
-                ))),
-                (LayerKind::Layer(_), None) => Err(Error::invalid_stack(format!(
-                    "`{}` needs something below it; write for example `cuda+{}`",
-                    layer.name, layer.name
-                ))),
-            };
-            built = Some(resource.map_err(|error| error.in_stack(self))?);
-        }
-        // There is a layer at least.
-        built.ok_or_else(|| Error::invalid_stack("the stack is empty; write for example `cuda+pool`"))
+        let (driver, below) = (DriverHandle::clone(upstream.driver()), upstream.to_string());
+        ReadStack::new(self, table, Some(&below))?.finished(Some(upstream), &driver)
     }
 }

@@ -12,7 +12,9 @@
 //! quoted = <"> *( any character but <"> / <""> ) <">        <""> is one <">
 //! ```
 //!
-//! Quotes are needed where a plain word would be read as something else: `logging:file="a,b.csv"`. A layer
+//! Quotes are needed if a plain word would be read as something else: `logging:file="a,b.csv"`. In the path
+//! of a file, `{pid}`, `{rank}` and `{device}` stand for the process, its number in a job, and the device,
+//! and `{xff}` for a byte that is no text ([`FilePath`]). A layer
 //! that takes memory from more than the layer below it names the others in parentheses:
 //! `cuda+pool+binning:bins=64KiB/1MiB(cuda+pool:max=1GiB)` serves requests up to 1 MiB from a pool of their
 //! own. In a shell, such a text goes into single quotes.
@@ -25,6 +27,8 @@
 //! crate of resources or adaptors has one, and so may a user's.
 
 mod build;
+mod building;
+mod path;
 mod spec;
 mod table;
 #[cfg(test)]
@@ -32,5 +36,7 @@ mod tests;
 mod text;
 
 pub use build::STACK_VARIABLE;
+pub use building::{AtEnd, Building};
+pub use path::{FilePath, RANK_VARIABLES};
 pub use spec::{LayerSpec, Piece, StackSpec, Value};
-pub use table::{LayerEntry, LayerKind, LayerTable, Params};
+pub use table::{BaseBuilder, LayerBuilder, LayerEntry, LayerKind, LayerTable, Params, ReadStack};

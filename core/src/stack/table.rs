@@ -1,20 +1,35 @@
 //! The names that a stack's text may use, and what each builds.
 
 use std::any::Any;
+use std::fmt;
 use std::num::{IntErrorKind, ParseIntError};
 use std::str::FromStr;
 
-use super::{StackSpec, Value};
+use super::building::Building;
+use super::{FilePath, LayerSpec, StackSpec, Value};
 use crate::{AnyResource, ByteSize, Driver, DriverHandle, Error, Result};
 
 /// How a layer is built from text.
+///
+/// A layer with parameters is one that is read first: a stack in which any value is wrong is then refused
+/// before a layer of it takes memory.
 #[derive(Clone, Copy, Debug)]
 pub enum LayerKind {
-    /// Takes its memory from the driver; stands first.
+    /// Takes its memory from the driver; stands first. Reads its parameters while it is built.
     Base(fn(&Params<'_>, &DriverHandle) -> Result<AnyResource>),
-    /// Stands on what is below.
+    /// Stands on what is below. Reads its parameters while it is built.
     Layer(fn(&Params<'_>, AnyResource) -> Result<AnyResource>),
+    /// A base that reads its parameters before anything is built.
+    ReadBase(for<'a> fn(&Params<'a>) -> Result<BaseBuilder<'a>>),
+    /// A layer that reads its parameters before anything is built.
+    ReadLayer(for<'a> fn(&Params<'a>) -> Result<LayerBuilder<'a>>),
 }
+
+/// A base whose parameters are read.
+pub type BaseBuilder<'a> = Box<dyn FnOnce(&DriverHandle, &mut Building) -> Result<AnyResource> + 'a>;
+
+/// A layer whose parameters are read.
+pub type LayerBuilder<'a> = Box<dyn FnOnce(AnyResource, &mut Building) -> Result<AnyResource> + 'a>;
 
 /// The meaning of one name in a stack's text. Each resource and adaptor that text can name has an entry
 /// beside its code.
@@ -72,7 +87,7 @@ impl LayerTable {
 }
 
 /// The parameters of one layer, checked against the names that its [`LayerEntry`] knows.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Params<'a> {
     entry: &'a LayerEntry,
     values: &'a [(String, Value)],
@@ -122,6 +137,46 @@ impl<'a> Params<'a> {
         })
     }
 
+    /// The path of a file, if given.
+    ///
+    /// # Errors
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if it is a stack, or empty.
+    pub fn path(&self, key: &str) -> Result<Option<FilePath>> {
+        match self.text(key)? {
+            Some("") => {
+                Err(Error::invalid_stack(format!("`{key}` of `{}` is empty; name a file", self.entry.name)))
+            }
+            text => Ok(text.map(FilePath::new)),
+        }
+    }
+
+    /// A further upstream, if given: a stack in parentheses, read and not built.
+    ///
+    /// # Errors
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if it is not a stack in parentheses, or a wrong one.
+    pub fn stack(&self, key: &str) -> Result<Option<ReadStack<'a>>> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        self.read(self.as_stack(key, value)?).map(Some)
+    }
+
+    /// Reads a stack that is a [`Piece`](super::Piece) of a parameter.
+    ///
+    /// # Errors
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if a layer or a value is wrong.
+    pub fn read(&self, stack: &'a StackSpec) -> Result<ReadStack<'a>> {
+        ReadStack::new(stack, self.table, None)
+    }
+
+    fn as_stack(&self, key: &str, value: &'a Value) -> Result<&'a StackSpec> {
+        value.as_stack().ok_or_else(|| {
+            Error::invalid_stack(format!(
+                "`{key}={value}` of `{}` is not a stack in parentheses; write for example \
+                 `{key}=(cuda+pool)`",
+                self.entry.name
+            ))
+        })
+    }
+
     /// A further upstream, if given: the resource of a stack in parentheses, on `driver`'s device.
     ///
     /// # Errors
@@ -129,14 +184,7 @@ impl<'a> Params<'a> {
     /// reports.
     pub fn resource(&self, key: &str, driver: &DriverHandle) -> Result<Option<AnyResource>> {
         let Some(value) = self.value(key) else { return Ok(None) };
-        let stack = value.as_stack().ok_or_else(|| {
-            Error::invalid_stack(format!(
-                "`{key}={value}` of `{}` is not a stack in parentheses; write for example \
-                 `{key}=(cuda+pool)`",
-                self.entry.name
-            ))
-        })?;
-        self.build(stack, driver).map(Some)
+        self.build(self.as_stack(key, value)?, driver).map(Some)
     }
 
     /// Builds a stack that is a [`Piece`](super::Piece) of a parameter.
@@ -154,7 +202,7 @@ impl<'a> Params<'a> {
     pub fn get<T>(&self, key: &str) -> Result<Option<T>>
     where
         T: FromStr,
-        T::Err: std::fmt::Display + 'static,
+        T::Err: fmt::Display + 'static,
     {
         let Some(text) = self.text(key)? else { return Ok(None) };
         text.parse().map(Some).map_err(|error: T::Err| {
@@ -168,6 +216,17 @@ impl<'a> Params<'a> {
         })
     }
 
+    /// A parameter that `parse` reads from text, if given.
+    ///
+    /// # Errors
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if it cannot be read.
+    pub fn get_with<T>(&self, key: &str, parse: fn(&str) -> Result<T>) -> Result<Option<T>> {
+        let Some(text) = self.text(key)? else { return Ok(None) };
+        let wrong =
+            |error: Error| Error::invalid_stack(format!("`{key}={text}` of `{}`: {error}", self.entry.name));
+        parse(text).map(Some).map_err(wrong)
+    }
+
     /// A size in bytes, if given; percentages are of what `driver`'s device has free now.
     ///
     /// # Errors
@@ -175,4 +234,99 @@ impl<'a> Params<'a> {
     pub fn bytes(&self, key: &str, driver: &dyn Driver) -> Result<Option<u64>> {
         self.get::<ByteSize>(key)?.map(|size| size.resolve(driver)).transpose()
     }
+}
+
+/// A stack whose layers are read and checked, and of which nothing is built.
+pub struct ReadStack<'a> {
+    spec: &'a StackSpec,
+    layers: Vec<ReadLayer<'a>>,
+}
+
+pub(super) enum ReadLayer<'a> {
+    Base(BaseBuilder<'a>),
+    Layer(LayerBuilder<'a>),
+}
+
+impl<'a> ReadLayer<'a> {
+    pub(super) fn new(layer: &'a LayerSpec, table: &'a LayerTable) -> Result<Self> {
+        Self::read(Params::new(table.get(&layer.name)?, &layer.params, table)?)
+    }
+
+    fn read(params: Params<'a>) -> Result<Self> {
+        Ok(match params.entry.kind {
+            LayerKind::Base(build) => Self::Base(Box::new(move |driver, _| build(&params, driver))),
+            LayerKind::Layer(build) => Self::Layer(Box::new(move |upstream, _| build(&params, upstream))),
+            LayerKind::ReadBase(read) => Self::Base(read(&params)?),
+            LayerKind::ReadLayer(read) => Self::Layer(read(&params)?),
+        })
+    }
+}
+
+impl fmt::Debug for ReadStack<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ReadStack").field(&self.spec.to_string()).finish()
+    }
+}
+
+impl<'a> ReadStack<'a> {
+    /// Reads all layers; `below` is the text of a resource that they are put on.
+    pub(super) fn new(spec: &'a StackSpec, table: &'a LayerTable, below: Option<&str>) -> Result<Self> {
+        let layers = spec.layers.iter().enumerate().map(|(index, layer)| {
+            let params = Params::new(table.get(&layer.name)?, &layer.params, table)?;
+            let read = ReadLayer::read(params).map_err(|error| error.in_stack(spec))?;
+            let name = &layer.name;
+            let error = match (&read, index > 0 || below.is_some()) {
+                (ReadLayer::Base(_), true) => {
+                    let above = spec.layers[..index].iter().map(ToString::to_string);
+                    let below: Vec<String> = below.map(str::to_owned).into_iter().chain(above).collect();
+                    format!(
+                        "`{name}` takes its memory from the driver and cannot stand on `{}`; put it first",
+                        below.join("+")
+                    )
+                }
+                (ReadLayer::Layer(_), false) => {
+                    format!("`{name}` needs something below it; write for example `cuda+{name}`")
+                }
+                _ => return Ok(read),
+            };
+            Err(Error::invalid_stack(error).in_stack(spec))
+        });
+        Ok(Self { spec, layers: layers.collect::<Result<_>>()? })
+    }
+
+    /// Builds the layers, and leaves their last steps to `building`.
+    ///
+    /// # Errors
+    /// What building a layer reports.
+    pub fn build(self, driver: &DriverHandle, building: &mut Building) -> Result<AnyResource> {
+        self.put_on(None, driver, building)
+    }
+
+    fn put_on(
+        self,
+        mut built: Option<AnyResource>,
+        driver: &DriverHandle,
+        building: &mut Building,
+    ) -> Result<AnyResource> {
+        for layer in self.layers {
+            let resource = match (layer, built.take()) {
+                (ReadLayer::Base(build), _) => build(driver, building),
+                (ReadLayer::Layer(build), Some(upstream)) => build(upstream, building),
+                (ReadLayer::Layer(_), None) => Err(empty()),
+            };
+            built = Some(resource.map_err(|error| error.in_stack(self.spec))?);
+        }
+        built.ok_or_else(empty)
+    }
+
+    pub(super) fn finished(self, below: Option<AnyResource>, driver: &DriverHandle) -> Result<AnyResource> {
+        let (spec, mut building) = (self.spec, Building::default());
+        let built = self.put_on(below, driver, &mut building)?;
+        building.finish().map_err(|error| error.in_stack(spec))?;
+        Ok(built)
+    }
+}
+
+fn empty() -> Error {
+    Error::invalid_stack("the stack is empty; write for example `cuda+pool`")
 }

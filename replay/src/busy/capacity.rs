@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use millpond_core::{DevicePtr, DriverHandle, Error, format_bytes, parse_bytes};
+use millpond_core::{DevicePtr, DriverHandle, Error, format_bytes, parse_memory};
 
 use crate::Result;
 
@@ -31,7 +31,7 @@ impl FromStr for Capacity {
 
     fn from_str(text: &str) -> Result<Self, Error> {
         let Some(percent) = text.trim().strip_suffix('%') else {
-            return parse_bytes(text).map(Self::Bytes);
+            return parse_memory(text).map(Self::Bytes);
         };
         match percent.trim().parse::<f64>() {
             Ok(percent) if (1.0..=10_000.0).contains(&percent) => Ok(Self::PercentOfLive(percent)),

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use clap::Args;
-use millpond_core::parse_bytes;
+use millpond_core::parse_memory;
 
 use super::import::{ReportFormat, SourceArgs};
 use super::verdict::{Failure, Verdict};
@@ -21,7 +21,7 @@ pub(crate) struct FidelityArgs {
 
     /// What set_per_process_memory_fraction allowed, as in 40GiB, which a snapshot does not say: needed for
     /// garbage_collection_threshold [default: memory ends where the snapshot shows it]
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     limit: Option<u64>,
 
     /// How the result is printed

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use millpond_core::{format_bytes, parse_bytes};
+use millpond_core::{format_bytes, parse_memory};
 use serde::Serialize;
 
 use super::progress::ProgressArgs;
@@ -49,7 +49,7 @@ pub(super) struct SourceArgs {
     device: Option<u32>,
 
     /// The most memory that importing takes above the size of the file
-    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_memory)]
     memory: u64,
 
     #[command(flatten)]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use millpond_core::{ALLOCATION_ALIGNMENT, Error, parse_bytes};
+use millpond_core::{ALLOCATION_ALIGNMENT, Error, parse_bytes, parse_memory};
 
 use super::import::{ReportFormat, SourceArgs};
 use super::output;
@@ -24,7 +24,7 @@ pub(crate) struct PlanArgs {
     source: SourceArgs,
 
     /// Whether all blocks fit into this many bytes, as in 40GiB
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     capacity: Option<u64>,
 
     /// Whether a stream may take what another one used

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use clap::Args;
-use millpond_core::parse_bytes;
+use millpond_core::parse_memory;
 use millpond_core::stack::LayerTable;
 
 use super::import::{ReportFormat, SourceArgs};
@@ -24,7 +24,7 @@ pub(crate) struct TuneArgs {
     source: SourceArgs,
 
     /// The memory that is available, as in 40GiB: the best is then the one with the fewest stalls in it
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     capacity: Option<u64>,
 
     /// The seconds after which no further replay begins

@@ -30,12 +30,8 @@ pub(super) const ENTRY: LayerEntry = LayerEntry {
         ("limit", "the most that it takes (default 75%, as JAX)"),
         ("growth", "on: it takes regions as needed; off: all at once (default off)"),
     ],
-    kind: LayerKind::Base(|params, driver| {
-        let limit = match params.bytes("limit", &**driver)? {
-            Some(limit) => limit,
-            None => driver.mem_get_info().map_err(Error::from)?.free / 4 * 3,
-        };
-        let limit = limit / ALIGNMENT * ALIGNMENT;
+    kind: LayerKind::ReadBase(|params| {
+        let limit = params.get("limit")?.unwrap_or(ByteSize::PercentOfFree(75.0));
         let grows = match params.text("growth")? {
             Some("on") => true,
             None | Some("off") => false,
@@ -43,10 +39,13 @@ pub(super) const ENTRY: LayerEntry = LayerEntry {
                 return Err(Error::invalid_stack(format!("`growth={other}` of `bfc`: it is on or off")));
             }
         };
-        let growth = if grows { ",growth=on" } else { "" };
-        let text = format!("bfc:limit={}{growth}", ByteSize::Bytes(limit));
-        let next_region = if grows { FIRST_REGION.min(limit) } else { limit };
-        Ok(Peer::erased(driver, text, Bfc { limit, next_region, ..Bfc::default() }))
+        Ok(Box::new(move |driver, _| {
+            let limit = limit.resolve(&**driver)? / ALIGNMENT * ALIGNMENT;
+            let growth = if grows { ",growth=on" } else { "" };
+            let text = format!("bfc:limit={}{growth}", ByteSize::Bytes(limit));
+            let next_region = if grows { FIRST_REGION.min(limit) } else { limit };
+            Ok(Peer::erased(driver, text, Bfc { limit, next_region, ..Bfc::default() }))
+        }))
     }),
 };
 

@@ -22,18 +22,17 @@ pub(super) const ENTRY: LayerEntry = LayerEntry {
     name: "rmm_arena",
     about: "a model of RMM's arena memory resource, to compare with",
     params: &[("size", "what it takes from the driver, at once (default: half of what is free)")],
-    kind: LayerKind::Base(|params, driver| {
-        let size = match params.bytes("size", &**driver)? {
-            Some(size) => size,
-            None => driver.mem_get_info().map_err(Error::from)?.free / 2,
-        };
-        let size = size / ALIGNMENT * ALIGNMENT;
-        if size < SUPERBLOCK {
-            return Err(Error::invalid_stack("`size` of `rmm_arena` is 1MiB at least"));
-        }
-        let text = format!("rmm_arena:size={}", ByteSize::Bytes(size));
-        let start = driver.mem_alloc(size).map_err(Error::from)?.address();
-        Ok(Peer::erased(driver, text, RmmArena::new(start, size)))
+    kind: LayerKind::ReadBase(|params| {
+        let size = params.get("size")?.unwrap_or(ByteSize::PercentOfFree(50.0));
+        Ok(Box::new(move |driver, _| {
+            let size = size.resolve(&**driver)? / ALIGNMENT * ALIGNMENT;
+            if size < SUPERBLOCK {
+                return Err(Error::invalid_stack("`size` of `rmm_arena` is 1MiB at least"));
+            }
+            let text = format!("rmm_arena:size={}", ByteSize::Bytes(size));
+            let start = driver.mem_alloc(size).map_err(Error::from)?.address();
+            Ok(Peer::erased(driver, text, RmmArena::new(start, size)))
+        }))
     }),
 };
 

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use millpond_core::driver::{DriverResult, Event, EventFlags};
 use millpond_core::stack::{LayerEntry, LayerKind};
-use millpond_core::{ByteSize, DevicePtr, Driver, StreamId, StreamRef};
+use millpond_core::{AnyResource, ByteSize, DevicePtr, Driver, DriverHandle, StreamId, StreamRef};
 use rustc_hash::FxHashMap;
 
 use super::resource::{Model, Peer};
@@ -25,34 +25,42 @@ pub(super) const ENTRY: LayerEntry = LayerEntry {
         ("initial", "what it takes from the driver at first, as in 1GiB or 50% (default 1MiB)"),
         ("max", "the most that it takes (default: no limit)"),
     ],
-    kind: LayerKind::Base(|params, driver| {
-        let initial = params.bytes("initial", &**driver)?.unwrap_or(1 << 20) / ALIGNMENT * ALIGNMENT;
-        let max = params.bytes("max", &**driver)?.map(|max| max / ALIGNMENT * ALIGNMENT);
-        if let Some(max) = max.filter(|max| *max < initial) {
-            return Err(millpond_core::Error::invalid_stack(format!(
-                "`initial` of `rmm_pool` is {}, above its `max`, {}",
-                ByteSize::Bytes(initial),
-                ByteSize::Bytes(max)
-            )));
-        }
-        let mut text = format!("rmm_pool:initial={}", ByteSize::Bytes(initial));
-        if let Some(max) = max {
-            text += &format!(",max={}", ByteSize::Bytes(max));
-        }
-        let mut pool = RmmPool { max, ..RmmPool::default() };
-        if initial > 0 {
-            let taken = pool.take(&**driver, initial).map_err(millpond_core::Error::from)?;
-            let list = pool.list(&**driver, StreamRef::LEGACY).map_err(millpond_core::Error::from)?;
-            let address = taken.ok_or_else(|| {
-                millpond_core::Error::invalid_argument(format!(
-                    "the device has no {initial} bytes for `{text}`"
-                ))
-            })?;
-            pool.insert(list, address, initial);
-        }
-        Ok(Peer::erased(driver, text, pool))
+    kind: LayerKind::ReadBase(|params| {
+        let initial = params.get("initial")?.unwrap_or(ByteSize::Bytes(1 << 20));
+        let max: Option<ByteSize> = params.get("max")?;
+        Ok(Box::new(move |driver, _| build(initial, max, driver)))
     }),
 };
+
+fn build(
+    initial: ByteSize,
+    max: Option<ByteSize>,
+    driver: &DriverHandle,
+) -> millpond_core::Result<AnyResource> {
+    let whole = |size: ByteSize| size.resolve(&**driver).map(|bytes| bytes / ALIGNMENT * ALIGNMENT);
+    let (initial, max) = (whole(initial)?, max.map(whole).transpose()?);
+    if let Some(max) = max.filter(|max| *max < initial) {
+        return Err(millpond_core::Error::invalid_stack(format!(
+            "`initial` of `rmm_pool` is {}, above its `max`, {}",
+            ByteSize::Bytes(initial),
+            ByteSize::Bytes(max)
+        )));
+    }
+    let mut text = format!("rmm_pool:initial={}", ByteSize::Bytes(initial));
+    if let Some(max) = max {
+        text += &format!(",max={}", ByteSize::Bytes(max));
+    }
+    let mut pool = RmmPool { max, ..RmmPool::default() };
+    if initial > 0 {
+        let taken = pool.take(&**driver, initial).map_err(millpond_core::Error::from)?;
+        let list = pool.list(&**driver, StreamRef::LEGACY).map_err(millpond_core::Error::from)?;
+        let address = taken.ok_or_else(|| {
+            millpond_core::Error::invalid_argument(format!("the device has no {initial} bytes for `{text}`"))
+        })?;
+        pool.insert(list, address, initial);
+    }
+    Ok(Peer::erased(driver, text, pool))
+}
 
 /// The free blocks of a stream.
 #[derive(Debug)]

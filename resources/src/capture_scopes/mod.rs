@@ -159,6 +159,7 @@ unsafe impl<R: DeviceMemoryResource + Send + Sync> DeviceMemoryResource for Capt
 
     fn provide(&self, traits: &mut Traits) {
         traits.add::<Self, dyn CaptureScopes>(|it| it).add::<Self, dyn ReportsMemory>(|it| it);
+        traits.share::<Self>();
     }
 }
 

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use millpond_core::Error;
 use millpond_core::stack::{LayerEntry, LayerKind};
+use millpond_core::{ByteSize, Error};
 
-use super::options::handles_of;
+use super::options::{Sizes, handles_of};
 use super::{
     CudaAsyncManagedMemoryResource, CudaAsyncMemoryResource, CudaAsyncOptions, CudaAsyncViewMemoryResource,
 };
@@ -29,16 +29,22 @@ pub(crate) const CUDA_ASYNC: LayerEntry = LayerEntry {
         ("handles", "handles for other processes: none (default), fd, fabric, fd/fabric"),
         ("hw_decompress", "memory for the decompression engine: auto (default: where CUDA 12.8 is), on, off"),
     ],
-    kind: LayerKind::Base(|params, driver| {
+    kind: LayerKind::ReadBase(|params| {
+        let sizes = Sizes {
+            initial: params.get("initial")?.unwrap_or(ByteSize::Bytes(0)),
+            release_threshold: params.get("release_threshold")?,
+            maximum: params.get("max")?,
+        };
         let options = CudaAsyncOptions {
-            initial_bytes: params.bytes("initial", &**driver)?.unwrap_or(0),
-            release_threshold: params.bytes("release_threshold", &**driver)?,
-            maximum_bytes: params.bytes("max", &**driver)?,
             reuse: params.get("reuse")?.unwrap_or_default(),
             handles: params.text("handles")?.map(handles_of).transpose()?.unwrap_or_default(),
             hw_decompress: params.get("hw_decompress")?.unwrap_or_default(),
+            ..CudaAsyncOptions::default()
         };
-        Ok(Arc::new(CudaAsyncMemoryResource::new(Arc::clone(driver), options)?))
+        Ok(Box::new(move |driver, _| {
+            let options = sizes.resolve(options, &**driver)?;
+            Ok(Arc::new(CudaAsyncMemoryResource::said(Arc::clone(driver), options, sizes)?))
+        }))
     }),
 };
 
@@ -47,18 +53,18 @@ pub(crate) const CUDA_ASYNC_VIEW: LayerEntry = LayerEntry {
     name: "cuda_async_view",
     about: "the device's default or current pool of CUDA's stream-ordered allocator",
     params: &[("pool", "which one: default (default), current")],
-    kind: LayerKind::Base(|params, driver| {
-        let driver = Arc::clone(driver);
-        Ok(Arc::new(match params.text("pool")? {
-            None | Some("default") => CudaAsyncViewMemoryResource::of_default(driver)?,
-            Some("current") => CudaAsyncViewMemoryResource::of_current(driver)?,
+    kind: LayerKind::ReadBase(|params| {
+        let view = match params.text("pool")? {
+            None | Some("default") => CudaAsyncViewMemoryResource::of_default,
+            Some("current") => CudaAsyncViewMemoryResource::of_current,
             Some(other) => {
                 return Err(Error::invalid_stack(format!(
                     "`pool={other}` of `cuda_async_view`: write default or current; a resource over any \
                      other pool is made from its handle"
                 )));
             }
-        }))
+        };
+        Ok(Box::new(move |driver, _| Ok(Arc::new(view(Arc::clone(driver))?))))
     }),
 };
 

@@ -15,6 +15,7 @@ use millpond_core::{
 use crate::memory_pool::{DriverPool, MemoryPool, MemoryPoolOptions};
 pub(crate) use layers::{CUDA_ASYNC, CUDA_ASYNC_MANAGED, CUDA_ASYNC_VIEW};
 use memory::AsyncMemory;
+use options::Sizes;
 pub use options::{CudaAsyncOptions, HwDecompress};
 
 /// The first version of CUDA whose pools know the decompression engine.
@@ -46,7 +47,8 @@ const HW_DECOMPRESS_SINCE: i32 = 12_080;
 #[derive(Debug)]
 pub struct CudaAsyncMemoryResource {
     memory: AsyncMemory,
-    options: CudaAsyncOptions,
+    /// The layer's text.
+    text: String,
 }
 
 impl CudaAsyncMemoryResource {
@@ -57,6 +59,12 @@ impl CudaAsyncMemoryResource {
     /// [`OutOfMemory`](ErrorKind::OutOfMemory) if there is no room for the initial bytes, and the driver's
     /// error.
     pub fn new(driver: DriverHandle, options: CudaAsyncOptions) -> Result<Self> {
+        Self::said(driver, options, Sizes::of(&options))
+    }
+
+    /// Makes a pool with these options, whose text has the sizes as they were given.
+    fn said(driver: DriverHandle, options: CudaAsyncOptions, sizes: Sizes) -> Result<Self> {
+        let text = format!("cuda_async{}", options.text(sizes));
         let build = || {
             check_pools(&driver)?;
             if let Some(most) = options.maximum_bytes.filter(|most| options.initial_bytes > *most) {
@@ -71,8 +79,8 @@ impl CudaAsyncMemoryResource {
             }
             Ok(pool)
         };
-        let pool = build().map_err(|error: Error| error.in_stack(format!("cuda_async{options}")))?;
-        Ok(Self { memory: AsyncMemory::new(pool, Accessibility::DEVICE), options })
+        let pool = build().map_err(|error: Error| error.in_stack(&text))?;
+        Ok(Self { memory: AsyncMemory::new(pool, Accessibility::DEVICE), text })
     }
 
     /// Returns the resource's pool.
@@ -83,7 +91,7 @@ impl CudaAsyncMemoryResource {
 
 impl fmt::Display for CudaAsyncMemoryResource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cuda_async{}", self.options)
+        f.write_str(&self.text)
     }
 }
 
@@ -361,7 +369,7 @@ macro_rules! async_resource {
             }
 
             fn provide(&self, traits: &mut Traits) {
-                traits.add::<Self, dyn DriverPool>(|it| it);
+                traits.add::<Self, dyn DriverPool>(|it| it).share::<Self>();
             }
         }
 

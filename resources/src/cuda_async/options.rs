@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use millpond_core::driver::HandleTypes;
-use millpond_core::{ByteSize, Error, Result};
+use millpond_core::{ByteSize, Driver, Error, Result};
 
 use crate::memory_pool::PoolReuse;
 
@@ -82,19 +82,56 @@ pub struct CudaAsyncOptions {
     pub hw_decompress: HwDecompress,
 }
 
+/// The sizes among the options as they were given: in bytes, or as shares.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) struct Sizes {
+    pub(super) initial: ByteSize,
+    pub(super) release_threshold: Option<ByteSize>,
+    pub(super) maximum: Option<ByteSize>,
+}
+
+impl Sizes {
+    /// The sizes of options, in bytes.
+    pub(super) fn of(options: &CudaAsyncOptions) -> Self {
+        Self {
+            initial: ByteSize::Bytes(options.initial_bytes),
+            release_threshold: options.release_threshold.map(ByteSize::Bytes),
+            maximum: options.maximum_bytes.map(ByteSize::Bytes),
+        }
+    }
+
+    /// The options with these sizes on a device.
+    pub(super) fn resolve(self, options: CudaAsyncOptions, driver: &dyn Driver) -> Result<CudaAsyncOptions> {
+        let bytes = |size: Option<ByteSize>| size.map(|size| size.resolve(driver)).transpose();
+        Ok(CudaAsyncOptions {
+            initial_bytes: self.initial.resolve(driver)?,
+            release_threshold: bytes(self.release_threshold)?,
+            maximum_bytes: bytes(self.maximum)?,
+            ..options
+        })
+    }
+}
+
 /// Writes the options as parameters of a stack's text; empty for the defaults.
 impl fmt::Display for CudaAsyncOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { initial_bytes, release_threshold, maximum_bytes, reuse, handles, hw_decompress } = self;
+        f.write_str(&self.text(Sizes::of(self)))
+    }
+}
+
+impl CudaAsyncOptions {
+    /// The parameters of a stack's text, with these sizes.
+    pub(super) fn text(&self, sizes: Sizes) -> String {
+        let Self { reuse, handles, hw_decompress, .. } = self;
         let mut parts = Vec::new();
-        if *initial_bytes > 0 {
-            parts.push(format!("initial={}", ByteSize::Bytes(*initial_bytes)));
+        if sizes.initial != ByteSize::Bytes(0) {
+            parts.push(format!("initial={}", sizes.initial));
         }
-        if let Some(bytes) = release_threshold {
-            parts.push(format!("release_threshold={}", ByteSize::Bytes(*bytes)));
+        if let Some(size) = sizes.release_threshold {
+            parts.push(format!("release_threshold={size}"));
         }
-        if let Some(bytes) = maximum_bytes {
-            parts.push(format!("max={}", ByteSize::Bytes(*bytes)));
+        if let Some(size) = sizes.maximum {
+            parts.push(format!("max={size}"));
         }
         if *reuse != PoolReuse::ALL {
             parts.push(format!("reuse={reuse}"));
@@ -108,6 +145,6 @@ impl fmt::Display for CudaAsyncOptions {
         if *hw_decompress != HwDecompress::Auto {
             parts.push(format!("hw_decompress={hw_decompress}"));
         }
-        if parts.is_empty() { Ok(()) } else { write!(f, ":{}", parts.join(",")) }
+        if parts.is_empty() { String::new() } else { format!(":{}", parts.join(",")) }
     }
 }

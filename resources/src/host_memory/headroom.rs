@@ -17,13 +17,17 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "sam_headroom",
     about: "memory of the system's allocator that leaves a part of the device free",
     params: &[("headroom", "bytes of the device to leave free; required")],
-    kind: LayerKind::Base(|params, driver| {
-        let headroom_bytes = params.bytes("headroom", &**driver)?.ok_or_else(|| {
+    kind: LayerKind::ReadBase(|params| {
+        let headroom: ByteSize = params.get("headroom")?.ok_or_else(|| {
             Error::invalid_stack(
                 "`sam_headroom` needs the bytes to leave free; write for example headroom=1GiB",
             )
         })?;
-        Ok(Arc::new(SamHeadroomMemoryResource::new(Arc::clone(driver), headroom_bytes)?))
+        Ok(Box::new(move |driver, _| {
+            let bytes = headroom.resolve(&**driver)?;
+            let resource = SamHeadroomMemoryResource::new(Arc::clone(driver), bytes)?;
+            Ok(Arc::new(SamHeadroomMemoryResource { headroom, ..resource }))
+        }))
     }),
 };
 
@@ -50,6 +54,8 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
 pub struct SamHeadroomMemoryResource {
     memory: Pageable,
     headroom_bytes: u64,
+    /// The headroom as it was given: in bytes, or as a share.
+    headroom: ByteSize,
 }
 
 impl SamHeadroomMemoryResource {
@@ -59,7 +65,8 @@ impl SamHeadroomMemoryResource {
     /// [`Unsupported`](millpond_core::ErrorKind::Unsupported) if the device does not reach pageable memory,
     /// and those of the driver.
     pub fn new(driver: DriverHandle, headroom_bytes: u64) -> Result<Self> {
-        Ok(Self { memory: Pageable::for_device(driver)?, headroom_bytes })
+        let headroom = ByteSize::Bytes(headroom_bytes);
+        Ok(Self { memory: Pageable::for_device(driver)?, headroom_bytes, headroom })
     }
 
     /// Returns the bytes of the device that are left free.
@@ -89,7 +96,7 @@ impl SamHeadroomMemoryResource {
 
 impl fmt::Display for SamHeadroomMemoryResource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:headroom={}", ENTRY.name, ByteSize::Bytes(self.headroom_bytes))
+        write!(f, "{}:headroom={}", ENTRY.name, self.headroom)
     }
 }
 
@@ -140,5 +147,7 @@ unsafe impl DeviceMemoryResource for SamHeadroomMemoryResource {
         Ok(0)
     }
 
-    fn provide(&self, _traits: &mut Traits) {}
+    fn provide(&self, traits: &mut Traits) {
+        traits.share::<Self>();
+    }
 }

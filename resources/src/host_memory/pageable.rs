@@ -253,7 +253,9 @@ macro_rules! pageable_resource {
                 Ok(0)
             }
 
-            fn provide(&self, _traits: &mut Traits) {}
+            fn provide(&self, traits: &mut Traits) {
+                traits.share::<Self>();
+            }
         }
     };
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millpond_core::stack::{LayerEntry, LayerKind};
+use millpond_core::stack::{FilePath, LayerEntry, LayerKind};
 use millpond_core::{DeviceMemoryResource, Error, Layer, Result};
 use millpond_planning::ProgramPlan;
 
@@ -25,10 +25,10 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
         ),
         ("share", "on: streams that keep up with the host share memory; off: they do not (default)"),
     ],
-    kind: LayerKind::Layer(|params, upstream| {
+    kind: LayerKind::ReadLayer(|params| {
         let milliseconds = params.get("time")?.unwrap_or(DEFAULT_MS);
         let repeat = params.get("repeat")?.unwrap_or(DEFAULT_REPEAT);
-        let file = params.text("file")?.map(PathBuf::from);
+        let file = params.path("file")?;
         let is_on = |name, default| match params.text(name)?.unwrap_or(default) {
             "on" => Ok(true),
             "off" => Ok(false),
@@ -36,8 +36,13 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
         };
         let (background, share) = (is_on("background", "on")?, is_on("share", "off")?);
         let time = Duration::from_millis(milliseconds);
-        let options = PlanOptions { repeat, time, background, share, file };
-        Ok(Arc::new(PlanMemoryResource::new(upstream, options)?))
+        let options = PlanOptions { repeat, time, background, share, file: None };
+        options.check()?;
+        Ok(Box::new(move |upstream, _| {
+            let path = |file: &FilePath| file.resolve(Some(upstream.driver().device()));
+            let options = PlanOptions { file: file.as_ref().map(path).transpose()?, ..options };
+            Ok(Arc::new(PlanMemoryResource::new(upstream, options)?))
+        }))
     }),
 };
 

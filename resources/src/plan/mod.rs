@@ -300,6 +300,8 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
 
     fn provide(&self, traits: &mut Traits) {
         traits.add::<Self, dyn ReportsMemory>(|it| it);
+        // SAFETY: threads may share all parts but the upstream.
+        unsafe { traits.share_over(&[&self.upstream]) };
     }
 }
 

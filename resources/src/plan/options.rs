@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use millpond_core::stack::LayerSpec;
+use millpond_core::stack::{FilePath, LayerSpec};
 use millpond_core::{Error, Result};
 
 /// The time in milliseconds that planning takes at most by default.
@@ -59,12 +59,6 @@ impl PlanOptions {
                 self.repeat
             )));
         }
-        if let Some(path) = self.file.as_deref().filter(|path| path.to_str().is_none()) {
-            return Err(Error::invalid_argument(format!(
-                "the path of the plan {} is not UTF-8, which the text of a stack cannot hold; choose another",
-                path.display()
-            )));
-        }
         Ok(())
     }
 }
@@ -74,7 +68,9 @@ impl fmt::Display for PlanOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut layer = LayerSpec::new("plan");
         if let Some(path) = &self.file {
-            layer = layer.with("file", path.display().to_string());
+            // A path that no text can hold is printed as people read it.
+            let text = FilePath::literal(path).and_then(|path| path.to_text());
+            layer = layer.with("file", text.unwrap_or_else(|_| path.display().to_string()));
         }
         if self.repeat != Self::default().repeat {
             layer = layer.with("repeat", self.repeat.to_string());

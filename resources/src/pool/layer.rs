@@ -36,19 +36,19 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
         ),
         ("reuse", "steps between streams: ordered/completed/waited (default), some of them, or own"),
     ],
-    kind: LayerKind::Layer(|params, upstream| {
-        let driver = upstream.driver().clone();
+    kind: LayerKind::ReadLayer(|params| {
         let options = PoolOptions {
-            initial_bytes: params.bytes("initial", &*driver)?.unwrap_or(0),
-            maximum_bytes: params.bytes("max", &*driver)?,
             pages: params.get("pages")?.unwrap_or_default(),
             decay: params.get("decay")?.unwrap_or_default(),
             peers: params.get("peers")?.unwrap_or_default(),
             share: params.get("share")?.unwrap_or_default(),
             slack: params.get("slack")?.unwrap_or_default(),
             reuse: params.get("reuse")?.unwrap_or_default(),
+            ..PoolOptions::default()
         };
-        Ok(Arc::new(PoolMemoryResource::new(upstream, options)?))
+        let initial = params.get("initial")?.unwrap_or(ByteSize::Bytes(0));
+        let layer = PoolLayer { initial, maximum: params.get("max")?, options };
+        Ok(Box::new(move |upstream, _| Ok(Arc::new(layer.layer(upstream)?))))
     }),
 };
 
@@ -64,7 +64,7 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
 /// let device = SimDevice::new(SimConfig::with_capacity(8 << 30));
 /// let half = PoolLayer::new().initial_bytes(64 << 20).maximum_bytes(ByteSize::PercentOfFree(50.0));
 /// let pool = CudaMemoryResource::new(device).layer(half)?;
-/// assert_eq!(pool.to_string(), "cuda+pool:initial=64MiB,max=4GiB");
+/// assert_eq!(pool.to_string(), "cuda+pool:initial=64MiB,max=50%");
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
 ///
@@ -149,7 +149,9 @@ impl<R: DeviceMemoryResource> Layer<R> for PoolLayer {
             maximum_bytes: self.maximum.map(|size| size.resolve(&**driver)).transpose()?,
             ..self.options
         };
-        PoolMemoryResource::new(upstream, options)
+        let options = options.checked(&upstream)?;
+        let text = format!("pool{}", options.text(self.initial, self.maximum));
+        PoolMemoryResource::build(upstream, options, None, text)
     }
 }
 

@@ -394,6 +394,8 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PoolMemoryResource
 
     fn provide(&self, traits: &mut Traits) {
         traits.add::<Self, dyn Pool>(|it| it).add::<Self, dyn ReportsMemory>(|it| it);
+        // SAFETY: threads may share all parts but the upstream.
+        unsafe { traits.share_over(&[self.central.upstream()]) };
     }
 }
 

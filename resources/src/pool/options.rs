@@ -191,15 +191,41 @@ fn has(driver: &dyn Driver, attribute: DeviceAttribute) -> Result<bool> {
 /// Writes the parameters of the layer's text; nothing for the defaults.
 impl fmt::Display for PoolOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let maximum = self.maximum_bytes.map(ByteSize::Bytes);
+        f.write_str(&self.text(ByteSize::Bytes(self.initial_bytes), maximum))
+    }
+}
+
+/// The parameters of a pool with the sizes as they were given.
+struct Parameters<'a> {
+    options: &'a PoolOptions,
+    initial: ByteSize,
+    maximum: Option<ByteSize>,
+}
+
+impl fmt::Display for Parameters<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut separator = ':';
-        if self.initial_bytes > 0 {
-            write!(f, "{separator}initial={}", ByteSize::Bytes(self.initial_bytes))?;
+        if self.initial != ByteSize::Bytes(0) {
+            write!(f, "{separator}initial={}", self.initial)?;
             separator = ',';
         }
-        if let Some(maximum) = self.maximum_bytes {
-            write!(f, "{separator}max={}", ByteSize::Bytes(maximum))?;
+        if let Some(maximum) = self.maximum {
+            write!(f, "{separator}max={maximum}")?;
             separator = ',';
         }
+        self.options.write_others(f, separator)
+    }
+}
+
+impl PoolOptions {
+    /// The parameters of the layer's text, with the sizes as they were given.
+    pub(crate) fn text(&self, initial: ByteSize, maximum: Option<ByteSize>) -> String {
+        Parameters { options: self, initial, maximum }.to_string()
+    }
+
+    /// Writes the parameters other than sizes.
+    fn write_others(&self, f: &mut fmt::Formatter<'_>, mut separator: char) -> fmt::Result {
         if self.pages != PagesMode::Auto {
             write!(f, "{separator}pages={}", self.pages)?;
             separator = ',';

@@ -204,6 +204,18 @@ fn without_its_mechanism_each_end_loses_rows_or_has_them_twice() {
     }
 }
 
+#[test]
+fn issue_29_buffered_rows_survive_a_normal_end() {
+    for end in
+        ["panic", "exit", "leak", "row after the exit began", "fork", "flush and abort", "drop and abort"]
+    {
+        assert_eq!(rows_left("buffered", end, ""), FEW, "after {end}");
+    }
+    for end in ["panic", "exit", "leak"] {
+        assert_ne!(rows_left("buffered", end, "kept"), FEW, "the test sees rows that are lost, after {end}");
+    }
+}
+
 /// Whether a child ends although its log goes to a pipe without a reader.
 #[cfg(target_os = "linux")]
 fn ends_without_a_reader(flush: &str, end: &str) -> bool {
@@ -241,9 +253,9 @@ fn ends_without_a_reader(flush: &str, end: &str) -> bool {
 #[cfg(target_os = "linux")]
 #[test]
 fn issue_9_a_log_without_a_reader_keeps_no_process_from_ending() {
-    let ends = ["many rows and leak", "many rows and drop"];
+    let ends = [("async", "many rows and leak"), ("async", "many rows and drop"), ("buffered", "leak")];
     std::thread::scope(|scope| {
-        let children = ends.map(|end| (end, scope.spawn(move || ends_without_a_reader("async", end))));
+        let children = ends.map(|(flush, end)| (end, scope.spawn(move || ends_without_a_reader(flush, end))));
         for (end, child) in children {
             assert!(child.join().unwrap(), "after {end}");
         }

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use millpond_core::driver::{DriverResult, Event, EventFlags};
 use millpond_core::stack::{LayerEntry, LayerKind};
-use millpond_core::{Driver, StreamRef};
+use millpond_core::{AnyResource, ByteSize, Driver, DriverHandle, Result, StreamRef};
 
 use super::resource::{Model, Peer};
 use memory::{DriverMemory, Taken};
@@ -20,11 +20,19 @@ pub(super) const ENTRY: LayerEntry = LayerEntry {
     name: "torch",
     about: "a model of PyTorch's native caching allocator, to compare with",
     params: Settings::PARAMS,
-    kind: LayerKind::Base(|params, driver| {
-        let settings = Settings::read(params, &**driver)?;
-        Ok(Peer::erased(driver, settings.to_string(), Allocator::new(settings)))
+    kind: LayerKind::ReadBase(|params| {
+        let (settings, limit) = Settings::read(params)?;
+        Ok(Box::new(move |driver, _| build(&settings, limit, driver)))
     }),
 };
+
+fn build(settings: &Settings, limit: Option<ByteSize>, driver: &DriverHandle) -> Result<AnyResource> {
+    let mut settings = settings.clone();
+    if let Some(limit) = limit {
+        settings.limit = limit.resolve(&**driver)?;
+    }
+    Ok(Peer::erased(driver, settings.to_string(), Allocator::new(settings)))
+}
 
 /// The allocator, what it took from the driver, and the blocks that wait for other streams.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use millpond_core::stack::Params;
-use millpond_core::{Driver, Error, Result};
+use millpond_core::{ByteSize, Error, Result};
 
 use crate::recording::Recording;
 
@@ -74,8 +74,8 @@ impl Settings {
         ("limit", "the most bytes of all segments, as set_per_process_memory_fraction says (default: none)"),
     ];
 
-    /// Reads the parameters of the layer.
-    pub(crate) fn read(params: &Params<'_>, driver: &dyn Driver) -> Result<Self> {
+    /// Reads the parameters of the layer; the limit may be a share of what a device has free.
+    pub(crate) fn read(params: &Params<'_>) -> Result<(Self, Option<ByteSize>)> {
         let mut settings = Self::default();
         for (name, _) in Self::PARAMS.iter().filter(|(name, _)| *name != "limit") {
             if let Some(text) = params.text(name)? {
@@ -90,16 +90,14 @@ impl Settings {
                 "`max_split_size_mb={split}` of `torch` is not above `large_segment_size_mb={segment}`"
             )));
         }
-        if let Some(limit) = params.bytes("limit", driver)? {
-            settings.limit = limit;
-        }
-        if settings.garbage_collection > 0.0 && settings.limit == u64::MAX {
+        let limit = params.get("limit")?;
+        if settings.garbage_collection > 0.0 && limit.is_none() {
             return Err(Error::invalid_stack(
                 "`garbage_collection_threshold` of `torch` is a share of `limit`, which is not given: \
                  write for example limit=80%",
             ));
         }
-        Ok(settings)
+        Ok((settings, limit))
     }
 
     /// The settings that a recording of PyTorch names; those that it does not name are PyTorch's own.

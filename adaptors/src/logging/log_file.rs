@@ -1,0 +1,264 @@
+//! The file of a log, which is opened and emptied when the whole stack is built.
+//!
+//! Until then rows wait in memory, and the file system stays as it is. So a stack that cannot be built leaves
+//! the log of an earlier run alone.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use parking_lot::Mutex;
+
+/// The destination of a log that is a file.
+#[derive(Debug)]
+pub(super) struct LogFile {
+    path: PathBuf,
+    file: OnceLock<Locked>,
+    waiting: Mutex<Waiting>,
+}
+
+/// The state before the file is written.
+#[derive(Default, Debug)]
+struct Waiting {
+    rows: Vec<u8>,
+    opened: Option<Opened>,
+}
+
+impl LogFile {
+    pub(super) fn new(path: PathBuf) -> Self {
+        Self { path, file: OnceLock::new(), waiting: Mutex::default() }
+    }
+
+    /// Makes missing folders and opens the file; changes nothing in it. Drop removes what this made, unless
+    /// [`begin`](Self::begin) follows.
+    ///
+    /// # Errors
+    /// The system's; [`ResourceBusy`](io::ErrorKind::ResourceBusy) if another process writes the file.
+    pub(super) fn open(&self) -> io::Result<()> {
+        let mut waiting = self.waiting.lock();
+        if self.file.get().is_none() && waiting.opened.is_none() {
+            waiting.opened = Some(Opened::new(&self.path)?);
+        }
+        Ok(())
+    }
+
+    /// Empties the file, and writes the rows that wait.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open), and of writing.
+    pub(super) fn begin(&self) -> io::Result<()> {
+        let mut waiting = self.waiting.lock();
+        if self.file.get().is_some() {
+            return Ok(());
+        }
+        let Opened { file, mut made } = match waiting.opened.take() {
+            Some(opened) => opened,
+            None => Opened::new(&self.path)?,
+        };
+        if file.is_regular {
+            truncate(&file.file, &self.path)?;
+        }
+        (&file.file).write_all(&waiting.rows)?;
+        made.keep();
+        waiting.rows = Vec::new();
+        let set = self.file.set(file);
+        debug_assert!(set.is_ok(), "the lock is held");
+        Ok(())
+    }
+
+    /// Writes, or lets the bytes wait.
+    pub(super) fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+        if let Some(file) = self.file.get() {
+            return (&file.file).write(bytes);
+        }
+        let mut waiting = self.waiting.lock();
+        match self.file.get() {
+            Some(file) => (&file.file).write(bytes),
+            None => {
+                waiting.rows.extend_from_slice(bytes);
+                Ok(bytes.len())
+            }
+        }
+    }
+}
+
+/// A file that is open, and as it was before.
+#[derive(Debug)]
+struct Opened {
+    file: Locked,
+    made: Made,
+}
+
+impl Opened {
+    fn new(path: &Path) -> io::Result<Self> {
+        let mut made = Made::default();
+        if let Some(folder) = path.parent() {
+            made.folders(folder)?;
+        }
+        // Appends, so that a process that ignores the lock overwrites no row of this one.
+        let file = match OpenOptions::new().create_new(true).append(true).open(path) {
+            Ok(file) => {
+                made.file = Some(path.to_owned());
+                file
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                OpenOptions::new().create(true).append(true).open(path)?
+            }
+            Err(error) => return Err(error),
+        };
+        // A pipe, a terminal or the like has nothing to truncate.
+        let is_regular = file.metadata()?.is_file();
+        if is_regular {
+            lock(&file)?;
+        }
+        Ok(Self { file: Locked { file, is_regular, process: std::process::id() }, made })
+    }
+}
+
+/// What was made for a file; drop removes it.
+#[derive(Default, Debug)]
+struct Made {
+    folders: Vec<PathBuf>,
+    file: Option<PathBuf>,
+}
+
+impl Made {
+    /// Makes a folder and those above it.
+    fn folders(&mut self, folder: &Path) -> io::Result<()> {
+        let missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
+        let mut wanted: Vec<&Path> = folder.ancestors().take_while(missing).collect();
+        while let Some(next) = wanted.pop() {
+            match DirBuilder::new().create(next) {
+                Ok(()) => self.folders.push(next.to_owned()),
+                // Another process was faster, or the name ends in `..`.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn keep(&mut self) {
+        // Not a new value in its place: the old one's drop would remove what stays.
+        self.folders.clear();
+        self.file = None;
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        // What another process uses by now stays.
+        if let Some(file) = &self.file {
+            let _ = std::fs::remove_file(file);
+        }
+        for folder in self.folders.iter().rev() {
+            let _ = std::fs::remove_dir(folder);
+        }
+    }
+}
+
+/// A file with a [`lock`], which is released when the file is closed. Closing alone does not release it while
+/// a child process has a copy of the handle, as each has until it runs its program. So the lock is released
+/// while a forked child still writes, too: such a child cannot be distinguished from one that runs a program.
+#[derive(Debug)]
+struct Locked {
+    file: File,
+    is_regular: bool,
+    process: u32,
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        // A forked child must not release its parent's lock.
+        if self.is_regular && self.process == std::process::id() {
+            unlock(&self.file);
+        }
+    }
+}
+
+/// Empties the file, even if its name now belongs to another.
+#[cfg(unix)]
+fn truncate(file: &File, _path: &Path) -> io::Result<()> {
+    file.set_len(0)
+}
+
+/// Empties the file through another handle: on Windows, one that appends may not change the length.
+#[cfg(not(unix))]
+fn truncate(_file: &File, path: &Path) -> io::Result<()> {
+    OpenOptions::new().write(true).open(path)?.set_len(0)
+}
+
+/// Tells other processes, until the file is closed, that it is being written.
+#[cfg(unix)]
+fn lock(file: &File) -> io::Result<()> {
+    use rustix::fs::{FlockOperation, flock};
+    use rustix::io::Errno;
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => Err(io::Error::new(
+            io::ErrorKind::ResourceBusy,
+            "another process writes this log; {pid} or {rank} in the path gives each process a file",
+        )),
+        // Some file systems have no locks.
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+#[cfg(unix)]
+fn unlock(file: &File) {
+    // Without locks there is nothing to unlock.
+    let _ = rustix::fs::flock(file, rustix::fs::FlockOperation::Unlock);
+}
+
+#[cfg(not(unix))]
+fn unlock(_file: &File) {}
+
+/// Locks on Windows would keep other processes from reading the log, too.
+#[cfg(not(unix))]
+fn lock(_file: &File) -> io::Result<()> {
+    Ok(())
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_got_the_name_meanwhile_is_not_emptied() {
+        let folder = tempfile::tempdir().unwrap();
+        let [log, rotated] = ["log.csv", "log.1.csv"].map(|name| folder.path().join(name));
+        std::fs::write(&log, "rows").unwrap();
+        let opened = LogFile::new(log.clone());
+        opened.open().unwrap();
+        std::fs::rename(&log, &rotated).unwrap();
+        std::fs::write(&log, "another's").unwrap();
+        opened.begin().unwrap();
+        assert_eq!(std::fs::read_to_string(&log).unwrap(), "another's");
+        assert_eq!(std::fs::read_to_string(&rotated).unwrap(), "");
+    }
+
+    /// Opening alone changes nothing that stays.
+    #[test]
+    fn a_file_that_is_opened_and_not_begun_leaves_no_trace() {
+        let folder = tempfile::tempdir().unwrap();
+        let old = folder.path().join("old.csv");
+        std::fs::write(&old, "rows").unwrap();
+        let new = folder.path().join("a/b/../c/new.csv");
+        for path in [&old, &new] {
+            let file = LogFile::new(path.clone());
+            assert_eq!(file.write(b"row").unwrap(), 3);
+            file.open().unwrap();
+            assert!(path.exists());
+            drop(file);
+        }
+        let left: Vec<_> =
+            std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert_eq!(left, [old.clone()]);
+        assert_eq!(std::fs::read_to_string(&old).unwrap(), "rows");
+        let file = LogFile::new(new.clone());
+        file.write(b"row").unwrap();
+        file.begin().unwrap();
+        drop(file);
+        assert_eq!(std::fs::read_to_string(&new).unwrap(), "row");
+    }
+}

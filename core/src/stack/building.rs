@@ -1,0 +1,45 @@
+//! The last steps of building a stack, which a failure of any layer prevents.
+
+use std::fmt;
+
+use crate::Result;
+
+/// What the layers of a stack that is being built do when all layers are there.
+#[derive(Default)]
+pub struct Building {
+    at_end: Vec<Box<dyn AtEnd>>,
+}
+
+/// The last step of a layer's building, which a failure of another layer prevents.
+pub trait AtEnd {
+    /// Does what can fail and can be undone, for example opens a file. Drop undoes it.
+    ///
+    /// # Errors
+    /// Why the layer cannot be used; the stack is not built then.
+    fn prepare(&mut self) -> Result<()>;
+
+    /// Does what cannot be undone, for example empties a file. [`prepare`](Self::prepare) of all layers has
+    /// succeeded.
+    ///
+    /// # Errors
+    /// Why the layer cannot be used; the stack is not built then.
+    fn finish(self: Box<Self>) -> Result<()>;
+}
+
+impl fmt::Debug for Building {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Building").field("at_end", &self.at_end.len()).finish()
+    }
+}
+
+impl Building {
+    /// Adds a last step, which is taken when the whole stack is built.
+    pub fn at_end(&mut self, step: impl AtEnd + 'static) {
+        self.at_end.push(Box::new(step));
+    }
+
+    pub(super) fn finish(mut self) -> Result<()> {
+        self.at_end.iter_mut().try_for_each(|step| step.prepare())?;
+        self.at_end.into_iter().try_for_each(|step| step.finish())
+    }
+}

@@ -1,0 +1,87 @@
+//! What the classes of layers ask of the library: the layer below, its name, a log's file, bins, sizes.
+
+use std::borrow::Cow;
+use std::ptr::null_mut;
+
+use pyo3::prelude::*;
+
+use crate::api::{api, c_argument, take_bytes, take_text};
+use crate::error::{Failure, check};
+use crate::handle::ResourceHandle;
+use crate::resource::{Resource, on};
+
+/// Builds `made` from the text of layers, on a resource; the outermost one has the file `path` as `key`.
+#[pyfunction]
+pub(crate) fn build_layer_file(
+    py: Python<'_>,
+    made: &Bound<'_, Resource>,
+    upstream: &Bound<'_, Resource>,
+    text: &str,
+    key: &str,
+    path: &[u8],
+) -> PyResult<()> {
+    let (text, key, path) = (c_argument(text)?, c_argument(key)?, c_argument(path)?);
+    let upstream = upstream.get().handle()?;
+    made.get().build(py, on(&upstream), |made| {
+        let (text, key, path) = (text.as_ptr(), key.as_ptr(), path.as_ptr());
+        // SAFETY: the handle is live, the texts are strings, and the result may be written.
+        unsafe { (api().resource_layer_file)(upstream.raw, text, key, path, made) }
+    })
+}
+
+/// The resource that the outermost layer stands on, or None.
+#[pyfunction]
+pub(crate) fn layer_below(py: Python<'_>, resource: &Bound<'_, Resource>) -> PyResult<Option<Resource>> {
+    let handle = resource.get().handle()?;
+    let below = py.detach(|| {
+        let mut raw = null_mut();
+        // SAFETY: the handle is live, and the result may be written.
+        check(unsafe { (api().resource_upstream)(handle.raw, &raw mut raw) })?;
+        Ok::<_, Failure>(ResourceHandle::owned(raw))
+    })?;
+    Ok(below.map(Resource::of))
+}
+
+/// The name of the outermost layer in text.
+#[pyfunction]
+pub(crate) fn layer_name(resource: &Bound<'_, Resource>) -> PyResult<String> {
+    let (handle, mut name) = (resource.get().handle()?, null_mut());
+    // SAFETY: the handle is live, and the result may be written.
+    check(unsafe { (api().resource_name)(handle.raw, &raw mut name) })?;
+    Ok(take_text(name))
+}
+
+/// The path of the outermost log's file as bytes, or None.
+#[pyfunction]
+pub(crate) fn log_file(resource: &Bound<'_, Resource>) -> PyResult<Option<Cow<'static, [u8]>>> {
+    let (handle, mut path) = (resource.get().handle()?, null_mut());
+    // SAFETY: the handle is live, and the result may be written.
+    check(unsafe { (api().logging_file)(handle.raw, &raw mut path) })?;
+    Ok(take_bytes(path).map(Cow::Owned))
+}
+
+/// The bins of the outermost layer: pairs of a size in bytes and the resource that was given for it, or None.
+#[pyfunction]
+pub(crate) fn layer_bins(resource: &Bound<'_, Resource>) -> PyResult<Vec<(u64, Option<Resource>)>> {
+    let handle = resource.get().handle()?;
+    let mut bins = Vec::new();
+    loop {
+        let (mut count, mut bytes, mut raw) = (0, 0, null_mut());
+        let at = bins.len();
+        // SAFETY: the handle is live, and the results may be written.
+        check(unsafe { (api().binning_bin)(handle.raw, at, &raw mut count, &raw mut bytes, &raw mut raw) })?;
+        if at >= count {
+            return Ok(bins);
+        }
+        bins.push((bytes, ResourceHandle::owned(raw).map(Resource::of)));
+    }
+}
+
+/// Reads an amount of memory: its bytes, and its percentage of the free memory; the other is 0.
+#[pyfunction]
+pub(crate) fn parse_size(size: &str) -> PyResult<(u64, f64)> {
+    let (size, mut bytes, mut percent) = (c_argument(size)?, 0, 0.0);
+    // SAFETY: the size is a string, and the results may be written.
+    check(unsafe { (api().parse_size)(size.as_ptr(), &raw mut bytes, &raw mut percent) })?;
+    Ok((bytes, percent))
+}
