@@ -17,7 +17,7 @@ pub struct Device(pub(crate) DriverHandle);
 /// Opens a device: `cuda:0`, or a simulated one, as `sim:h200`, `sim:8GiB` or `sim:FILE.toml`, which is a new
 /// one each time. Null is the default device of the process, which is one device: the one of
 /// `MILLPOND_DEVICE`; else that of `LOCAL_RANK`, if CUDA sees several; else `cuda:0`; else a simulated H200.
-/// A handle alone uses no memory of a CUDA device: the first stack or call that works there makes its context.
+/// A handle alone uses no memory of a CUDA device: the first stack or call there makes its context.
 ///
 /// # Safety
 /// `name` is null or a string; `device` may be written.
