@@ -152,26 +152,6 @@ impl PrimaryContext {
         unsafe { self.functions.ctx_set_current(self.handle) }?;
         Ok(ContextGuard { restore: Some((self.functions, previous)), thread_bound: PhantomData })
     }
-
-    /// Makes no context current until the guard is dropped.
-    pub(super) fn enter_none(self) -> DriverResult<ContextGuard> {
-        ContextGuard::none(self.functions)
-    }
-}
-
-impl ContextGuard {
-    /// Makes no context current until the guard is dropped.
-    fn none(functions: &'static Functions) -> DriverResult<Self> {
-        let mut previous = 0;
-        // SAFETY: `previous` takes the result.
-        unsafe { functions.ctx_get_current(&raw mut previous) }?;
-        if previous == 0 {
-            return Ok(Self { restore: None, thread_bound: PhantomData });
-        }
-        // SAFETY: the caller's context is current again when the guard is dropped.
-        unsafe { functions.ctx_set_current(0) }?;
-        Ok(Self { restore: Some((functions, previous)), thread_bound: PhantomData })
-    }
 }
 
 /// Restores the caller's context, or the absence of one, when dropped.
@@ -183,7 +163,7 @@ pub(crate) struct ContextGuard {
 }
 
 impl ContextGuard {
-    /// Makes a context that exists current until the guard is dropped.
+    /// Makes a context that exists current until the guard is dropped; 0 stands for none.
     pub(super) fn of(functions: &'static Functions, context: u64) -> DriverResult<Self> {
         let mut previous = 0;
         // SAFETY: `previous` takes the result.

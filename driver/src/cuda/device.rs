@@ -160,7 +160,7 @@ impl CudaDriver {
     /// # Safety
     /// The block was handed out, and is freed here.
     pub(super) unsafe fn free_after_reset(&self, ptr: DevicePtr) -> DriverResult<()> {
-        let _none = self.context.enter_none()?;
+        let _none = ContextGuard::of(self.functions(), 0)?;
         // SAFETY: the caller's promise; the streams of the context are gone, and so is their work.
         unsafe { self.functions().mem_free(ptr.address()) }
     }
