@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use millpond_core::driver::{
-    AccessFlags, DeviceAttribute, Driver, DriverError, DriverResult, HostFlags, HostPtr, IpcMemHandle,
-    MemAdvice, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind, PhysicalProps, StreamFlags,
+    AccessFlags, CaptureMode, DeviceAttribute, Driver, DriverError, DriverResult, EventFlags, HostFlags,
+    HostPtr, IpcMemHandle, MemAdvice, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind, PhysicalProps,
+    StreamFlags,
 };
 use millpond_core::{DevicePtr, StreamRef};
 use millpond_driver::sim::{Access, SimConfig, SimDevice, ViolationKind};
@@ -562,4 +563,20 @@ fn handles_of_other_memory_other_devices_and_noise_are_refused() {
         assert_eq!(code(device.ipc_open_mem_handle(&noise)), DriverError::INVALID_VALUE, "byte {byte}");
     }
     assert_eq!(code(device.ipc_open_mem_handle(&IpcMemHandle([0; 64]))), DriverError::INVALID_VALUE);
+}
+
+/// The device knew no per-thread stream before its first call, and so took this one for none.
+#[test]
+fn a_per_thread_stream_joins_a_capture_in_its_first_call() {
+    let device = device();
+    let origin = stream(&device);
+    device.begin_capture(origin, CaptureMode::Relaxed).unwrap();
+    let event = device.event_create(EventFlags::default()).unwrap();
+    device.event_record(event, origin).unwrap();
+    device.stream_wait_event(StreamRef::PER_THREAD, event).unwrap();
+    assert!(device.stream_is_capturing(StreamRef::PER_THREAD).unwrap());
+    device.event_record(event, StreamRef::PER_THREAD).unwrap();
+    device.stream_wait_event(origin, event).unwrap();
+    device.end_capture(origin).unwrap();
+    assert_eq!(kinds(&device), []);
 }

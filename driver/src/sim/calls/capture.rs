@@ -88,7 +88,11 @@ impl State {
 
     fn meet(&mut self, call: &str, about: About) -> Answer<()> {
         let rule = rules::rule(call);
-        let slot = about.stream().and_then(|stream| self.names.slot(stream));
+        let slot = match about.stream() {
+            // A per-thread stream is named for the first time here, maybe.
+            Some(stream) if stream.is_per_thread() => self.slot(stream, call),
+            named => named.and_then(|stream| self.names.slot(stream)),
+        };
         let own = slot.and_then(|slot| self.captures.of(slot));
         let outcome = match (own, slot) {
             (Some(_), _) => rule.on_capturing,
