@@ -20,10 +20,10 @@ use crate::forward::forward_to_upstream;
 /// kernel does not fault its pages in one after the other (`cuMemPrefetchAsync`).
 ///
 /// Put it over `managed`, over `system`, whose memory is moved in the same way, or over a pool of either.
-/// Over memory that the host does not reach, and on a device that cannot use managed memory while the host
-/// does, it does nothing; over other memory that the host reaches, the driver refuses the first time and is
-/// not asked again. A prefetch that fails for another reason is logged, and the block is handed out all the
-/// same. On a stream that captures a graph nothing is prefetched.
+/// Over memory that the host or the device does not reach, and on a device that cannot use managed memory
+/// while the host does, it does nothing; over other memory that the host reaches, the driver refuses the
+/// first time and is not asked again. A prefetch that fails for another reason is logged, and the block is
+/// handed out all the same. On a stream that captures a graph nothing is prefetched.
 ///
 /// A prefetch is work on the stream of the allocation, so a block is ready for that stream alone: the adaptor
 /// is stream-ordered, over any upstream, unless it never prefetches.
@@ -58,7 +58,9 @@ impl<R: DeviceMemoryResource> PrefetchResourceAdaptor<R> {
             let driver = &**upstream.driver();
             call(driver, |driver| driver.attribute(DeviceAttribute::ConcurrentManagedAccess))
         };
-        let may_prefetch = upstream.accessibility().host && matches!(concurrent(), Ok(1));
+        let reach = upstream.accessibility();
+        // Memory of the host alone goes back without a wait for the device.
+        let may_prefetch = reach.host && reach.device && matches!(concurrent(), Ok(1));
         Self { upstream, may_prefetch, is_refused: AtomicBool::new(false) }
     }
 

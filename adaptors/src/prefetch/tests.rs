@@ -78,6 +78,16 @@ fn memory_of_the_device_is_never_prefetched() {
     }
 }
 
+/// A prefetch of it was still under way when its free gave it back at once.
+#[test]
+fn memory_of_the_host_alone_is_never_prefetched() {
+    let bench = Bench::new("host+prefetch");
+    assert!(!bench.adaptor().is_prefetching() && !bench.stack.is_stream_ordered());
+    let ptr = bench.stack.allocate_bytes(1000, S).unwrap();
+    bench.free(ptr, 1000);
+    assert_eq!((bench.prefetches(), bench.device.take_violations()), (0, Vec::new()));
+}
+
 #[test]
 fn a_refusal_is_found_out_once() {
     for text in ["pinned_host+prefetch", "pinned_host+pool+prefetch"] {
