@@ -8,6 +8,9 @@
 //! | [`faults`] | one scenario, run once for every driver call in it, with that call failing |
 //! | [`hooked`] | a driver that lets something else happen in the middle of a call, or not know a stream |
 //! | [`reentrancy`] | which layer hangs when its upstream, the driver or a hook calls the stack back |
+//! | [`guest`] | foreign code that a resource calls in the middle of a call, and that uses it again |
+//! | [`watch`] | a layer that notes which layer is called, and a watchdog that names the one that hangs |
+//! | [`random_stacks`] | random stacks of all layers, for programs and races |
 //! | [`mock`] | a scripted resource to put below an adaptor, so that its test reads as a script |
 //! | [`Checked`] | a wrapper that tells the simulated device and the shadow what is handed out |
 //! | [`Several`] | several resources of one device behind one, so that they compete for its memory |
@@ -24,17 +27,20 @@ pub mod captured;
 mod checked;
 pub mod conformance;
 pub mod faults;
+pub mod guest;
 pub mod hooked;
 pub mod layer_docs;
 pub mod misuse_recorder;
 pub mod mock;
 pub mod program;
 pub mod race;
+pub mod random_stacks;
 pub mod reentrancy;
 mod rng;
 mod several;
 pub mod shadow;
 mod statistics_check;
+pub mod watch;
 
 pub use checked::Checked;
 pub use rng::Rng;

@@ -2,12 +2,14 @@
 //!
 //! The process has one [hook](millpond_core::misuse) for misuse, while tests run on many threads. [`record`]
 //! installs one hook permanently, which keeps each thread's reports apart, and panics on threads that do not
-//! record, as the default hook does.
+//! record, as the default hook does. The thread's [guest] is called for each report.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Once};
 
 use millpond_core::misuse::{Misuse, set_hook};
+
+use crate::guest;
 
 thread_local! {
     /// One list for each recording that is going on, innermost last.
@@ -43,6 +45,7 @@ fn install() {
             let recorded = RECORDINGS
                 .with_borrow_mut(|lists| lists.last_mut().map(|list| list.push(misuse.clone())).is_some());
             assert!(recorded || std::thread::panicking(), "{misuse}");
+            guest::called(None);
         });
         drop(set_hook(Some(hook)));
     });

@@ -167,6 +167,11 @@ impl ShadowAllocator {
         self.live.iter().map(|(&ptr, &layout)| (ptr, layout))
     }
 
+    /// Whether a live block starts there.
+    pub fn is_live(&self, ptr: DevicePtr) -> bool {
+        self.live.contains_key(&ptr)
+    }
+
     /// The number of live blocks.
     pub fn live_blocks(&self) -> u64 {
         self.live.len() as u64

@@ -7,15 +7,18 @@
 //! The pool works like RMM's: a free list and an event for each stream, the event recorded after each free; a
 //! stream without a free block of its own takes one of another stream's and waits for that stream's event;
 //! failing that it merges other lists into its own, then grows.
-
+//!
+//! [`CanaryLayer`] makes mistakes at the edges of a stack, for [random stacks](crate::random_stacks).
 //!
 //! A [`ZeroingResource`] is a layer that submits work, which can be wrong about the order of that work.
 
 mod free_list;
+mod layer;
 mod pool;
 mod scopes;
 mod zeroing;
 
+pub use layer::{CanaryLayer, WrongLayer};
 pub use pool::CanaryPool;
 pub use scopes::{CanaryScopes, WrongScopes};
 pub use zeroing::{WrongWork, ZeroingLayer, ZeroingResource};

@@ -16,3 +16,8 @@ impl Broken {
 }
 
 pub(super) type Checks = Result<(), Broken>;
+
+/// An error without a cause.
+pub(super) fn unexpected(error: impl ToString) -> Broken {
+    Broken::new(FailureKind::UnexpectedError, error)
+}

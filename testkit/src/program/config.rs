@@ -1,12 +1,27 @@
 //! The configuration of programs.
 
-use millpond_core::{AnyResource, DriverHandle, Result};
+use millpond_core::{AnyResource, DriverHandle, Result, StreamRef};
 
 use super::StatisticsCheck;
-use crate::conformance::{Decay, Inspect, Subject};
+use crate::conformance::{Decay, Inspect, Refusals, Subject};
 
 /// Builds the resource under test on a device.
 pub type Build<'a> = dyn Fn(&DriverHandle) -> Result<AnyResource> + Sync + 'a;
+
+/// A scope for captured graphs, as a layer of the resource makes them.
+pub trait ScopeOfGraphs: Send {
+    /// Opens the scope for a stream, until the returned value is dropped.
+    ///
+    /// # Errors
+    /// Those of the layer.
+    fn open(&self, stream: StreamRef) -> Result<Box<dyn Send>>;
+}
+
+/// Makes a scope for captured graphs.
+///
+/// # Errors
+/// Those of the layer.
+pub type NewScope = fn(&AnyResource) -> Result<Box<dyn ScopeOfGraphs>>;
 
 /// The shape of programs, and the checks.
 #[derive(Clone, Debug)]
@@ -35,10 +50,29 @@ pub struct Config {
     pub statistics: StatisticsCheck,
     /// Whether an out-of-memory error is put to the test by trying again after synchronising and trimming.
     pub verify_out_of_memory: bool,
+    /// Whether each out-of-memory error must have a report.
+    pub reports: bool,
     /// The function that checks the resource's inside, every 64 operations and at the end.
     pub inspect: Option<Inspect>,
     /// The function that lets the resource release idle memory; without it, no time passes.
     pub decay: Option<Decay>,
+    /// Whether streams capture graphs.
+    pub captures: bool,
+    /// Whether streams that capture only give blocks back. Work of a capture would order what follows after
+    /// it, and so hide that what came before the capture is not ordered.
+    pub quiet_captures: bool,
+    /// The function that makes scopes for captured graphs; without it, there are none.
+    pub new_scope: Option<NewScope>,
+    /// The mistakes of a caller that are made, and that the resource must refuse.
+    pub refuses: Refusals,
+    /// Whether [guests](crate::guest) use the resource when it calls callbacks, hooks and subscribers.
+    pub guests: bool,
+    /// The number of devices of one machine, each with a resource of its own.
+    pub devices: u8,
+    /// The number of threads, of which one at a time runs.
+    pub threads: u8,
+    /// Whether a reset of the context, or a sticky error, ends the program.
+    pub endings: bool,
 }
 
 impl Config {
@@ -57,8 +91,17 @@ impl Config {
             faults: false,
             statistics: StatisticsCheck::None,
             verify_out_of_memory: true,
+            reports: false,
             inspect: None,
             decay: None,
+            captures: false,
+            quiet_captures: false,
+            new_scope: None,
+            refuses: Refusals::default(),
+            guests: false,
+            devices: 1,
+            threads: 1,
+            endings: false,
         }
     }
 

@@ -4,28 +4,34 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
+use millpond_core::driver::{CaptureModeGuard, StreamFlags};
 use millpond_core::{
     ALLOCATION_ALIGNMENT, Accessibility, DeviceMemoryResource, DevicePtr, Driver, DriverHandle, ErrorKind,
     Layout, StreamRef,
 };
-use millpond_driver::sim::{Access, FaultPlan, Schedule, SimConfig, SimDevice};
+use millpond_driver::sim::{Access, FaultPlan, Schedule, SimConfig, SimDevice, SimMachine};
+use parking_lot::Mutex;
 
-use super::broken::{Broken, Checks};
-use super::execution::{Execution, Live, StreamState};
-use super::op::{Block, Op, Stream};
+use super::broken::{Broken, Checks, unexpected};
+use super::execution::{Ending, Execution, Live, StreamState};
+use super::op::{Block, Event, Op, Stream};
 use super::order::Clock;
+use super::session::Session;
 use super::{Build, Config, Failure, FailureKind, Summary, oracle};
-use crate::{misuse_recorder, text_of};
+use crate::guest::{self, Guest};
+use crate::{misuse_recorder, text_of, watch};
 
-/// Builds the resource on a fresh device, runs `body`, and checks the end; a panic is a failure too.
+/// Builds the resource on each fresh device, runs `body`, and checks the end; a panic is a failure too.
 pub(super) fn guarded(
     seed: u64,
     config: &Config,
     build: &Build<'_>,
-    body: impl FnOnce(&mut Execution<'_>) -> Checks,
+    body: impl FnOnce(&mut Session) -> Checks,
 ) -> Result<Summary, Box<Failure>> {
-    let mut done = Vec::new();
-    let run = AssertUnwindSafe(|| run(seed, config, build, body, &mut done));
+    let done = Arc::new(Mutex::new(Vec::new()));
+    let _watched = watch::program(seed, &config.subject);
+    let _listening = config.guests.then(guest::listen);
+    let run = AssertUnwindSafe(|| run(seed, config, build, body, &done));
     let (result, misuses) = misuse_recorder::record(|| catch_unwind(run));
     let result = match (result, misuses.first()) {
         (Err(panic), _) => Err(Broken::new(FailureKind::Panic, text_of(&*panic))),
@@ -33,13 +39,14 @@ pub(super) fn guarded(
         (Ok(result), _) => result,
     };
     result.map_err(|Broken { kind, message }| {
+        let operations = std::mem::take(&mut *done.lock());
         Box::new(Failure {
             kind,
             message,
             seed,
             schedule: seed,
-            operations_found: done.len(),
-            operations: done,
+            operations_found: operations.len(),
+            operations,
             subject: config.subject.clone(),
             command: config.command.clone(),
         })
@@ -50,36 +57,83 @@ fn run(
     seed: u64,
     config: &Config,
     build: &Build<'_>,
-    body: impl FnOnce(&mut Execution<'_>) -> Checks,
-    done: &mut Vec<Op>,
+    body: impl FnOnce(&mut Session) -> Checks,
+    done: &Arc<Mutex<Vec<Op>>>,
 ) -> Result<Summary, Broken> {
     let sim = SimConfig::with_capacity(config.capacity_bytes).seed(seed).schedule(Schedule::Seeded(seed));
-    let device = SimDevice::new(sim);
-    let driver: DriverHandle = Arc::clone(&device) as DriverHandle;
-    let resource = build(&driver).map_err(|error| Broken::new(FailureKind::Build, error))?;
-    let mut execution = Execution::new(config, Arc::clone(&device), resource, done);
-    let result = body(&mut execution).and_then(|()| execution.finish());
-    let Execution { resource, summary, .. } = execution;
-    result?;
-    drop(resource);
-    oracle::nothing_left(&device)?;
-    Ok(Summary { programs: 1, ..summary })
+    let devices: Vec<Arc<SimDevice>> = if config.devices > 1 {
+        let machine = SimMachine::new();
+        (0..config.devices).map(|_| machine.add_device(sim.clone())).collect()
+    } else {
+        vec![SimDevice::new(sim)]
+    };
+    let shape = Arc::new(config.clone());
+    let mut executions = Vec::new();
+    for (device, number) in devices.iter().zip(0..) {
+        let driver: DriverHandle = Arc::clone(device) as DriverHandle;
+        let resource = build(&driver).map_err(|error| Broken::new(FailureKind::Build, error))?;
+        let mut execution =
+            Execution::new(Arc::clone(&shape), number, Arc::clone(device), resource, Arc::clone(done));
+        if config.guests {
+            let stream = device.stream_create(StreamFlags::NON_BLOCKING).map_err(unexpected)?;
+            let resource = Arc::clone(&execution.resource);
+            let largest = config.largest_bytes;
+            execution.guest = Some(Guest::new(Arc::clone(device), resource, stream, largest, seed));
+        }
+        executions.push(execution);
+    }
+    let mut session = Session::new(executions);
+    body(&mut session)?;
+    let executions = session.finish()?;
+    let mut total = Summary { programs: 1, ..Summary::default() };
+    for execution in executions {
+        total += execution.end()?;
+    }
+    Ok(total)
 }
 
-impl Execution<'_> {
+impl Execution {
     /// Carries an operation out, or skips it if a careful caller would not do it now; then looks at every
     /// oracle.
     pub(super) fn step(&mut self, op: Op) -> Checks {
         if !self.is_legal(op) {
             return Ok(());
         }
-        self.done.push(op);
+        watch::step();
+        let _guest = self.guest.as_ref().map(|guest| {
+            guest.keep_to_own_stream(!self.captures.live.is_empty());
+            guest.enter()
+        });
+        self.done.lock().push(op);
         self.summary.operations += 1;
+        self.summary.on_other_devices += u64::from(self.number > 0);
+        self.summary.on_other_threads += u64::from(self.thread > 0);
         let result = self.carry_out(op);
         // What the device saw explains an error that followed from it.
         oracle::after_call(self)?;
         result?;
+        if self.ending.is_some() {
+            return Ok(());
+        }
         oracle::after_step(self)
+    }
+
+    /// Drops the resource, and looks at what it leaves.
+    fn end(self) -> Result<Summary, Broken> {
+        let Self { device, resource, summary, ending, guest, scopes, .. } = self;
+        drop((guest, scopes));
+        let calls = device.driver_calls();
+        drop(resource);
+        match ending {
+            None | Some(Ending::Reset) => oracle::nothing_left(&device)?,
+            Some(Ending::Lost) if device.driver_calls() != calls => {
+                let made = device.driver_calls() - calls;
+                let text = format!("{made} driver calls when a resource of a lost device is dropped");
+                return Err(Broken::new(FailureKind::Outlived, text));
+            }
+            Some(Ending::Lost | Ending::Unnoticed) => oracle::no_violation(&device)?,
+        }
+        Ok(summary)
     }
 
     fn carry_out(&mut self, op: Op) -> Checks {
@@ -96,22 +150,36 @@ impl Execution<'_> {
             }
             Op::Trim { keep_bytes } => match self.resource.trim(keep_bytes) {
                 Ok(_) => Ok(()),
-                Err(error) => Err(Broken::new(FailureKind::UnexpectedError, error)),
+                Err(error) => Err(unexpected(error)),
             },
             Op::PassTime { ms } => {
                 self.device.advance(ms * 1_000_000);
                 let now = Duration::from_nanos(self.device.virtual_time_ns());
+                let _watch = watch::call("decay");
                 let decay = self.config.decay.map_or(Ok(()), |decay| decay(self.resource.inner(), now));
-                decay.map_err(|error| Broken::new(FailureKind::UnexpectedError, error))
+                decay.map_err(unexpected)
             }
-            _ => self.order_op(op).map_err(|error| Broken::new(FailureKind::UnexpectedError, error)),
+            Op::BeginCapture { stream, mode } => self.begin_capture(stream, mode),
+            Op::EndCapture { stream } => self.end_capture(stream),
+            Op::OpenScope { scope, stream } => self.open_scope(scope, stream),
+            Op::CloseScope { stream } => {
+                self.close_scope(stream);
+                Ok(())
+            }
+            Op::DropScope { scope } => {
+                self.drop_scope(scope);
+                Ok(())
+            }
+            Op::Misuse { block, stream, mistake } => self.misuse(block, stream, mistake),
+            Op::ResetContext => self.reset_context(),
+            Op::LoseDevice => self.lose_device(),
+            _ => self.order_op(op),
         }
     }
 
     fn allocate(&mut self, block: Block, stream: Stream, bytes: u64, alignment: u64) -> Checks {
         let handle = self.stream(stream)?;
-        let layout = Layout::with_alignment(bytes, alignment)
-            .map_err(|error| Broken::new(FailureKind::UnexpectedError, error))?;
+        let layout = Layout::with_alignment(bytes, alignment).map_err(unexpected)?;
         self.next_block = block + 1;
         let fault = self.fault.take();
         let may_fail = fault.is_some();
@@ -129,6 +197,7 @@ impl Execution<'_> {
             Err(_) if may_fail => return Ok(()),
             Err(error) if error.is_out_of_memory() => {
                 self.summary.out_of_memory += 1;
+                oracle::has_report(self, &error)?;
                 return oracle::out_of_memory_is_true(self, block, layout, handle);
             }
             Err(error)
@@ -144,7 +213,8 @@ impl Execution<'_> {
         let mut used = Clock::default();
         used.add(self.order.submit(stream));
         let written = used.clone();
-        let live = Live { ptr, layout, stream, tag: 0, written, used, position: self.live.len() };
+        let scope = self.scope_of(stream);
+        let live = Live { ptr, layout, stream, tag: 0, written, used, position: self.live.len(), scope };
         self.live.push(block);
         self.blocks.insert(block, live);
         self.write(block, stream)
@@ -154,6 +224,7 @@ impl Execution<'_> {
         let handle = self.stream(stream)?;
         let reach = self.resource.accessibility();
         let point = self.order.submit(stream);
+        self.note_captured(block, stream, point);
         let Some(live) = self.blocks.get_mut(&block) else { return Ok(()) };
         live.tag += 1;
         live.used.add(point);
@@ -167,6 +238,7 @@ impl Execution<'_> {
         let handle = self.stream(stream)?;
         let reach = self.resource.accessibility();
         let point = self.order.submit(stream);
+        self.note_captured(block, stream, point);
         let Some(live) = self.blocks.get_mut(&block) else { return Ok(()) };
         live.used.add(point);
         let tag = u64::from(block) << 32 | live.tag;
@@ -174,8 +246,10 @@ impl Execution<'_> {
         Ok(())
     }
 
-    fn deallocate(&mut self, block: Block, stream: Stream) -> Checks {
-        self.read(block, stream)?;
+    pub(super) fn deallocate(&mut self, block: Block, stream: Stream) -> Checks {
+        if !self.is_quiet(stream) {
+            self.read(block, stream)?;
+        }
         let handle = self.stream(stream)?;
         let Some(live) = self.blocks.remove(&block) else { return Ok(()) };
         self.live.swap_remove(live.position);
@@ -189,71 +263,86 @@ impl Execution<'_> {
         Ok(())
     }
 
-    /// The operations that are about order only.
-    fn order_op(&mut self, op: Op) -> Result<(), Box<dyn std::error::Error>> {
-        let broken = |broken: Broken| broken.message;
+    pub(super) fn record(&mut self, event: Event, stream: Stream) -> Checks {
+        let (stream_handle, event_handle) = (self.stream(stream)?, self.event(event).map_err(unexpected)?);
+        self.device.event_record(event_handle, stream_handle).map_err(unexpected)?;
+        self.order.record(event, stream);
+        self.captures.note_record(event, stream);
+        Ok(())
+    }
+
+    pub(super) fn wait(&mut self, stream: Stream, event: Event) -> Checks {
+        let (stream_handle, event_handle) = (self.stream(stream)?, self.event(event).map_err(unexpected)?);
+        self.device.stream_wait_event(stream_handle, event_handle).map_err(unexpected)?;
+        self.order.wait(stream, event);
+        self.captures.note_wait(stream, event);
+        Ok(())
+    }
+
+    /// The operations that are about order only. The caller's own calls leave captures alone.
+    fn order_op(&mut self, op: Op) -> Checks {
+        let device = Arc::clone(&self.device);
+        let _captures = (!self.captures.live.is_empty()).then(|| CaptureModeGuard::relaxed(&*device));
         match op {
-            Op::Record { event, stream } => {
-                let (stream_handle, event_handle) =
-                    (self.stream(stream).map_err(broken)?, self.event(event)?);
-                self.device.event_record(event_handle, stream_handle)?;
-                self.order.record(event, stream);
-            }
-            Op::Wait { stream, event } => {
-                let (stream_handle, event_handle) =
-                    (self.stream(stream).map_err(broken)?, self.event(event)?);
-                self.device.stream_wait_event(stream_handle, event_handle)?;
-                self.order.wait(stream, event);
-            }
+            Op::Record { event, stream } => self.record(event, stream)?,
+            Op::Wait { stream, event } => self.wait(stream, event)?,
             Op::QueryEvent { event } => {
-                let handle = self.event(event)?;
-                if self.device.event_query(handle)? {
+                let handle = self.event(event).map_err(unexpected)?;
+                if self.device.event_query(handle).map_err(unexpected)? {
                     self.order.host_saw_event(event);
                 }
             }
             Op::SyncEvent { event } => {
-                let handle = self.event(event)?;
-                self.device.event_synchronize(handle)?;
+                let handle = self.event(event).map_err(unexpected)?;
+                self.device.event_synchronize(handle).map_err(unexpected)?;
                 self.order.host_saw_event(event);
             }
             Op::SyncStream { stream } => {
-                let handle = self.stream(stream).map_err(broken)?;
-                self.device.stream_synchronize(handle)?;
+                let handle = self.stream(stream)?;
+                self.device.stream_synchronize(handle).map_err(unexpected)?;
                 self.order.host_saw_stream(stream);
             }
             Op::SyncDevice => {
-                self.device.synchronize()?;
+                self.device.synchronize().map_err(unexpected)?;
                 self.order.host_saw_device();
             }
             Op::DestroyStream { stream } => {
-                let handle = self.stream(stream).map_err(broken)?;
+                let handle = self.stream(stream)?;
                 // SAFETY: the program never names the stream again.
-                unsafe { self.device.stream_destroy(handle)? };
+                unsafe { self.device.stream_destroy(handle) }.map_err(unexpected)?;
                 self.streams[usize::from(stream)] = StreamState::Dead;
                 self.summary.streams_destroyed += 1;
             }
-            Op::Allocate { .. }
-            | Op::Deallocate { .. }
-            | Op::Read { .. }
-            | Op::Write { .. }
-            | Op::PassTime { .. }
-            | Op::FailCall { .. }
-            | Op::Trim { .. } => {}
+            // The others are carried out elsewhere.
+            _ => {}
         }
         Ok(())
     }
 
     /// Waits for the device, frees every block and runs the oracles again.
-    fn finish(&mut self) -> Checks {
-        let unexpected = |error: millpond_core::DriverError| Broken::new(FailureKind::UnexpectedError, error);
+    pub(super) fn finish(&mut self) -> Checks {
+        self.summary.guest_calls = self.guest.as_ref().map_or(0, |guest| guest.calls());
+        if self.ending.is_some() {
+            return self.finish_early();
+        }
+        let _guest = self.guest.as_ref().map(Guest::enter);
         self.device.synchronize().map_err(unexpected)?;
         self.order.host_saw_device();
         while let Some(&block) = self.live.last() {
             self.deallocate(block, 0)?;
         }
+        self.scopes.clear();
+        if let Some(guest) = self.guest.take() {
+            guest.leave();
+            guest.free_all();
+            // SAFETY: the guest does nothing any more.
+            unsafe { self.device.stream_destroy(guest.stream()) }.map_err(unexpected)?;
+        }
         oracle::at_end(self)?;
-        for index in 2..self.streams.len() as Stream {
-            if let StreamState::Alive(handle) = self.stream_state(index) {
+        for index in 1..self.streams.len() as Stream {
+            if let StreamState::Alive(handle) = self.stream_state(index)
+                && !handle.is_per_thread()
+            {
                 // SAFETY: the program has ended, and the stream is not named again.
                 unsafe { self.device.stream_destroy(handle) }.map_err(unexpected)?;
             }

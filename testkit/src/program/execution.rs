@@ -5,13 +5,17 @@ use std::sync::Arc;
 use millpond_core::driver::{Event as EventHandle, EventFlags, StreamFlags};
 use millpond_core::{AnyResource, DevicePtr, Driver, DriverError, Layout, StreamRef};
 use millpond_driver::sim::{FaultPlan, SimDevice};
+use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-use super::broken::Broken;
-use super::op::{Block, Event, MAX_EVENTS, MAX_STREAMS, Op, Stream};
+use super::broken::{Broken, unexpected};
+use super::capture::Captures;
+use super::op::{Block, Event, MAX_EVENTS, MAX_STREAMS, Mistake, Op, Scope, Stream};
 use super::order::{Clock, Order};
-use super::{Config, FailureKind, Summary};
+use super::scope::Scopes;
+use super::{Config, Summary};
 use crate::Checked;
+use crate::guest::Guest;
 
 /// A block that is handed out.
 #[derive(Clone, Debug)]
@@ -25,6 +29,8 @@ pub(super) struct Live {
     /// The clock of all uses of the block, its allocation included.
     pub(super) used: Clock,
     pub(super) position: usize,
+    /// The scope for captured graphs that it came from.
+    pub(super) scope: Option<Scope>,
 }
 
 #[derive(Clone, Copy)]
@@ -34,10 +40,28 @@ pub(super) enum StreamState {
     Dead,
 }
 
-pub(super) struct Execution<'a> {
-    pub(super) config: &'a Config,
+/// The end of a device's program before its last operation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Ending {
+    /// The context was reset.
+    Reset,
+    /// The device is lost, and the resource knows.
+    Lost,
+    /// Driver calls fail, and the resource made none since.
+    Unnoticed,
+}
+
+pub(super) struct Execution {
+    pub(super) config: Arc<Config>,
     pub(super) device: Arc<SimDevice>,
-    pub(super) resource: Checked<AnyResource>,
+    pub(super) resource: Arc<Checked<AnyResource>>,
+    pub(super) guest: Option<Arc<Guest>>,
+    /// The number of the thread that runs, and of the device.
+    pub(super) thread: u8,
+    pub(super) number: u8,
+    pub(super) captures: Captures,
+    pub(super) scopes: Scopes,
+    pub(super) ending: Option<Ending>,
     pub(super) order: Order,
     pub(super) summary: Summary,
     pub(super) blocks: FxHashMap<Block, Live>,
@@ -49,19 +73,27 @@ pub(super) struct Execution<'a> {
     /// The fault of the next operation on the resource.
     pub(super) fault: Option<FaultPlan>,
     pub(super) events: [Option<EventHandle>; MAX_EVENTS],
-    pub(super) done: &'a mut Vec<Op>,
+    /// The operations that were carried out, on all devices.
+    pub(super) done: Arc<Mutex<Vec<Op>>>,
 }
 
-impl<'a> Execution<'a> {
+impl Execution {
     pub(super) fn new(
-        config: &'a Config,
+        config: Arc<Config>,
+        number: u8,
         device: Arc<SimDevice>,
         resource: AnyResource,
-        done: &'a mut Vec<Op>,
+        done: Arc<Mutex<Vec<Op>>>,
     ) -> Self {
         Self {
             config,
-            resource: Checked::new(resource, Some(Arc::clone(&device))),
+            resource: Arc::new(Checked::new(resource, Some(Arc::clone(&device)))),
+            guest: None,
+            thread: 0,
+            number,
+            captures: Captures::default(),
+            scopes: Scopes::default(),
+            ending: None,
             device,
             order: Order::new(),
             summary: Summary::default(),
@@ -75,27 +107,86 @@ impl<'a> Execution<'a> {
         }
     }
 
+    /// The thread whose per-thread default stream this is. With several threads, the first blocking streams
+    /// are those.
+    fn thread_of(&self, stream: Stream) -> Option<u8> {
+        let thread = stream.checked_sub(1)? / 2;
+        let is_one = stream % 2 == 1 && thread < Stream::from(self.config.threads);
+        is_one.then_some(thread as u8)
+    }
+
+    /// Whether the current thread can name the stream, and a capture lets it.
+    pub(super) fn can_name(&self, stream: Stream) -> bool {
+        !matches!(self.stream_state(stream), StreamState::Dead)
+            && self.thread_of(stream).is_none_or(|thread| thread == self.thread)
+            && !self.captures.forbids(stream)
+    }
+
     pub(super) fn is_legal(&self, op: Op) -> bool {
-        let alive = |stream: Stream| !matches!(self.stream_state(stream), StreamState::Dead);
+        let named = |stream: Stream| self.can_name(stream);
         let after = |stream, block, written_only: bool| {
             self.blocks.get(&block).is_some_and(|live: &Live| {
-                alive(stream)
+                named(stream)
                     && self.order.is_after(stream, if written_only { &live.written } else { &live.used })
             })
         };
         let recorded = |event: Event| usize::from(event) < MAX_EVENTS && self.order.is_recorded(event);
+        let free = |stream: Stream| named(stream) && !self.captures.is_capturing(stream);
+        if self.ending.is_some() {
+            return false;
+        }
         match op {
-            Op::Allocate { block, stream, .. } => block >= self.next_block && alive(stream),
-            Op::Deallocate { block, stream } | Op::Write { block, stream } => after(stream, block, false),
-            Op::Read { block, stream } => after(stream, block, true),
-            Op::Record { event, stream } => usize::from(event) < MAX_EVENTS && alive(stream),
-            Op::Wait { stream, event } => alive(stream) && recorded(event),
-            Op::QueryEvent { event } | Op::SyncEvent { event } => recorded(event),
-            Op::SyncStream { stream } => alive(stream),
-            Op::DestroyStream { stream } => {
-                stream > 1 && matches!(self.stream_state(stream), StreamState::Alive(_))
+            Op::Allocate { block, stream, .. } => {
+                block >= self.next_block && named(stream) && !self.is_quiet(stream)
             }
-            Op::SyncDevice | Op::Trim { .. } | Op::PassTime { .. } | Op::FailCall { .. } => true,
+            Op::Deallocate { block, stream } => after(stream, block, false),
+            Op::Write { block, stream } => after(stream, block, false) && !self.is_quiet(stream),
+            Op::Read { block, stream } => after(stream, block, true) && !self.is_quiet(stream),
+            Op::Record { event, stream } => usize::from(event) < MAX_EVENTS && named(stream),
+            Op::Wait { stream, event } => {
+                named(stream)
+                    && recorded(event)
+                    && self.captures.can_wait(stream, self.thread_of(stream), event)
+            }
+            Op::QueryEvent { event } | Op::SyncEvent { event } => {
+                recorded(event) && self.captures.can_ask(event)
+            }
+            Op::SyncStream { stream } => free(stream),
+            Op::DestroyStream { stream } => {
+                self.thread_of(stream).is_none()
+                    && self.is_alive(stream)
+                    && stream > 0
+                    && free(stream)
+                    && !self.scopes.is_open(stream)
+            }
+            Op::SyncDevice => self.captures.live.is_empty(),
+            Op::BeginCapture { stream, .. } => {
+                self.config.captures && free(stream) && self.captures.can_begin(stream)
+            }
+            Op::EndCapture { stream } => self.captures.can_end(stream, self.thread),
+            Op::OpenScope { scope, stream } => named(stream) && self.can_open(scope, stream),
+            Op::CloseScope { stream } => self.scopes.is_open(stream) && !self.captures.is_capturing(stream),
+            Op::DropScope { scope } => self.has_scope(scope),
+            Op::Misuse { block, stream, mistake } => {
+                self.makes(mistake) && after(stream, block, false) && self.can_mistake(block, mistake)
+            }
+            Op::ResetContext | Op::LoseDevice => self.config.endings && self.captures.live.is_empty(),
+            Op::Trim { .. } | Op::PassTime { .. } | Op::FailCall { .. } => true,
+            Op::Device { .. } | Op::Thread { .. } => false,
+        }
+    }
+
+    /// Whether the stream captures, and captured streams only give blocks back.
+    pub(super) fn is_quiet(&self, stream: Stream) -> bool {
+        self.config.quiet_captures && self.captures.is_capturing(stream)
+    }
+
+    fn makes(&self, mistake: Mistake) -> bool {
+        let refuses = self.config.refuses;
+        match mistake {
+            Mistake::DoubleFree => refuses.double_free,
+            Mistake::WrongSize => refuses.wrong_size,
+            Mistake::Inside => refuses.foreign_pointer,
         }
     }
 
@@ -118,8 +209,10 @@ impl<'a> Execution<'a> {
             return Ok(found);
         }
         let flags = if stream.is_multiple_of(2) { StreamFlags::NON_BLOCKING } else { StreamFlags::BLOCKING };
-        let created = self.device.stream_create(flags);
-        let created = created.map_err(|error| Broken::new(FailureKind::UnexpectedError, error))?;
+        let created = match self.thread_of(stream) {
+            Some(_) => StreamRef::PER_THREAD,
+            None => self.device.stream_create(flags).map_err(unexpected)?,
+        };
         if self.streams.len() <= usize::from(stream) {
             self.streams.resize(usize::from(stream) + 1, StreamState::Unnamed);
         }

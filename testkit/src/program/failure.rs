@@ -26,6 +26,12 @@ pub enum FailureKind {
     Leak,
     /// The resource could not be built.
     Build,
+    /// A call broke a capture that it has nothing to do with.
+    Capture,
+    /// A wrong deallocation is not refused, or is reported more than once.
+    Unrefused,
+    /// After a reset, or on a lost device, a call does not say so.
+    Outlived,
     /// A panic.
     Panic,
 }

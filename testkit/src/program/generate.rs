@@ -4,11 +4,12 @@
 use std::collections::VecDeque;
 
 use millpond_core::DriverError;
+use millpond_core::driver::CaptureMode;
 use millpond_driver::CallKind;
 
 use super::Config;
 use super::execution::Execution;
-use super::op::{Block, Event, MAX_STREAMS, Op, Stream};
+use super::op::{Block, Event, MAX_STREAMS, Mistake, Op, Scope, Stream};
 use crate::Rng;
 
 /// With more streams than this, a stretch of a program uses this many of them most of the time.
@@ -74,6 +75,11 @@ pub(super) struct Generator {
     next_event: Event,
     next_block: Block,
     planned: VecDeque<Op>,
+    special: Special,
+    /// Operations until the oldest capture is ended.
+    capture_left: u64,
+    /// The streams that are open in a scope: most happens there.
+    open: Vec<Stream>,
 }
 
 impl Generator {
@@ -119,13 +125,27 @@ impl Generator {
             next_event: 0,
             next_block: 0,
             planned: VecDeque::new(),
+            special: Special::new(config),
+            capture_left: 0,
+            open: Vec::new(),
             rng,
         }
     }
 
-    pub(super) fn next(&mut self, execution: &Execution<'_>) -> Op {
+    pub(super) fn next(&mut self, execution: &Execution) -> Op {
         if let Some(op) = self.planned.pop_front() {
             return op;
+        }
+        self.open.clear();
+        self.open.extend(execution.scopes.open.iter().map(|open| open.stream));
+        if self.special.percent > 0 && self.rng.percent(self.special.percent) {
+            return self.special(execution);
+        }
+        if let Some(capture) = execution.captures.live.first() {
+            self.capture_left = self.capture_left.saturating_sub(1);
+            if self.capture_left == 0 {
+                return self.end_capture(capture.origin, capture.thread, execution);
+            }
         }
         if self.phase_left == 0 {
             self.phase_left = self.rng.between(4, 40);
@@ -159,6 +179,13 @@ impl Generator {
     }
 
     fn stream(&mut self) -> Stream {
+        if !self.open.is_empty() && self.rng.percent(50) {
+            return self.rng.pick(&self.open).copied().unwrap_or(0);
+        }
+        self.any_stream()
+    }
+
+    fn any_stream(&mut self) -> Stream {
         if self.streams.len() > BUSY_STREAMS && self.rng.percent(80) {
             let place = self.rng.pick(&self.busy).copied().unwrap_or(0);
             return self.streams[place];
@@ -201,20 +228,20 @@ impl Generator {
         bytes.min(self.largest_bytes)
     }
 
-    fn deallocate(&mut self, execution: &Execution<'_>) -> Op {
+    fn deallocate(&mut self, execution: &Execution) -> Op {
         let Some(&block) = self.rng.pick(&execution.live) else { return self.allocate() };
         let own = execution.blocks.get(&block).map_or(0, |live| live.stream);
-        let stream = if self.rng.percent(60) && execution.is_alive(own) { own } else { self.stream() };
+        let stream = if self.rng.percent(60) && self.can_use(execution, own) { own } else { self.stream() };
         self.after_ordering(execution, block, stream, Op::Deallocate { block, stream })
     }
 
     /// Plans the operations that order `stream` after all uses of the block, and then `op`.
-    fn after_ordering(&mut self, execution: &Execution<'_>, block: Block, stream: Stream, op: Op) -> Op {
+    fn after_ordering(&mut self, execution: &Execution, block: Block, stream: Stream, op: Op) -> Op {
         let missing =
             execution.blocks.get(&block).and_then(|live| execution.order.missing(stream, &live.used));
         match missing {
             None => op,
-            Some(other) if execution.is_alive(other) => {
+            Some(other) if self.can_use(execution, other) => {
                 // One stream in the usual case; if there are more, the operation is skipped.
                 let event = self.next_event;
                 self.next_event = (self.next_event + 1) % 8;
@@ -228,7 +255,7 @@ impl Generator {
         }
     }
 
-    fn other(&mut self, execution: &Execution<'_>) -> Op {
+    fn other(&mut self, execution: &Execution) -> Op {
         if self.passes_time && self.rng.percent(15) {
             // From less than a tick of a decay of ten seconds to more than the whole decay.
             return Op::PassTime { ms: self.rng.between(100, 12_000) };
@@ -265,7 +292,7 @@ impl Generator {
     }
 
     /// Destroys a stream, with another one ordered after it or not, and creates a new one in its place.
-    fn destroy(&mut self, execution: &Execution<'_>, stream: Stream) -> Op {
+    fn destroy(&mut self, execution: &Execution, stream: Stream) -> Op {
         let replaceable = usize::from(self.next_stream) < MAX_STREAMS;
         if !self.destroys || !replaceable || stream < 2 || !execution.is_alive(stream) {
             return Op::QueryEvent { event: self.event() };
@@ -282,6 +309,121 @@ impl Generator {
         let (event, follower) = (self.event(), self.stream());
         self.planned.extend([Op::DestroyStream { stream }, Op::Wait { stream: follower, event }]);
         Op::Record { event, stream }
+    }
+
+    /// Whether the program can name a stream that it named before.
+    fn can_use(&self, execution: &Execution, stream: Stream) -> bool {
+        execution.is_alive(stream) && (!self.special.is_any || execution.can_name(stream))
+    }
+
+    /// An operation about captures, scopes, mistakes, or the end of the program.
+    fn special(&mut self, execution: &Execution) -> Op {
+        let stream = self.stream();
+        let kind = self.rng.pick(&self.special.kinds).copied().unwrap_or(Kind::Mistake);
+        match kind {
+            Kind::Capture if self.rng.percent(60) => {
+                self.capture_left = self.rng.between(2, 30);
+                let modes = [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed];
+                let mode = self.rng.pick(&modes).copied().unwrap_or_default();
+                Op::BeginCapture { stream, mode }
+            }
+            Kind::Capture => match self.rng.pick(&execution.captures.live) {
+                Some(capture) => Op::EndCapture { stream: capture.origin },
+                None => Op::SyncStream { stream },
+            },
+            Kind::Scope => self.scope_op(),
+            Kind::Mistake => {
+                let Some(&block) = self.rng.pick(&execution.live) else { return self.allocate() };
+                let mistakes = [Mistake::DoubleFree, Mistake::WrongSize, Mistake::Inside];
+                let mistake = self.rng.pick(&mistakes).copied().unwrap_or(Mistake::DoubleFree);
+                let own = execution.blocks.get(&block).map_or(0, |live| live.stream);
+                let stream = if self.can_use(execution, own) { own } else { stream };
+                self.after_ordering(execution, block, stream, Op::Misuse { block, stream, mistake })
+            }
+            Kind::Ending if self.rng.percent(3) => match self.rng.percent(60) {
+                true => Op::ResetContext,
+                false => Op::LoseDevice,
+            },
+            Kind::Ending => Op::QueryEvent { event: self.event() },
+        }
+    }
+
+    /// Opens or closes a scope; few streams are open at once, so that scopes close for all.
+    fn scope_op(&mut self) -> Op {
+        let scope = if self.rng.percent(70) { 0 } else { self.rng.below(3) as Scope };
+        let open = self.rng.pick(&self.open).copied();
+        match open {
+            Some(stream) if self.rng.percent(65) => Op::CloseScope { stream },
+            Some(_) if self.rng.percent(15) => Op::DropScope { scope },
+            _ => {
+                let stream = self.any_stream();
+                if self.rng.percent(30) {
+                    self.plan_capture(stream);
+                }
+                Op::OpenScope { scope, stream }
+            }
+        }
+    }
+
+    /// Plans a capture on a stream that is open in a scope by then, and the end of both. One block of the
+    /// scope lives from before the capture into it.
+    fn plan_capture(&mut self, stream: Stream) {
+        let (Op::Allocate { block, bytes, alignment, .. }, mode) =
+            (self.allocate(), CaptureMode::ThreadLocal)
+        else {
+            return;
+        };
+        self.planned.extend([
+            Op::Allocate { block, stream, bytes, alignment },
+            Op::BeginCapture { stream, mode },
+            Op::Deallocate { block, stream },
+            Op::EndCapture { stream },
+            Op::CloseScope { stream },
+        ]);
+    }
+
+    /// Ends a capture on the thread that began it.
+    fn end_capture(&mut self, stream: Stream, thread: u8, execution: &Execution) -> Op {
+        self.capture_left = self.rng.between(2, 30);
+        if thread == execution.thread {
+            return Op::EndCapture { stream };
+        }
+        self.planned.push_back(Op::EndCapture { stream });
+        Op::Thread { thread }
+    }
+}
+
+/// The kinds of operations that only some programs have.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Capture,
+    Scope,
+    Mistake,
+    Ending,
+}
+
+/// The operations that only some programs have.
+#[derive(Debug)]
+struct Special {
+    percent: u64,
+    kinds: Vec<Kind>,
+    /// Whether streams may be ones that cannot be named now.
+    is_any: bool,
+}
+
+impl Special {
+    fn new(config: &Config) -> Self {
+        let refuses = config.refuses;
+        let mistakes = refuses.double_free || refuses.foreign_pointer || refuses.wrong_size;
+        let kinds = [
+            (config.captures, Kind::Capture),
+            (config.new_scope.is_some(), Kind::Scope),
+            (mistakes, Kind::Mistake),
+            (config.endings, Kind::Ending),
+        ];
+        let kinds: Vec<Kind> = kinds.into_iter().filter(|(is_on, _)| *is_on).map(|(_, kind)| kind).collect();
+        let is_any = config.captures || config.threads > 1;
+        Self { percent: 4 * kinds.len() as u64, kinds, is_any }
     }
 }
 

@@ -26,25 +26,33 @@
 //! ```
 
 mod broken;
+mod capture;
 mod config;
+mod ending;
 mod execute;
 mod execution;
 mod failure;
 mod generate;
+mod graphs;
+mod misuse;
 mod op;
 mod oracle;
 mod order;
 mod run;
+mod scope;
+mod session;
 mod shrink;
+mod source;
 mod summary;
 mod sweep;
+mod worker;
 
-pub use config::{Build, Config};
+pub use config::{Build, Config, NewScope, ScopeOfGraphs};
 pub use failure::{Failure, FailureKind};
-pub use op::{Block, Event, MAX_EVENTS, MAX_STREAMS, Op, Stream};
+pub use op::{Block, Event, MAX_EVENTS, MAX_SCOPES, MAX_STREAMS, Mistake, Op, Scope, Stream};
 pub use run::{replay, run};
 pub use shrink::shrink;
 pub use summary::Summary;
-pub use sweep::{Sweep, sweep};
+pub use sweep::{Case, Sweep, sweep, sweep_cases};
 
 pub use crate::statistics_check::StatisticsCheck;

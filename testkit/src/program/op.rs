@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use millpond_core::driver::CaptureMode;
 use millpond_core::format_bytes;
 use millpond_driver::CallKind;
 
@@ -15,11 +16,28 @@ pub type Stream = u16;
 /// An event, by its number in the program; created when first named.
 pub type Event = u8;
 
+/// A scope for captured graphs, by its number in the program; made when first named.
+pub type Scope = u8;
+
 /// The most streams that a program can name.
 pub const MAX_STREAMS: usize = 640;
 
 /// The most events that a program can name.
 pub const MAX_EVENTS: usize = 16;
+
+/// The most scopes that a program can name.
+pub const MAX_SCOPES: usize = 4;
+
+/// A mistake of the caller in giving a block back.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Mistake {
+    /// The block is given back a second time.
+    DoubleFree,
+    /// The block is given back with one byte more than it has.
+    WrongSize,
+    /// An address inside the block is given back.
+    Inside,
+}
 
 /// One operation of a program.
 ///
@@ -117,6 +135,58 @@ pub enum Op {
         /// It is not a sticky one.
         code: i32,
     },
+    /// Begins to capture a graph on a stream.
+    BeginCapture {
+        /// The stream.
+        stream: Stream,
+        /// The mode of the capture.
+        mode: CaptureMode,
+    },
+    /// Joins all streams of a capture to the stream that began it, and ends it.
+    EndCapture {
+        /// The stream that began the capture.
+        stream: Stream,
+    },
+    /// Opens a scope for captured graphs for a stream.
+    OpenScope {
+        /// The scope.
+        scope: Scope,
+        /// The stream, which is open in no scope yet.
+        stream: Stream,
+    },
+    /// Closes the scope that is open for a stream.
+    CloseScope {
+        /// The stream.
+        stream: Stream,
+    },
+    /// Drops a scope. It ends once it is open for no stream.
+    DropScope {
+        /// The scope.
+        scope: Scope,
+    },
+    /// Gives a block back in a wrong way, which the resource must refuse and report once.
+    Misuse {
+        /// The block. After [`Mistake::DoubleFree`] it is free, else it is still live.
+        block: Block,
+        /// The stream of the call.
+        stream: Stream,
+        /// The mistake.
+        mistake: Mistake,
+    },
+    /// Goes on with the program of another device.
+    Device {
+        /// The device, from 0.
+        device: u8,
+    },
+    /// Goes on with the program on another thread, which begins when it is first named.
+    Thread {
+        /// The thread, from 0. Its per-thread default stream is stream `1 + 2 * thread`.
+        thread: u8,
+    },
+    /// Resets the device's context. The device's program ends there.
+    ResetContext,
+    /// Makes every further driver call fail with a sticky error. The device's program ends there.
+    LoseDevice,
 }
 
 impl fmt::Display for Op {
@@ -144,6 +214,18 @@ impl fmt::Display for Op {
             Self::FailCall { kind, nth, code } => {
                 write!(f, "driver call {kind} {nth} of the next operation fails with {code}")
             }
+            Self::BeginCapture { stream, mode } => write!(f, "stream {stream} begins a capture ({mode:?})"),
+            Self::EndCapture { stream } => write!(f, "stream {stream} ends its capture"),
+            Self::OpenScope { scope, stream } => write!(f, "open scope {scope} for stream {stream}"),
+            Self::CloseScope { stream } => write!(f, "close the scope of stream {stream}"),
+            Self::DropScope { scope } => write!(f, "drop scope {scope}"),
+            Self::Misuse { block, stream, mistake } => {
+                write!(f, "give block {block} back on stream {stream} with a mistake: {mistake:?}")
+            }
+            Self::Device { device } => write!(f, "go on with device {device}"),
+            Self::Thread { thread } => write!(f, "go on with thread {thread}"),
+            Self::ResetContext => f.write_str("reset the context"),
+            Self::LoseDevice => f.write_str("lose the device"),
         }
     }
 }

@@ -1,8 +1,7 @@
 //! Runs one program, generated or given.
 
 use super::execute;
-use super::execution::Execution;
-use super::generate::Generator;
+use super::source::Source;
 use super::{Build, Config, Failure, Op, Summary};
 
 /// Generates the program of a seed and runs it on a fresh device.
@@ -10,11 +9,11 @@ use super::{Build, Config, Failure, Op, Summary};
 /// # Errors
 /// The first rule that was broken, with the operations up to it; see [`shrink`](super::shrink).
 pub fn run(seed: u64, config: &Config, build: &Build<'_>) -> Result<Summary, Box<Failure>> {
-    let mut generator = Generator::new(seed, config);
-    execute::guarded(seed, config, build, |execution: &mut Execution<'_>| {
+    let mut source = Source::new(seed, config);
+    execute::guarded(seed, config, build, |session| {
         for _ in 0..config.operations {
-            let op = generator.next(execution);
-            execution.step(op)?;
+            let op = source.next(session)?;
+            session.step(op)?;
         }
         Ok(())
     })
@@ -31,7 +30,7 @@ pub fn replay(
     config: &Config,
     build: &Build<'_>,
 ) -> Result<Summary, Box<Failure>> {
-    execute::guarded(schedule, config, build, |execution: &mut Execution<'_>| {
-        operations.iter().try_for_each(|&op| execution.step(op))
+    execute::guarded(schedule, config, build, |session| {
+        operations.iter().try_for_each(|&op| session.step(op))
     })
 }

@@ -150,13 +150,23 @@ fn with_stream(mut op: Op, mut change: impl FnMut(Stream) -> Stream) -> Op {
         | Op::Record { stream, .. }
         | Op::Wait { stream, .. }
         | Op::SyncStream { stream }
-        | Op::DestroyStream { stream } => *stream = change(*stream),
+        | Op::DestroyStream { stream }
+        | Op::BeginCapture { stream, .. }
+        | Op::EndCapture { stream }
+        | Op::OpenScope { stream, .. }
+        | Op::CloseScope { stream }
+        | Op::Misuse { stream, .. } => *stream = change(*stream),
         Op::QueryEvent { .. }
         | Op::SyncEvent { .. }
         | Op::SyncDevice
         | Op::Trim { .. }
         | Op::PassTime { .. }
-        | Op::FailCall { .. } => {}
+        | Op::FailCall { .. }
+        | Op::DropScope { .. }
+        | Op::Device { .. }
+        | Op::Thread { .. }
+        | Op::ResetContext
+        | Op::LoseDevice => {}
     }
     op
 }

@@ -22,6 +22,22 @@ pub struct Summary {
     pub streams_destroyed: u64,
     /// Operations on the resource with a failing driver call.
     pub faults: u64,
+    /// Captures that were ended.
+    pub captures: u64,
+    /// Streams that were opened in a scope for captured graphs.
+    pub scopes: u64,
+    /// Blocks that were given back in a wrong way.
+    pub misuses: u64,
+    /// Programs that a reset of the context ended.
+    pub resets: u64,
+    /// Programs that a sticky error ended.
+    pub losses: u64,
+    /// Operations on a device that is not the first.
+    pub on_other_devices: u64,
+    /// Operations on a thread that is not the first.
+    pub on_other_threads: u64,
+    /// Calls that [guests](crate::guest) made in the middle of others.
+    pub guest_calls: u64,
 }
 
 impl AddAssign for Summary {
@@ -34,6 +50,14 @@ impl AddAssign for Summary {
         self.cross_stream_frees += other.cross_stream_frees;
         self.streams_destroyed += other.streams_destroyed;
         self.faults += other.faults;
+        self.captures += other.captures;
+        self.scopes += other.scopes;
+        self.misuses += other.misuses;
+        self.resets += other.resets;
+        self.losses += other.losses;
+        self.on_other_devices += other.on_other_devices;
+        self.on_other_threads += other.on_other_threads;
+        self.guest_calls += other.guest_calls;
     }
 }
 
@@ -46,6 +70,17 @@ impl fmt::Display for Summary {
             "{out_of_memory} times out of memory, {} frees on another stream, ",
             self.cross_stream_frees
         )?;
-        write!(f, "{} streams destroyed, {} faults", self.streams_destroyed, self.faults)
+        write!(f, "{} streams destroyed, {} faults", self.streams_destroyed, self.faults)?;
+        let special = [
+            (self.captures, "captures"),
+            (self.scopes, "openings of scopes"),
+            (self.misuses, "mistakes"),
+            (self.resets, "resets"),
+            (self.losses, "lost devices"),
+            (self.on_other_devices, "operations on other devices"),
+            (self.on_other_threads, "operations on other threads"),
+            (self.guest_calls, "calls of guests"),
+        ];
+        special.iter().filter(|(count, _)| *count > 0).try_for_each(|(count, of)| write!(f, ", {count} {of}"))
     }
 }

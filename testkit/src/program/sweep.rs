@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use millpond_core::environment;
+use millpond_core::{AnyResource, DriverHandle, Result as Built, environment};
 use parking_lot::Mutex;
 
 use super::{Build, Config, Failure, Summary, run, shrink};
@@ -38,6 +38,15 @@ impl Sweep {
     }
 }
 
+/// The programs of one seed: their shape, and the resource that they run over.
+#[derive(Debug)]
+pub struct Case<B> {
+    /// The shape.
+    pub config: Config,
+    /// Builds the resource on a device.
+    pub build: B,
+}
+
 /// Runs programs until all seeds are run, enough operations are done, or one fails.
 ///
 /// The same seeds are run on every machine, as far as `seeds` and `operations` decide.
@@ -45,6 +54,17 @@ impl Sweep {
 /// # Errors
 /// The failure with the lowest seed among those found, [shrunk](shrink).
 pub fn sweep(sweep: &Sweep, config: &Config, build: &Build<'_>) -> Result<Summary, Box<Failure>> {
+    sweep_cases(sweep, &|_| Some(Case { config: config.clone(), build }))
+}
+
+/// Does the same with another resource and shape for each seed; `None` skips the seed.
+///
+/// # Errors
+/// As for [`sweep`].
+pub fn sweep_cases<B: Fn(&DriverHandle) -> Built<AnyResource> + Sync>(
+    sweep: &Sweep,
+    case: &(dyn Fn(u64) -> Option<Case<B>> + Sync),
+) -> Result<Summary, Box<Failure>> {
     let next = AtomicU64::new(sweep.seeds.start);
     let operations = AtomicU64::new(0);
     let stop = AtomicBool::new(false);
@@ -57,7 +77,8 @@ pub fn sweep(sweep: &Sweep, config: &Config, build: &Build<'_>) -> Result<Summar
             if seed >= sweep.seeds.end {
                 break;
             }
-            match run(seed, config, build) {
+            let Some(Case { config, build }) = case(seed) else { continue };
+            match run(seed, &config, &build) {
                 Ok(summary) => {
                     operations.fetch_add(summary.operations, Ordering::Relaxed);
                     mine += summary;
@@ -78,8 +99,11 @@ pub fn sweep(sweep: &Sweep, config: &Config, build: &Build<'_>) -> Result<Summar
             scope.spawn(worker);
         }
     });
-    match failed.into_inner() {
-        Some(failure) => Err(Box::new(shrink(*failure, config, build))),
-        None => Ok(total.into_inner()),
+    match (failed.lock().take(), total) {
+        (Some(failure), _) => match case(failure.seed) {
+            Some(Case { config, build }) => Err(Box::new(shrink(*failure, &config, &build))),
+            None => Err(failure),
+        },
+        (None, total) => Ok(total.into_inner()),
     }
 }

@@ -1,0 +1,364 @@
+//! A layer that keeps freed blocks for the next request of their size, and makes a chosen mistake.
+
+use std::fmt;
+use std::sync::Arc;
+
+use millpond_core::driver::{
+    CaptureModeGuard, DriverResult, Event, EventFlags, PhysicalHandle, PhysicalProps,
+};
+use millpond_core::driver::{Driver, DriverHandle, StreamFlags};
+use millpond_core::{
+    Accessibility, AnyResource, DeviceMemoryResource, DevicePtr, Error, Layout, MemoryInfo,
+    ResourceStatistics, Result, StreamId, StreamRef, Traits, downcast,
+};
+use parking_lot::Mutex;
+
+/// The most blocks that the layer keeps.
+const MOST_KEPT: usize = 4;
+
+/// One free of so many is lost by [`WrongLayer::LosesFree`].
+const LOSES_ONE_OF: u64 = 7;
+
+/// A mistake of a layer at the edge of what a stack does: captures, callbacks, own work, resets, errors.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum WrongLayer {
+    /// What is freed on a capturing stream counts as ordered, whatever used it before the capture.
+    TrustsCaptures,
+    /// The layer fills blocks, on the stream of the request, and does not say so to what is above.
+    HidesWork,
+    /// A lock is held while upstream is called.
+    HoldsLock,
+    /// Some frees reach nobody.
+    LosesFree,
+    /// After a reset of the context, physical memory, which outlives it, is not given back.
+    KeepsAtReset,
+    /// A stream's event is recorded at its first free only, and lets later frees pass too early.
+    FreesEarlyEpoch,
+    /// The driver is asked about an event in the middle of a request, which ends captures.
+    EndsCaptures,
+    /// Every error is called out of memory.
+    BlursErrors,
+    /// A lost device is asked to wait when the layer is dropped.
+    WaitsWhenLost,
+    /// A free that upstream refuses is passed on twice.
+    FreesAgain,
+}
+
+impl WrongLayer {
+    /// Every mistake, with the name of its layer.
+    pub const ALL: &'static [(&'static str, Self)] = &[
+        ("trusts_captures", Self::TrustsCaptures),
+        ("hides_work", Self::HidesWork),
+        ("holds_lock", Self::HoldsLock),
+        ("loses_free", Self::LosesFree),
+        ("keeps_at_reset", Self::KeepsAtReset),
+        ("frees_early_epoch", Self::FreesEarlyEpoch),
+        ("ends_captures", Self::EndsCaptures),
+        ("blurs_errors", Self::BlursErrors),
+        ("waits_when_lost", Self::WaitsWhenLost),
+        ("frees_again", Self::FreesAgain),
+    ];
+
+    /// The name of the layer that makes this mistake.
+    pub fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(_, wrong)| *wrong == self).map_or("canary", |(name, _)| name)
+    }
+}
+
+/// A layer that makes one [mistake](WrongLayer), or none.
+#[derive(Debug)]
+pub struct CanaryLayer {
+    upstream: AnyResource,
+    wrong: Option<WrongLayer>,
+    state: Mutex<State>,
+    /// Held across calls of upstream by one mistake.
+    across: Mutex<()>,
+    outliving: Option<PhysicalHandle>,
+}
+
+#[derive(Default, Debug)]
+struct State {
+    kept: Vec<Kept>,
+    aside: Option<StreamRef>,
+    /// The events of the early epoch, by stream.
+    early: Vec<(StreamId, Event)>,
+    frees: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Kept {
+    ptr: DevicePtr,
+    layout: Layout,
+    /// Not the [`StreamRef`]: that of a per-thread stream is another stream on another thread.
+    stream: StreamId,
+    /// Recorded at the free; `None` if the block counts as ordered for any stream.
+    event: Option<Event>,
+}
+
+impl CanaryLayer {
+    /// Builds the layer as a handle. `wrong` is the mistake that it makes.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn build(upstream: AnyResource, wrong: Option<WrongLayer>) -> Result<AnyResource> {
+        let outliving = match wrong {
+            Some(WrongLayer::KeepsAtReset) => {
+                let driver = upstream.driver();
+                let bytes = driver.mem_get_allocation_granularity()?;
+                Some(driver.mem_create(bytes, PhysicalProps::default())?)
+            }
+            _ => None,
+        };
+        Ok(Arc::new(Self { upstream, wrong, state: Mutex::default(), across: Mutex::default(), outliving }))
+    }
+
+    fn is(&self, wrong: WrongLayer) -> bool {
+        self.wrong == Some(wrong)
+    }
+
+    fn driver(&self) -> &dyn Driver {
+        &**self.upstream.driver()
+    }
+
+    fn is_capturing(&self, stream: StreamRef) -> bool {
+        self.driver().stream_is_capturing(stream).unwrap_or(true)
+    }
+
+    /// A kept block for the request, after its free.
+    fn take(&self, layout: Layout, stream: StreamRef) -> Option<DevicePtr> {
+        if layout.bytes() == 0 || self.driver().health().is_lost() {
+            return None;
+        }
+        let is_captured = self.is_capturing(stream);
+        let kept = {
+            let mut state = self.state.lock();
+            let fits = |kept: &Kept| kept.layout == layout && !(is_captured && kept.event.is_some());
+            let at = state.kept.iter().position(fits)?;
+            state.kept.swap_remove(at)
+        };
+        match self.order(kept, stream) {
+            Ok(()) => Some(kept.ptr),
+            Err(error) => {
+                self.driver().health().note(&error);
+                self.state.lock().kept.push(kept);
+                None
+            }
+        }
+    }
+
+    /// Orders the stream after the free of a block, and ends its event.
+    fn order(&self, kept: Kept, stream: StreamRef) -> DriverResult<()> {
+        let Some(event) = kept.event else { return Ok(()) };
+        if kept.stream != stream.id() {
+            self.driver().stream_wait_event(stream, event)?;
+        }
+        let shared = self.state.lock().early.iter().any(|(_, early)| *early == event);
+        if shared {
+            return Ok(());
+        }
+        // SAFETY: the event is the block's own, and nothing names it any more.
+        unsafe { self.driver().event_destroy(event) }
+    }
+
+    /// Keeps a block, if that is possible.
+    fn keep(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) -> bool {
+        // What hides work keeps nothing, so that it may call itself unordered.
+        let is_unwanted = ptr.is_null() || self.is(WrongLayer::HidesWork);
+        if is_unwanted || self.driver().health().is_lost() || self.state.lock().kept.len() >= MOST_KEPT {
+            return false;
+        }
+        let event = match (self.is_capturing(stream), self.is(WrongLayer::TrustsCaptures)) {
+            (true, true) => None,
+            (true, false) => return false,
+            (false, _) => match self.record(stream) {
+                Ok(event) => Some(event),
+                Err(error) => {
+                    self.driver().health().note(&error);
+                    return false;
+                }
+            },
+        };
+        self.state.lock().kept.push(Kept { ptr, layout, stream: stream.id(), event });
+        true
+    }
+
+    fn record(&self, stream: StreamRef) -> DriverResult<Event> {
+        let is_early = self.is(WrongLayer::FreesEarlyEpoch);
+        let id = stream.id();
+        let early = self.state.lock().early.iter().find(|(of, _)| *of == id).map(|(_, event)| *event);
+        if let Some(event) = early {
+            return Ok(event);
+        }
+        let event = self.driver().event_create(EventFlags::default())?;
+        if let Err(error) = self.driver().event_record(event, stream) {
+            // SAFETY: the event was just created, and nothing else names it.
+            unsafe { self.driver().event_destroy(event)? };
+            return Err(error);
+        }
+        if is_early {
+            self.state.lock().early.push((id, event));
+        }
+        Ok(event)
+    }
+
+    fn aside(&self) -> DriverResult<StreamRef> {
+        let mut state = self.state.lock();
+        match state.aside {
+            Some(stream) => Ok(stream),
+            None => Ok(*state.aside.insert(self.driver().stream_create(StreamFlags::NON_BLOCKING)?)),
+        }
+    }
+
+    /// Gives all kept blocks back; returns whether there was one.
+    fn flush(&self) -> bool {
+        let _captures = CaptureModeGuard::relaxed(self.driver());
+        let Ok(aside) = self.aside() else { return false };
+        let mut any = false;
+        while let Some(kept) = { self.state.lock().kept.pop() } {
+            if let Err(error) = self.order(kept, aside) {
+                self.driver().health().note(&error);
+                self.state.lock().kept.push(kept);
+                break;
+            }
+            // SAFETY: the block came from upstream with this layout, its owner gave it back, and the stream
+            // comes after that.
+            unsafe { self.upstream.deallocate(kept.ptr, kept.layout, aside) };
+            any = true;
+        }
+        any
+    }
+
+    /// Calls upstream for a new block.
+    fn request(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        let _across = self.is(WrongLayer::HoldsLock).then(|| self.across.lock());
+        let ptr = self.upstream.allocate(layout, stream)?;
+        if self.is(WrongLayer::HidesWork) && layout.bytes() > 0 && self.upstream.accessibility().device {
+            // SAFETY: the block was just allocated for this stream, with this size.
+            let filled = unsafe { self.driver().memset_d8_async(ptr, 0, layout.bytes(), stream) };
+            filled.unwrap_or_else(|error| self.driver().health().note(&error));
+        }
+        Ok(ptr)
+    }
+}
+
+// SAFETY: blocks are upstream's. A kept one goes to a stream that waits for its free; what a mistake breaks
+// is what the tests look for.
+#[deny(clippy::missing_trait_methods)]
+unsafe impl DeviceMemoryResource for CanaryLayer {
+    fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        if self.is(WrongLayer::EndsCaptures)
+            && let Some(event) = { self.state.lock().kept.iter().find_map(|kept| kept.event) }
+        {
+            let _ = self.driver().event_query(event);
+        }
+        let taken = {
+            let _captures = CaptureModeGuard::relaxed(self.driver());
+            self.take(layout, stream)
+        };
+        if let Some(ptr) = taken {
+            return Ok(ptr);
+        }
+        let served = match self.request(layout, stream) {
+            Err(error) if error.is_out_of_memory() && self.flush() => self.request(layout, stream),
+            served => served,
+        };
+        match served {
+            Err(_) if self.is(WrongLayer::BlursErrors) => Err(Error::out_of_memory(layout, stream)),
+            served => served,
+        }
+        .map_err(|error| error.in_stack(self))
+    }
+
+    unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+        let frees = {
+            let mut state = self.state.lock();
+            state.frees += 1;
+            state.frees
+        };
+        if self.is(WrongLayer::LosesFree) && frees.is_multiple_of(LOSES_ONE_OF) {
+            return;
+        }
+        let is_kept = {
+            let _captures = CaptureModeGuard::relaxed(self.driver());
+            self.keep(ptr, layout, stream)
+        };
+        if is_kept {
+            return;
+        }
+        let _across = self.is(WrongLayer::HoldsLock).then(|| self.across.lock());
+        let times = if self.is(WrongLayer::FreesAgain) && frees.is_multiple_of(LOSES_ONE_OF) { 2 } else { 1 };
+        for _ in 0..times {
+            // SAFETY: the caller's promises hold for upstream, where the block came from; the second call is
+            // a mistake on purpose.
+            unsafe { self.upstream.deallocate(ptr, layout, stream) }
+        }
+    }
+
+    fn driver(&self) -> &DriverHandle {
+        self.upstream.driver()
+    }
+
+    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
+        Some(&self.upstream)
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        self.upstream.memory_info()
+    }
+
+    fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
+        downcast::<Self>(other).is_some_and(|other| std::ptr::eq(self, other))
+    }
+
+    fn is_stream_ordered(&self) -> bool {
+        !self.is(WrongLayer::HidesWork) || self.upstream.is_stream_ordered()
+    }
+
+    fn accessibility(&self) -> Accessibility {
+        self.upstream.accessibility()
+    }
+
+    fn statistics(&self) -> Option<ResourceStatistics> {
+        self.upstream.statistics()
+    }
+
+    fn trim(&self, keep_bytes: u64) -> Result<u64> {
+        self.flush();
+        self.upstream.trim(keep_bytes)
+    }
+
+    fn provide(&self, _traits: &mut Traits) {}
+}
+
+impl Drop for CanaryLayer {
+    fn drop(&mut self) {
+        let driver = DriverHandle::clone(self.upstream.driver());
+        if let Some(handle) = self.outliving.take().filter(|_| !driver.health().is_lost()) {
+            // SAFETY: the handle is the layer's own, and mapped nowhere.
+            let _ = unsafe { driver.mem_release(handle) };
+        }
+        if self.is(WrongLayer::WaitsWhenLost) {
+            let _ = driver.synchronize_beside_captures();
+        }
+        if driver.health().is_lost() {
+            return;
+        }
+        self.flush();
+        let State { aside, early, .. } = std::mem::take(self.state.get_mut());
+        for (_, event) in early {
+            // SAFETY: nothing names the event any more.
+            let _ = unsafe { driver.event_destroy(event) };
+        }
+        if let Some(stream) = aside {
+            // SAFETY: the stream is the layer's own.
+            let _ = unsafe { driver.stream_destroy(stream) };
+        }
+    }
+}
+
+impl fmt::Display for CanaryLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}+{}", self.upstream, self.wrong.map_or("canary", WrongLayer::name))
+    }
+}

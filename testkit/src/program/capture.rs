@@ -1,0 +1,104 @@
+//! The captures of a program: which streams and events belong to one, and what a careful caller does then.
+//!
+//! Work of a capture takes its place in the order as if it ran, on the simulated device as here.
+
+use super::op::{Event, MAX_EVENTS, Stream};
+
+/// The most captures at once.
+const MOST: usize = 3;
+
+#[derive(Clone, Debug)]
+pub(super) struct Capture {
+    id: u32,
+    pub(super) origin: Stream,
+    /// The thread that began it, which ends it.
+    pub(super) thread: u8,
+    /// Its streams; the first is the origin.
+    pub(super) streams: Vec<Stream>,
+}
+
+/// The captures that are under way.
+#[derive(Clone, Default, Debug)]
+pub(super) struct Captures {
+    begun: u32,
+    pub(super) live: Vec<Capture>,
+    /// The capture in which each event was recorded last.
+    events: [Option<u32>; MAX_EVENTS],
+}
+
+/// Streams that wait for the legacy default stream, and it for them.
+const fn is_blocking(stream: Stream) -> bool {
+    stream % 2 == 1
+}
+
+impl Captures {
+    pub(super) fn of(&self, stream: Stream) -> Option<u32> {
+        self.live.iter().find(|capture| capture.streams.contains(&stream)).map(|capture| capture.id)
+    }
+
+    /// The streams of the capture that a stream belongs to.
+    pub(super) fn streams_with(&self, stream: Stream) -> &[Stream] {
+        let capture = self.live.iter().find(|capture| capture.streams.contains(&stream));
+        capture.map_or(&[], |capture| &capture.streams)
+    }
+
+    pub(super) fn is_capturing(&self, stream: Stream) -> bool {
+        !self.live.is_empty() && self.of(stream).is_some()
+    }
+
+    /// Whether work on the stream ends a capture: on the legacy default stream, while a blocking one
+    /// captures.
+    pub(super) fn forbids(&self, stream: Stream) -> bool {
+        let mut streams = self.live.iter().flat_map(|capture| &capture.streams);
+        stream == 0 && streams.any(|stream| is_blocking(*stream))
+    }
+
+    pub(super) fn can_begin(&self, stream: Stream) -> bool {
+        stream > 0 && self.live.len() < MOST && self.of(stream).is_none()
+    }
+
+    pub(super) fn can_end(&self, stream: Stream, thread: u8) -> bool {
+        self.live.iter().any(|capture| capture.origin == stream && capture.thread == thread)
+    }
+
+    /// Whether the stream may wait for the event, which may make it a part of the event's capture.
+    /// A stream that is a thread's own joins only captures of its thread, which ends them.
+    pub(super) fn can_wait(&self, stream: Stream, owner: Option<u8>, event: Event) -> bool {
+        let recorded = self.events[usize::from(event)];
+        let is_its = |thread| owner.is_none_or(|owner| owner == thread);
+        let lives = |id| self.live.iter().any(|capture| capture.id == id && is_its(capture.thread));
+        match (self.of(stream), recorded) {
+            (own, recorded) if own == recorded => true,
+            (None, Some(id)) => stream > 0 && lives(id),
+            _ => false,
+        }
+    }
+
+    /// Whether the host may ask about the event.
+    pub(super) fn can_ask(&self, event: Event) -> bool {
+        self.events[usize::from(event)].is_none()
+    }
+
+    pub(super) fn note_record(&mut self, event: Event, stream: Stream) {
+        self.events[usize::from(event)] = self.of(stream);
+    }
+
+    pub(super) fn note_wait(&mut self, stream: Stream, event: Event) {
+        let recorded = self.events[usize::from(event)];
+        if self.of(stream).is_none()
+            && let Some(capture) = self.live.iter_mut().find(|capture| Some(capture.id) == recorded)
+        {
+            capture.streams.push(stream);
+        }
+    }
+
+    pub(super) fn note_begin(&mut self, origin: Stream, thread: u8) {
+        self.begun += 1;
+        self.live.push(Capture { id: self.begun, origin, thread, streams: vec![origin] });
+    }
+
+    /// Forgets the capture that began on a stream.
+    pub(super) fn note_end(&mut self, origin: Stream) {
+        self.live.retain(|capture| capture.origin != origin);
+    }
+}

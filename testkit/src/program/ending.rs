@@ -1,0 +1,88 @@
+//! What ends a device's program early: a reset of its context, or a sticky error.
+
+use millpond_core::{DeviceMemoryResource, Driver, DriverError, Layout, StreamRef};
+use millpond_driver::sim::FaultPlan;
+
+use super::FailureKind;
+use super::broken::{Broken, Checks};
+use super::execution::{Ending, Execution};
+
+/// A request that the device is asked for in vain.
+const SMALL: u64 = 1000;
+
+impl Execution {
+    pub(super) fn reset_context(&mut self) -> Checks {
+        self.leave();
+        self.device.reset_context();
+        self.summary.resets += 1;
+        self.ending = Some(Ending::Reset);
+        self.notice();
+        Ok(())
+    }
+
+    pub(super) fn lose_device(&mut self) -> Checks {
+        self.leave();
+        self.device.set_faults(FaultPlan::nth_call(0, DriverError::ILLEGAL_ADDRESS).persistent());
+        self.summary.losses += 1;
+        self.notice();
+        let is_noticed = self.device.health().is_lost();
+        self.ending = Some(if is_noticed { Ending::Lost } else { Ending::Unnoticed });
+        Ok(())
+    }
+
+    /// Makes calls that ask the driver: a request that a cache serves does not, and notices nothing.
+    fn notice(&self) {
+        drop(self.resource.trim(0));
+        let largest = Layout::new(self.config.largest_bytes);
+        if let Ok(ptr) = self.resource.inner().allocate(largest, StreamRef::LEGACY) {
+            // SAFETY: the block came from this resource with this layout, and nothing used it.
+            unsafe { self.resource.inner().deallocate(ptr, largest, StreamRef::LEGACY) };
+        }
+    }
+
+    fn leave(&self) {
+        if let Some(guest) = &self.guest {
+            guest.leave();
+        }
+    }
+
+    /// Every call fails, and says why.
+    fn must_say_so(&self, what: &str) -> Checks {
+        let broken = |text: String| Err(Broken::new(FailureKind::Outlived, format!("{what}, and {text}")));
+        match self.resource.inner().allocate(Layout::new(SMALL), StreamRef::LEGACY) {
+            Ok(ptr) => return broken(format!("{ptr} is handed out")),
+            Err(error) if !error.is_sticky() => return broken(format!("a request says: {error}")),
+            Err(_) => {}
+        }
+        match self.resource.trim(0) {
+            Err(error) if !error.is_sticky() => return broken(format!("trimming says: {error}")),
+            _ => {}
+        }
+        let _ = self.resource.statistics();
+        drop(self.resource.memory_info());
+        drop(self.resource.to_string());
+        Ok(())
+    }
+
+    /// Gives back all that is left after an early end, past the checks: to the device, it is gone.
+    pub(super) fn finish_early(&mut self) -> Checks {
+        self.scopes.clear();
+        let kept = self.guest.take().map(|guest| guest.take_kept()).unwrap_or_default();
+        let own = self.blocks.drain().map(|(_, live)| (live.ptr, live.layout));
+        let resource = self.resource.inner();
+        for (ptr, layout) in own.chain(kept) {
+            // SAFETY: the block came from this resource with this layout and is given back once; no work is
+            // left on the device.
+            unsafe { resource.deallocate(ptr, layout, StreamRef::LEGACY) };
+        }
+        self.live.clear();
+        // With blocks in use, a limit may refuse a request before anything asks the driver.
+        match self.ending {
+            Some(Ending::Reset) if self.device.health().is_lost() => {
+                self.must_say_so("the context was reset")
+            }
+            Some(Ending::Lost) => self.must_say_so("the device is lost"),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! What is known about a stack from the names of its layers.
+
+use millpond_core::stack::LayerSpec;
+
+use crate::conformance::Refusals;
+use crate::program::StatisticsCheck;
+
+/// Layers that pass each request and each free on, one for one.
+const PASSING: [&str; 9] = [
+    "statistics",
+    "limiting",
+    "logging",
+    "retry",
+    "thread_safe",
+    "prefetch",
+    "failure_callback",
+    "capture_scopes",
+    "plan",
+];
+
+/// Layers that know all of their blocks, and count them.
+const COUNTING: [&str; 3] = ["pool", "arena", "fixed_size"];
+
+/// Layers that know all of their blocks.
+const KNOWING: [&str; 5] = ["pool", "arena", "fixed_size", "tracking", "cuda_async"];
+
+/// The outermost layer that does not pass all on.
+fn deciding(layers: &[LayerSpec], passing: &[&str]) -> Option<String> {
+    let mut outermost = layers.iter().rev().map(|layer| layer.name.clone());
+    outermost.find(|name| !passing.contains(&name.as_str()))
+}
+
+/// How much of the statistics is right.
+pub(super) fn statistics(layers: &[LayerSpec]) -> StatisticsCheck {
+    let passing: Vec<&str> = PASSING.into_iter().filter(|name| *name != "plan").chain(["tracking"]).collect();
+    match deciding(layers, &passing) {
+        Some(name) if COUNTING.contains(&name.as_str()) => StatisticsCheck::Counts,
+        _ => StatisticsCheck::None,
+    }
+}
+
+/// The mistakes that the stack must refuse.
+pub(super) fn refusals(layers: &[LayerSpec]) -> Refusals {
+    match deciding(layers, &PASSING) {
+        Some(name) if KNOWING.contains(&name.as_str()) => Refusals::ALL,
+        _ => Refusals::default(),
+    }
+}
+
+/// The largest request in bytes that is worth a try.
+pub(super) fn largest_bytes(layers: &[LayerSpec]) -> u64 {
+    let of = |layer: &LayerSpec| match layer.param("block_size").and_then(|value| value.as_text()) {
+        Some("64KiB") => 64 << 10,
+        Some("4MiB") => 4 << 20,
+        _ => 1 << 20,
+    };
+    layers.iter().filter(|layer| layer.name == "fixed_size").map(of).min().unwrap_or(u64::MAX)
+}
+
+/// Whether a request that is refused is refused again after a trim, with nothing else in between. Not if
+/// another stack stands beside this one, and may have what it does not need.
+pub(super) fn is_out_of_memory_for_good(layers: &[LayerSpec]) -> bool {
+    let has_other = layers.iter().any(|layer| layer.to_string().contains('('));
+    !has_other && !named(layers, "failure_callback")
+}
+
+/// Whether a layer has this name.
+pub(super) fn named(layers: &[LayerSpec], name: &str) -> bool {
+    layers.iter().any(|layer| layer.name == name)
+}

@@ -1,0 +1,141 @@
+//! Random stacks of any layers, with random options, for programs and races over them.
+//!
+//! [`Stacks`] draws the text of a stack from a seed, says which checks hold for it, and builds it with a
+//! [watched](crate::watch) layer over each of its layers. Of a layer that takes another stack in parentheses,
+//! that one is drawn from a few simple ones.
+
+mod knows;
+mod options;
+
+use millpond_core::driver::DriverHandle;
+use millpond_core::stack::{LayerKind, LayerTable, StackSpec};
+use millpond_core::{AnyResource, Result};
+
+use crate::Rng;
+use crate::program::{Config, NewScope, StatisticsCheck};
+use crate::watch::Watched;
+
+/// The layers from which stacks are drawn.
+#[derive(Clone, Debug)]
+pub struct Stacks {
+    table: LayerTable,
+    bases: Vec<&'static str>,
+    layers: Vec<&'static str>,
+    /// The layer that is in every stack.
+    always: Option<&'static str>,
+}
+
+impl Stacks {
+    /// Draws stacks of three to six of the table's layers.
+    pub fn new(table: LayerTable) -> Self {
+        let names = |base: bool| {
+            let entries = table.entries().iter();
+            let entries = entries.filter(move |entry| matches!(entry.kind, LayerKind::Base(_)) == base);
+            entries.map(|entry| entry.name).collect::<Vec<_>>()
+        };
+        Self { bases: names(true), layers: names(false), always: None, table }
+    }
+
+    /// Puts this layer of the table into every stack.
+    #[must_use]
+    pub fn always(mut self, layer: &'static str) -> Self {
+        self.layers.retain(|known| *known != layer);
+        self.always = Some(layer);
+        self
+    }
+
+    /// The table.
+    pub fn table(&self) -> &LayerTable {
+        &self.table
+    }
+
+    /// The stack of a seed.
+    ///
+    /// # Errors
+    /// Those of the text of an option.
+    pub fn draw(&self, seed: u64) -> Result<StackSpec> {
+        let mut rng = Rng::new(seed ^ 0x7374_6163_6b73);
+        let base = match rng.percent(40) {
+            true if self.bases.contains(&"cuda") => "cuda",
+            _ => rng.pick(&self.bases).copied().unwrap_or("cuda"),
+        };
+        let mut names = vec![base];
+        let layers = rng.between(2, 5);
+        while names.len() as u64 <= layers {
+            let likely = ["pool", "capture_scopes", "failure_callback"];
+            let name = match rng.percent(35) {
+                true => rng.pick(&likely).copied().filter(|name| self.layers.contains(name)),
+                false => None,
+            };
+            names.extend(name.or_else(|| rng.pick(&self.layers).copied()));
+        }
+        // Prefetching does something only where the host reaches the memory.
+        let is_of_host = ["managed", "system", "cuda_async_managed", "sam_headroom"].contains(&base);
+        if is_of_host && self.layers.contains(&"prefetch") && rng.percent(40) {
+            let at = rng.between(1, names.len() as u64 - 1) as usize;
+            names[at] = "prefetch";
+        }
+        if let Some(always) = self.always {
+            let at = rng.between(1, names.len() as u64) as usize;
+            names.insert(at, always);
+        }
+        let texts = names.iter().map(|name| options::text(name, &mut rng));
+        let text = texts.collect::<Vec<_>>().join("+");
+        // Memory of the host alone goes back at once, whatever work there is, as none can use it.
+        if base == "host" { text.replace("(cuda_async)", "(host)") } else { text }.parse()
+    }
+
+    /// Builds a stack, with a watched layer over each of its layers. Plain memory of the device has none, as
+    /// some layers look for it.
+    ///
+    /// # Errors
+    /// Those of building.
+    pub fn build(&self, stack: &StackSpec, driver: &DriverHandle) -> Result<AnyResource> {
+        let mut built: Option<AnyResource> = None;
+        for layer in stack.layers() {
+            let alone = StackSpec::new(vec![layer.clone()])?;
+            let resource = match built.take() {
+                None => alone.build(&self.table, driver)?,
+                Some(upstream) => alone.build_on(upstream, &self.table)?,
+            };
+            let name = self.table.get(&layer.name)?.name;
+            built = Some(match name {
+                "cuda" => resource,
+                _ => Watched::new(name, resource).into_any(),
+            });
+        }
+        built.map_or_else(|| stack.build(&self.table, driver), Ok)
+    }
+
+    /// The shape of the program of a seed over a stack, and the checks that hold for it.
+    pub fn config(&self, seed: u64, stack: &StackSpec, new_scope: NewScope) -> Config {
+        let mut rng = Rng::new(seed ^ 0x7368_6170_65);
+        let layers = stack.layers();
+        let usual = Config::new(stack.to_string());
+        let has_scopes = knows::named(layers, "capture_scopes") && rng.percent(70);
+        let endings = rng.percent(25);
+        Config {
+            largest_bytes: usual.largest_bytes.min(knows::largest_bytes(layers)),
+            largest_alignment: 64 << 10,
+            streams: if rng.percent(20) { 24 } else { usual.streams },
+            faults: !endings && rng.percent(20),
+            statistics: if has_scopes { StatisticsCheck::None } else { knows::statistics(layers) },
+            verify_out_of_memory: knows::is_out_of_memory_for_good(layers),
+            reports: true,
+            captures: rng.percent(50),
+            quiet_captures: rng.percent(40),
+            new_scope: has_scopes.then_some(new_scope),
+            refuses: knows::refusals(layers),
+            guests: rng.percent(50),
+            devices: if rng.percent(20) { 2 } else { 1 },
+            threads: if rng.percent(25) { 3 } else { 1 },
+            endings,
+            ..usual
+        }
+    }
+}
+
+/// Whether each layer and each of its options is drawn, by name; for a test of the lists.
+pub fn is_drawn(layer: &str, option: Option<&str>) -> bool {
+    options::is_drawn(layer, option)
+}

@@ -1,0 +1,115 @@
+//! The options of the layers in random stacks.
+
+use crate::Rng;
+
+/// A layer's options, each with values to draw from. A value with a text in the first place is required.
+type Options = &'static [(&'static str, &'static [&'static str])];
+
+/// The stacks that take the place of a stack in parentheses.
+const OTHERS: &[&str] = &["(cuda)", "(cuda+pool)", "(managed)", "(cuda_async)", "(cuda+pool+tracking)"];
+
+/// Options that a layer cannot do without.
+const REQUIRED: &[(&str, &str)] =
+    &[("limiting", "limit"), ("fallback", "to"), ("logging", "file"), ("sam_headroom", "headroom")];
+
+/// Options that are in every stack, since the default would not be the same each time.
+const ALWAYS: &[(&str, &str)] = &[("plan", "repeat"), ("plan", "background"), ("retry", "timeout")];
+
+/// Options that no stack has: they name files of other runs, or a program's own writer.
+const NEVER: &[(&str, &str)] =
+    &[("plan", "file"), ("plan", "time"), ("logging", "to"), ("arena", "dump_log_on_failure")];
+
+const DRAWN: &[(&str, Options)] = &[
+    ("cuda", &[]),
+    ("managed", &[]),
+    ("pinned_host", &[]),
+    ("host", &[]),
+    ("system", &[]),
+    ("sam_headroom", &[("headroom", &["4MiB", "1MiB"])]),
+    (
+        "cuda_async",
+        &[
+            ("initial", &["10%", "2MiB"]),
+            ("release_threshold", &["0B", "4MiB"]),
+            ("max", &["75%", "24MiB"]),
+            ("reuse", &["own", "follow", "opportunistic", "internal", "follow/internal"]),
+            ("handles", &["none", "fd"]),
+            ("hw_decompress", &["auto", "off"]),
+        ],
+    ),
+    ("cuda_async_view", &[("pool", &["default", "current"])]),
+    ("cuda_async_managed", &[]),
+    (
+        "pool",
+        &[
+            ("initial", &["1MiB", "10%", "0B"]),
+            ("max", &["50%", "75%", "24MiB"]),
+            ("pages", &["auto", "off", "off", "on"]),
+            ("decay", &["off", "100ms", "10s"]),
+            ("peers", &["auto", "none"]),
+            ("share", &["none", "fd"]),
+            ("slack", &["1%", "5%"]),
+            ("reuse", &["own", "ordered", "completed", "waited", "ordered/completed"]),
+        ],
+    ),
+    ("arena", &[("size", &["20%", "4MiB"]), ("max", &["60%", "24MiB"])]),
+    (
+        "fixed_size",
+        &[("block_size", &["64KiB", "1MiB", "4MiB"]), ("blocks", &["4", "16"]), ("preallocate", &["0", "4"])],
+    ),
+    (
+        "binning",
+        &[
+            ("min", &["10", "12"]),
+            ("max", &["16", "18"]),
+            ("bins", &["4KiB/64KiB/1MiB", "none", "64KiB/1MiB(cuda+pool)"]),
+        ],
+    ),
+    ("capture_scopes", &[]),
+    ("plan", &[("repeat", &["4", "8", "16"]), ("background", &["off"]), ("share", &["on", "off"])]),
+    ("aligned", &[("alignment", &["512", "4KiB", "64KiB"]), ("threshold", &["0", "64KiB"])]),
+    ("fallback", &[("to", OTHERS)]),
+    ("limiting", &[("limit", &["50%", "100%", "16MiB"])]),
+    (
+        "logging",
+        &[
+            ("file", &["/dev/null"]),
+            ("columns", &["rmm", "extended"]),
+            ("flush", &["row", "async", "buffered"]),
+        ],
+    ),
+    ("prefetch", &[]),
+    ("retry", &[("timeout", &["1us"])]),
+    ("statistics", &[]),
+    ("thread_safe", &[]),
+    ("tracking", &[("stacks", &["off"])]),
+];
+
+fn options_of(layer: &str) -> Options {
+    DRAWN.iter().find(|(name, _)| *name == layer).map_or(&[], |(_, options)| options)
+}
+
+/// A layer's text, with random options.
+pub(super) fn text(layer: &str, rng: &mut Rng) -> String {
+    let mut text = layer.to_owned();
+    let mut separator = ':';
+    for (option, values) in options_of(layer) {
+        let key = (layer, *option);
+        let is_given = REQUIRED.contains(&key) || ALWAYS.contains(&key) || rng.percent(25);
+        // Bins have their sizes in one way or the other.
+        let is_excluded = layer == "binning" && *option == "bins" && text.contains(':');
+        if is_given && !is_excluded {
+            let value = rng.pick(values).copied().unwrap_or_default();
+            text += &format!("{separator}{option}={value}");
+            separator = ',';
+        }
+    }
+    text
+}
+
+/// Whether the layer is drawn, and its option, or is left out on purpose.
+pub(super) fn is_drawn(layer: &str, option: Option<&str>) -> bool {
+    let known = DRAWN.iter().any(|(name, _)| *name == layer);
+    let has = |option: &str| options_of(layer).iter().any(|(name, _)| *name == option);
+    known && option.is_none_or(|option| has(option) || NEVER.contains(&(layer, option)))
+}
