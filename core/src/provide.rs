@@ -73,8 +73,8 @@ pub fn as_trait<T: ?Sized + 'static>(resource: &dyn DeviceMemoryResource) -> Opt
 /// stack that have a trait are `stack.stack().filter_map(as_trait::<dyn Nameable>)`, outermost first.
 ///
 /// Nothing is found below a `thread_safe` layer over a resource that threads may not share
-/// ([`is_shareable`]): its lock lends nothing. A trait is found as the type that the layer names: `dyn Nameable + Send + Sync` is another type, and
-/// finds nothing.
+/// ([`is_shareable`]): its lock lends nothing. A trait is found as the type that the layer names:
+/// `dyn Nameable + Send + Sync` is another type, and finds nothing.
 ///
 /// ```
 /// use millpond_core::{AnyResource, find_trait};

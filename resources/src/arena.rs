@@ -26,8 +26,8 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
         ("max", "bytes to hold at most (default: what upstream gives); a size, or a percentage"),
         (
             "dump_log_on_failure",
-            "a file to write the state to when memory is out (default: none); `{pid}`, `{rank}` and `{device}` \
-             in it stand for the process, its number in a job, and the device",
+            "a file to write the state to when memory is out (default: none); `{pid}`, `{rank}` and \
+             `{device}` in it stand for the process, its number in a job, and the device",
         ),
     ],
     kind: LayerKind::ReadLayer(|params| {

@@ -236,8 +236,8 @@ impl<R: DeviceMemoryResource> BinningMemoryResource<R> {
         self.bins.iter().map(|bin| (bin.bytes, bin.resource()))
     }
 
-    /// Returns the bins, the smallest first: the largest request that each serves in bytes, and its resource if
-    /// it was [given](BinningLayer::add_bin_with).
+    /// Returns the bins, the smallest first: the largest request that each serves in bytes, and its resource
+    /// if it was [given](BinningLayer::add_bin_with).
     pub fn given(&self) -> impl Iterator<Item = (u64, Option<&AnyResource>)> {
         self.bins.iter().map(|bin| match &bin.source {
             Source::Blocks(_) => (bin.bytes, None),
