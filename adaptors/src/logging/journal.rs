@@ -34,7 +34,6 @@ pub(super) struct Journal {
 
 /// How rows are written.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "there is one for each log, behind an Arc")]
 enum Writing {
     /// The logging thread writes each row, or keeps it.
     Direct(Arc<Lines>),
