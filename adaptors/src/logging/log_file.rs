@@ -253,7 +253,7 @@ mod tests {
         }
         let left: Vec<_> =
             std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
-        assert_eq!(left, [old.clone()]);
+        assert_eq!(left, std::slice::from_ref(&old));
         assert_eq!(std::fs::read_to_string(&old).unwrap(), "rows");
         let file = LogFile::new(new.clone());
         file.write(b"row").unwrap();

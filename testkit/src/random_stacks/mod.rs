@@ -109,7 +109,7 @@ impl Stacks {
 
     /// The shape of the program of a seed over a stack, and the checks that hold for it.
     pub fn config(&self, seed: u64, stack: &StackSpec, new_scope: NewScope) -> Config {
-        let mut rng = Rng::new(seed ^ 0x7368_6170_65);
+        let mut rng = Rng::new(seed ^ 0x0073_6861_7065);
         let layers = stack.layers();
         let usual = Config::new(stack.to_string());
         let has_scopes = knows::named(layers, "capture_scopes") && rng.percent(70);
