@@ -438,8 +438,9 @@ fn a_stream_that_captures_gets_new_memory() {
     }
 }
 
-/// Out of memory, but for a busy block of a donor on which nobody may record: the pool waits for the device.
-/// Just after the wait, work begins on another block, which then comes back. The wait says nothing about it.
+/// Out of memory, but for a busy block of a donor on which no event may be recorded: the pool waits for the
+/// device. Just after the wait, work begins on another block, which then comes back. The wait says nothing
+/// about it.
 #[test]
 fn a_wait_for_the_device_covers_nothing_that_comes_back_after_it() {
     for hooked in [true, false] {

@@ -121,7 +121,8 @@ pub unsafe extern "C" fn millpond_resource_new(
             Some(device) => device.0.clone(),
             None => DeviceSpec::default_device().find()?,
         };
-        // Whoever builds a stack works on the device: with its context, the pools of others give it access.
+        // A program that builds a stack works on the device: with its context, the pools of others give it
+        // access.
         if !driver.device().is_sim() {
             millpond_driver::open(driver.device())?;
         }

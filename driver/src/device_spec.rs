@@ -87,7 +87,8 @@ impl DeviceSpec {
         }
     }
 
-    /// The number of the default device, if there is one yet: a simulated one that nobody named is opened by
+    /// The number of the default device, if there is one yet: a simulated one that no caller named is opened
+    /// by
     /// [`open`](Self::open) alone, as a program that wants a GPU must not get it by accident.
     pub(crate) fn default_id() -> Result<Option<DeviceId>> {
         match Self::default_device() {

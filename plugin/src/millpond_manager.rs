@@ -79,7 +79,7 @@ enum Source {
 struct DeviceHalf {
     driver: DriverHandle,
     source: Source,
-    /// The stack that serves requests. No lock is held while it is used: whoever uses it has a handle, and so
+    /// The stack that serves requests. No lock is held while it is used: each user has a handle, and so
     /// has each block, which goes back to the stack that it came from.
     stack: Mutex<Option<AnyResource>>,
     /// Held while the stack is built: two at a time would reserve memory twice. Says whether the thread that

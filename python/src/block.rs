@@ -352,7 +352,8 @@ impl Block {
 }
 
 impl Drop for Block {
-    /// Whoever ends the block, with the GIL or without: a capsule, a view of the host, a thread that had it.
+    /// The end of the block comes with the GIL or without: a capsule, a view of the host, a thread that had
+    /// it.
     fn drop(&mut self) {
         self.hide();
         gil::released(|| {

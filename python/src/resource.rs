@@ -232,7 +232,7 @@ impl Resource {
             // The call was interrupted, and was served all the same.
             let block = Sendable(block.0);
             self.call(py, |handle| {
-                // SAFETY: the block is new, and nobody has it.
+                // SAFETY: the block is new, and no other code has it.
                 unsafe { (api().deallocate)(handle.raw, block.get(), nbytes, alignment, stream.ptr()) }
             })?;
         }

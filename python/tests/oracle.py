@@ -331,7 +331,7 @@ class Program:
     do_from_dlpack_again = do_from_dlpack
 
     def do_capsule(self):
-        """A capsule that nobody takes."""
+        """A capsule that no consumer takes."""
         self.part().buffer.__dlpack__(stream=self.random.choice([None, -1, 1, 2]))
 
     def do_export(self):

@@ -40,9 +40,8 @@ def test_empty_variables_count_as_unset():
     expected = subprocess.run([sys.executable, "-c", PROGRAM], env=unset, capture_output=True, text=True)
     assert expected.stdout.split() == ["cuda", "100", "millpond-replay", "millpond", "True"], expected.stderr
     for names in (VARIABLES, *([name] for name in VARIABLES)):
-        told = subprocess.run(
-            [sys.executable, "-c", PROGRAM], env=unset | dict.fromkeys(names, ""), capture_output=True, text=True
-        )
+        empty = unset | dict.fromkeys(names, "")
+        told = subprocess.run([sys.executable, "-c", PROGRAM], env=empty, capture_output=True, text=True)
         assert (told.stdout, told.stderr) == (expected.stdout, expected.stderr), names
 
 

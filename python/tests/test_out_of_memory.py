@@ -70,7 +70,8 @@ def test_a_buffer_that_cannot_grow_stays_as_it_is(size):
 def test_a_size_is_no_negative_number_and_no_text():
     resource = millpond.stack("cuda")
     for ask in (lambda it: millpond.DeviceBuffer(size=it), resource.allocate):
-        for wrong, error in [(-1, OverflowError), (-(1 << 70), OverflowError), ("1", TypeError), (1.5, TypeError)]:
+        wrongs = [(-1, OverflowError), (-(1 << 70), OverflowError), ("1", TypeError), (1.5, TypeError)]
+        for wrong, error in wrongs:
             with pytest.raises(error):
                 ask(wrong)
 

@@ -26,7 +26,7 @@ static CHANGES: AtomicU64 = AtomicU64::new(0);
 
 /// Builds the resource that the environment names, or the plain one.
 fn initial(device: DeviceId) -> Result<AnyResource> {
-    // Whoever asks for a default may want no memory of the device.
+    // A program that asks for a default may want no memory of the device.
     let driver = millpond_driver::find(device)?;
     let Some(stack) = StackSpec::from_env()? else { return Ok(plain(driver)) };
     let layers =

@@ -148,7 +148,8 @@ fn a_block_with_work_before_the_capture_that_frees_it_is_handed_on_after_that_wo
     });
 }
 
-/// The driver does not know whether such a stream is alive; whoever closes the scope for it vouches for that.
+/// The driver does not know whether such a stream is alive; the program that closes the scope vouches for
+/// that.
 #[test]
 fn a_stream_from_elsewhere_that_was_open_needs_no_wait_for_the_device() {
     is_handed_on_when_work_is_done("foreign", |rig| {

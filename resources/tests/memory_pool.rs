@@ -1,5 +1,4 @@
-//! Tests the driver's pools as a type: what they are made of, who keeps them, what they share, and what they
-//! say to mistakes.
+//! Tests the driver's pools as a type: who keeps them, what they share, and what they say to mistakes.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -18,8 +17,7 @@ use millpond_resources::memory_pool::{MemoryPool, MemoryPoolOptions, PoolReuse};
 use millpond_testkit::hooked::HookedDriver;
 
 const MIB: u64 = 1 << 20;
-/// What a pool of the simulated device takes at once.
-const CHUNK: u64 = 32 * MIB;
+const CHUNK: u64 = 32 * MIB; // A pool of the simulated device takes this at once.
 
 fn device() -> Arc<SimDevice> {
     SimDevice::new(SimConfig::with_capacity(1 << 30))

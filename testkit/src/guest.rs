@@ -234,7 +234,7 @@ struct Listener {
     heard: AtomicU64,
 }
 
-/// At one event of so many, a guest acts.
+/// At one event of this number, a guest acts.
 const ONE_OF: u64 = 5;
 
 impl Listener {

@@ -57,7 +57,7 @@ use crate::waiting::{Exclusive, Frees};
 pub struct ThreadSafeResourceAdaptor<R> {
     /// Read once: a reference into the upstream could not outlive the lock.
     driver: DriverHandle,
-    /// What the upstream says of itself, read once: whoever asks needs no lock.
+    /// What the upstream says of itself, read once: a caller that asks needs no lock.
     stack: String,
     accessibility: Accessibility,
     is_stream_ordered: bool,

@@ -136,7 +136,7 @@ impl CudaDriver {
         if is_vouched_for || self.streams.get(&stream.handle()).is_some_and(|alive| *alive == stream.id()) {
             return Ok(());
         }
-        let why = "the stream was destroyed, or another library made it and nobody vouched for it";
+        let why = "the stream was destroyed, or another library made it and no caller vouched for it";
         Err(DriverError::new(DriverError::INVALID_HANDLE, "cuStreamGetId").with_detail(why))
     }
 

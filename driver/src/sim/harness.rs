@@ -203,7 +203,7 @@ impl SimDevice {
     /// Until [`end_capture`](Self::end_capture), calls that CUDA refuses beside such a capture are refused
     /// here, and end it if they end it there: see docs/GPU.md. Work that is submitted to the stream takes its
     /// place in the order as if it ran; no graph is kept. Waits that were captured order nothing after the
-    /// capture, and nobody outside of it has to come after what was captured.
+    /// capture, and no work outside of it has to come after what was captured.
     ///
     /// ```
     /// use millpond_core::Driver;

@@ -185,7 +185,7 @@ pub unsafe extern "C" fn cuMemFree_v2(ptr: u64) -> i32 {
     })
 }
 
-/// Memory of a device, or of nobody.
+/// Memory of a device, or of none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuPointerGetAttribute(value: *mut c_void, attribute: u32, ptr: u64) -> i32 {
     let blocks = BLOCKS.lock().unwrap();

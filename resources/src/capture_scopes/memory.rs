@@ -16,7 +16,7 @@ use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 /// The free blocks of a size that a request compares.
 const BLOCKS_COMPARED: usize = 16;
 
-/// The epoch of blocks that nobody owns.
+/// The epoch of blocks that no stream owns.
 const EPOCH: Epoch = 0;
 
 /// The epoch of blocks that were freed in captures: no event covers them.
@@ -135,7 +135,7 @@ impl Memory {
     // --- Requests ---
 
     /// Hands out a free block that the stream's work on this side may use. A capture without a number gets
-    /// only what nobody owns; an ended scope hands out nothing.
+    /// only unowned blocks; an ended scope hands out nothing.
     pub(super) fn take(
         &mut self,
         request: &Request,
@@ -205,8 +205,8 @@ impl Memory {
         Ticket { place: index, epoch: place.tickets }
     }
 
-    /// Ends such a free: the block is the stream's, and after the event anyone's. Without an event nobody
-    /// gets it before a wait for the device.
+    /// Ends such a free: the block is the stream's, and unowned after the event. Without an event it is
+    /// free for no stream before a wait for the device.
     pub(super) fn end_free(&mut self, held: Held, ticket: Ticket, event: Option<Event>) {
         self.places[ticket.place].pending -= 1;
         match event {
@@ -336,7 +336,7 @@ impl Memory {
         all.map(|(event, covers)| Query { event, is_reached: false, covers }).collect()
     }
 
-    /// Notes the answers: blocks whose work is done are anyone's, or their capture's as long as that goes on.
+    /// Notes the answers: blocks whose work is done are unowned, or their capture's as long as that goes on.
     pub(super) fn end_queries(&mut self, queries: Vec<Query>) {
         for Query { event, is_reached, covers } in queries {
             match covers {

@@ -1,4 +1,4 @@
-//! Freed blocks of a scope that nobody gets before work of other streams is known to be done.
+//! Freed blocks of a scope that no stream gets before work of other streams is known to be done.
 
 use millpond_core::StreamId;
 

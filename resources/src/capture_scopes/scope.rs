@@ -24,9 +24,9 @@ use super::memory::Memory;
 /// capture. Once the scope is open on no stream, all that was freed in this way is free for its next capture.
 /// So several graphs may share a scope, and need no more memory than the largest of them.
 ///
-/// A block that the capture frees and did not allocate may be in use by work outside of the capture: the block
-/// was allocated before the capture, or left an earlier one. Others get the block only when that work is
-/// done. When the scope is closed for a stream, it records an event there; an allocation finds out whether
+/// A block that the capture frees and did not allocate may be in use by work outside of the capture: the
+/// block was allocated before the capture, or left an earlier one. Others get the block only when that work
+/// is done. When the scope is closed for a stream, it records an event there; an allocation finds out whether
 /// the device has reached the event. Streams that cannot be recorded (they were not opened, and came from
 /// elsewhere) are waited for with the whole device, before memory is out. Without numbers of captures (before
 /// CUDA 11.3) all blocks count as such.

@@ -280,8 +280,8 @@ impl Inner {
         self.deferred.lock().iter().map(|block| block.bytes).sum()
     }
 
-    /// Frees what came back on this stream while it captured. The order of streams that was captured holds for
-    /// the graph alone: a block that another stream allocated is freed behind both streams.
+    /// Frees what came back on this stream while it captured. The order of streams that was captured holds
+    /// for the graph alone: a block that another stream allocated is freed behind both streams.
     fn free_deferred_of(&self, stream: StreamRef) {
         for block in self.take_deferred(|block| block.stream == Some(stream.id())) {
             let Deferred { base, bytes, allocated, .. } = block;

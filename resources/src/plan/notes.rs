@@ -6,7 +6,7 @@ use std::time::Duration;
 /// A change of plans that is reported.
 #[derive(Debug)]
 pub(crate) enum Note {
-    /// A plan was made, over so many allocations and bytes.
+    /// A plan was made, with these numbers of allocations and bytes.
     Made { allocations: usize, bytes: u64, duration: Duration },
     /// What repeats has no plan.
     NotMade(String),

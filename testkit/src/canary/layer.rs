@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 /// The most blocks that the layer keeps.
 const MOST_KEPT: usize = 4;
 
-/// One free of so many is lost by [`WrongLayer::LosesFree`].
+/// One free of this number is lost by [`WrongLayer::LosesFree`].
 const LOSES_ONE_OF: u64 = 7;
 
 /// A mistake of a layer at the edge of what a stack does: captures, callbacks, own work, resets, errors.
@@ -29,7 +29,7 @@ pub enum WrongLayer {
     HidesWork,
     /// A lock is held while upstream is called.
     HoldsLock,
-    /// Some frees reach nobody.
+    /// Some frees reach no upstream.
     LosesFree,
     /// After a reset of the context, physical memory, which outlives it, is not given back.
     KeepsAtReset,

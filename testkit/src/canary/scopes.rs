@@ -39,9 +39,9 @@ enum State {
     Ordinary(StreamId, Event),
     /// The stream in this capture.
     Captured(StreamId, u64),
-    /// Nobody before a wait for the device.
+    /// No stream before a wait for the device.
     Parked,
-    /// Nobody before the scope ends.
+    /// No stream before the scope ends.
     Withheld,
 }
 

@@ -110,7 +110,7 @@ pub(super) fn out_of_memory_is_true(
     layout: Layout,
     stream: StreamRef,
 ) -> Checks {
-    // A guest may have made room meanwhile, and nobody waits for the device while a stream captures.
+    // A guest may have made room meanwhile, and no call waits for the device while a stream captures.
     let is_disturbed = execution.guest.is_some() || !execution.captures.live.is_empty();
     if !execution.config.verify_out_of_memory || is_disturbed {
         return Ok(());

@@ -7,7 +7,7 @@ use super::op::Op;
 use super::session::Session;
 use crate::Rng;
 
-/// One operation of so many goes on with another device, or on another thread.
+/// One operation of this number goes on with another device, or on another thread.
 const SWITCH: u64 = 16;
 
 pub(super) struct Source {

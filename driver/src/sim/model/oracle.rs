@@ -116,7 +116,7 @@ impl Oracle {
         finding
     }
 
-    /// Leaves behind what the next owner of a block must come after; `is_captured`: it comes back in a capture.
+    /// Leaves behind what the next owner of a block must come after; `is_captured`: it returns in a capture.
     pub(crate) fn give_back(&mut self, order: &Order, block: &Block, slot: Slot, is_captured: bool) {
         let position = order.position(slot);
         for piece in &block.pieces {
