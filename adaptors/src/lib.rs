@@ -64,7 +64,7 @@ pub const LAYERS: &[LayerEntry] = &[
     fallback::layer::ENTRY,
     limiting::layer::ENTRY,
     #[cfg(feature = "logging")]
-    logging::layer::ENTRY,
+    logging::entry::ENTRY,
     prefetch::layer::ENTRY,
     retry::layer::ENTRY,
     statistics::layer::ENTRY,

@@ -592,8 +592,7 @@ millpond_status millpond_resource_upstream(const struct millpond_resource *resou
 //
 // # Safety
 // `resource` is a handle of this library's; `name` may be written.
-millpond_status millpond_resource_name(const struct millpond_resource *resource,
-                                       char **name);
+millpond_status millpond_resource_name(const struct millpond_resource *resource, char **name);
 
 // Reads an amount of memory, as `4GiB`: its bytes, or its percentage of the free memory if it is one, as
 // `50%`; the other is 0. A small number without a unit is refused.

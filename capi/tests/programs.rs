@@ -76,7 +76,8 @@ fn errors_are_exceptions_where_cpp_calls() {
     installed(prefix.path());
     let text = built_and_run(prefix.path(), "c++", &["-std=c++17"], "throwing.cpp", &[]);
     assert!(
-        text.starts_with("a block: 1\nout of memory for 1PiB") && text.ends_with("std::bad_alloc\n"),
+        text.starts_with("a block: 1\nCUDA out of memory. out of memory for 1PiB")
+            && text.ends_with("std::bad_alloc\n"),
         "{text}"
     );
 }

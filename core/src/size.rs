@@ -65,8 +65,8 @@ fn refuse_without_unit(text: &str, least: u64, may_be_share: bool) -> Result<()>
         _ => format!("{number}MiB"),
     };
     Err(Error::invalid_argument(format!(
-        "`{number}` has no unit, and that number of bytes is too small; did you mean {meant}? Write {number}B for \
-         bytes"
+        "`{number}` has no unit, and that is too small a number of bytes; did you mean {meant}? Write \
+         {number}B for bytes"
     )))
 }
 

@@ -2,6 +2,8 @@
 
 use std::sync::OnceLock;
 
+use millpond_core::environment::variable;
+
 /// Names the default device, as [`DeviceSpec`](crate::DeviceSpec) reads it: `cuda:1`, `sim:8GiB`.
 pub(crate) const DEVICE_VARIABLE: &str = "MILLPOND_DEVICE";
 /// The number of a process among those that a launcher started on this machine (`torchrun`, `accelerate`).
@@ -18,7 +20,7 @@ impl Environment {
     /// The variables at the first call, which decides for the life of the process.
     pub(crate) fn get() -> &'static Self {
         static ENVIRONMENT: OnceLock<Environment> = OnceLock::new();
-        ENVIRONMENT.get_or_init(|| Self::read(|name| std::env::var(name).ok()))
+        ENVIRONMENT.get_or_init(|| Self::read(|name| variable(name)?.into_string().ok()))
     }
 
     fn read(variable: impl Fn(&str) -> Option<String>) -> Self {

@@ -68,10 +68,17 @@ impl CudaMemoryManager {
 
 impl MemoryManager for CudaMemoryManager {
     fn memalloc(&self, bytes: u64) -> Result<MemoryPointer> {
-        if bytes > ADDRESS_SPACE {
-            return Err(Error::request_too_large(Layout::new(bytes), StreamRef::LEGACY).in_stack("cuda"));
-        }
-        self.host.alloc_device("device memory", bytes, |driver| driver.mem_alloc(bytes))
+        let allocated = if bytes > ADDRESS_SPACE {
+            Err(Error::request_too_large(Layout::new(bytes), StreamRef::LEGACY).in_stack("cuda"))
+        } else {
+            self.host.alloc_device("device memory", bytes, |driver| driver.mem_alloc(bytes))
+        };
+        allocated.map_err(|error| {
+            error.report_if_missing(|report| {
+                let known = self.host.driver().ok().and_then(|driver| driver.mem_get_info().ok());
+                report.note_device(known);
+            })
+        })
     }
 
     fn memhostalloc(&self, bytes: u64, flags: HostAllocFlags) -> Result<HostMemory> {

@@ -158,14 +158,14 @@ def test_pool_sizes():
 
 @pytest.mark.parametrize(
     ("text", "bytes_"),
-    [("1", 1), ("10B", 10), ("1KB", 1000), ("1 KiB", 1024), ("1.5 MiB", 3 << 19), ("2GB", 2 * 10**9)]
+    [("1B", 1), ("10B", 10), ("1KB", 1000), ("1 KiB", 1024), ("1.5 MiB", 3 << 19), ("2GB", 2 * 10**9)]
     + [("1TB", 10**12), ("1TiB", 1 << 40), ("3pib", 3 << 50), (7, 7)],
 )
 def test_sizes_as_text(text, bytes_):
     assert mr.parse_bytes(text) == bytes_
 
 
-@pytest.mark.parametrize("text", ["foo", "1XB", "-1", "", "MiB", "1 2"])
+@pytest.mark.parametrize("text", ["foo", "1XB", "-1", "", "MiB", "1 2", "1", "50"])
 def test_sizes_that_are_none(text):
     with pytest.raises(ValueError):
         mr.PoolMemoryResource(mr.CudaMemoryResource(), text)

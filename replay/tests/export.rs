@@ -181,7 +181,9 @@ fn an_output_that_cannot_be_written_has_the_same_status_with_each_command() {
     let missing = |name: &str| folder.path("nowhere").join(name).to_str().unwrap().to_owned();
     let budget = folder.write("budget.toml", "failures = 0").to_str().unwrap().to_owned();
     let (csv, xml, page) = (missing("out.csv"), missing("out.xml"), missing("out.html"));
-    let stack = format!("cuda+logging:file={csv}");
+    // A folder of a log is made, unless a file has its name.
+    let blocked = folder.write("nowhere.txt", "").join("out.csv");
+    let stack = format!("cuda+logging:file={}", blocked.to_str().unwrap());
     let file = file.to_str().unwrap();
     for words in [
         vec!["export", file, "--format", "series", "--output", &csv],

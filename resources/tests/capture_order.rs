@@ -14,8 +14,7 @@ use millpond_testkit::Checked;
 use millpond_testkit::hooked::HookedDriver;
 
 const MIB: u64 = 1 << 20;
-/// As long as no test runs, on the virtual clock.
-const LONG: u64 = 1_000_000_000;
+const LONG: u64 = 1_000_000_000; // No test runs that long on the virtual clock.
 
 const STACKS: [&str; 3] =
     ["cuda+pool:pages=on,decay=off+capture_scopes", "cuda_async+capture_scopes", "cuda+capture_scopes"];

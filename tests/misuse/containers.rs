@@ -130,17 +130,6 @@ pub(crate) const CONTAINERS: &[Program] = &[
         "invalid argument: the host does not reach the memory of `cuda`; build the stack on `host`, \
          `pinned_host`, `managed` or `system`",
     ),
-    program(
-        "a buffer that is read on a stream that was destroyed",
-        |bench| {
-            let buffer = buffer(bench, 16);
-            // SAFETY: the stream is the bench's own.
-            unsafe { bench.device.stream_destroy(bench.a) }.unwrap();
-            error(buffer.to_host::<u32>())
-        },
-        "driver error of DEVICE in `cuda`: a stream, an event or a pool that the call names is gone; keep \
-         it until its last use: cuMemcpyDtoHAsync: CUDA_ERROR_INVALID_HANDLE (400): stream A does not exist",
-    ),
 ];
 
 pub(crate) const CAPTURES: &[Program] = &[

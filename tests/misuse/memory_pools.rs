@@ -36,7 +36,7 @@ pub(crate) const PROGRAMS: &[Program] = &[
         "a pool without handles is exported",
         |bench| error(MemoryPool::new(bench.driver(), MemoryPoolOptions::new()).unwrap().export_fd()),
         "invalid argument of DEVICE: the pool was made without file descriptors for other processes; make \
-         it with MemoryPoolOptions::handles(HandleTypes::POSIX_FD)",
+         it with handles that are descriptors (handles=fd)",
     ),
     program(
         "a descriptor that names no pool is imported",

@@ -258,10 +258,10 @@ pub(crate) const STACKS: &[Program] = &[
          argument: write row, buffered or async"
     ),
     text!(
-        "a log in a folder that is not there",
-        "cuda+logging:file=/no/such/folder/log.csv",
-        "input/output error in `cuda+logging:file=/no/such/folder/log.csv`: the allocation log cannot be \
-         written to `/no/such/folder/log.csv`; choose another file: No such file or directory (os error 2)"
+        "a log in a folder that cannot be made",
+        "cuda+logging:file=/dev/null/log.csv",
+        "input/output error in `cuda+logging:file=/dev/null/log.csv`: the allocation log cannot be \
+         written to `/dev/null/log.csv`; choose another file: Not a directory (os error 20)"
     ),
     text!(
         "backtraces perhaps",

@@ -1,4 +1,4 @@
-//! The layer that puts a log on a resource, and its parameters in text.
+//! The layer that puts a log on a resource.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -6,10 +6,9 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use millpond_core::stack::{FilePath, LayerBuilder, LayerEntry, LayerKind, Params};
+use millpond_core::stack::FilePath;
 use millpond_core::{DeviceId, Error, Result, environment};
 
-use super::LoggingResourceAdaptor;
 use super::files::{self, OpenLog};
 use super::journal::Journal;
 use super::settings::{Columns, File, Flush, Settings};
@@ -59,6 +58,12 @@ impl LoggingLayer {
     #[must_use]
     pub fn file(mut self, path: impl Into<PathBuf>) -> Self {
         self.destination = Destination::File(FilePath::new(path));
+        self
+    }
+
+    /// Writes to this file, whose path was read from text.
+    pub(super) fn path(mut self, path: FilePath) -> Self {
+        self.destination = Destination::File(path);
         self
     }
 
@@ -140,44 +145,4 @@ impl fmt::Debug for LoggingLayer {
             .field("flush", &self.flush)
             .finish()
     }
-}
-
-pub(crate) const ENTRY: LayerEntry = LayerEntry {
-    name: "logging",
-    about: "writes a CSV row for every call, as RMM does",
-    params: &[
-        (
-            "file",
-            "the file (default: the one that MILLPOND_LOG_FILE or RMM_LOG_FILE names); `{pid}`, `{rank}` and \
-             `{device}` in it stand for the process, its number in a job, and the device",
-        ),
-        ("columns", "rmm (the default) or extended (also device, alignment, sequence, clock and duration)"),
-        (
-            "flush",
-            "row (the default: an abort loses no row), async (a thread of the log writes rows) or \
-             buffered (rows are written in blocks of 64 KiB, and at the end of the process); an abort loses \
-             rows that wait",
-        ),
-        ("to", "writer, for a program's own writer (default: a file); cannot be built from text"),
-    ],
-    kind: LayerKind::ReadLayer(read),
-};
-
-fn read<'a>(params: &Params<'a>) -> Result<LayerBuilder<'a>> {
-    let mut layer = LoggingLayer::new()
-        .columns(params.get("columns")?.unwrap_or_default())
-        .flush(params.get("flush")?.unwrap_or_default());
-    if params.text("to")?.is_some() {
-        return Err(Error::invalid_stack(
-            "a log that goes to a program's own writer cannot be built from text; write file=log.csv instead",
-        ));
-    }
-    if let Some(file) = params.path("file")? {
-        layer.destination = Destination::File(file);
-    }
-    Ok(Box::new(move |upstream, building| {
-        let (adaptor, step) = LoggingResourceAdaptor::made(upstream, layer)?;
-        step.into_iter().for_each(|step| building.at_end(step));
-        Ok(Arc::new(adaptor))
-    }))
 }

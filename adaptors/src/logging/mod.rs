@@ -16,6 +16,7 @@ mod cells;
 mod clock;
 mod devices;
 mod ending;
+pub(crate) mod entry;
 mod files;
 mod journal;
 pub(crate) mod layer;

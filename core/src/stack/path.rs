@@ -115,7 +115,7 @@ impl FilePath {
     /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) for an empty path, for a path with a zero byte,
     /// and for `{device}` without a device.
     pub fn resolve(&self, device: Option<DeviceId>) -> Result<PathBuf> {
-        self.resolve_with(device, &|name| std::env::var_os(name))
+        self.resolve_with(device, &|name| crate::environment::variable(name))
     }
 
     fn resolve_with(

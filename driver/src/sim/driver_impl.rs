@@ -193,7 +193,13 @@ impl Driver for SimDevice {
     }
 
     unsafe fn mem_pool_destroy(&self, pool: MemPool) -> DriverResult<()> {
-        self.call_in_any_context(CallKind::MemPool, "cuMemPoolDestroy", |state| state.mem_pool_destroy(pool))
+        let (kind, name) = (CallKind::MemPool, "cuMemPoolDestroy");
+        match self.call(kind, name, |state| state.mem_pool_destroy(pool)) {
+            Err(error) if error.code() == DriverError::CONTEXT_IS_DESTROYED => {
+                self.call_in_any_context(kind, name, |state| state.mem_pool_destroy(pool))
+            }
+            destroyed => destroyed,
+        }
     }
 
     fn device_get_default_mem_pool(&self) -> DriverResult<MemPool> {

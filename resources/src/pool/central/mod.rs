@@ -464,6 +464,8 @@ impl<R: DeviceMemoryResource> Drop for Central<R> {
             );
             return;
         }
+        // A pool that asks this one for memory waits for the end, and finds the memory with the device.
+        let _turn = self.core.turns.enter();
         if !self.health.is_lost() {
             // If that fails, the synchronisation below waits for all streams.
             let _ = self.core.wait_for_owners(None);
