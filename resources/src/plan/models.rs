@@ -355,7 +355,7 @@ fn canary_counted_before_the_memory_is_back() {
             let freed = draining[0].free(0, block.ptr, block.bytes, block.stream, marks);
             assert_eq!(freed, Ok(None));
             state.release_all(STREAM, false, u64::MAX);
-            let leaving = state.take_leaving();
+            let (leaving, _) = state.take_left();
             drop(state);
             stack.given_back.fetch_add(1, Ordering::Release);
             for (base, bytes, stream) in leaving {

@@ -102,6 +102,10 @@ macro_rules! number {
             pub(crate) fn fetch_add(&self, by: $value, order: Ordering) -> $value {
                 self.0.fetch_add(by, ordering(order))
             }
+
+            pub(crate) fn fetch_sub(&self, by: $value, order: Ordering) -> $value {
+                self.0.fetch_sub(by, ordering(order))
+            }
         }
 
         impl Default for $name {
