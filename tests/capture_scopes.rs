@@ -243,6 +243,55 @@ fn replay_beside(
     wrong
 }
 
+/// A block of a scope, in use by work outside of captures and freed while its stream captures, goes back to
+/// the scope. Returns the wrong bytes of the block that another stream then takes there.
+fn take_after_captured_free(rig: &Rig, text: &str, second_captures: bool, bytes: u64) -> usize {
+    let driver = rig.driver();
+    let stack = text.parse::<StackSpec>().expect("the text is right").build(&millpond::layers(), &driver);
+    let stack = stack.expect("there is memory");
+    let [s, t] = [(); 2].map(|()| driver.stream_create(StreamFlags::NON_BLOCKING).expect("a stream"));
+    let scope = CaptureScope::of(&stack).expect("the layer is there");
+    let take = |bytes, stream| stack.allocate_bytes(bytes, stream).expect("there is memory");
+    // Work that keeps the stream behind the host for a while.
+    let long = 256 * bytes;
+    let busy = take(long, s);
+    let opened = scope.begin(s).expect("the stream is open nowhere");
+    let input = take(bytes, s);
+    (0..200).for_each(|round| rig.fill(busy, round, long, s));
+    rig.fill(input, HELD, bytes, s);
+    rig.capture(s, CaptureMode::ThreadLocal, |_| give(&stack, input, bytes, s));
+    drop(opened);
+
+    let opened = scope.begin(t).expect("the stream is open nowhere");
+    let next = std::cell::Cell::new(DevicePtr::NULL);
+    if second_captures {
+        let graph = rig.capture(t, CaptureMode::ThreadLocal, |submit| {
+            next.set(take(bytes, t));
+            submit(Op::Fill(next.get(), SECOND, bytes));
+        });
+        rig.launch(&graph, t).expect("the graph's memory is alive");
+    } else {
+        next.set(take(bytes, t));
+        rig.fill(next.get(), SECOND, bytes, t);
+    }
+    driver.stream_synchronize(t).expect("the device works");
+    driver.stream_synchronize(s).expect("the device works");
+    let wrong = rig.wrong_bytes(next.get(), bytes, SECOND, t);
+    give(&stack, next.get(), bytes, t);
+    drop(opened);
+    give(&stack, busy, long, s);
+    wrong
+}
+
+fn assert_earlier_work_is_done(rig: &Rig, bytes: u64) {
+    for text in STACKS {
+        for second_captures in [false, true] {
+            let wrong = take_after_captured_free(rig, text, second_captures, bytes);
+            assert_eq!(wrong, 0, "{text}, the second stream captures: {second_captures}");
+        }
+    }
+}
+
 fn sim() -> (Arc<SimDevice>, Rig) {
     let device = SimDevice::new(SimConfig::with_capacity(512 << 20));
     (device.clone(), Rig::Sim(device))
@@ -280,4 +329,18 @@ fn replayed_graphs_of_a_gpu_and_others_keep_their_contents() {
             println!("{text}, {mode:?}: {REPLAYS} replays of two graphs");
         }
     }
+}
+
+#[test]
+fn a_block_freed_in_a_capture_waits_for_its_earlier_work() {
+    let (device, rig) = sim();
+    assert_earlier_work_is_done(&rig, 3000);
+    assert_eq!(device.take_violations(), []);
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU; run by the GPU lane"]
+fn a_block_freed_in_a_capture_waits_for_its_earlier_work_on_a_gpu() {
+    let driver = CudaDriver::open(0).expect("a CUDA GPU");
+    assert_earlier_work_is_done(&Rig::Cuda(driver), 1 << 20);
 }

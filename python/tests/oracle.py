@@ -28,7 +28,10 @@ class Library:
     def __init__(self, device):
         self.functions = ctypes.CDLL(os.fspath(_LIBRARY))
         self.device = ctypes.c_void_p()
-        assert self.functions.millpond_device_find(device.ordinal, True, ctypes.byref(self.device)) == 0
+        found = self.functions.millpond_device_find(
+            device.ordinal, device.is_simulated, ctypes.byref(self.device)
+        )
+        assert found == 0
 
     def __del__(self):
         self.functions.millpond_device_free(self.device)
@@ -142,13 +145,22 @@ class Program:
 
     def __init__(self, seed, stack="cuda+pool"):
         self.random = random.Random(seed)
-        self.device = _native._oracle_device(64 << 20, seed)
+        self.device = self.open(seed)
         self.library = Library(self.device)
-        self.resource = Watched(millpond.stack(stack, self.device))
+        self.resource = self.build(stack)
         self.streams = [Stream(device=self.device, flags=flags) for flags in (0, 0, 1, 1)]
         self.streams += [millpond.DEFAULT_STREAM, millpond.PER_THREAD_DEFAULT_STREAM]
         self.parts, self.lent, self.workers = [], [], [Worker() for _ in range(2)]
         self.methods = [name for name in dir(self) if name.startswith("do_")]
+
+    def open(self, seed):
+        return _native._oracle_device(64 << 20, seed)
+
+    def build(self, stack):
+        return Watched(millpond.stack(stack, self.device))
+
+    def violations(self):
+        return _native._oracle_violations(self.device)
 
     def run(self, calls):
         try:
@@ -160,7 +172,7 @@ class Program:
         finally:
             for worker in self.workers:
                 worker.todo.put(None)
-        return _native._oracle_violations(self.device)
+        return self.violations()
 
     def end(self):
         while self.lent:

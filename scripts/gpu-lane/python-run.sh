@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Runs on a GPU what python.sh gathered beside this file.
 #
-#   ./run.sh [gpu|tests|threads|training|predictions|costs|ranks]...
+#   ./run.sh [gpu|tests|sanitizer|threads|training|predictions|costs|ranks]...
 #
 #   gpu          the tests of python/tests/gpu: PyTorch, CuPy, Numba, cuda.core (the default)
 #   tests        the package's own tests on the GPU, with the bridge to RMM compiled there
+#   sanitizer    compute-sanitizer's memcheck over those of the package's tests that stay in their process, and
+#                over the programs of test_order_gpu.py
 #   threads      16 threads that allocate and drop at random for a minute
 #   training     python/examples/training.py with each allocator, 200 steps (STEPS)
 #   predictions  programs that fail at a capacity run there with the line that `tune` prints
@@ -44,6 +46,21 @@ tests() {
     attempt tests "${pytest[@]}" ${WORKERS:+--numprocesses "$WORKERS"} python/tests --ignore python/tests/gpu
 }
 
+sanitizer() {
+    local tool file files=(python/tests/gpu/test_order_gpu.py)
+    for tool in "$(command -v compute-sanitizer)" /usr/local/cuda/bin/compute-sanitizer; do
+        [[ -x $tool ]] && break
+    done
+    for file in defaults device_buffer errors order out_of_memory programs resources text waits; do
+        files+=("python/tests/test_$file.py")
+    done
+    local -x MILLPOND_ORDER_CALLS="${SANITIZER_CALLS:-5000}"
+    # The tests make calls that the driver refuses: such calls are no errors of memory.
+    attempt sanitizer timeout -k 10 480 "$tool" --tool memcheck --report-api-errors no --error-exitcode 99 \
+        --target-processes all "${pytest[@]}" ${WORKERS:+--numprocesses "$WORKERS"} "${files[@]}"
+    grep -a 'ERROR SUMMARY' "$out/sanitizer.txt" | sort | uniq -c | sed 's/^/   /'
+}
+
 threads() {
     local -x MILLPOND_THREAD_SECONDS=60
     attempt threads "${pytest[@]}" python/tests/test_processes.py -k test_threads
@@ -65,7 +82,7 @@ ranks() {
 cat COMMIT
 for step in "${@:-gpu}"; do
     case $step in
-        gpu | tests | threads | training | predictions | costs | ranks) "$step" ;;
+        gpu | tests | sanitizer | threads | training | predictions | costs | ranks) "$step" ;;
         *) echo "no step '$step'; the head of this file names them" >&2; exit 2 ;;
     esac
 done
