@@ -109,7 +109,9 @@ unsafe impl<M: Model> DeviceMemoryResource for Peer<M> {
             return Ok(DevicePtr::NULL);
         }
         self.serve(layout, stream).map_err(|error| {
-            error.for_request(layout, stream).on_device(self.driver.device()).in_stack(&self.text)
+            let error = error.for_request(layout, stream).on_device(self.driver.device());
+            let device = || self.driver.mem_get_info().inspect_err(|error| self.driver.health().note(error));
+            error.report_if_missing(|report| report.note_device(device().ok())).in_stack(&self.text)
         })
     }
 

@@ -267,8 +267,10 @@ impl Bench {
         assert_eq!(self.device.violations(), []);
         let totals = self.pages.totals();
         assert_eq!(totals.blocks_in_use, self.blocks.len() as u64);
-        // Plans under way have not been run yet.
-        assert_eq!(self.device.live_bytes(), totals.bytes_reserved - self.pages.planned);
+        // Plans under way have not been run yet. A release under way may have to unmap an alias of a handle
+        // that another one has released since: until then, the driver keeps that handle's memory.
+        let (held, counted) = (self.device.live_bytes(), totals.bytes_reserved - self.pages.planned);
+        assert!(held == counted || held > counted && !self.releasing.is_empty(), "{held}, not {counted}");
         let kept: u64 = totals.bytes_reserved - self.pages.planned - self.pages.retiring - totals.bytes_free;
         if self.under_way.is_empty() {
             assert_eq!(kept, self.live);
