@@ -67,6 +67,9 @@ pub type AnyResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
 /// Each launch of the graph uses the same addresses again. So keep blocks that a graph uses until the graph
 /// has run for the last time. A layer may do that for its callers, as millpond's `capture_scopes` does.
 ///
+/// An order that is captured holds for the graph alone. So a caller that gives a block back on a capturing
+/// stream has ordered the block's uses outside of the capture before that stream outside of it, too.
+///
 /// # Layers that submit work
 /// A layer may submit work of its own to the device that uses a block: to clear it, say, or to move it. That
 /// work counts in the order of the block:

@@ -5,7 +5,7 @@
 //! A watchdog names the layer in which a call hangs.
 //!
 //! `MILLPOND_STACKS_OPS` says how many operations are run, `MILLPOND_STACKS_RACES` how many races, and
-//! `MILLPOND_SEED` runs one seed. With `MILLPOND_STACKS_KNOWN` set, programs find the known faults, too.
+//! `MILLPOND_SEED` runs one seed.
 
 mod looks;
 
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use millpond_adaptors::{FailedRequest, FailureCallbackLayer};
 use millpond_core::driver::DriverHandle;
-use millpond_core::stack::{LayerEntry, LayerKind, LayerSpec, LayerTable, Params, StackSpec};
+use millpond_core::stack::{LayerEntry, LayerKind, LayerTable, Params, StackSpec};
 use millpond_core::{AnyResource, Layer, Result, StreamRef};
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_resources::CaptureScope;
@@ -39,33 +39,6 @@ const CANARY_SEEDS: u64 = 3_000;
 
 /// The time after which a call counts as hanging. The machine may be busy.
 const HANGS_AFTER: Duration = Duration::from_secs(60);
-
-/// A fault that is known, and how programs avoid it.
-struct Known {
-    #[allow(dead_code, reason = "it is there to be read")]
-    why: &'static str,
-    /// Takes out of a program what finds the fault; returns whether the whole stack is left out.
-    avoid: fn(&[LayerSpec], &mut Config) -> bool,
-}
-
-/// Known faults. Each goes from here when it is mended.
-const KNOWN: &[Known] = &[
-    Known {
-        why: "the caller of the programs counts an order that was captured, which holds for the graph alone",
-        avoid: |_, config| {
-            config.captures = false;
-            false
-        },
-    },
-    Known {
-        why: "`cuda_async` gives back nothing of what outlives a reset context",
-        avoid: |layers, config| {
-            let is_known = layers.iter().any(|layer| layer.to_string().contains("cuda_async"));
-            config.endings &= !is_known;
-            false
-        },
-    },
-];
 
 struct Scope(CaptureScope);
 
@@ -97,11 +70,6 @@ fn table() -> LayerTable {
     layers.with(millpond_adaptors::LAYERS.iter().copied()).with([FAILURE_CALLBACK])
 }
 
-/// Whether programs leave out what finds a known fault.
-fn avoids_known() -> bool {
-    std::env::var_os("MILLPOND_STACKS_KNOWN").is_none()
-}
-
 fn number(variable: &str, default: u64) -> u64 {
     let text = std::env::var(variable).ok().map(|text| text.replace('_', ""));
     text.map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{variable} is a number")))
@@ -114,11 +82,6 @@ fn case(stacks: &Stacks, seed: u64) -> Option<(StackSpec, Config)> {
     config.command = "cargo test -p millpond-resources --test random_stacks".to_owned();
     config.inspect = Some(validate_pools);
     config.decay = Some(decay_pools);
-    let avoid = |known: &Known| (known.avoid)(stack.layers(), &mut config);
-    let is_left_out = avoids_known() && KNOWN.iter().any(avoid);
-    if is_left_out {
-        return None;
-    }
     let driver: DriverHandle = SimDevice::new(SimConfig::with_capacity(config.capacity_bytes));
     stacks.build(&stack, &driver).is_ok().then_some((stack, config))
 }
@@ -142,8 +105,8 @@ fn programs_on_random_stacks_keep_the_rules() {
     println!("{summary} in {:.1} s", start.elapsed().as_secs_f64());
     if std::env::var_os("MILLPOND_SEED").is_none() {
         assert!(summary.operations >= operations, "{summary}");
-        let Summary { scopes, misuses, resets, losses, guest_calls, faults, .. } = summary;
-        let counts = [scopes, misuses, resets, losses, guest_calls, faults];
+        let Summary { captures, scopes, misuses, resets, losses, guest_calls, faults, .. } = summary;
+        let counts = [captures, scopes, misuses, resets, losses, guest_calls, faults];
         assert!(counts.iter().all(|count| *count > 0), "{summary}");
         assert!(summary.on_other_devices > 0 && summary.on_other_threads > 0, "{summary}");
     }
@@ -220,15 +183,12 @@ fn stacks_with(layer: &'static str) -> Stacks {
     Stacks::new(table().with(one)).always(layer)
 }
 
-/// One hangs, which has a test of its own; the others need captures, which [`KNOWN`] leaves out.
-const FOUND_OTHERWISE: [WrongLayer; 3] =
-    [WrongLayer::HoldsLock, WrongLayer::TrustsCaptures, WrongLayer::EndsCaptures];
-
-/// Each mistake is found, and the same program over the same stack without the mistake keeps all rules.
+/// Each mistake is found, and the same program over the same stack without the mistake keeps all rules. The
+/// one that hangs has a test of its own.
 #[test]
 fn every_mistake_of_a_layer_is_found() {
     let right = stacks_with("canary");
-    for &(name, wrong) in WrongLayer::ALL.iter().filter(|(_, wrong)| !FOUND_OTHERWISE.contains(wrong)) {
+    for &(name, wrong) in WrongLayer::ALL.iter().filter(|(_, wrong)| *wrong != WrongLayer::HoldsLock) {
         let stacks = stacks_with(name);
         let found = (0..CANARY_SEEDS).find_map(|seed| {
             let (stack, config) = case(&stacks, seed)?;

@@ -36,6 +36,7 @@ use super::memory::Memory;
 /// - work outside of captures that uses a block which a capture frees is on a stream that is open in the
 ///   scope, on the stream that allocated the block, or before one of these or the stream of the free in
 ///   stream order; an order that was captured does not count, as it holds for the graph alone;
+/// - a block that a capture allocates is used outside of that capture only after the capture has ended;
 /// - they never run at once, on whichever streams they are launched; what a stream that is open does outside
 ///   of a capture with blocks of the scope counts as a graph;
 /// - a block that leaves the capture (it is still handed out when the capture ends, as the output of a graph)

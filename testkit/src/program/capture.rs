@@ -1,15 +1,19 @@
 //! The captures of a program: which streams and events belong to one, and what a careful caller does then.
 //!
-//! Work of a capture takes its place in the order as if it ran, on the simulated device as here.
+//! Captured work does not run, as no graph is launched: it orders nothing outside of its capture, changes no
+//! bytes, and is over when the capture ends.
 
 use super::op::{Event, MAX_EVENTS, Stream};
+
+/// A capture, by its number in the program.
+pub(super) type CaptureId = u32;
 
 /// The most captures at once.
 const MOST: usize = 3;
 
 #[derive(Clone, Debug)]
 pub(super) struct Capture {
-    id: u32,
+    pub(super) id: CaptureId,
     pub(super) origin: Stream,
     /// The thread that began it, which ends it.
     pub(super) thread: u8,
@@ -20,10 +24,10 @@ pub(super) struct Capture {
 /// The captures that are under way.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Captures {
-    begun: u32,
+    begun: CaptureId,
     pub(super) live: Vec<Capture>,
     /// The capture in which each event was recorded last.
-    events: [Option<u32>; MAX_EVENTS],
+    events: [Option<CaptureId>; MAX_EVENTS],
 }
 
 /// Streams that wait for the legacy default stream, and it for them.
@@ -32,7 +36,7 @@ const fn is_blocking(stream: Stream) -> bool {
 }
 
 impl Captures {
-    pub(super) fn of(&self, stream: Stream) -> Option<u32> {
+    pub(super) fn of(&self, stream: Stream) -> Option<CaptureId> {
         self.live.iter().find(|capture| capture.streams.contains(&stream)).map(|capture| capture.id)
     }
 
@@ -83,13 +87,16 @@ impl Captures {
         self.events[usize::from(event)] = self.of(stream);
     }
 
-    pub(super) fn note_wait(&mut self, stream: Stream, event: Event) {
+    /// Returns whether the stream joins a capture by this wait.
+    pub(super) fn note_wait(&mut self, stream: Stream, event: Event) -> bool {
         let recorded = self.events[usize::from(event)];
         if self.of(stream).is_none()
             && let Some(capture) = self.live.iter_mut().find(|capture| Some(capture.id) == recorded)
         {
             capture.streams.push(stream);
+            return true;
         }
+        false
     }
 
     pub(super) fn note_begin(&mut self, origin: Stream, thread: u8) {
@@ -97,8 +104,9 @@ impl Captures {
         self.live.push(Capture { id: self.begun, origin, thread, streams: vec![origin] });
     }
 
-    /// Forgets the capture that began on a stream.
-    pub(super) fn note_end(&mut self, origin: Stream) {
-        self.live.retain(|capture| capture.origin != origin);
+    /// Takes out the capture that began on a stream.
+    pub(super) fn take(&mut self, origin: Stream) -> Option<Capture> {
+        let at = self.live.iter().position(|capture| capture.origin == origin)?;
+        Some(self.live.swap_remove(at))
     }
 }

@@ -58,11 +58,11 @@ pub struct Config {
     pub decay: Option<Decay>,
     /// Whether streams capture graphs.
     pub captures: bool,
-    /// Whether streams that capture only give blocks back. Work of a capture would order what follows after
-    /// it, and so hide that what came before the capture is not ordered.
-    pub quiet_captures: bool,
     /// The function that makes scopes for captured graphs; without it, there are none.
     pub new_scope: Option<NewScope>,
+    /// Whether a block for a stream of a scope comes from the scope, with no layer in between that keeps
+    /// blocks. Then captures also give blocks back behind the other streams that a scope looks after.
+    pub direct_scopes: bool,
     /// The mistakes of a caller that are made, and that the resource must refuse.
     pub refuses: Refusals,
     /// Whether [guests](crate::guest) use the resource when it calls callbacks, hooks and subscribers.
@@ -95,8 +95,8 @@ impl Config {
             inspect: None,
             decay: None,
             captures: false,
-            quiet_captures: false,
             new_scope: None,
+            direct_scopes: false,
             refuses: Refusals::default(),
             guests: false,
             devices: 1,

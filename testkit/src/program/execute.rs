@@ -13,9 +13,8 @@ use millpond_driver::sim::{Access, FaultPlan, Schedule, SimConfig, SimDevice, Si
 use parking_lot::Mutex;
 
 use super::broken::{Broken, Checks, unexpected};
-use super::execution::{Ending, Execution, Live, StreamState};
+use super::execution::{Ending, Execution, Live, StreamState, Uses};
 use super::op::{Block, Event, Op, Stream};
-use super::order::Clock;
 use super::session::Session;
 use super::{Build, Config, Failure, FailureKind, Summary, oracle};
 use crate::guest::{self, Guest};
@@ -210,11 +209,16 @@ impl Execution {
             Err(error) => return Err(Broken::new(FailureKind::UnexpectedError, error)),
         };
         self.summary.allocations += 1;
-        let mut used = Clock::default();
-        used.add(self.order.submit(stream));
-        let written = used.clone();
-        let scope = self.scope_of(stream);
-        let live = Live { ptr, layout, stream, tag: 0, written, used, position: self.live.len(), scope };
+        let (scope, born) = (self.scope_of(stream), self.captures.of(stream));
+        let mut uses = Uses::default();
+        if born.is_some() {
+            // Work outside of the capture comes after what the stream came after there.
+            uses.all.join(self.order.outside(stream));
+            uses.written = uses.all.clone();
+        }
+        let (captured, position) = (Vec::new(), self.live.len());
+        let mut live = Live { ptr, layout, stream, tag: 0, uses, captured, born, position, scope };
+        live.uses_mut(born).note(self.order.submit(stream), true);
         self.live.push(block);
         self.blocks.insert(block, live);
         self.write(block, stream)
@@ -223,33 +227,36 @@ impl Execution {
     fn write(&mut self, block: Block, stream: Stream) -> Checks {
         let handle = self.stream(stream)?;
         let reach = self.resource.accessibility();
-        let point = self.order.submit(stream);
-        self.note_captured(block, stream, point);
+        let (point, capture) = (self.order.submit(stream), self.captures.of(stream));
         let Some(live) = self.blocks.get_mut(&block) else { return Ok(()) };
-        live.tag += 1;
-        live.used.add(point);
-        live.written = live.used.clone();
+        live.uses_mut(capture).note(point, true);
+        live.tag += u64::from(capture.is_none());
         let tag = u64::from(block) << 32 | live.tag;
-        launch(&self.device, handle, live, reach, |ptr, bytes| Access::write(ptr, bytes, tag));
+        launch(&self.device, handle, live, reach, |ptr, bytes| match capture {
+            None => Access::write(ptr, bytes, tag),
+            // Captured work changes no bytes.
+            Some(_) => Access::read(ptr, bytes),
+        });
         Ok(())
     }
 
     fn read(&mut self, block: Block, stream: Stream) -> Checks {
         let handle = self.stream(stream)?;
         let reach = self.resource.accessibility();
-        let point = self.order.submit(stream);
-        self.note_captured(block, stream, point);
+        let (point, capture) = (self.order.submit(stream), self.captures.of(stream));
         let Some(live) = self.blocks.get_mut(&block) else { return Ok(()) };
-        live.used.add(point);
+        live.uses_mut(capture).note(point, false);
+        let is_checked = capture.is_none() && live.tag > 0;
         let tag = u64::from(block) << 32 | live.tag;
-        launch(&self.device, handle, live, reach, |ptr, bytes| Access::check(ptr, bytes, tag));
+        launch(&self.device, handle, live, reach, |ptr, bytes| match is_checked {
+            true => Access::check(ptr, bytes, tag),
+            false => Access::read(ptr, bytes),
+        });
         Ok(())
     }
 
     pub(super) fn deallocate(&mut self, block: Block, stream: Stream) -> Checks {
-        if !self.is_quiet(stream) {
-            self.read(block, stream)?;
-        }
+        self.read(block, stream)?;
         let handle = self.stream(stream)?;
         let Some(live) = self.blocks.remove(&block) else { return Ok(()) };
         self.live.swap_remove(live.position);
@@ -274,8 +281,10 @@ impl Execution {
     pub(super) fn wait(&mut self, stream: Stream, event: Event) -> Checks {
         let (stream_handle, event_handle) = (self.stream(stream)?, self.event(event).map_err(unexpected)?);
         self.device.stream_wait_event(stream_handle, event_handle).map_err(unexpected)?;
+        if self.captures.note_wait(stream, event) {
+            self.order.join_capture(stream);
+        }
         self.order.wait(stream, event);
-        self.captures.note_wait(stream, event);
         Ok(())
     }
 

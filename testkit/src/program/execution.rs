@@ -9,10 +9,10 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use super::broken::{Broken, unexpected};
-use super::capture::Captures;
-use super::op::{Block, Event, MAX_EVENTS, MAX_STREAMS, Mistake, Op, Scope, Stream};
-use super::order::{Clock, Order};
-use super::scope::Scopes;
+use super::capture::{CaptureId, Captures};
+use super::op::{Block, Event, MAX_EVENTS, MAX_STREAMS, Mistake, Op, Stream};
+use super::order::{Clock, Order, Point};
+use super::scope::{ScopeId, Scopes};
 use super::{Config, Summary};
 use crate::Checked;
 use crate::guest::Guest;
@@ -23,14 +23,57 @@ pub(super) struct Live {
     pub(super) ptr: DevicePtr,
     pub(super) layout: Layout,
     pub(super) stream: Stream,
+    /// The tag of the last write that ran; 0 before the first.
     pub(super) tag: u64,
-    /// The clock of the last write.
-    pub(super) written: Clock,
-    /// The clock of all uses of the block, its allocation included.
-    pub(super) used: Clock,
+    /// The uses outside of captures, and what the block's first stream came after when it got the block.
+    pub(super) uses: Uses,
+    /// The uses in captures that are under way.
+    pub(super) captured: Vec<(CaptureId, Uses)>,
+    /// The capture that allocated it, if that is under way.
+    pub(super) born: Option<CaptureId>,
     pub(super) position: usize,
     /// The scope for captured graphs that it came from.
-    pub(super) scope: Option<Scope>,
+    pub(super) scope: Option<ScopeId>,
+}
+
+/// Work that uses a block.
+#[derive(Clone, Default, Debug)]
+pub(super) struct Uses {
+    pub(super) all: Clock,
+    /// All uses up to the last write.
+    pub(super) written: Clock,
+}
+
+impl Uses {
+    pub(super) fn note(&mut self, point: Point, is_write: bool) {
+        self.all.add(point);
+        if is_write {
+            self.written = self.all.clone();
+        }
+    }
+}
+
+impl Live {
+    /// The uses in a capture.
+    pub(super) fn uses_in(&self, capture: Option<CaptureId>) -> Option<&Uses> {
+        self.captured.iter().find(|(id, _)| capture == Some(*id)).map(|(_, uses)| uses)
+    }
+
+    /// The place where a use is noted: outside of captures, or in one.
+    pub(super) fn uses_mut(&mut self, capture: Option<CaptureId>) -> &mut Uses {
+        let Some(id) = capture else { return &mut self.uses };
+        let at = self.captured.iter().position(|(known, _)| *known == id).unwrap_or_else(|| {
+            self.captured.push((id, Uses::default()));
+            self.captured.len() - 1
+        });
+        &mut self.captured[at].1
+    }
+
+    /// Forgets what a capture held.
+    pub(super) fn leave_capture(&mut self, id: CaptureId) {
+        self.captured.retain(|(known, _)| *known != id);
+        self.born = self.born.filter(|born| *born != id);
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -109,7 +152,7 @@ impl Execution {
 
     /// The thread whose per-thread default stream this is. With several threads, the first blocking streams
     /// are those.
-    fn thread_of(&self, stream: Stream) -> Option<u8> {
+    pub(super) fn thread_of(&self, stream: Stream) -> Option<u8> {
         let thread = stream.checked_sub(1)? / 2;
         let is_one = stream % 2 == 1 && thread < Stream::from(self.config.threads);
         is_one.then_some(thread as u8)
@@ -124,24 +167,16 @@ impl Execution {
 
     pub(super) fn is_legal(&self, op: Op) -> bool {
         let named = |stream: Stream| self.can_name(stream);
-        let after = |stream, block, written_only: bool| {
-            self.blocks.get(&block).is_some_and(|live: &Live| {
-                named(stream)
-                    && self.order.is_after(stream, if written_only { &live.written } else { &live.used })
-            })
-        };
         let recorded = |event: Event| usize::from(event) < MAX_EVENTS && self.order.is_recorded(event);
         let free = |stream: Stream| named(stream) && !self.captures.is_capturing(stream);
         if self.ending.is_some() {
             return false;
         }
         match op {
-            Op::Allocate { block, stream, .. } => {
-                block >= self.next_block && named(stream) && !self.is_quiet(stream)
-            }
-            Op::Deallocate { block, stream } => after(stream, block, false),
-            Op::Write { block, stream } => after(stream, block, false) && !self.is_quiet(stream),
-            Op::Read { block, stream } => after(stream, block, true) && !self.is_quiet(stream),
+            Op::Allocate { block, stream, .. } => block >= self.next_block && named(stream),
+            Op::Deallocate { block, stream } => self.may_free(stream, block),
+            Op::Write { block, stream } => self.may_use(stream, block, false),
+            Op::Read { block, stream } => self.may_use(stream, block, true),
             Op::Record { event, stream } => usize::from(event) < MAX_EVENTS && named(stream),
             Op::Wait { stream, event } => {
                 named(stream)
@@ -168,17 +203,12 @@ impl Execution {
             Op::CloseScope { stream } => self.scopes.is_open(stream) && !self.captures.is_capturing(stream),
             Op::DropScope { scope } => self.has_scope(scope),
             Op::Misuse { block, stream, mistake } => {
-                self.makes(mistake) && after(stream, block, false) && self.can_mistake(block, mistake)
+                self.makes(mistake) && self.may_free(stream, block) && self.can_mistake(block, mistake)
             }
             Op::ResetContext | Op::LoseDevice => self.config.endings && self.captures.live.is_empty(),
             Op::Trim { .. } | Op::PassTime { .. } | Op::FailCall { .. } => true,
             Op::Device { .. } | Op::Thread { .. } => false,
         }
-    }
-
-    /// Whether the stream captures, and captured streams only give blocks back.
-    pub(super) fn is_quiet(&self, stream: Stream) -> bool {
-        self.config.quiet_captures && self.captures.is_capturing(stream)
     }
 
     fn makes(&self, mistake: Mistake) -> bool {

@@ -237,9 +237,7 @@ impl Generator {
 
     /// Plans the operations that order `stream` after all uses of the block, and then `op`.
     fn after_ordering(&mut self, execution: &Execution, block: Block, stream: Stream, op: Op) -> Op {
-        let missing =
-            execution.blocks.get(&block).and_then(|live| execution.order.missing(stream, &live.used));
-        match missing {
+        match execution.missing(stream, block) {
             None => op,
             Some(other) if self.can_use(execution, other) => {
                 // One stream in the usual case; if there are more, the operation is skipped.

@@ -4,10 +4,10 @@ use millpond_core::driver::CaptureMode;
 
 use super::FailureKind;
 use super::broken::{Broken, Checks, unexpected};
+use super::capture::Capture;
 use super::execution::Execution;
 use super::op::{Block, Event, MAX_EVENTS, MAX_SCOPES, Scope, Stream};
-use super::order::{Clock, Point};
-use super::scope::{Open, Owned};
+use super::scope::{Open, Owned, ScopeId};
 use crate::watch;
 
 /// The layer that makes scopes, to the watchdog.
@@ -21,10 +21,11 @@ impl Execution {
         let handle = self.stream(stream)?;
         self.device.begin_capture(handle, mode).map_err(unexpected)?;
         self.captures.note_begin(stream, self.thread);
+        self.order.join_capture(stream);
         Ok(())
     }
 
-    /// Joins the streams of the capture and ends it.
+    /// Joins the streams of the capture and ends it. What it holds is over then.
     pub(super) fn end_capture(&mut self, stream: Stream) -> Checks {
         let found = self.captures.live.iter().find(|capture| capture.origin == stream);
         let Some(others) = found.map(|capture| capture.streams[1..].to_vec()) else { return Ok(()) };
@@ -33,21 +34,52 @@ impl Execution {
             self.wait(stream, JOINS)?;
         }
         let handle = self.stream(stream)?;
-        self.captures.note_end(stream);
+        if let Some(Capture { id, streams, .. }) = self.captures.take(stream) {
+            streams.iter().for_each(|member| self.order.leave_capture(*member));
+            self.blocks.values_mut().for_each(|live| live.leave_capture(id));
+        }
         self.summary.captures += 1;
         let ended = self.device.end_capture(handle);
         ended.map_err(|error| Broken::new(FailureKind::Capture, error))
     }
 
-    /// Whether the scope may be opened for the stream: the graphs of a scope never run at once, so the stream
-    /// comes after what was captured for it.
+    /// Whether the stream's next work may use the block: in the order of its capture, if it captures.
+    /// `written_only`: the work only reads. A block that a capture allocated is the capture's until it ends.
+    pub(super) fn may_use(&self, stream: Stream, block: Block, written_only: bool) -> bool {
+        let Some(live) = self.blocks.get(&block) else { return false };
+        let capture = self.captures.of(stream);
+        let mut uses = [Some(&live.uses), live.uses_in(capture)].into_iter().flatten();
+        let is_after = |work| self.order.is_after(stream, work);
+        self.can_name(stream)
+            && (live.born.is_none() || live.born == capture)
+            && uses.all(|uses| is_after(if written_only { &uses.written } else { &uses.all }))
+    }
+
+    /// Whether the block may be given back on the stream. In a capture, what used the block outside of it
+    /// comes before the stream by an order outside of it, too; for a block of a scope, before one of the
+    /// streams that the scope looks after.
+    pub(super) fn may_free(&self, stream: Stream, block: Block) -> bool {
+        let Some(live) = self.blocks.get(&block) else { return false };
+        let capture = self.captures.of(stream);
+        let mut streams = vec![stream];
+        if let Some(scope) = live.scope {
+            streams.push(live.stream);
+            streams.extend(self.scopes.open_in(scope));
+        }
+        self.may_use(stream, block, false)
+            && live.captured.iter().all(|(id, _)| capture == Some(*id))
+            && (capture.is_none() || self.order.runs_before(&live.uses.all, &streams))
+    }
+
+    /// A stream that must be waited for before `stream` may use the block.
+    pub(super) fn missing(&self, stream: Stream, block: Block) -> Option<Stream> {
+        let live = self.blocks.get(&block)?;
+        let mut uses = [Some(&live.uses), live.uses_in(self.captures.of(stream))].into_iter().flatten();
+        uses.find_map(|uses| self.order.missing(stream, &uses.all))
+    }
+
     pub(super) fn can_open(&self, scope: Scope, stream: Stream) -> bool {
-        let index = usize::from(scope);
-        let follows = |owned: &Owned| self.order.is_after(stream, &owned.captured);
-        self.config.new_scope.is_some()
-            && index < MAX_SCOPES
-            && !self.scopes.is_open(stream)
-            && self.scopes.alive[index].as_ref().is_none_or(follows)
+        self.config.new_scope.is_some() && usize::from(scope) < MAX_SCOPES && !self.scopes.is_open(stream)
     }
 
     pub(super) fn has_scope(&self, scope: Scope) -> bool {
@@ -58,15 +90,17 @@ impl Execution {
         let Some(new_scope) = self.config.new_scope else { return Ok(()) };
         let _watch = watch::call(SCOPES);
         let handle = self.stream(stream)?;
+        let id = self.scopes.new_id();
         let slot = &mut self.scopes.alive[usize::from(scope)];
         let owned = match slot {
             Some(owned) => owned,
             None => {
                 let made = new_scope(self.resource.inner()).map_err(unexpected)?;
-                slot.insert(Owned { scope: made, captured: Clock::default() })
+                slot.insert(Owned { scope: made, id })
             }
         };
         let opened = owned.scope.open(handle).map_err(unexpected)?;
+        let scope = owned.id;
         self.scopes.open.push(Open { stream, scope, _opened: opened });
         self.summary.scopes += 1;
         Ok(())
@@ -83,21 +117,14 @@ impl Execution {
         drop(self.scopes.alive[usize::from(scope)].take());
     }
 
-    /// The scope from which a block for the stream comes.
-    pub(super) fn scope_of(&self, stream: Stream) -> Option<Scope> {
-        if self.scopes.open.is_empty() {
+    /// The scope from which a block for the stream comes, if the program is sure of that.
+    pub(super) fn scope_of(&self, stream: Stream) -> Option<ScopeId> {
+        if self.scopes.open.is_empty() || !self.config.direct_scopes {
             return None;
         }
-        self.scopes.of(&[stream]).or_else(|| self.scopes.of(self.captures.streams_with(stream)))
-    }
-
-    /// Notes captured work on a block of a scope.
-    pub(super) fn note_captured(&mut self, block: Block, stream: Stream, point: Point) {
-        let scope = self.blocks.get(&block).and_then(|live| live.scope);
-        if let Some(owned) = scope.and_then(|scope| self.scopes.alive[usize::from(scope)].as_mut())
-            && self.captures.is_capturing(stream)
-        {
-            owned.captured.add(point);
-        }
+        let mates = self.captures.streams_with(stream);
+        // No other thread can ask about a per-thread stream.
+        let is_mate = |open: Stream| mates.contains(&open) && self.thread_of(open).is_none();
+        self.scopes.of(|open| open == stream).or_else(|| self.scopes.of(is_mate))
     }
 }

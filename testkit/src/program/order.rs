@@ -1,5 +1,10 @@
 //! The order of a careful caller's own work: a vector clock for each stream.
+//!
+//! A stream that captures has two clocks. What it submits becomes a part of the graph and does not run, so an
+//! order that is captured holds for the graph alone: the clock of the capture knows it. The other clock knows
+//! what the stream comes after outside of the capture, and is the stream's again after the capture.
 
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::op::{Event, MAX_EVENTS, Stream};
@@ -20,7 +25,7 @@ impl Clock {
         &mut self.0[stream]
     }
 
-    fn join(&mut self, other: &Self) {
+    pub(super) fn join(&mut self, other: &Self) {
         if self.0.len() < other.0.len() {
             self.0.resize(other.0.len(), 0);
         }
@@ -29,15 +34,10 @@ impl Clock {
         }
     }
 
-    /// Whether this clock, or the host's, includes all of `other`.
-    fn covers(&self, host: &Self, other: &Self) -> bool {
-        self.lacks(host, other).is_none()
-    }
-
-    /// A stream on which `other` is ahead of this clock and the host's.
-    fn lacks(&self, host: &Self, other: &Self) -> Option<Stream> {
-        let known = |stream: usize| self.time(stream).max(host.time(stream));
-        (0..).zip(&other.0).position(|(stream, theirs)| known(stream) < *theirs).map(|index| index as Stream)
+    /// A stream on which this clock is ahead of all of `others`.
+    fn ahead_of(&self, others: &[&Self]) -> Option<Stream> {
+        let is_ahead = |(stream, time): (usize, &u32)| others.iter().all(|other| other.time(stream) < *time);
+        (0..).zip(&self.0).position(is_ahead).map(|stream| stream as Stream)
     }
 }
 
@@ -59,6 +59,8 @@ impl Clock {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Order {
     streams: Vec<Clock>,
+    /// Of streams that capture, the clocks outside of their captures.
+    outside: FxHashMap<Stream, Clock>,
     events: [Option<Clock>; MAX_EVENTS],
     host: Clock,
 }
@@ -89,18 +91,41 @@ impl Order {
 
     /// Whether work submitted to the stream now happens after all of `work`.
     pub(super) fn is_after(&self, stream: Stream, work: &Clock) -> bool {
-        match self.streams.get(usize::from(stream)) {
-            Some(clock) => clock.covers(&self.host, work),
-            None => self.host.covers(&self.host, work),
-        }
+        self.missing(stream, work).is_none()
     }
 
     /// A stream that must be waited for before `stream` may follow `work`.
     pub(super) fn missing(&self, stream: Stream, work: &Clock) -> Option<Stream> {
-        match self.streams.get(usize::from(stream)) {
-            Some(clock) => clock.lacks(&self.host, work),
-            None => self.host.lacks(&self.host, work),
-        }
+        let known = self.streams.get(usize::from(stream)).unwrap_or(&self.host);
+        work.ahead_of(&[known, &self.host])
+    }
+
+    /// The order in which the stream's work runs, captured or not: that outside of its capture.
+    pub(super) fn outside(&self, stream: Stream) -> &Clock {
+        let known = self.outside.get(&stream).or_else(|| self.streams.get(usize::from(stream)));
+        known.unwrap_or(&self.host)
+    }
+
+    /// Whether all of `work` happens before what runs next on one of these streams, by an order that no
+    /// capture holds.
+    pub(super) fn runs_before(&self, work: &Clock, streams: &[Stream]) -> bool {
+        let outside = streams.iter().map(|stream| self.outside(*stream));
+        let known: SmallVec<[&Clock; 4]> = outside.chain([&self.host]).collect();
+        work.ahead_of(&known).is_none()
+    }
+
+    /// The stream joins a capture.
+    pub(super) fn join_capture(&mut self, stream: Stream) {
+        let clock = self.stream(stream).clone();
+        self.outside.insert(stream, clock);
+    }
+
+    /// The stream's capture ends, and what it told the stream is forgotten. Its ticks go on.
+    pub(super) fn leave_capture(&mut self, stream: Stream) {
+        let Some(mut clock) = self.outside.remove(&stream) else { return };
+        let known = self.stream(stream);
+        *clock.time_mut(usize::from(stream)) = known.time(usize::from(stream));
+        *known = clock;
     }
 
     pub(super) fn record(&mut self, event: Event, stream: Stream) {
@@ -168,5 +193,27 @@ mod tests {
         let third = work(&[order.submit(5), order.submit(6)]);
         order.host_saw_device();
         assert!(order.is_after(0, &third));
+    }
+
+    #[test]
+    fn a_captured_order_holds_for_the_graph_alone() {
+        let mut order = Order::new();
+        let before = work(&[order.submit(2)]);
+        order.join_capture(2);
+        order.record(0, 2);
+        order.join_capture(3);
+        order.wait(3, 0);
+        let captured = work(&[order.submit(3)]);
+        assert!(order.is_after(3, &before), "in the graph");
+        assert!(!order.runs_before(&before, &[3]) && order.runs_before(&before, &[3, 2]));
+        order.record(1, 3);
+        order.wait(2, 1);
+        assert!(order.is_after(2, &captured), "in the graph");
+        [2, 3].into_iter().for_each(|stream| order.leave_capture(stream));
+        assert!(order.is_after(2, &before) && !order.is_after(3, &before) && !order.is_after(2, &captured));
+        let after = work(&[order.submit(3)]);
+        order.record(0, 3);
+        order.wait(2, 0);
+        assert!(order.is_after(2, &after), "the ticks go on");
     }
 }

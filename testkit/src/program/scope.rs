@@ -3,25 +3,27 @@
 use std::fmt;
 
 use super::ScopeOfGraphs;
-use super::op::{MAX_SCOPES, Scope, Stream};
-use super::order::Clock;
+use super::op::{MAX_SCOPES, Stream};
 
 /// The scopes that are alive, and the streams that are open in one.
 #[derive(Default)]
 pub(super) struct Scopes {
     pub(super) alive: [Option<Owned>; MAX_SCOPES],
     pub(super) open: Vec<Open>,
+    made: ScopeId,
 }
+
+/// A scope, by a number that no other scope of the program has.
+pub(super) type ScopeId = u32;
 
 pub(super) struct Owned {
     pub(super) scope: Box<dyn ScopeOfGraphs>,
-    /// The work of its captures, after which a later capture comes.
-    pub(super) captured: Clock,
+    pub(super) id: ScopeId,
 }
 
 pub(super) struct Open {
     pub(super) stream: Stream,
-    pub(super) scope: Scope,
+    pub(super) scope: ScopeId,
     /// Closes the scope for the stream when it is dropped.
     pub(super) _opened: Box<dyn Send>,
 }
@@ -31,9 +33,20 @@ impl Scopes {
         self.open.iter().any(|open| open.stream == stream)
     }
 
-    /// The scope that serves one of these streams.
-    pub(super) fn of(&self, streams: &[Stream]) -> Option<Scope> {
-        self.open.iter().find(|open| streams.contains(&open.stream)).map(|open| open.scope)
+    /// The scope that is open for one of these streams.
+    pub(super) fn of(&self, is_served: impl Fn(Stream) -> bool) -> Option<ScopeId> {
+        self.open.iter().find(|open| is_served(open.stream)).map(|open| open.scope)
+    }
+
+    /// The streams that are open in a scope.
+    pub(super) fn open_in(&self, scope: ScopeId) -> impl Iterator<Item = Stream> + '_ {
+        self.open.iter().filter(move |open| open.scope == scope).map(|open| open.stream)
+    }
+
+    /// A number for a new scope.
+    pub(super) fn new_id(&mut self) -> ScopeId {
+        self.made += 1;
+        self.made
     }
 
     pub(super) fn clear(&mut self) {

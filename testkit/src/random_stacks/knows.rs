@@ -39,6 +39,13 @@ pub(super) fn statistics(layers: &[LayerSpec]) -> StatisticsCheck {
     }
 }
 
+/// Whether the outermost layer that makes scopes gets each request as it is made.
+pub(super) fn has_direct_scopes(layers: &[LayerSpec]) -> bool {
+    let is_inside = |name: &&str| !["capture_scopes", "plan"].contains(name);
+    let passing: Vec<&str> = PASSING.into_iter().filter(is_inside).chain(["tracking", "aligned"]).collect();
+    deciding(layers, &passing).is_some_and(|name| name == "capture_scopes")
+}
+
 /// The mistakes that the stack must refuse.
 pub(super) fn refusals(layers: &[LayerSpec]) -> Refusals {
     match deciding(layers, &PASSING) {

@@ -131,8 +131,7 @@ impl Oracle {
             };
             if piece.via != 0 {
                 let through = self.through.entry(piece.via).or_default();
-                let used = block.uses.iter().chain(block.captured.iter());
-                position.iter().chain(used).for_each(|epoch| through.add(epoch));
+                released.iter().chain(block.uses.iter()).for_each(|epoch| through.add(epoch));
             }
             block.uses.iter().filter(open).for_each(|epoch| released.add(epoch));
             for (_, place) in self.places.overlapping(piece.range()) {
@@ -154,7 +153,7 @@ impl Oracle {
         is_captured: bool,
     ) -> Option<Finding> {
         let Self { places, blocks, through, .. } = self;
-        if piece.via != 0 {
+        if piece.via != 0 && !is_captured {
             through.entry(piece.via).or_default().add(epoch);
         }
         if let Some(Place { owner: Some(owner), .. }) = places.containing(&piece.range())
