@@ -51,7 +51,7 @@ sanitizer() {
     for tool in "$(command -v compute-sanitizer)" /usr/local/cuda/bin/compute-sanitizer; do
         [[ -x $tool ]] && break
     done
-    for file in defaults device_buffer errors order out_of_memory programs resources text waits; do
+    for file in device_buffer order out_of_memory resources waits; do
         files+=("python/tests/test_$file.py")
     done
     local -x MILLPOND_ORDER_CALLS="${SANITIZER_CALLS:-5000}"
