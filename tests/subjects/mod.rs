@@ -171,11 +171,7 @@ pub(crate) fn all() -> Vec<Subject> {
         all.push(subject(&format!("cuda+{adaptor}"), Knows::nothing()));
         all.push(subject(&format!("{POOL}+{adaptor}"), Knows::its_blocks(statistics)));
     }
-    for first in ADAPTORS {
-        for second in ADAPTORS {
-            all.push(subject(&format!("{POOL}+{first}+{second}"), Knows::its_blocks(Exact)));
-        }
-    }
+    all.extend(pairs().map(|text| subject(&text, Knows::its_blocks(Exact))));
     all.extend(SCOPED.iter().map(|text| {
         Subject::new(format!("{text} (in a scope)"), |driver| scoped::build(text, driver))
             .refuses(Refusals::ALL)
@@ -183,6 +179,12 @@ pub(crate) fn all() -> Vec<Subject> {
             .decayed_by(decay_pools)
     }));
     all
+}
+
+/// Every ordered pair of the adaptors that keep accounts, on the pool.
+pub(crate) fn pairs() -> impl Iterator<Item = String> {
+    let with = |first| ADAPTORS.iter().map(move |second| format!("{POOL}+{first}+{second}"));
+    ADAPTORS.iter().flat_map(with)
 }
 
 /// The layers of millpond, and one of a user's that submits work.

@@ -345,8 +345,11 @@ impl Drop for CanaryLayer {
             return;
         }
         self.flush();
-        let State { aside, early, .. } = std::mem::take(self.state.get_mut());
-        for (_, event) in early {
+        let State { aside, early, kept, .. } = std::mem::take(self.state.get_mut());
+        // A block is left to upstream if no stream could be made to wait for it.
+        let of_kept = kept.iter().filter_map(|kept| kept.event);
+        let own = of_kept.filter(|event| early.iter().all(|(_, early)| early != event));
+        for event in own.chain(early.iter().map(|(_, event)| *event)) {
             // SAFETY: nothing names the event any more.
             let _ = unsafe { driver.event_destroy(event) };
         }

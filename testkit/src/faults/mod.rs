@@ -1,4 +1,4 @@
-//! Makes every driver call of a program fail in turn, in every way of [`KINDS`].
+//! Makes every driver call of a program fail in turn, in the ways of [`KINDS`].
 //!
 //! - [`exhaust`] does so to one scenario over a stack: it allocates, frees, runs out of memory, trims and
 //!   drops.
@@ -22,4 +22,4 @@ mod stack;
 pub use failure::Failure;
 pub use kind::{FaultKind, KINDS};
 pub use operation::{Act, Operation, Prepare, Stage, exhaust_operation};
-pub use stack::{count_calls, exhaust};
+pub use stack::{Ways, count_calls, exhaust};

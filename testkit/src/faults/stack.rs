@@ -1,13 +1,15 @@
 //! One scenario, run once for every driver call in it, with that call failing.
 //!
 //! The scenario allocates and frees on two streams, steals, aligns, grows, runs out of memory, trims and
-//! drops. It is run once to count the driver calls, and then again for each call and each of [`KINDS`]. In
-//! every case there is no panic, no block is freed twice or too early, no memory is left but that of a failed
-//! free (or a failed wait when dropping), and afterwards the resource works again, or is poisoned after a
-//! sticky error.
+//! drops. It is run once to learn the driver calls, and then again for each call and some of [`KINDS`], as
+//! [`Ways`] says. In every case there is no panic, no block is freed twice or too early, no memory is left but
+//! that of a failed free (or a failed wait when dropping), and afterwards the resource works again, or is
+//! poisoned after a sticky error.
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use millpond_core::driver::StreamFlags;
 use millpond_core::{
@@ -15,6 +17,7 @@ use millpond_core::{
 };
 use millpond_driver::sim::{Access, FaultPlan, Schedule, SimConfig, SimDevice};
 use millpond_driver::{CallKind, CountingDriver};
+use parking_lot::Mutex;
 
 use super::failure::Failure;
 use super::kind::{FaultKind, KINDS};
@@ -23,42 +26,76 @@ use crate::{Checked, misuse_recorder, text_of};
 
 const CAPACITY: u64 = 64 << 20;
 
+/// The large requests of the scenario: some more than the device has memory for.
+const MANY: usize = 20;
+
+/// In how many ways each driver call of a stack fails.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Ways {
+    /// In every way, if it is one of the first two calls of its kind in a step of the scenario, or the last.
+    /// Those between, which repeat one thing, fail in one way each, and the ways take turns.
+    Every,
+    /// In one way each; the ways take turns. For stacks whose layers make no driver call of their own.
+    Turns,
+}
+
+/// The first calls of their kind in a step that fail in every way.
+const FIRST: usize = 2;
+
+/// A driver call of the scenario: the step that makes it, and its name.
+type Site = (u32, &'static str);
+
 /// Returns the number of driver calls that the scenario makes without faults.
 ///
 /// # Errors
 /// The failure of a run without faults.
 pub fn count_calls(subject: &Subject) -> Result<u64, Box<Failure>> {
-    run(subject, None, KINDS[0])
+    run(subject, None, KINDS[0]).map(|sites| sites.len() as u64)
 }
 
-/// Runs the scenario with every driver call failing in every way, and returns the number of runs.
+/// Runs the scenario with every driver call failing in these ways, and returns the number of runs.
 ///
 /// # Errors
 /// The first run with an error.
-pub fn exhaust(subject: &Subject) -> Result<u64, Box<Failure>> {
-    let calls = count_calls(subject)?;
+pub fn exhaust(subject: &Subject, ways: Ways) -> Result<u64, Box<Failure>> {
+    let sites = run(subject, None, KINDS[0])?;
     let mut runs = 1;
-    for call in 0..calls {
-        for kind in KINDS {
-            run(subject, Some(call), kind)?;
+    for call in 0..sites.len() {
+        for kind in kinds_of(&sites, call, ways, subject.name().len()) {
+            run(subject, Some(call as u64), *kind)?;
             runs += 1;
         }
     }
     Ok(runs)
 }
 
-fn run(subject: &Subject, call: Option<u64>, kind: FaultKind) -> Result<u64, Box<Failure>> {
+/// The ways in which a call fails. `shift` lets other stacks begin with another way.
+fn kinds_of(sites: &[Site], call: usize, ways: Ways, shift: usize) -> &'static [FaultKind] {
+    static ALL: [FaultKind; KINDS.len()] = KINDS;
+    let site = &sites[call];
+    let before = sites[..call].iter().filter(|other| *other == site).count();
+    let is_bound = before < FIRST || !sites[call + 1..].contains(site);
+    let turn = (call + shift) % ALL.len();
+    if ways == Ways::Every && is_bound { &ALL } else { &ALL[turn..=turn] }
+}
+
+fn run(subject: &Subject, call: Option<u64>, kind: FaultKind) -> Result<Vec<Site>, Box<Failure>> {
     let scenario = Scenario::new(subject, call, kind);
+    let sites = scenario.watch_calls();
     scenario.device.set_faults(call.map_or_else(FaultPlan::none, |call| kind.plan(call)));
     // To the resource, a driver that refuses to free a live block looks like a caller's mistake.
     let (result, _misuses) = misuse_recorder::record(|| catch_unwind(AssertUnwindSafe(|| scenario.run())));
-    result.map_err(|panic| {
-        let failed = scenario.counting.counts();
-        let failed = failed.iter().filter(|(_, counts)| counts.failures > 0);
-        let kinds: Vec<&str> = failed.map(|(kind, _)| kind.name()).collect();
-        let message = format!("{} (failed: {})", text_of(&*panic), kinds.join(", "));
-        Box::new(Failure { subject: subject.name().to_owned(), call, kind, message })
-    })
+    scenario.device.observe_calls(None);
+    let sites = std::mem::take(&mut *sites.lock());
+    result
+        .map(|calls| (0..calls).map(|call| sites.get(&call).copied().unwrap_or_default()).collect())
+        .map_err(|panic| {
+            let failed = scenario.counting.counts();
+            let failed = failed.iter().filter(|(_, counts)| counts.failures > 0);
+            let kinds: Vec<&str> = failed.map(|(kind, _)| kind.name()).collect();
+            let message = format!("{} (failed: {})", text_of(&*panic), kinds.join(", "));
+            Box::new(Failure { subject: subject.name().to_owned(), call, kind, message })
+        })
 }
 
 struct Scenario<'a> {
@@ -70,6 +107,8 @@ struct Scenario<'a> {
     counting: Arc<CountingDriver>,
     streams: [StreamRef; 2],
     first_call: u64,
+    /// The step that is under way.
+    step: Arc<AtomicU32>,
 }
 
 #[derive(Clone, Copy)]
@@ -92,7 +131,26 @@ impl<'a> Scenario<'a> {
         let counting = CountingDriver::new(Arc::clone(&device) as DriverHandle);
         let sticky = call.is_some() && kind.is_sticky();
         let first_call = device.driver_calls();
-        Self { subject, call, sticky, device, counting, streams, first_call }
+        Self { subject, call, sticky, device, counting, streams, first_call, step: Arc::default() }
+    }
+
+    /// Notes the site of each driver call by its number. Calls that cannot fail have the next one's number.
+    fn watch_calls(&self) -> Arc<Mutex<BTreeMap<u64, Site>>> {
+        let sites: Arc<Mutex<BTreeMap<u64, Site>>> = Arc::default();
+        if self.call.is_none() {
+            let (device, step, first) =
+                (Arc::downgrade(&self.device), Arc::clone(&self.step), self.first_call);
+            let noted = Arc::clone(&sites);
+            self.device.observe_calls(Some(Arc::new(move |name| {
+                let calls = device.upgrade().map_or(first, |device| device.driver_calls());
+                noted.lock().insert(calls - first, (step.load(Ordering::Relaxed), name));
+            })));
+        }
+        sites
+    }
+
+    fn next_step(&self) {
+        self.step.fetch_add(1, Ordering::Relaxed);
     }
 
     fn calls(&self) -> u64 {
@@ -123,6 +181,7 @@ impl<'a> Scenario<'a> {
             if let Some(inspect) = self.subject.inspect {
                 inspect(resource.inner());
             }
+            self.next_step();
             let (calls, lost) = (self.calls(), self.sticky && self.was_hit());
             waits_failed = self.failures(CallKind::Synchronize);
             drop(resource);
@@ -170,32 +229,38 @@ impl<'a> Scenario<'a> {
             Ok(block) => live.push(block),
             Err(error) => assert!(may_fail || alignment > 256, "{bytes} bytes: {error}"),
         };
+        self.next_step();
         for (bytes, stream) in [(1000, a), (1 << 20, a), (64 << 10, b), (0, b), (3 << 20, b)] {
             get(bytes, 256, stream, &mut live);
         }
         get(5000, 4096, a, &mut live);
+        self.next_step();
         put_all(resource, &mut live);
+        self.next_step();
         // Both streams' blocks are free now; each takes some of the other's.
         for (bytes, stream) in [(1 << 20, b), (3 << 20, a), (1000, b)] {
             get(bytes, 256, stream, &mut live);
         }
         drop(resource.memory_info());
         let _ = resource.statistics();
-        let many = 40;
-        for index in 0..many {
+        self.next_step();
+        for index in 0..MANY {
             match self.allocate(resource, 4 << 20, 256, self.streams[index % 2]) {
                 Ok(block) => live.push(block),
                 Err(error) => assert!(may_fail || error.is_out_of_memory(), "{error}"),
             }
         }
+        self.next_step();
         let half = live.len() / 2;
         let mut rest = live.split_off(half);
         put_all(resource, &mut live);
+        self.next_step();
         let trimmed = resource.trim(1 << 20);
         assert!(may_fail || trimmed.is_ok(), "{trimmed:?}");
         get(1 << 20, 256, a, &mut live);
         put_all(resource, &mut live);
         put_all(resource, &mut rest);
+        self.next_step();
         drop(resource.trim(0));
         get(100_000, 256, b, &mut live);
         put_all(resource, &mut live);
