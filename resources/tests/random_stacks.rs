@@ -4,8 +4,8 @@
 //! that fail, resets, several devices and threads. Callbacks, hooks and subscribers use the stack.
 //! A watchdog names the layer in which a call hangs.
 //!
-//! `MILLPOND_STACKS_OPS` says how many operations are run, `MILLPOND_STACKS_RACES` how many races, and
-//! `MILLPOND_SEED` runs one seed.
+//! `MILLPOND_STACKS_OPS` says how many operations are run, `MILLPOND_STACKS_RACES` how many races,
+//! `MILLPOND_STACKS_FROM` the first seed, and `MILLPOND_SEED` runs one seed.
 
 mod looks;
 
@@ -100,13 +100,15 @@ fn programs_on_random_stacks_keep_the_rules() {
     let stacks = Stacks::new(table());
     let start = Instant::now();
     let operations = number("MILLPOND_STACKS_OPS", OPERATIONS);
-    let sweep = Sweep::operations(operations).or_seed_of_environment();
+    let seeds = number("MILLPOND_STACKS_FROM", 0)..u64::MAX;
+    let sweep = Sweep { seeds, ..Sweep::operations(operations) }.or_seed_of_environment();
     let summary = run(&stacks, &sweep).unwrap_or_else(|failure| panic!("{failure}"));
     println!("{summary} in {:.1} s", start.elapsed().as_secs_f64());
     if std::env::var_os("MILLPOND_SEED").is_none() {
         assert!(summary.operations >= operations, "{summary}");
-        let Summary { captures, scopes, misuses, resets, losses, guest_calls, faults, .. } = summary;
-        let counts = [captures, scopes, misuses, resets, losses, guest_calls, faults];
+        let Summary { captures, launches, scopes, misuses, resets, losses, guest_calls, faults, .. } =
+            summary;
+        let counts = [captures, launches, scopes, misuses, resets, losses, guest_calls, faults];
         assert!(counts.iter().all(|count| *count > 0), "{summary}");
         assert!(summary.on_other_devices > 0 && summary.on_other_threads > 0, "{summary}");
     }

@@ -2,9 +2,11 @@
 //!
 //! The scenario allocates and frees on two streams, steals, aligns, grows, runs out of memory, trims and
 //! drops. It is run once to learn the driver calls, and then again for each call and some of [`KINDS`], as
-//! [`Ways`] says. In every case there is no panic, no block is freed twice or too early, no memory is left but
-//! that of a failed free (or a failed wait when dropping), and afterwards the resource works again, or is
-//! poisoned after a sticky error.
+//! [`Ways`] says.
+//!
+//! In every case there is no panic, and no block is freed twice or too early. No memory is left but that of a
+//! failed free (or a failed wait when dropping). Afterwards the resource works again, or is poisoned after a
+//! sticky error.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,9 +1,10 @@
 //! The captures of a program: which streams and events belong to one, and what a careful caller does then.
 //!
-//! Captured work does not run, as no graph is launched: it orders nothing outside of its capture, changes no
-//! bytes, and is over when the capture ends.
+//! Captured work does not run: it orders nothing outside of its capture, changes no bytes, and is over when
+//! the capture ends. A launch of its graph is other work.
 
 use super::op::{Event, MAX_EVENTS, Stream};
+use super::pieces::Piece;
 
 /// A capture, by its number in the program.
 pub(super) type CaptureId = u32;
@@ -19,6 +20,8 @@ pub(super) struct Capture {
     pub(super) thread: u8,
     /// Its streams; the first is the origin.
     pub(super) streams: Vec<Stream>,
+    /// The ranges that its work uses.
+    pub(super) pieces: Vec<Piece>,
 }
 
 /// The captures that are under way.
@@ -101,7 +104,7 @@ impl Captures {
 
     pub(super) fn note_begin(&mut self, origin: Stream, thread: u8) {
         self.begun += 1;
-        self.live.push(Capture { id: self.begun, origin, thread, streams: vec![origin] });
+        self.live.push(Capture { id: self.begun, origin, thread, streams: vec![origin], pieces: Vec::new() });
     }
 
     /// Takes out the capture that began on a stream.

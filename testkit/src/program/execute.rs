@@ -169,6 +169,7 @@ impl Execution {
                 self.drop_scope(scope);
                 Ok(())
             }
+            Op::LaunchGraph { back, stream } => self.launch_graph(back, stream),
             Op::Misuse { block, stream, mistake } => self.misuse(block, stream, mistake),
             Op::ResetContext => self.reset_context(),
             Op::LoseDevice => self.lose_device(),
@@ -217,8 +218,12 @@ impl Execution {
             uses.written = uses.all.clone();
         }
         let (captured, position) = (Vec::new(), self.live.len());
-        let mut live = Live { ptr, layout, stream, tag: 0, uses, captured, born, position, scope };
+        let (tag, is_known) = (0, false);
+        let mut live = Live { ptr, layout, stream, tag, is_known, uses, captured, born, position, scope };
         live.uses_mut(born).note(self.order.submit(stream), true);
+        if let Some(scope) = scope {
+            self.scopes.work_mut(scope).all.join(&live.uses.all);
+        }
         self.live.push(block);
         self.blocks.insert(block, live);
         self.write(block, stream)
@@ -230,13 +235,17 @@ impl Execution {
         let (point, capture) = (self.order.submit(stream), self.captures.of(stream));
         let Some(live) = self.blocks.get_mut(&block) else { return Ok(()) };
         live.uses_mut(capture).note(point, true);
-        live.tag += u64::from(capture.is_none());
+        if capture.is_none() {
+            live.tag += 1;
+            live.is_known = true;
+        }
         let tag = u64::from(block) << 32 | live.tag;
         launch(&self.device, handle, live, reach, |ptr, bytes| match capture {
             None => Access::write(ptr, bytes, tag),
             // Captured work changes no bytes.
             Some(_) => Access::read(ptr, bytes),
         });
+        self.note_use(block, stream, point, true);
         Ok(())
     }
 
@@ -246,18 +255,22 @@ impl Execution {
         let (point, capture) = (self.order.submit(stream), self.captures.of(stream));
         let Some(live) = self.blocks.get_mut(&block) else { return Ok(()) };
         live.uses_mut(capture).note(point, false);
-        let is_checked = capture.is_none() && live.tag > 0;
+        let is_checked = capture.is_none() && live.is_known;
         let tag = u64::from(block) << 32 | live.tag;
         launch(&self.device, handle, live, reach, |ptr, bytes| match is_checked {
             true => Access::check(ptr, bytes, tag),
             false => Access::read(ptr, bytes),
         });
+        self.note_use(block, stream, point, false);
         Ok(())
     }
 
     pub(super) fn deallocate(&mut self, block: Block, stream: Stream) -> Checks {
         self.read(block, stream)?;
         let handle = self.stream(stream)?;
+        if let Some(capture) = self.captures.of(stream) {
+            self.note_captured_free(capture, block, stream);
+        }
         let Some(live) = self.blocks.remove(&block) else { return Ok(()) };
         self.live.swap_remove(live.position);
         if let Some(moved) = self.live.get(live.position).and_then(|moved| self.blocks.get_mut(moved)) {

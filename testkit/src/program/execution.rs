@@ -12,6 +12,7 @@ use super::broken::{Broken, unexpected};
 use super::capture::{CaptureId, Captures};
 use super::op::{Block, Event, MAX_EVENTS, MAX_STREAMS, Mistake, Op, Stream};
 use super::order::{Clock, Order, Point};
+use super::pieces::Graphs;
 use super::scope::{ScopeId, Scopes};
 use super::{Config, Summary};
 use crate::Checked;
@@ -23,8 +24,10 @@ pub(super) struct Live {
     pub(super) ptr: DevicePtr,
     pub(super) layout: Layout,
     pub(super) stream: Stream,
-    /// The tag of the last write that ran; 0 before the first.
+    /// The tag of the last write that ran.
     pub(super) tag: u64,
+    /// Whether the block has that tag: some write ran, and no graph of the block's scope since.
+    pub(super) is_known: bool,
     /// The uses outside of captures, and what the block's first stream came after when it got the block.
     pub(super) uses: Uses,
     /// The uses in captures that are under way.
@@ -104,6 +107,7 @@ pub(super) struct Execution {
     pub(super) number: u8,
     pub(super) captures: Captures,
     pub(super) scopes: Scopes,
+    pub(super) graphs: Graphs,
     pub(super) ending: Option<Ending>,
     pub(super) order: Order,
     pub(super) summary: Summary,
@@ -136,6 +140,7 @@ impl Execution {
             number,
             captures: Captures::default(),
             scopes: Scopes::default(),
+            graphs: Graphs::default(),
             ending: None,
             device,
             order: Order::new(),
@@ -173,7 +178,11 @@ impl Execution {
             return false;
         }
         match op {
-            Op::Allocate { block, stream, .. } => block >= self.next_block && named(stream),
+            Op::Allocate { block, stream, .. } => {
+                let follows = |scope| self.follows_launches(stream, scope);
+                block >= self.next_block && named(stream) && self.scope_of(stream).is_none_or(follows)
+            }
+            Op::LaunchGraph { back, stream } => self.can_launch(back, stream),
             Op::Deallocate { block, stream } => self.may_free(stream, block),
             Op::Write { block, stream } => self.may_use(stream, block, false),
             Op::Read { block, stream } => self.may_use(stream, block, true),

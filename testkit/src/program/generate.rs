@@ -3,8 +3,8 @@
 
 use std::collections::VecDeque;
 
-use millpond_core::DriverError;
 use millpond_core::driver::CaptureMode;
+use millpond_core::{ALLOCATION_ALIGNMENT, DriverError};
 use millpond_driver::CallKind;
 
 use super::Config;
@@ -197,9 +197,13 @@ impl Generator {
         self.rng.below(4) as Event
     }
 
-    fn allocate(&mut self) -> Op {
-        let block = self.next_block;
+    fn next_block(&mut self) -> Block {
         self.next_block += 1;
+        self.next_block - 1
+    }
+
+    fn allocate(&mut self) -> Op {
+        let block = self.next_block();
         let alignment = match self.rng.percent(self.aligned_percent) {
             true => (256 << self.rng.below(14)).min(self.largest_alignment),
             false => 256,
@@ -237,7 +241,12 @@ impl Generator {
 
     /// Plans the operations that order `stream` after all uses of the block, and then `op`.
     fn after_ordering(&mut self, execution: &Execution, block: Block, stream: Stream, op: Op) -> Op {
-        match execution.missing(stream, block) {
+        self.after_stream(execution, execution.missing(stream, block), stream, op)
+    }
+
+    /// Plans the operations that order `stream` after the one that is missing, and then `op`.
+    fn after_stream(&mut self, execution: &Execution, missing: Option<Stream>, stream: Stream, op: Op) -> Op {
+        match missing {
             None => op,
             Some(other) if self.can_use(execution, other) => {
                 // One stream in the usual case; if there are more, the operation is skipped.
@@ -319,6 +328,9 @@ impl Generator {
         let stream = self.stream();
         let kind = self.rng.pick(&self.special.kinds).copied().unwrap_or(Kind::Mistake);
         match kind {
+            Kind::Capture if self.rng.percent(50) && execution.whole_graph().is_some() => {
+                self.launch(execution, stream)
+            }
             Kind::Capture if self.rng.percent(60) => {
                 self.capture_left = self.rng.between(2, 30);
                 let modes = [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed];
@@ -346,6 +358,13 @@ impl Generator {
         }
     }
 
+    /// Launches a graph, or plans that after what must come before it.
+    fn launch(&mut self, execution: &Execution, stream: Stream) -> Op {
+        let back = execution.whole_graph().unwrap_or(0);
+        let op = Op::LaunchGraph { back, stream };
+        self.after_stream(execution, execution.missing_for_launch(back, stream), stream, op)
+    }
+
     /// Opens or closes a scope; few streams are open at once, so that scopes close for all.
     fn scope_op(&mut self) -> Op {
         let scope = if self.rng.percent(70) { 0 } else { self.rng.below(3) as Scope };
@@ -363,20 +382,27 @@ impl Generator {
         }
     }
 
-    /// Plans a capture on a stream that is open in a scope by then, and the end of both. One block of the
-    /// scope lives from before the capture into it.
+    /// Plans a capture on a stream that is open in a scope by then, the end of both, and a launch. One block
+    /// of the scope lives from before the capture into it, and one in it.
     fn plan_capture(&mut self, stream: Stream) {
-        let (Op::Allocate { block, bytes, alignment, .. }, mode) =
-            (self.allocate(), CaptureMode::ThreadLocal)
-        else {
-            return;
+        let mode = CaptureMode::ThreadLocal;
+        let [before, within] = [(); 2].map(|()| self.next_block());
+        let mut allocate = |block| {
+            let (bytes, alignment) = (self.bytes(), ALLOCATION_ALIGNMENT);
+            Op::Allocate { block, stream, bytes, alignment }
         };
+        let [first, second] = [before, within].map(&mut allocate);
+        let launches_on = self.any_stream();
         self.planned.extend([
-            Op::Allocate { block, stream, bytes, alignment },
+            first,
             Op::BeginCapture { stream, mode },
-            Op::Deallocate { block, stream },
+            second,
+            Op::Deallocate { block: before, stream },
+            Op::Deallocate { block: within, stream },
             Op::EndCapture { stream },
             Op::CloseScope { stream },
+            Op::SyncStream { stream },
+            Op::LaunchGraph { back: 0, stream: launches_on },
         ]);
     }
 

@@ -34,9 +34,10 @@ impl Execution {
             self.wait(stream, JOINS)?;
         }
         let handle = self.stream(stream)?;
-        if let Some(Capture { id, streams, .. }) = self.captures.take(stream) {
+        if let Some(Capture { id, streams, pieces, .. }) = self.captures.take(stream) {
             streams.iter().for_each(|member| self.order.leave_capture(*member));
             self.blocks.values_mut().for_each(|live| live.leave_capture(id));
+            self.graphs.add(pieces);
         }
         self.summary.captures += 1;
         let ended = self.device.end_capture(handle);
@@ -50,7 +51,9 @@ impl Execution {
         let capture = self.captures.of(stream);
         let mut uses = [Some(&live.uses), live.uses_in(capture)].into_iter().flatten();
         let is_after = |work| self.order.is_after(stream, work);
+        let follows = || live.scope.is_none_or(|scope| self.follows_launches(stream, scope));
         self.can_name(stream)
+            && (capture.is_some() || follows())
             && (live.born.is_none() || live.born == capture)
             && uses.all(|uses| is_after(if written_only { &uses.written } else { &uses.all }))
     }
@@ -71,11 +74,18 @@ impl Execution {
             && (capture.is_none() || self.order.runs_before(&live.uses.all, &streams))
     }
 
+    /// Whether the stream's next work comes after the launches of a scope's graphs.
+    pub(super) fn follows_launches(&self, stream: Stream, scope: ScopeId) -> bool {
+        self.scopes.work(scope).is_none_or(|work| self.order.is_after(stream, &work.launched))
+    }
+
     /// A stream that must be waited for before `stream` may use the block.
     pub(super) fn missing(&self, stream: Stream, block: Block) -> Option<Stream> {
         let live = self.blocks.get(&block)?;
         let mut uses = [Some(&live.uses), live.uses_in(self.captures.of(stream))].into_iter().flatten();
-        uses.find_map(|uses| self.order.missing(stream, &uses.all))
+        let launched = || live.scope.and_then(|scope| self.scopes.work(scope)).map(|work| &work.launched);
+        let of_uses = uses.find_map(|uses| self.order.missing(stream, &uses.all));
+        of_uses.or_else(|| self.order.missing(stream, launched()?))
     }
 
     pub(super) fn can_open(&self, scope: Scope, stream: Stream) -> bool {

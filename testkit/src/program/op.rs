@@ -147,6 +147,13 @@ pub enum Op {
         /// The stream that began the capture.
         stream: Stream,
     },
+    /// Launches a graph that was captured.
+    LaunchGraph {
+        /// How many captures ago the graph was captured: 0 for the last.
+        back: u8,
+        /// The stream.
+        stream: Stream,
+    },
     /// Opens a scope for captured graphs for a stream.
     OpenScope {
         /// The scope.
@@ -216,6 +223,9 @@ impl fmt::Display for Op {
             }
             Self::BeginCapture { stream, mode } => write!(f, "stream {stream} begins a capture ({mode:?})"),
             Self::EndCapture { stream } => write!(f, "stream {stream} ends its capture"),
+            Self::LaunchGraph { back, stream } => {
+                write!(f, "launch the graph of {back} captures ago on stream {stream}")
+            }
             Self::OpenScope { scope, stream } => write!(f, "open scope {scope} for stream {stream}"),
             Self::CloseScope { stream } => write!(f, "close the scope of stream {stream}"),
             Self::DropScope { scope } => write!(f, "drop scope {scope}"),

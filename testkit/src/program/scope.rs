@@ -2,8 +2,11 @@
 
 use std::fmt;
 
+use rustc_hash::FxHashMap;
+
 use super::ScopeOfGraphs;
 use super::op::{MAX_SCOPES, Stream};
+use super::order::Clock;
 
 /// The scopes that are alive, and the streams that are open in one.
 #[derive(Default)]
@@ -11,6 +14,16 @@ pub(super) struct Scopes {
     pub(super) alive: [Option<Owned>; MAX_SCOPES],
     pub(super) open: Vec<Open>,
     made: ScopeId,
+    work: FxHashMap<ScopeId, Work>,
+}
+
+/// The work outside of captures on the memory of a scope.
+#[derive(Clone, Default, Debug)]
+pub(super) struct Work {
+    /// All of it, with what its blocks' first streams came after.
+    pub(super) all: Clock,
+    /// The launches of graphs.
+    pub(super) launched: Clock,
 }
 
 /// A scope, by a number that no other scope of the program has.
@@ -47,6 +60,20 @@ impl Scopes {
     pub(super) fn new_id(&mut self) -> ScopeId {
         self.made += 1;
         self.made
+    }
+
+    /// Whether the scope has not ended.
+    pub(super) fn has(&self, scope: ScopeId) -> bool {
+        let mut alive = self.alive.iter().flatten();
+        alive.any(|owned| owned.id == scope) || self.open.iter().any(|open| open.scope == scope)
+    }
+
+    pub(super) fn work(&self, scope: ScopeId) -> Option<&Work> {
+        self.work.get(&scope)
+    }
+
+    pub(super) fn work_mut(&mut self, scope: ScopeId) -> &mut Work {
+        self.work.entry(scope).or_default()
     }
 
     pub(super) fn clear(&mut self) {

@@ -153,6 +153,7 @@ fn with_stream(mut op: Op, mut change: impl FnMut(Stream) -> Stream) -> Op {
         | Op::DestroyStream { stream }
         | Op::BeginCapture { stream, .. }
         | Op::EndCapture { stream }
+        | Op::LaunchGraph { stream, .. }
         | Op::OpenScope { stream, .. }
         | Op::CloseScope { stream }
         | Op::Misuse { stream, .. } => *stream = change(*stream),

@@ -24,6 +24,8 @@ pub struct Summary {
     pub faults: u64,
     /// Captures that were ended.
     pub captures: u64,
+    /// Graphs that were launched.
+    pub launches: u64,
     /// Streams that were opened in a scope for captured graphs.
     pub scopes: u64,
     /// Blocks that were given back in a wrong way.
@@ -51,6 +53,7 @@ impl AddAssign for Summary {
         self.streams_destroyed += other.streams_destroyed;
         self.faults += other.faults;
         self.captures += other.captures;
+        self.launches += other.launches;
         self.scopes += other.scopes;
         self.misuses += other.misuses;
         self.resets += other.resets;
@@ -73,6 +76,7 @@ impl fmt::Display for Summary {
         write!(f, "{} streams destroyed, {} faults", self.streams_destroyed, self.faults)?;
         let special = [
             (self.captures, "captures"),
+            (self.launches, "launches"),
             (self.scopes, "openings of scopes"),
             (self.misuses, "mistakes"),
             (self.resets, "resets"),
