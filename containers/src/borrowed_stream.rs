@@ -4,7 +4,7 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use millpond_core::driver::call;
-use millpond_core::{DriverHandle, Result, StreamRef};
+use millpond_core::{DriverHandle, Result, StreamId, StreamRef};
 
 use crate::Event;
 
@@ -30,12 +30,14 @@ use crate::Event;
 pub struct BorrowedStream<'a> {
     driver: DriverHandle,
     stream: StreamRef,
+    /// Which one it was where this was made: the per-thread default stream is another one on another thread.
+    id: StreamId,
     owner: PhantomData<&'a ()>,
 }
 
 impl<'a> BorrowedStream<'a> {
     pub(crate) fn of(driver: DriverHandle, stream: StreamRef) -> Self {
-        Self { driver, stream, owner: PhantomData }
+        Self { driver, stream, id: stream.id(), owner: PhantomData }
     }
 
     /// The legacy default stream of this driver's device.
@@ -101,10 +103,11 @@ impl From<&BorrowedStream<'_>> for StreamRef {
     }
 }
 
-/// Equal are two borrows of one stream of one device.
+/// Two borrows are equal if they are of one stream of one device. The per-thread default streams of two
+/// threads are two.
 impl PartialEq for BorrowedStream<'_> {
     fn eq(&self, other: &Self) -> bool {
-        self.driver.device() == other.driver.device() && self.stream == other.stream
+        self.driver.device() == other.driver.device() && self.id == other.id
     }
 }
 

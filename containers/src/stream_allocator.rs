@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use millpond_core::{AnyResource, DeviceMemoryResource, DevicePtr, Layout, Result, StreamRef};
+use millpond_core::{AnyResource, DeviceMemoryResource, DevicePtr, Layout, Result, StreamId, StreamRef};
 
 use crate::DeviceBuffer;
 
@@ -30,12 +30,14 @@ use crate::DeviceBuffer;
 pub struct StreamAllocator<R = AnyResource> {
     resource: R,
     stream: StreamRef,
+    /// Which one it was where this was made: the per-thread default stream is another one on another thread.
+    id: StreamId,
 }
 
 impl<R: DeviceMemoryResource> StreamAllocator<R> {
     /// Allocates from `resource` on `stream`.
     pub fn new(resource: R, stream: StreamRef) -> Self {
-        Self { resource, stream }
+        Self { resource, stream, id: stream.id() }
     }
 
     /// [`DeviceMemoryResource::allocate`] on the allocator's stream.
@@ -79,15 +81,15 @@ impl<R: DeviceMemoryResource> StreamAllocator<R> {
     /// The same resource on another stream.
     #[must_use]
     pub fn on(self, stream: StreamRef) -> Self {
-        Self { stream, ..self }
+        Self { stream, id: stream.id(), ..self }
     }
 }
 
-/// Equal are two allocators of which one may give back the other's blocks: on one stream, over
-/// [equal](DeviceMemoryResource::is_equal) resources.
+/// Two allocators are equal if either can free the other's blocks: on one stream, over
+/// [equal](DeviceMemoryResource::is_equal) resources. The per-thread default streams of two threads are two.
 impl<R: DeviceMemoryResource, S: DeviceMemoryResource> PartialEq<StreamAllocator<S>> for StreamAllocator<R> {
     fn eq(&self, other: &StreamAllocator<S>) -> bool {
-        self.stream == other.stream && self.resource.is_equal(&other.resource)
+        self.id == other.id && self.resource.is_equal(&other.resource)
     }
 }
 

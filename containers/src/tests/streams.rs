@@ -145,3 +145,20 @@ fn an_allocator_uses_its_stream() {
     script.fail_next(ErrorKind::OutOfMemory);
     assert!(memory.allocate(layout).unwrap_err().is_out_of_memory());
 }
+
+#[test]
+fn the_per_thread_streams_of_two_threads_are_two() {
+    let device = SimDevice::new(SimConfig::h200());
+    let resource = mock::resource(device.clone()).0.into_any();
+    let borrow = || BorrowedStream::per_thread(device.clone());
+    let allocator = |stream| StreamAllocator::new(resource.clone(), stream);
+    let theirs = std::thread::scope(|scope| {
+        let made = scope.spawn(|| (borrow(), allocator(StreamRef::PER_THREAD)));
+        made.join().unwrap()
+    });
+    assert!(borrow() == borrow() && borrow() != theirs.0, "a borrowed stream");
+    let mine = allocator(StreamRef::PER_THREAD);
+    assert!(mine == mine.clone() && mine != theirs.1, "an allocator");
+    assert!(allocator(StreamRef::LEGACY).on(StreamRef::PER_THREAD) == mine, "one that moved to the stream");
+    assert!(theirs.1.clone().on(StreamRef::PER_THREAD) == mine, "one that moved to the thread's stream");
+}
