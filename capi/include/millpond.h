@@ -303,6 +303,20 @@ millpond_status millpond_copy_on_device(const struct millpond_device *device,
                                         uint64_t bytes,
                                         void *stream);
 
+// Copies from another device to this one, in the order of the stream, and waits for it. Neither device needs
+// access to the other's memory. Between devices of two machines, as simulated ones are, the host passes the
+// bytes on.
+//
+// # Safety
+// Both devices are handles of this library's; the stream is of `device`, and alive; the ranges hold `bytes`
+// bytes; the work on the source is done, and the target may be used in the order of the stream.
+millpond_status millpond_copy_from_device(const struct millpond_device *device,
+                                          void *target,
+                                          const struct millpond_device *source_device,
+                                          const void *source,
+                                          uint64_t bytes,
+                                          void *stream);
+
 // Sets each byte of a range of the device's memory, in the order of the stream.
 //
 // # Safety
@@ -407,8 +421,9 @@ millpond_status millpond_allocate(const struct millpond_resource *resource,
                                   void *stream,
                                   void **ptr);
 
-// Takes a block back, in the order of `stream`. Does nothing for a null pointer. A block that is refused
-// (foreign, free already, of another size) is reported as `millpond::misuse`, and counted.
+// Takes a block back, in the order of `stream`. Does nothing for a null pointer. A block that the resource
+// refuses (foreign, free already, of another size) is an invalid argument; it is reported as
+// `millpond::misuse`, and counted.
 //
 // # Safety
 // `resource` is a handle of this library's; the block is from `millpond_allocate` of it with these bytes and

@@ -2,8 +2,8 @@
 
 use std::ffi::{c_char, c_void};
 
-use millpond_core::driver::{StreamFlags, call};
-use millpond_core::{DeviceId, DevicePtr, DriverHandle, Error, Result};
+use millpond_core::driver::{DriverError, StreamFlags, call};
+use millpond_core::{DeviceId, DevicePtr, DriverHandle, Error, Result, StreamRef};
 use millpond_driver::DeviceSpec;
 
 use crate::status::{
@@ -291,6 +291,77 @@ pub unsafe extern "C" fn millpond_copy_on_device(
             driver.memcpy_dtod_async(device_ptr(target), device_ptr(source.cast_mut()), bytes, stream)
         })
     })
+}
+
+/// Copies from another device to this one, in the order of the stream, and waits for it. Neither device needs
+/// access to the other's memory. Between devices of two machines, as simulated ones are, the host passes the
+/// bytes on.
+///
+/// # Safety
+/// Both devices are handles of this library's; the stream is of `device`, and alive; the ranges hold `bytes`
+/// bytes; the work on the source is done, and the target may be used in the order of the stream.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_copy_from_device(
+    device: *const Device,
+    target: *mut c_void,
+    source_device: *const Device,
+    source: *const c_void,
+    bytes: u64,
+    stream: *mut c_void,
+) -> Status {
+    with_device(device, |driver| {
+        // SAFETY: the caller's promise.
+        let from = &unsafe { borrowed(source_device, "the device of the source") }?.0;
+        let (stream, target, source) =
+            (stream_of(driver, stream)?, device_ptr(target), device_ptr(source.cast_mut()));
+        // SAFETY: the caller's promise.
+        let copied = call(&**driver, |driver| unsafe {
+            driver.memcpy_peer_async(target, source, from.device(), bytes, stream)
+        });
+        let copied = match copied {
+            Err(error) if is_of_another_machine(&error) => {
+                // SAFETY: the caller's promise.
+                unsafe { copy_through_host(driver, target, from, source, bytes, stream) }
+            }
+            answer => answer,
+        };
+        copied.and(call(&**driver, |driver| driver.stream_synchronize(stream)))
+    })
+}
+
+fn is_of_another_machine(error: &Error) -> bool {
+    error.driver_error().is_some_and(|error| error.code() == DriverError::INVALID_DEVICE)
+}
+
+/// # Safety
+/// As for [`millpond_copy_from_device`].
+unsafe fn copy_through_host(
+    driver: &DriverHandle,
+    target: DevicePtr,
+    from: &DriverHandle,
+    source: DevicePtr,
+    bytes: u64,
+    stream: StreamRef,
+) -> Result<()> {
+    const PART: u64 = 1 << 20;
+    let mut part = vec![0_u8; bytes.min(PART) as usize];
+    for at in (0..bytes).step_by(PART as usize) {
+        let now = PART.min(bytes - at);
+        let (target, source) = (target.offset(at), source.offset(at));
+        // SAFETY: the caller's promise; the host's memory holds as many, and is used by one copy after the
+        // other.
+        unsafe {
+            call(&**from, |from| {
+                from.memcpy_dtoh_async(part.as_mut_ptr(), source, now, StreamRef::LEGACY)?;
+                from.stream_synchronize(StreamRef::LEGACY)
+            })?;
+            call(&**driver, |driver| {
+                driver.memcpy_htod_async(target, part.as_ptr(), now, stream)?;
+                driver.stream_synchronize(stream)
+            })?;
+        }
+    }
+    Ok(())
 }
 
 /// Sets each byte of a range of the device's memory, in the order of the stream.

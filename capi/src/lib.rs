@@ -39,6 +39,7 @@ pub mod manager;
 pub mod oracle;
 pub mod order;
 mod process;
+mod refused;
 pub mod registry;
 pub mod resource;
 pub mod status;

@@ -15,6 +15,7 @@ use millpond_driver::DeviceSpec;
 use millpond_resources::Pool;
 
 use crate::device::{Device, device_ptr};
+use crate::refused::check_taken;
 use crate::status::{
     Status, borrowed, end, guarded_here, guarded_or, put, put_handle, put_text, stream_on, text_of,
 };
@@ -196,8 +197,9 @@ pub unsafe extern "C" fn millpond_allocate(
     })
 }
 
-/// Takes a block back, in the order of `stream`. Does nothing for a null pointer. A block that is refused
-/// (foreign, free already, of another size) is reported as `millpond::misuse`, and counted.
+/// Takes a block back, in the order of `stream`. Does nothing for a null pointer. A block that the resource
+/// refuses (foreign, free already, of another size) is an invalid argument; it is reported as
+/// `millpond::misuse`, and counted.
 ///
 /// # Safety
 /// `resource` is a handle of this library's; the block is from `millpond_allocate` of it with these bytes and
@@ -219,8 +221,7 @@ pub unsafe extern "C" fn millpond_deallocate(
             named => named?,
         };
         // SAFETY: the caller's promise.
-        unsafe { resource.deallocate(device_ptr(ptr), layout, stream) };
-        Ok(())
+        check_taken(|| unsafe { resource.deallocate(device_ptr(ptr), layout, stream) })
     })
 }
 
@@ -259,8 +260,7 @@ pub unsafe extern "C" fn millpond_deallocate_sync(
     with_resource(resource, |resource| {
         let layout = layout_of(bytes, alignment)?;
         // SAFETY: the caller's promise.
-        unsafe { resource.deallocate_sync(device_ptr(ptr), layout) };
-        Ok(())
+        check_taken(|| unsafe { resource.deallocate_sync(device_ptr(ptr), layout) })
     })
 }
 

@@ -6,7 +6,7 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use millpond_core::driver::call;
-use millpond_core::{DeviceMemoryResource, DriverHandle, Error, ErrorKind, Result, StreamRef};
+use millpond_core::{DeviceMemoryResource, DriverError, DriverHandle, Error, ErrorKind, Result, StreamRef};
 
 use crate::first_call::start_log;
 use crate::process::{check_process, notice_forks};
@@ -201,7 +201,16 @@ pub(crate) fn stream_of(driver: &DriverHandle, stream: *mut c_void) -> Result<St
     }
     // SAFETY: by the rules of the ABI the stream is alive during the call; resources ask before they use a
     // stream of an earlier call.
-    call(&**driver, |driver| unsafe { driver.stream_ref(handle) })
+    call(&**driver, |driver| unsafe { driver.stream_ref(handle) }).map_err(|error| {
+        match error.driver_error().is_some_and(|error| error.code() == DriverError::INVALID_HANDLE) {
+            true => Error::invalid_argument(format!(
+                "{} has no stream {handle:#x}: it has ended, or it is another device's; keep a stream until \
+                 its last use, and use one of the memory's device",
+                driver.device()
+            )),
+            false => error,
+        }
+    })
 }
 
 /// A default stream as C passes it; others are identified by the driver.
