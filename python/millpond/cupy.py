@@ -3,15 +3,15 @@
 Each array is for use on CuPy's current stream, and its memory goes back in the order of that stream.
 """
 
+import contextlib
 import ctypes
-import threading
 
-from . import _errors, _library
+from . import _errors, _library, _locks
 from . import mr as _mr
 from ._native import CupyFunctions
 
-_state = {"stack": None, "prepared": set(), "before": None, "limits": {}, "functions": None}
-_lock = threading.RLock()
+_state = {"stack": None, "prepared": set(), "before": None, "limits": {}, "asked": {}, "functions": None}
+_lock = _locks.lock()
 
 
 class _Block:
@@ -34,8 +34,8 @@ def _allocate(cupy, size, device):
     # The handle 2 is CuPy's per-thread default stream, of which the library keeps one for each thread.
     stream = cupy.cuda.get_current_stream()
     if device in _state["limits"]:
-        with _lock:
-            _check_limit(cupy.cuda.memory, device, size)
+        # Not under the lock: the call may wait, or run functions of the program.
+        with _asking(cupy.cuda.memory, device, size):
             return _malloc(cupy, size, device, stream), stream
     return _malloc(cupy, size, device, stream), stream
 
@@ -110,10 +110,21 @@ def _counts(device):
         return {"bytes_in_use": 0, "bytes_reserved": 0, "blocks_free": 0}
 
 
-def _check_limit(memory, device, size):
-    limit, used = _state["limits"][device], _counts(device)["bytes_in_use"]
-    if used + size > limit:
-        raise memory.OutOfMemoryError(size, used, limit)
+@contextlib.contextmanager
+def _asking(memory, device, size):
+    """Keep requests that are under way within the limit of a device, all together."""
+    asked = _state["asked"]
+    with _lock:
+        limit = _state["limits"].get(device)
+        used = _counts(device)["bytes_in_use"] + asked.get(device, 0)
+        if limit is not None and used + size > limit:
+            raise memory.OutOfMemoryError(size, used, limit)
+        asked[device] = asked.get(device, 0) + size
+    try:
+        yield
+    finally:
+        with _lock:
+            asked[device] -= size
 
 
 def _error(memory, device, size):

@@ -9,16 +9,15 @@ the one that it sees, which Dask-CUDA chooses, or what MILLPOND_DEVICE names.
 """
 
 import importlib
-import threading
 
-from . import _library
+from . import _library, _locks
 from . import mr as _mr
 from ._errors import UnsupportedError
 
 _distributed = _library.framework("distributed", "'dask[distributed]'")
 _click = _library.framework("click", "'dask[distributed]'")
 _FRAMEWORKS = ("numba", "cupy", "torch", "rmm", "cuda_core")
-_lock = threading.Lock()
+_lock = _locks.lock()
 _prepared = {}
 
 

@@ -3,10 +3,11 @@
 A class here is a layer of a stack. `millpond.stack(text)` builds any stack, also what has no class.
 """
 
+import functools
 import os
 import re
-import threading
 
+from . import _locks
 from ._errors import InvalidArgumentError, UnsupportedError
 from ._native import (
     Device,
@@ -25,7 +26,12 @@ from ._native import (
 def parse_bytes(size):
     """Return a size in bytes: an int, or a text as "4GiB" or "1.5 MB"."""
     if not isinstance(size, str):
-        return int(size)
+        size_bytes = int(size)
+        if 0 < size < 1:
+            raise ValueError(f'{size!r} is less than a byte; did you mean "{100 * size:g}%"?')
+        if size_bytes < 0:
+            raise ValueError(f"a size cannot be negative: {size!r}")
+        return size_bytes
     size_bytes, percent = parse_size(size)
     if percent:
         raise ValueError(f"{size!r} is a share, and bytes are needed; write for example 4GiB")
@@ -37,7 +43,7 @@ def _size(size):
     if size is None:
         return None
     if not isinstance(size, str):
-        return f"{int(size)}B"
+        return f"{parse_bytes(size)}B"
     size_bytes, percent = parse_size(size)
     return f"{percent:.17g}%" if percent else f"{size_bytes}B"
 
@@ -51,9 +57,23 @@ def _options(**options):
 class DeviceMemoryResource(Resource):
     """The base class of all resources: allocate and deallocate, in stream order."""
 
-    def __del__(self):
-        # In a cycle that is collected, functions of the program are still whole now, and not later.
-        self._end()
+    # In a cycle that is collected, functions of the program are still whole now, and not later. No step of
+    # Python's: Ctrl-C that comes in a finaliser is lost.
+    __del__ = Resource._finalise
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        own = cls.__dict__.get("__del__")
+        if own is not None:
+
+            @functools.wraps(own)
+            def finalise(self):
+                try:
+                    own(self)
+                finally:
+                    self._finalise()
+
+            cls.__del__ = finalise
 
     def pool_size(self):
         """Return the bytes that are held from below."""
@@ -239,7 +259,7 @@ class FixedSizeMemoryResource(UpstreamResourceAdaptor):
     def __init__(self, upstream_mr, block_size=1 << 20, blocks_to_preallocate=128):
         self._on(
             upstream_mr,
-            f"fixed_size:block_size={int(block_size)}B,preallocate={int(blocks_to_preallocate)}",
+            "fixed_size" + _options(block_size=_size(block_size), preallocate=int(blocks_to_preallocate)),
         )
 
 
@@ -258,6 +278,8 @@ class BinningMemoryResource(UpstreamResourceAdaptor):
         exponents = min_size_exponent, max_size_exponent
         if (exponents[0] < 0) != (exponents[1] < 0):
             raise ValueError("both exponents have to be given, or none")
+        if max(exponents) > 63:
+            raise ValueError(f"a bin of 2**{max(exponents)} bytes is larger than any memory")
         self._automatic = (
             [] if exponents[0] < 0 else [1 << at for at in range(exponents[0], exponents[1] + 1)]
         )
@@ -468,7 +490,11 @@ _BY_LAYER = {
 
 # --- The default resource of each device ---
 
-_lock = threading.RLock()
+#: Guards `_objects`, and the order in which defaults are set. What a default ends may run functions of the
+#: program: it ends after the lock.
+_lock = _locks.lock()
+#: Guards the logs of the devices.
+_logs = _locks.lock()
 _objects = {}
 _hooks = []
 
@@ -481,8 +507,7 @@ def _device(device):
 
 def _known(resource):
     """Return the Python object of a resource: the one that was made the default, else a new one."""
-    with _lock:
-        known = _objects.get(resource.device)
+    known = _objects.get(resource.device)
     if known is not None and known.is_equal(resource) and known.text == resource.text:
         return known
     return _as_class(resource)
@@ -490,17 +515,14 @@ def _known(resource):
 
 def get_per_device_resource(device):
     """Return the default resource of a device: a number, or a Device."""
-    with _lock:
-        device = _device(device)
-        found = _known(default_resource(device))
-        return (
-            _objects.setdefault(device, found) if _objects.get(device) is None else _remember(device, found)
-        )
-
-
-def _remember(device, resource):
-    _objects[device] = resource
-    return resource
+    device = _device(device)
+    while True:
+        before, found = _objects.get(device), _known(default_resource(device))
+        with _lock:
+            # Else another thread has set one meanwhile.
+            if _objects.get(device) is before:
+                _objects[device] = found
+                return found
 
 
 def set_per_device_resource(device, mr):
@@ -511,8 +533,10 @@ def set_per_device_resource(device, mr):
     if mr.device != device:
         raise InvalidArgumentError(f"{mr!r} is of {mr.device}, and cannot be the default of {device}")
     with _lock:
-        mr._make_default()
+        # They end with this function, and not under the lock.
+        before = mr._make_default(), _objects.get(device)
         _objects[device] = mr
+    del before
 
 
 def get_current_device_resource():
@@ -537,10 +561,10 @@ def get_current_device_resource_type():
 
 def reset_per_device_resource(device):
     """Restore the initial default of a device: what MILLPOND_STACK names, else plain CUDA."""
-    with _lock:
-        device = _device(device)
-        reset_default_resource(device)
-        _objects.pop(device, None)
+    device = _device(device)
+    before = _objects.pop(device, None)
+    reset_default_resource(device)
+    del before
 
 
 def is_initialized():
@@ -584,19 +608,18 @@ def reinitialize(
     """
     for func, args, kwargs in reversed(_hooks):
         func(*args, **kwargs)
-    with _lock:
-        numbers = [devices] if isinstance(devices, (int, Device)) else list(devices)
-        for device in map(_device, numbers):
-            if stack is not None:
-                resource = globals()["stack"](stack, device)
-            else:
-                base = ManagedMemoryResource if managed_memory else CudaMemoryResource
-                resource = base(device=device)
-                if pool_allocator:
-                    resource = PoolMemoryResource(resource, initial_pool_size, maximum_pool_size)
-            set_per_device_resource(device, resource)
-            if logging:
-                _log(device, log_file_name)
+    numbers = [devices] if isinstance(devices, (int, Device)) else list(devices)
+    for device in map(_device, numbers):
+        if stack is not None:
+            resource = globals()["stack"](stack, device)
+        else:
+            base = ManagedMemoryResource if managed_memory else CudaMemoryResource
+            resource = base(device=device)
+            if pool_allocator:
+                resource = PoolMemoryResource(resource, initial_pool_size, maximum_pool_size)
+        set_per_device_resource(device, resource)
+        if logging:
+            _log(device, log_file_name)
 
 
 # --- Logging ---
@@ -613,7 +636,7 @@ def enable_logging(log_file_name=None):
     In the name, `{pid}` and `{rank}` serve jobs of several processes, as `LoggingResourceAdaptor` says. A
     device whose default resource is a log keeps it.
     """
-    with _lock:
+    with _logs:
         get_current_device_resource()
         for device in list(_objects):
             if not isinstance(get_per_device_resource(device), LoggingResourceAdaptor):
@@ -625,7 +648,7 @@ def disable_logging():
 
     A log below another layer only writes its rows, and goes on.
     """
-    with _lock:
+    with _logs:
         _flush_logs()
         for device in list(_objects):
             resource = get_per_device_resource(device)
@@ -635,7 +658,7 @@ def disable_logging():
 
 def _default_logs():
     """Return each device with its default resource, and the path of its log as bytes or None."""
-    with _lock:
+    with _logs:
         found = []
         for device in list(_objects):
             resource = get_per_device_resource(device)
@@ -648,7 +671,7 @@ def _default_logs():
 
 def get_log_filenames():
     """Return the file of each device's log by the device's number, or None if nothing is logged."""
-    with _lock:
+    with _logs:
         names = {device.ordinal: None for device in (Device(), *_objects)}
         for device, _, file in _default_logs():
             # A simulated device may have the number of a real one.

@@ -14,17 +14,16 @@ import ctypes
 import functools
 import importlib
 import sys
-import threading
 import weakref
 
-from . import _errors, _library
+from . import _errors, _library, _locks
 from ._native import Resource
 
 #: The stack for a device whose default is plain CUDA: memory of it can be shared by CUDA's legacy IPC.
 DEFAULT_STACK = "cuda+pool:pages=off"
 _DRIVERS = ("numba.cuda.cudadrv.driver", "numba_cuda_mlir.numba_cuda.cudadrv.driver")
 _scope = _library.StreamScope()
-_lock = threading.Lock()
+_lock = _locks.lock()
 _state = {"calls": 0, "stack": None}
 
 

@@ -2,10 +2,10 @@
 
 import functools
 import inspect
-import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from . import _locks
 from . import mr as _mr
 
 
@@ -84,7 +84,7 @@ class ProfilerRecords:
             self.memory_peak = max(self.memory_peak, memory_peak)
 
     def __init__(self):
-        self._lock = threading.Lock()
+        self._lock = _locks.lock()
         self._records = {}
 
     def add(self, name, data):

@@ -2,8 +2,8 @@
 
 import enum
 import itertools
-import threading
 
+from . import _locks
 from ._native import Stream
 
 DEFAULT_STREAM = Stream(0)
@@ -26,7 +26,7 @@ class StreamPool:
             raise ValueError("a pool has at least one stream")
         self._streams = [Stream(flags=int(flags)) for _ in range(pool_size)]
         self._turns = itertools.count()
-        self._lock = threading.Lock()
+        self._lock = _locks.lock()
 
     def get_stream(self, stream_id=None):
         """Return the stream with this number, else the next one."""

@@ -117,6 +117,7 @@ functions! {
     copy_to_device: fn(Raw, Raw, Raw, u64, Raw) -> i32;
     copy_to_host: fn(Raw, Raw, Raw, u64, Raw) -> i32;
     copy_on_device: fn(Raw, Raw, Raw, u64, Raw) -> i32;
+    copy_from_device: fn(Raw, Raw, Raw, Raw, u64, Raw) -> i32;
     fill: fn(Raw, Raw, u8, u64, Raw) -> i32;
     prefetch: fn(Raw, Raw, u64, bool, Raw) -> i32;
     resource_new: fn(Raw, *const c_char, *mut Raw) -> i32;
@@ -176,9 +177,10 @@ pub(crate) fn load(path: &Path, is_interrupted: InterruptFunction) -> Result<(),
     let explain = |error| format!("{} cannot be loaded: {error}", path.display());
     // SAFETY: libmillpond's initialisers do nothing of note; the caller names that library.
     let library = unsafe { libloading::Library::new(path) }.map_err(explain)?;
+    let is_none = |_| format!("{} is no libmillpond: MILLPOND_LIBRARY names another library", path.display());
     // SAFETY: the function has had this type in all versions.
     let version = unsafe {
-        let ask = library.get::<unsafe extern "C" fn() -> u32>(b"millpond_abi_version").map_err(explain)?;
+        let ask = library.get::<unsafe extern "C" fn() -> u32>(b"millpond_abi_version").map_err(is_none)?;
         ask()
     };
     if version != ABI {

@@ -8,7 +8,7 @@ use std::ffi::c_void;
 use std::mem::ManuallyDrop;
 use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::{self, ThreadId};
 
 use pyo3::prelude::*;
@@ -47,16 +47,14 @@ pub(crate) struct Block {
     /// Whether work of another library may use the memory on a stream that is not known.
     is_at_large: AtomicBool,
     /// Whether the collector sees who keeps the block.
-    seen: AtomicU8,
+    seen: AtomicU32,
     made_in: usize,
 }
 
-/// Nothing was said yet.
-const UNSAID: u8 = 0;
-/// Buffers that keep the resource's Python object are the only owners.
-const SEEN: u8 = 1;
-/// An export keeps the block.
-const HIDDEN: u8 = 2;
+/// Buffers that keep the resource's Python object keep the block.
+const SHOWN: u32 = 1;
+/// One export that keeps it, too.
+const HIDDEN: u32 = 2;
 
 /// Who uses memory that was exported.
 #[derive(Clone, Copy, Debug)]
@@ -92,6 +90,7 @@ impl Block {
         bytes: u64,
         stream: Arc<StreamHandle>,
     ) -> Result<Arc<Self>, Failure> {
+        stream.check_on(resource.device()?)?;
         let mut ptr = std::ptr::null_mut();
         // No bytes take no memory, as in RMM: adaptors count neither a request nor a free.
         if bytes > 0 {
@@ -123,18 +122,19 @@ impl Block {
     fn of(address: usize, bytes: u64, source: Source, stream: Arc<StreamHandle>) -> Arc<Self> {
         let (thread, is_at_large) = (thread_of(stream.raw), AtomicBool::new(false));
         let (source, stream) = (ManuallyDrop::new(source), ManuallyDrop::new(stream));
-        let seen = AtomicU8::new(UNSAID);
+        let seen = AtomicU32::new(0);
         Arc::new(Self { address, bytes, source, stream, thread, is_at_large, seen, made_in: generation() })
     }
 
     /// Memory of another library.
     pub(crate) fn foreign(
         tensor: Foreign,
+        bytes: u64,
         device: Arc<DeviceHandle>,
         lender: Option<Arc<Self>>,
         stream: Arc<StreamHandle>,
     ) -> Arc<Self> {
-        Self::of(tensor.address(), tensor.bytes(), Source::Foreign { tensor, device, lender }, stream)
+        Self::of(tensor.address(), bytes, Source::Foreign { tensor, device, lender }, stream)
     }
 
     fn device(&self) -> Result<&Arc<DeviceHandle>, Failure> {
@@ -160,22 +160,41 @@ impl Block {
         }
     }
 
-    /// Says that buffers that keep the resource's Python object are the only owners.
-    pub(crate) fn show(&self) {
-        if let Source::Resource(resource) = &*self.source
-            && resource.counts_blocks()
-            && self.seen.compare_exchange(UNSAID, SEEN, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-        {
+    /// Says that buffers that keep the resource's Python object are the only owners. Returns the resource, if
+    /// the collector has to know of these buffers.
+    pub(crate) fn show(&self) -> Option<Arc<ResourceHandle>> {
+        let Source::Resource(resource) = &*self.source else { return None };
+        if !resource.counts_blocks() {
+            return None;
+        }
+        if self.seen.fetch_or(SHOWN, Ordering::Relaxed) == 0 {
             resource.count_block(true);
+        }
+        Some(resource.clone())
+    }
+
+    /// Whether buffers that keep the resource's Python object are the only owners.
+    pub(crate) fn is_seen(&self) -> bool {
+        self.seen.load(Ordering::Relaxed) == SHOWN
+    }
+
+    /// Says that the collector does not see all owners: an export is one.
+    pub(crate) fn hide(&self) {
+        if self.seen.fetch_add(HIDDEN, Ordering::Relaxed) == SHOWN {
+            self.count(false);
         }
     }
 
-    /// Says that the collector does not see all owners any more.
-    pub(crate) fn hide(&self) {
-        if self.seen.swap(HIDDEN, Ordering::Relaxed) == SEEN
-            && let Source::Resource(resource) = &*self.source
-        {
-            resource.count_block(false);
+    /// Says that an export has ended.
+    pub(crate) fn unhide(&self) {
+        if self.seen.fetch_sub(HIDDEN, Ordering::Relaxed) == SHOWN + HIDDEN {
+            self.count(true);
+        }
+    }
+
+    fn count(&self, is_more: bool) {
+        if let Source::Resource(resource) = &*self.source {
+            resource.count_block(is_more);
         }
     }
 
@@ -199,8 +218,9 @@ impl Block {
         stream: &StreamHandle,
         submit: impl FnOnce() -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        let (root, stream) = (self.root(), stream.ptr());
-        let own = root.own_stream();
+        let root = self.root();
+        stream.check_on(root.device()?)?;
+        let (own, stream) = (root.own_stream(), stream.ptr());
         if root.address == 0 || is_same(own, stream) {
             return submit();
         }
@@ -396,6 +416,17 @@ impl View {
         check(unsafe { (api().stream_synchronize)(self.device()?.0, stream.ptr()) })
     }
 
+    /// The first bytes alone.
+    fn first(&self, bytes: u64) -> Self {
+        Self { size: bytes, ..self.clone() }
+    }
+
+    /// Whether the first bytes of both share memory, from different places on.
+    fn overlaps(&self, other: &Self, bytes: u64) -> bool {
+        let distance = self.address().abs_diff(other.address()) as u64;
+        0 < distance && distance < bytes
+    }
+
     /// Copies to the host, and waits for it.
     ///
     /// # Safety
@@ -460,20 +491,28 @@ impl View {
         bytes: u64,
         stream: &StreamHandle,
     ) -> Result<(), Failure> {
-        let is_one_device = {
-            let (device, of_other) = (self.device()?, other.device()?);
-            (device.ordinal(), device.is_simulated()) == (of_other.ordinal(), of_other.is_simulated())
-        };
+        let (device, of_other) = (self.device()?, other.device()?);
         if makes(Mistake::Source) {
             return self.copy_from(other.address(), bytes, stream);
         }
-        if is_one_device || bytes == 0 {
+        if device.is_same(of_other) && self.overlaps(other, bytes) {
+            // The device copies in no particular order.
+            let between = other.first(bytes).duplicate(&self.block.stream)?;
+            return between.block.on(stream, || self.copy_from(between.address(), bytes, stream));
+        }
+        if device.is_same(of_other) || bytes == 0 {
             return other.block.on(stream, || self.copy_from(other.address(), bytes, stream));
         }
         // The streams of two devices are ordered by the host.
         other.block.wait()?;
-        let copied = self.copy_from(other.address(), bytes, stream);
-        copied.and(self.synchronize(stream))
+        let (target, source) =
+            (without_provenance_mut(self.address()), without_provenance_mut(other.address()));
+        self.block.on(stream, || {
+            let (device, from, stream) = (device.0, of_other.0, stream.ptr());
+            // SAFETY: the handles of both devices are live, and so are the stream and both blocks, which hold
+            // as many; the source's work is done.
+            check(unsafe { (api().copy_from_device)(device, target, from, source, bytes, stream) })
+        })
     }
 
     /// Sets each byte, in the order of `stream`.

@@ -1,11 +1,10 @@
 //! `DeviceBuffer`: bytes of a resource, which go back when the last view of them ends.
 
-use std::mem::ManuallyDrop;
 use std::ptr::without_provenance_mut;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use pyo3::exceptions::{PyBufferError, PyIndexError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyBufferError, PyIndexError, PyOverflowError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -17,6 +16,8 @@ use crate::dlpack;
 use crate::error::{Failure, raise_interrupt};
 use crate::handle::ResourceHandle;
 use crate::host::HostBytes;
+use crate::interface::CudaArray;
+use crate::place::{Place, was_collected};
 use crate::resource::Resource;
 use crate::tensor::Foreign;
 
@@ -27,16 +28,14 @@ use crate::tensor::Foreign;
 #[pyclass(frozen, weakref, subclass, module = "millpond")]
 #[derive(Debug)]
 pub(crate) struct DeviceBuffer {
-    /// Taken out when the buffer is dropped.
-    view: Mutex<ManuallyDrop<View>>,
+    view: Place,
     /// The Python object of the resource, if one was given.
     mr: Mutex<Option<Py<PyAny>>>,
 }
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        // SAFETY: it is taken once, here.
-        let View { block, stream, .. } = unsafe { ManuallyDrop::take(self.view.get_mut()) };
+        let Some(View { block, stream, .. }) = self.view.lock().take() else { return };
         let mut last = Arc::into_inner(block);
         Python::try_attach(|py| {
             drop(stream); // not the last use of it: the block has it, or another
@@ -50,31 +49,33 @@ impl Drop for DeviceBuffer {
 }
 
 impl DeviceBuffer {
-    /// The buffer's stream.
-    pub(crate) fn own_stream(&self) -> Arc<StreamHandle> {
-        self.view.lock().stream.clone()
+    pub(crate) fn view(&self) -> PyResult<View> {
+        self.view.lock().clone().ok_or_else(was_collected)
     }
 
-    pub(crate) fn view(&self) -> View {
-        View::clone(&self.view.lock())
+    /// What the buffer is now, and the stream of an argument, which is the buffer's own if it was left out.
+    fn view_on(&self, stream: StreamArgument<'_>) -> PyResult<(View, Arc<StreamHandle>)> {
+        // A stream of the program's is asked first: it may run Python, which may change the buffer.
+        let stream = stream.resolve_if_given()?;
+        let view = self.view()?;
+        let stream = stream.unwrap_or_else(|| view.stream.clone());
+        Ok((view, stream))
     }
 
     fn of(view: View, mr: Option<Py<PyAny>>) -> Self {
-        if mr.is_some() {
-            view.block.show();
-        }
-        Self { view: Mutex::new(ManuallyDrop::new(view)), mr: Mutex::new(mr) }
+        let view = Place::new(view, mr.is_some());
+        Self { view, mr: Mutex::new(mr) }
     }
 
     /// A buffer over memory of another library, or of a block from here.
     pub(crate) fn foreign(
         foreign: Foreign,
+        bytes: u64,
         device: Arc<DeviceHandle>,
         lender: Option<Arc<Block>>,
         stream: Arc<StreamHandle>,
     ) -> Self {
-        let bytes = foreign.bytes();
-        let block = Block::foreign(foreign, device, lender, stream.clone());
+        let block = Block::foreign(foreign, bytes, device, lender, stream.clone());
         Self::of(View { block, offset: 0, size: bytes, stream }, None)
     }
 
@@ -95,12 +96,13 @@ impl DeviceBuffer {
         loop {
             let (view, size, capacity) = {
                 let mut now = self.view.lock();
-                match wanted(&now) {
+                let now = now.as_mut().ok_or_else(was_collected)?;
+                match wanted(now) {
                     (size, None) => {
                         now.size = size;
                         return Ok(());
                     }
-                    (size, Some(capacity)) => (View::clone(&now), size, capacity),
+                    (size, Some(capacity)) => (now.clone(), size, capacity),
                 }
             };
             let Source::Resource(resource) = &*view.block.source else {
@@ -117,9 +119,10 @@ impl DeviceBuffer {
             }
             let (is_changed, other) = {
                 let mut now = self.view.lock();
+                let now = now.as_mut().ok_or_else(was_collected)?;
                 let is_as_seen = Arc::ptr_eq(&now.block, &view.block)
                     && (now.offset, now.size) == (view.offset, view.size);
-                (is_as_seen, if is_as_seen { std::mem::replace(&mut **now, made) } else { made })
+                (is_as_seen, if is_as_seen { std::mem::replace(now, made) } else { made })
             };
             py.detach(|| drop((other, view)));
             raise_interrupt(py)?;
@@ -193,13 +196,13 @@ impl DeviceBuffer {
     /// The address of the bytes.
     #[getter]
     fn ptr(&self) -> usize {
-        self.view.lock().address()
+        self.view.lock().as_ref().map_or(0, View::address)
     }
 
     /// The size in bytes.
     #[getter]
     fn size(&self) -> u64 {
-        self.view.lock().size
+        self.view.lock().as_ref().map_or(0, |view| view.size)
     }
 
     /// The size in bytes.
@@ -218,13 +221,13 @@ impl DeviceBuffer {
 
     /// The bytes that `resize` may use without an allocation.
     fn capacity(&self) -> u64 {
-        self.view.lock().capacity()
+        self.view.lock().as_ref().map_or(0, View::capacity)
     }
 
     /// The stream in whose order the bytes are used.
     #[getter]
-    fn stream(&self) -> Stream {
-        Stream(self.view.lock().stream.clone())
+    fn stream(&self) -> PyResult<Stream> {
+        Ok(Stream(self.view()?.stream))
     }
 
     /// The resource that the memory is from; None for memory of another library.
@@ -233,7 +236,7 @@ impl DeviceBuffer {
         if let Some(mr) = self.given_mr(py) {
             return Ok(Some(mr));
         }
-        match &*self.view().block.source {
+        match &*self.view()?.block.source {
             Source::Resource(resource) => {
                 let wrapped = Bound::new(py, Resource::of(resource.clone()))?;
                 Ok(Some(py.import("millpond.mr")?.getattr("_known")?.call1((wrapped,))?.unbind()))
@@ -245,7 +248,7 @@ impl DeviceBuffer {
     /// The bytes on the host, as `bytes`. Waits for the stream.
     #[pyo3(signature = (stream=StreamArgument(None)))]
     fn tobytes<'py>(&self, py: Python<'py>, stream: StreamArgument<'_>) -> PyResult<Bound<'py, PyBytes>> {
-        let (view, stream) = (self.view(), stream.resolve_or(|| self.own_stream())?);
+        let (view, stream) = self.view_on(stream)?;
         PyBytes::new_with(py, view.size as usize, |target| {
             let target = target.as_mut_ptr().addr();
             // SAFETY: the new bytes are this function's own, and hold as many.
@@ -265,7 +268,7 @@ impl DeviceBuffer {
         ary: Option<Bound<'py, PyAny>>,
         stream: StreamArgument<'_>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let (view, stream) = (self.view(), stream.resolve_or(|| self.own_stream())?);
+        let (view, stream) = self.view_on(stream)?;
         let ary = ary.map_or_else(|| numpy_empty(py, view.size), Ok)?;
         let host = HostBytes::writable(&ary)?;
         if (host.bytes as u64) < view.size {
@@ -287,7 +290,7 @@ impl DeviceBuffer {
         ary: &Bound<'_, PyAny>,
         stream: StreamArgument<'_>,
     ) -> PyResult<()> {
-        let (view, stream) = (self.view(), stream.resolve_or(|| self.own_stream())?);
+        let (view, stream) = self.view_on(stream)?;
         let host = HostBytes::readable(ary)?;
         fits(host.bytes as u64, &view)?;
         // SAFETY: the array is held by `host`, and holds as many.
@@ -304,38 +307,16 @@ impl DeviceBuffer {
         cuda_ary: &Bound<'_, PyAny>,
         stream: StreamArgument<'_>,
     ) -> PyResult<()> {
-        let (view, stream) = (self.view(), stream.resolve_or(|| self.own_stream())?);
+        let (view, stream) = self.view_on(stream)?;
         if let Ok(source) = cuda_ary.cast::<Self>() {
-            let source = source.get().view();
+            let source = source.get().view()?;
             fits(source.size, &view)?;
             return Ok(py.detach(|| {
                 view.copy_from_view(&source, source.size, &stream)?;
                 if stream.raw <= 2 { view.synchronize(&stream) } else { Ok(()) }
             })?);
         }
-        let interface = cuda_ary
-            .getattr("__cuda_array_interface__")
-            .map_err(|_| PyValueError::new_err("the source needs a `__cuda_array_interface__`"))?;
-        let shape: Vec<u64> = interface.get_item("shape")?.extract()?;
-        let kind: String = interface.get_item("typestr")?.extract()?;
-        let item: u64 = kind
-            .get(2..)
-            .and_then(|bytes| bytes.parse().ok())
-            .ok_or_else(|| PyValueError::new_err(format!("the type `{kind}` is not known")))?;
-        let [length] = shape[..] else {
-            return Err(PyValueError::new_err("only one-dimensional contiguous memory can be copied"));
-        };
-        let get = |name| -> PyResult<Option<Bound<'_, PyAny>>> {
-            Ok(interface.cast::<PyDict>()?.get_item(name)?.filter(|value| !value.is_none()))
-        };
-        if let Some(strides) = get("strides")?
-            && strides.extract::<Vec<i64>>()? != [item as i64]
-        {
-            return Err(PyValueError::new_err("only one-dimensional contiguous memory can be copied"));
-        }
-        let (source, _): (usize, bool) = interface.get_item("data")?.extract()?;
-        let of_source = get("stream")?.map(|stream| stream.extract::<usize>()).transpose()?;
-        let bytes = length * item;
+        let CudaArray { address: source, bytes, stream: of_source } = CudaArray::of(cuda_ary)?;
         fits(bytes, &view)?;
         Ok(py.detach(|| {
             let Some(of_source) = of_source else { return view.copy_from_unknown(source, bytes, &stream) };
@@ -347,13 +328,13 @@ impl DeviceBuffer {
     /// Sets each byte.
     #[pyo3(signature = (value, stream=StreamArgument(None)))]
     fn fill(&self, py: Python<'_>, value: u8, stream: StreamArgument<'_>) -> PyResult<()> {
-        let (view, stream) = (self.view(), stream.resolve_or(|| self.own_stream())?);
+        let (view, stream) = self.view_on(stream)?;
         Ok(py.detach(|| view.fill(value, &stream))?)
     }
 
     /// Copies to new memory of the same resource.
     fn copy(&self, py: Python<'_>) -> PyResult<Self> {
-        let view = self.view();
+        let view = self.view()?;
         let copy = py.detach(|| view.duplicate(&view.stream))?;
         raise_interrupt(py)?;
         Ok(Self::of(copy, self.given_mr(py)))
@@ -375,7 +356,7 @@ impl DeviceBuffer {
         #[pyo3(from_py_with = crate::size::size)] new_capacity: u64,
         stream: StreamArgument<'_>,
     ) -> PyResult<()> {
-        let stream = stream.resolve_or(|| self.own_stream())?;
+        let (_, stream) = self.view_on(stream)?;
         self.change(py, &stream, |view| (view.size, Some(new_capacity).filter(|it| *it > view.capacity())))
     }
 
@@ -387,21 +368,27 @@ impl DeviceBuffer {
         #[pyo3(from_py_with = crate::size::size)] new_size: u64,
         stream: StreamArgument<'_>,
     ) -> PyResult<()> {
-        let stream = stream.resolve_or(|| self.own_stream())?;
+        let (_, stream) = self.view_on(stream)?;
         self.change(py, &stream, |view| (new_size, Some(new_size).filter(|it| *it > view.capacity())))
     }
 
     /// Gives the memory beyond the size back.
     #[pyo3(signature = (stream=StreamArgument(None)))]
     fn shrink_to_fit(&self, py: Python<'_>, stream: StreamArgument<'_>) -> PyResult<()> {
-        let stream = stream.resolve_or(|| self.own_stream())?;
+        let (_, stream) = self.view_on(stream)?;
         self.change(py, &stream, |view| (view.size, Some(view.size).filter(|it| *it < view.capacity())))
     }
 
-    /// Moves managed memory to the device; `device=-1` is the host. Other memory stays where it is.
+    /// Moves managed memory to its device; `device=-1` is the host. Other memory stays where it is.
     #[pyo3(signature = (device=None, stream=StreamArgument(None)))]
     fn prefetch(&self, py: Python<'_>, device: Option<i32>, stream: StreamArgument<'_>) -> PyResult<()> {
-        let (view, stream) = (self.view(), stream.resolve_or(|| self.own_stream())?);
+        let (view, stream) = self.view_on(stream)?;
+        let own = py.detach(|| view.device().map(|device| device.ordinal()))?;
+        if let Some(other) = device.filter(|device| *device != -1 && *device != own) {
+            return Err(PyValueError::new_err(format!(
+                "the memory is of device {own}, and cannot be moved to device {other}; -1 is the host"
+            )));
+        }
         Ok(py.detach(|| {
             if view.size == 0 || view.block.accessibility()? != (true, true) {
                 return Ok(());
@@ -415,7 +402,7 @@ impl DeviceBuffer {
     }
 
     fn __getitem__<'py>(&self, py: Python<'py>, index: &Bound<'py, PyAny>) -> PyResult<Py<PyAny>> {
-        let mut view = self.view();
+        let mut view = self.view()?;
         if let Ok(slice) = index.cast::<PySlice>() {
             let range = slice.indices(view.size as isize)?;
             if range.step != 1 {
@@ -426,10 +413,13 @@ impl DeviceBuffer {
             let part = Self::of(view, self.given_mr(py));
             return Ok(Bound::new(py, part)?.into_any().unbind());
         }
-        let index: i64 = index.extract()?;
+        let outside = || PyIndexError::new_err("the index is outside of the buffer");
+        let index: i64 = index.extract().map_err(|error: PyErr| {
+            if error.is_instance_of::<PyOverflowError>(py) { outside() } else { error }
+        })?;
         let index = if index < 0 { index + view.size as i64 } else { index };
         if index < 0 || index >= view.size as i64 {
-            return Err(PyIndexError::new_err("the index is outside of the buffer"));
+            return Err(outside());
         }
         view.offset += index as u64;
         view.size = 1;
@@ -444,7 +434,7 @@ impl DeviceBuffer {
     /// end waits. By DLPack the consumer names its stream, and nothing waits.
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let view = self.view();
+        let view = self.view()?;
         view.block.use_anywhere();
         let interface = PyDict::new(py);
         interface.set_item("shape", (view.size,))?;
@@ -458,7 +448,7 @@ impl DeviceBuffer {
 
     /// DLPack's name of the device: the kind of memory, and the number.
     fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
-        let view = self.view();
+        let view = self.view()?;
         Ok(py.detach(|| dlpack::device_of(&view))?)
     }
 
@@ -472,7 +462,7 @@ impl DeviceBuffer {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        dlpack::export(py, self.view(), stream, max_version, dl_device, copy)
+        dlpack::export(py, self.view()?, stream, max_version, dl_device, copy)
     }
 
     fn __reduce_ex__<'py>(&self, py: Python<'py>, protocol: i32) -> PyResult<Bound<'py, PyTuple>> {
@@ -499,9 +489,11 @@ impl DeviceBuffer {
         drop(mr);
     }
 
-    fn __repr__(&self) -> PyResult<String> {
-        let view = self.view();
-        Ok(format!("<DeviceBuffer of {} bytes at {:#x}>", view.size, view.address()))
+    fn __repr__(&self) -> String {
+        match self.view() {
+            Ok(view) => format!("<DeviceBuffer of {} bytes at {:#x}>", view.size, view.address()),
+            Err(_) => "<DeviceBuffer, collected>".to_owned(),
+        }
     }
 
     /// The bytes for the host: in place where it reaches them, else a copy that cannot be written.
@@ -509,45 +501,41 @@ impl DeviceBuffer {
     /// # Safety
     /// Python calls it with a buffer to fill.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, buffer: *mut ffi::Py_buffer, flags: i32) -> PyResult<()> {
-        let (py, view) = (slf.py(), slf.get().view());
-        let (in_place, copy) = py.detach(|| {
-            let reached = view.block.accessibility()?.1 && !view.device()?.is_simulated();
-            if reached {
-                view.block.wait()?;
-                return Ok((true, Vec::new()));
-            }
-            let mut copy = vec![0_u8; view.size.max(1) as usize];
-            // SAFETY: the copy holds as many.
-            unsafe { view.read(copy.as_mut_ptr(), &view.stream) }?;
-            Ok::<_, Failure>((false, copy))
+        let (py, view) = (slf.py(), slf.get().view()?);
+        let is_reached = py.detach(|| {
+            let is_reached = view.block.accessibility()?.1 && !view.device()?.is_simulated();
+            if is_reached { view.block.wait().map(|()| true) } else { Ok::<_, Failure>(false) }
         })?;
-        if !in_place && flags & ffi::PyBUF_WRITABLE != 0 {
-            return Err(PyBufferError::new_err(
-                "the host does not reach the buffer's memory, and sees a copy: use copy_from_host to write",
-            ));
+        if !is_reached {
+            if flags & ffi::PyBUF_WRITABLE != 0 {
+                return Err(PyBufferError::new_err(
+                    "the host does not reach the buffer's memory, and sees a copy: use copy_from_host to \
+                     write",
+                ));
+            }
+            let copy = slf.get().tobytes(py, StreamArgument(None))?;
+            // SAFETY: Python's buffer may be filled; it keeps the bytes.
+            let filled = unsafe { ffi::PyObject_GetBuffer(copy.as_ptr(), buffer, flags) };
+            return if filled == 0 { Ok(()) } else { Err(PyErr::fetch(py)) };
         }
-        // What the view needs until Python releases it.
-        let address = view.address();
-        let size = view.size as isize;
-        let kept = Box::new((view, copy));
-        let start = if in_place { without_provenance_mut(address) } else { kept.1.as_ptr().cast_mut() };
-        // SAFETY: Python's buffer may be filled; the memory lives as long as `kept`.
+        view.block.hide();
+        let (start, size) = (without_provenance_mut(view.address()), view.size as isize);
+        // SAFETY: Python's buffer may be filled; the view keeps the memory until Python releases it.
         unsafe {
-            let filled =
-                ffi::PyBuffer_FillInfo(buffer, slf.as_ptr(), start.cast(), size, i32::from(!in_place), flags);
-            if filled != 0 {
+            if ffi::PyBuffer_FillInfo(buffer, slf.as_ptr(), start, size, 0, flags) != 0 {
                 return Err(PyErr::fetch(py));
             }
-            (*buffer).internal = Box::into_raw(kept).cast();
+            (*buffer).internal = Box::into_raw(Box::new(view)).cast();
         }
         Ok(())
     }
 
     /// # Safety
-    /// Python calls it with a buffer of `__getbuffer__`.
+    /// Python calls it with a buffer of `__getbuffer__` that is in place.
     unsafe fn __releasebuffer__(&self, buffer: *mut ffi::Py_buffer) {
         // SAFETY: the value is that of `__getbuffer__`, and ends here.
-        drop(unsafe { Box::from_raw((*buffer).internal.cast::<(View, Vec<u8>)>()) });
+        let view = unsafe { Box::from_raw((*buffer).internal.cast::<View>()) };
+        view.block.unhide();
     }
 }
 
@@ -572,7 +560,7 @@ pub(crate) fn to_device(
 ) -> PyResult<DeviceBuffer> {
     let host = HostBytes::readable(b)?;
     let made = DeviceBuffer::new(py, 0, host.bytes as u64, stream, mr)?;
-    let view = made.view();
+    let view = made.view()?;
     // SAFETY: the bytes are held by `host`.
     py.detach(|| unsafe { view.write(host.address(), host.bytes as u64, &view.stream) })?;
     Ok(made)

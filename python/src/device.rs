@@ -1,20 +1,21 @@
 //! Devices and streams.
 
 use std::ffi::c_void;
+use std::fmt;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::{PyAttributeError, PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::api::{Raw, api, c_text, generation, take_text};
 use crate::error::{Failure, check};
 use crate::gil;
 
-/// The library's handle of a device.
+/// The library's handle of a device, whose number and kind were asked once.
 #[derive(Debug)]
-pub(crate) struct DeviceHandle(pub(crate) Raw);
+pub(crate) struct DeviceHandle(pub(crate) Raw, OnceLock<(i32, bool)>);
 
 // SAFETY: the library's functions may be called on any thread.
 unsafe impl Send for DeviceHandle {}
@@ -33,7 +34,7 @@ impl DeviceHandle {
     pub(crate) fn from_call(open: impl FnOnce(*mut Raw) -> i32) -> Result<Arc<Self>, Failure> {
         let mut device = null_mut();
         check(open(&raw mut device))?;
-        Ok(Arc::new(Self(device)))
+        Ok(Arc::new(Self(device, OnceLock::new())))
     }
 
     /// The calling thread's current device: that of CUDA's current context, else the default one.
@@ -50,14 +51,29 @@ impl DeviceHandle {
         Self::from_call(|device| unsafe { (api().device_open)(null(), device) })
     }
 
-    pub(crate) fn ordinal(&self) -> i32 {
+    fn id(&self) -> (i32, bool) {
         // SAFETY: the handle is live.
-        unsafe { (api().device_ordinal)(self.0) }
+        *self
+            .1
+            .get_or_init(|| unsafe { ((api().device_ordinal)(self.0), (api().device_is_simulated)(self.0)) })
+    }
+
+    pub(crate) fn ordinal(&self) -> i32 {
+        self.id().0
     }
 
     pub(crate) fn is_simulated(&self) -> bool {
-        // SAFETY: the handle is live.
-        unsafe { (api().device_is_simulated)(self.0) }
+        self.id().1
+    }
+
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        self.id() == other.id()
+    }
+}
+
+impl fmt::Display for DeviceHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", if self.is_simulated() { "sim" } else { "cuda" }, self.ordinal())
     }
 }
 
@@ -146,14 +162,11 @@ impl Device {
     }
 
     fn __repr__(&self) -> String {
-        format!("<Device {}:{}>", if self.is_simulated() { "sim" } else { "cuda" }, self.ordinal())
+        format!("<Device {}>", self.0)
     }
 
     fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
-        other.cast::<Self>().is_ok_and(|other| {
-            let other = other.get();
-            (self.ordinal(), self.is_simulated()) == (other.ordinal(), other.is_simulated())
-        })
+        other.cast::<Self>().is_ok_and(|other| self.0.is_same(&other.get().0))
     }
 
     fn __hash__(&self) -> u64 {
@@ -178,6 +191,16 @@ impl StreamHandle {
 
     pub(crate) fn ptr(&self) -> *mut c_void {
         std::ptr::without_provenance_mut(self.raw)
+    }
+
+    /// Refuses a stream that is known to be of another device than the memory.
+    pub(crate) fn check_on(&self, device: &DeviceHandle) -> Result<(), Failure> {
+        match &self.made_on {
+            Some((own, _)) if !own.is_same(device) => Err(Failure::refused(format!(
+                "the stream is of {own}, and the memory of {device}: use a stream of the memory's device"
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// The stream's device; of a default stream, the current one.
@@ -212,6 +235,25 @@ impl Drop for StreamHandle {
 #[derive(Debug)]
 pub(crate) struct Stream(pub(crate) Arc<StreamHandle>);
 
+/// An attribute that an object may lack. What else its property raises, as Ctrl-C does, is raised.
+pub(crate) fn attribute<'py>(object: &Bound<'py, PyAny>, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
+    match object.getattr(name) {
+        Err(error) if error.is_instance_of::<PyAttributeError>(object.py()) => Ok(None),
+        answer => answer.map(Some),
+    }
+}
+
+/// The number of an object that is one, as an `int` is.
+fn number_of(object: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
+    match object.extract::<usize>() {
+        Err(error) if error.is_instance_of::<PyTypeError>(object.py()) => Ok(None),
+        Err(error) if error.is_instance_of::<PyOverflowError>(object.py()) => {
+            Err(PyOverflowError::new_err(format!("{object} is no handle of a stream")))
+        }
+        answer => answer.map(Some),
+    }
+}
+
 /// The stream of an argument.
 pub(crate) fn stream_of(argument: &Bound<'_, PyAny>) -> PyResult<Arc<StreamHandle>> {
     if let Ok(stream) = argument.cast::<Stream>() {
@@ -221,10 +263,10 @@ pub(crate) fn stream_of(argument: &Bound<'_, PyAny>) -> PyResult<Arc<StreamHandl
     if argument.is_none() {
         return Err(PyTypeError::new_err("a stream is wanted, not None; DEFAULT_STREAM is the default one"));
     }
-    if let Ok(raw) = argument.extract::<usize>() {
+    if let Some(raw) = number_of(argument)? {
         return Ok(StreamHandle::foreign(raw, None));
     }
-    if let Ok(protocol) = argument.getattr("__cuda_stream__") {
+    if let Some(protocol) = attribute(argument, "__cuda_stream__")? {
         let answer = if protocol.is_callable() { protocol.call0()? } else { protocol };
         let (version, raw): (u32, usize) = answer.extract()?;
         if version != 0 {
@@ -234,12 +276,12 @@ pub(crate) fn stream_of(argument: &Bound<'_, PyAny>) -> PyResult<Arc<StreamHandl
     }
     // CuPy, PyTorch, Numba.
     for name in ["ptr", "cuda_stream", "handle"] {
-        let Ok(handle) = argument.getattr(name) else { continue };
-        let handle = handle.getattr("value").unwrap_or(handle);
+        let Some(handle) = attribute(argument, name)? else { continue };
+        let handle = attribute(&handle, "value")?.unwrap_or(handle);
         if handle.is_none() {
             return Ok(StreamHandle::foreign(0, owner()));
         }
-        if let Ok(raw) = handle.extract::<usize>() {
+        if let Some(raw) = number_of(&handle)? {
             return Ok(StreamHandle::foreign(raw, owner()));
         }
     }
@@ -268,12 +310,9 @@ impl StreamArgument<'_> {
         }
     }
 
-    /// The stream; left out, what `otherwise` says.
-    pub(crate) fn resolve_or(
-        self,
-        otherwise: impl FnOnce() -> Arc<StreamHandle>,
-    ) -> PyResult<Arc<StreamHandle>> {
-        self.0.map_or_else(|| Ok(otherwise()), |argument| stream_of(&argument))
+    /// The stream; `None` if it was left out.
+    pub(crate) fn resolve_if_given(self) -> PyResult<Option<Arc<StreamHandle>>> {
+        self.0.as_ref().map(stream_of).transpose()
     }
 }
 

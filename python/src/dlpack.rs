@@ -31,6 +31,12 @@ struct Export<T> {
     consumer: Consumer,
 }
 
+impl<T> Drop for Export<T> {
+    fn drop(&mut self) {
+        self.view.block.unhide();
+    }
+}
+
 impl<T> Export<T> {
     /// Ends what a consumer took: the block goes back after the consumer's work.
     fn end(self: Box<Self>) {
@@ -103,11 +109,11 @@ pub(crate) fn export<'py>(
     let is_copied = copy == Some(true);
     let (view, consumer) = py.detach(|| {
         let view = if is_copied { view.duplicate(&view.stream)? } else { view };
-        view.block.hide();
         let consumer = match stream {
             Some(stream) => view.block.lend(stream)?,
             None => Consumer::Unknown,
         };
+        view.block.hide();
         Ok::<_, Failure>((view, consumer))
     })?;
     let tensor = DlTensor {

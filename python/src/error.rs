@@ -21,6 +21,11 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
+    /// An argument that no call of the library's may get.
+    pub(crate) fn refused(message: String) -> Self {
+        Self { status: 2, message, code: 0, report: None }
+    }
+
     /// Whether the device is lost, so that it runs no work any more.
     pub(crate) fn is_lost(&self) -> bool {
         self.status == 7

@@ -41,6 +41,9 @@ pub(crate) fn from_dlpack(
         answer => answer?,
     };
     let foreign = consume(&capsule)?;
+    let bytes = foreign.bytes();
+    let bytes =
+        bytes.ok_or_else(|| PyBufferError::new_err("no memory has as many bytes as the tensor says"))?;
     if !foreign.is_contiguous() {
         return Err(PyBufferError::new_err("only contiguous memory can be a buffer"));
     }
@@ -60,10 +63,12 @@ pub(crate) fn from_dlpack(
         }
         let (number, is_simulated) = (number as u32, kind == EXTENSION);
         // SAFETY: the result may be written.
-        DeviceHandle::from_call(|device| unsafe { (api().device_find)(number, is_simulated, device) })
+        let device =
+            DeviceHandle::from_call(|device| unsafe { (api().device_find)(number, is_simulated, device) })?;
+        stream.check_on(&device).map(|()| device)
     })?;
     let lender = lender_of(&foreign);
-    Ok(DeviceBuffer::foreign(foreign, device, lender, stream))
+    Ok(DeviceBuffer::foreign(foreign, bytes, device, lender, stream))
 }
 
 /// Takes the tensor out of a capsule.

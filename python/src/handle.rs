@@ -1,5 +1,6 @@
 //! The library's handle of a resource, and who keeps it.
 
+use std::fmt;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -26,6 +27,14 @@ pub(crate) struct ResourceHandle {
     seen_blocks: AtomicUsize,
     /// The resources on this one.
     above: Mutex<Vec<Weak<Self>>>,
+    /// The buffers that keep one of those objects, if the collector has to know of them.
+    buffers: Mutex<Vec<Weak<dyn Collected>>>,
+}
+
+/// What the collector ends with the resource that it keeps.
+pub(crate) trait Collected: fmt::Debug + Send + Sync {
+    /// Gives the memory back, unless something that the collector does not see keeps it.
+    fn end(&self);
 }
 
 /// What a resource is built on.
@@ -49,11 +58,6 @@ impl Below {
             Some(functions) => unsafe { context(functions) },
             None => &[],
         }
-    }
-
-    /// Whether a function of the program's takes blocks back, here or in a resource below.
-    fn takes_back(&self) -> bool {
-        self.functions().len() > 1 || self.resources.iter().any(|it| it.below.takes_back())
     }
 
     fn has_functions(&self) -> bool {
@@ -95,6 +99,7 @@ impl ResourceHandle {
             objects: AtomicUsize::new(0),
             seen_blocks: AtomicUsize::new(0),
             above: Mutex::new(Vec::new()),
+            buffers: Mutex::new(Vec::new()),
         });
         for resource in &made.below.resources {
             let mut above = resource.above.lock();
@@ -135,10 +140,31 @@ impl ResourceHandle {
             && above.iter().all(|it| it.is_seen(1))
     }
 
-    /// Whether the collector has to know of the blocks. A block that a function takes back is none that it
-    /// may end: it would end the function first.
+    /// Whether the collector has to know of the blocks: functions of the program's may keep them.
     pub(crate) fn counts_blocks(&self) -> bool {
-        self.below.has_functions() && !self.below.takes_back()
+        self.below.has_functions()
+    }
+
+    /// Notes a buffer that keeps a Python object of this resource.
+    pub(crate) fn add_buffer(&self, buffer: Weak<dyn Collected>) {
+        let mut buffers = self.buffers.lock();
+        if buffers.len() == buffers.capacity() {
+            buffers.retain(|it| it.strong_count() > 0);
+        }
+        buffers.push(buffer);
+    }
+
+    /// Ends the buffers of a resource whose last Python object ends. Each of them keeps that object, so the
+    /// collector ends them all, and the functions that take their blocks back are whole now, and not later.
+    pub(crate) fn end_buffers(&self) {
+        if self.objects.load(Ordering::Relaxed) != 1 {
+            return;
+        }
+        let buffers = std::mem::take(&mut *self.buffers.lock());
+        // Not under the lock: a function of the program's may make a buffer.
+        for buffer in buffers.iter().filter_map(Weak::upgrade) {
+            buffer.end();
+        }
     }
 
     /// Counts a block that Python objects alone keep, or one less.
@@ -207,10 +233,9 @@ fn recent() -> &'static Mutex<Option<Arc<ResourceHandle>>> {
     &RECENT[generation() % RECENT.len()]
 }
 
-/// Lets a default resource that was replaced end with its last buffer.
-pub(crate) fn forget_recent_default() {
-    let before = recent().lock().take();
-    drop(before);
+/// Takes it, so that a default resource that was replaced ends with its last buffer.
+pub(crate) fn take_recent_default() -> Option<Arc<ResourceHandle>> {
+    recent().lock().take()
 }
 
 /// The handle of a Python object, by which the collector sees the resource.

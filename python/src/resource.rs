@@ -10,10 +10,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::api::{Counters, Raw, Statistics, api, c_argument, take_text};
-use crate::device::{Device, DeviceHandle, StreamArgument};
+use crate::device::{Device, DeviceHandle, StreamArgument, StreamHandle};
 use crate::error::{Failure, check, raise_interrupt};
 use crate::functions::{call_allocate, call_deallocate, call_failure, context_of, end_functions};
-use crate::handle::{Below, Owned, ResourceHandle, forget_recent_default};
+use crate::handle::{Below, Owned, ResourceHandle, take_recent_default};
 use crate::size::size;
 
 /// A memory resource: a stack of layers over one device's memory.
@@ -48,6 +48,11 @@ impl Resource {
         let handle = self.handle()?;
         py.detach(|| check(call(&handle)))?;
         raise_interrupt(py)
+    }
+
+    fn check_stream(&self, py: Python<'_>, stream: &StreamHandle) -> PyResult<()> {
+        let handle = self.handle()?;
+        Ok(py.detach(|| stream.check_on(handle.device()?))?)
     }
 
     pub(crate) fn build(
@@ -224,6 +229,7 @@ impl Resource {
         let stream = stream.resolve()?;
         let mut block = Sendable(null_mut());
         let place = Sendable(&raw mut block.0);
+        self.check_stream(py, &stream)?;
         let called = self.call(py, |handle| {
             // SAFETY: the handle is live, and so is the stream; the result may be written.
             unsafe { (api().allocate)(handle.raw, nbytes, alignment, stream.ptr(), place.get()) }
@@ -250,6 +256,7 @@ impl Resource {
         alignment: u64,
     ) -> PyResult<()> {
         let stream = stream.resolve()?;
+        self.check_stream(py, &stream)?;
         self.call(py, |handle| {
             let ptr = std::ptr::without_provenance_mut(ptr);
             // SAFETY: the handle is live, and so is the stream; the rest is the caller's promise.
@@ -409,14 +416,14 @@ impl Resource {
         Ok(pool.0.addr())
     }
 
-    /// Makes this the default resource of its device.
-    fn _make_default(&self, py: Python<'_>) -> PyResult<()> {
-        // SAFETY: the handle is live; the resource before is not wanted.
-        self.call(py, |handle| unsafe {
-            let set = (api().set_per_device_resource)(handle.raw, null_mut());
-            forget_recent_default();
-            set
-        })
+    /// Makes this the default resource of its device. Returns what may end now, for the caller to end.
+    fn _make_default(&self, py: Python<'_>) -> PyResult<Vec<Self>> {
+        let (handle, mut raw) = (self.handle()?, Sendable(null_mut()));
+        let place = Sendable(&raw mut raw.0);
+        // SAFETY: the handle is live, and the result may be written.
+        check(py.detach(|| unsafe { (api().set_per_device_resource)(handle.raw, place.get()) }))?;
+        let before = [ResourceHandle::owned(raw.0), take_recent_default()];
+        Ok(before.into_iter().flatten().map(Self::of).collect())
     }
 
     /// Whether blocks of one may be given back to the other.
@@ -437,11 +444,21 @@ impl Resource {
         self._end();
     }
 
-    /// Ends this object's use of the resource. A finaliser calls it: while functions of the program's that
-    /// the end calls are whole.
+    /// Ends the resource if its end calls functions of the program's: a finaliser calls it while they are
+    /// whole. These functions may use other resources that the collector ends, so those stay.
+    fn _finalise(&self) {
+        if self.handle().is_ok_and(|handle| handle.counts_blocks()) {
+            self._end();
+        }
+    }
+
+    /// Ends this object's use of the resource.
     fn _end(&self) {
         let before = self.0.lock().take();
         // Not under the lock: its end may wait.
+        if let Some(owned) = &before {
+            owned.handle().end_buffers();
+        }
         drop(before);
     }
 
@@ -472,7 +489,7 @@ pub(crate) fn reset_default_resource(py: Python<'_>, device: &Device) -> PyResul
     let reset = py.detach(|| {
         // SAFETY: the device's handle is live.
         let reset = check(unsafe { (api().reset_per_device_resource)(device.0.0) });
-        forget_recent_default();
+        drop(take_recent_default());
         reset
     });
     Ok(reset?)

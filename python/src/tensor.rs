@@ -88,17 +88,23 @@ impl Foreign {
 
     fn shape(&self) -> &[i64] {
         let tensor = self.tensor();
-        if tensor.dimensions == 0 {
+        if tensor.dimensions <= 0 {
             return &[];
         }
         // SAFETY: a tensor has as many extents as dimensions.
         unsafe { std::slice::from_raw_parts(tensor.shape, tensor.dimensions as usize) }
     }
 
-    pub(crate) fn bytes(&self) -> u64 {
+    /// `None` if no memory has as many.
+    pub(crate) fn bytes(&self) -> Option<u64> {
         let kind = self.tensor().kind;
         let item = (u64::from(kind.bits) * u64::from(kind.lanes)).div_ceil(8);
-        self.shape().iter().map(|extent| *extent as u64).product::<u64>() * item
+        let extents = self.shape().iter().map(|extent| u64::try_from(*extent).ok());
+        if self.shape().contains(&0) {
+            return Some(0);
+        }
+        let bytes = extents.into_iter().try_fold(item, |bytes, extent| bytes.checked_mul(extent?));
+        bytes.filter(|bytes| i64::try_from(*bytes).is_ok())
     }
 
     pub(crate) fn is_contiguous(&self) -> bool {
@@ -106,13 +112,13 @@ impl Foreign {
         if strides.is_null() || self.shape().contains(&0) {
             return true;
         }
-        let mut wanted = 1;
+        let mut wanted = 1_i64;
         for (dimension, extent) in self.shape().iter().enumerate().rev() {
             // SAFETY: a tensor has as many strides as dimensions.
             if *extent != 1 && unsafe { *strides.add(dimension) } != wanted {
                 return false;
             }
-            wanted *= extent;
+            wanted = wanted.saturating_mul(*extent);
         }
         true
     }

@@ -3,11 +3,13 @@
 import copy
 import gc
 import pickle
+import sys
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_processes import script
 
 import millpond
 from millpond import DeviceBuffer, mr, to_device
@@ -200,6 +202,53 @@ def test_the_host_sees_a_copy_of_what_it_does_not_reach():
     assert bytes(view) == b"abc"
     with pytest.raises((BufferError, TypeError)):
         b"".join([]) or memoryview(buffer).cast("B").__setitem__(0, 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
+@pytest.mark.parametrize(
+    "see", ["memoryview", "bytes", "m.DeviceBuffer.tobytes", "m.DeviceBuffer.copy_to_host"]
+)
+def test_bytes_that_the_host_has_no_room_for_are_a_memory_error(see):
+    """The process goes on."""
+    program = (
+        "import millpond as m, resource\n"
+        "buffer = m.DeviceBuffer(size=64 << 30, mr=m.stack('cuda', m.Device('sim:80GiB')))\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (32 << 30, 32 << 30))\n"
+        f"try: {see}(buffer)\n"
+        "except MemoryError: print('none')\n"
+    )
+    assert script(program) == "none"
+
+
+# --- Several devices ---
+
+
+def test_copies_between_devices():
+    """Simulated devices have addresses of their own, which say nothing on another one."""
+    data = np.random.default_rng(1).integers(0, 256, 3_000_000, "u1")
+    other = millpond.Device("sim:1GiB")
+    of_other, here = millpond.stack("cuda+pool", other), millpond.stack("cuda+pool")
+    on_other = millpond.Stream(device=other)
+    for from_ in (here, of_other):
+        to = of_other if from_ is here else here
+        stream = on_other if from_ is of_other else millpond.DEFAULT_STREAM
+        kept = [DeviceBuffer(size=len(data), mr=it) for it in (here, of_other)]
+        [buffer.fill(99) for buffer in kept]
+        source = DeviceBuffer(size=len(data), stream=stream, mr=from_)
+        source.copy_from_host(data)
+        target = DeviceBuffer(size=len(data) + 100, mr=to)
+        target.fill(7)
+        target.copy_from_device(source)
+        del source
+        assert target[: len(data)].tobytes() == data.tobytes() and set(target[len(data) :].tobytes()) == {7}
+        target[10:20].copy_from_device(DeviceBuffer(size=0, mr=from_))
+        target[10:20].copy_from_device(millpond.to_device(b"0123456789", mr=from_)[2:7])
+        assert target[8:20].tobytes() == data[8:10].tobytes() + b"23456" + data[15:20].tobytes()
+        imported = millpond.from_dlpack(target, on_other if to is of_other else millpond.DEFAULT_STREAM)
+        back = DeviceBuffer(size=len(target), mr=from_)
+        back.copy_from_device(imported)
+        assert back.tobytes() == target.tobytes()
+        assert all(set(buffer.tobytes()) == {99} for buffer in kept)
 
 
 # --- DLPack ---

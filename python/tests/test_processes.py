@@ -202,6 +202,18 @@ def test_a_library_that_is_not_there_is_named():
     assert answer.returncode == 1 and "ImportError: /nowhere/libmillpond.so" in answer.stderr
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the path is Linux's")
+def test_a_library_that_is_another_one_is_named():
+    libc = next(line.split()[-1] for line in open("/proc/self/maps") if "/libc.so" in line)
+    answer = subprocess.run(
+        [sys.executable, "-c", "import millpond"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "MILLPOND_LIBRARY": libc},
+    )
+    assert answer.returncode == 1 and f"ImportError: {libc} is no libmillpond" in answer.stderr
+
+
 def test_replay_is_found(tmp_path):
     binary = tmp_path / "replay"
     binary.write_text("#!/bin/sh\necho replayed $1\n")

@@ -198,6 +198,25 @@ def test_ctrl_c_in_a_function_of_the_program_is_no_error_of_it(kind):
         DeviceBuffer(size=10, mr=resource)
 
 
+def test_ctrl_c_in_a_function_that_takes_a_block_back_comes_again():
+    """A free cannot fail."""
+    text = (
+        "import millpond\n"
+        "from millpond import mr\n"
+        "base = mr.StatisticsResourceAdaptor(mr.CudaMemoryResource())\n"
+        "def deallocate(*block):\n"
+        "    base.deallocate(*block)\n"
+        "    raise KeyboardInterrupt\n"
+        "buffer = millpond.DeviceBuffer(size=9, mr=mr.CallbackMemoryResource(base.allocate, deallocate))\n"
+        "try:\n"
+        "    del buffer\n"
+        "    for _ in range(1_000_000): pass\n"
+        "except KeyboardInterrupt:\n"
+        "    print(base.allocation_counts.current_count)\n"
+    )
+    assert script(text) == "0"
+
+
 # --- The collector ---
 
 
@@ -265,6 +284,34 @@ def cycles():
 
         Spill()
 
+    def kept_buffers(big):
+        kept = []
+
+        def allocate(nbytes, stream, big=big):
+            return base.allocate(nbytes, stream)
+
+        def deallocate(ptr, nbytes, stream, kept=kept):
+            base.deallocate(ptr, nbytes, stream)
+
+        resource = mr.CallbackMemoryResource(allocate, deallocate)
+        kept += [DeviceBuffer(size=10, mr=resource) for _ in range(3)]
+        kept += [kept[0][2:4], kept[1].copy()]
+        kept[2].resize(1000)
+
+    def kept_buffers_of_a_pool(big):
+        kept = []
+
+        def allocate(nbytes, stream, big=big):
+            return base.allocate(nbytes, stream)
+
+        def deallocate(ptr, nbytes, stream, kept=kept):
+            base.deallocate(ptr, nbytes, stream)
+
+        own = mr.CallbackMemoryResource(allocate, deallocate)
+        pool = mr.PoolMemoryResource(own, 1 << 20)
+        kept += [DeviceBuffer(size=10, mr=resource) for resource in (own, pool, pool)]
+        kept.append(bytes(memoryview(kept[1])))
+
     def buffer(big):
         class Own(DeviceBuffer):
             pass
@@ -293,7 +340,153 @@ def test_cycles_are_collected(make):
     assert is_there() is None
 
 
-@pytest.mark.parametrize("owner", ["default", "buffer", "export", "pool"])
+@pytest.mark.parametrize("has_pool", [False, True])
+def test_blocks_of_a_cycle_go_back_by_the_functions_of_the_program(has_pool, capfd):
+    """Also those of a pool on them: all come back while the functions are whole."""
+    counted = mr.StatisticsResourceAdaptor(mr.CudaMemoryResource())
+    kept, freed = [], []
+
+    class Memory:
+        def allocate(self, nbytes, stream):
+            return counted.allocate(nbytes, stream)
+
+        def deallocate(self, ptr, nbytes, stream):
+            freed.append(nbytes)
+            self.kept and counted.deallocate(ptr, nbytes, stream)
+
+    memory = Memory()
+    memory.kept = kept
+    resource = mr.CallbackMemoryResource(memory.allocate, memory.deallocate)
+    if has_pool:
+        resource = mr.PoolMemoryResource(resource, 1 << 20)
+    kept += [DeviceBuffer(size=size, mr=resource) for size in (100, 200)]
+    is_there = weakref.ref(memory)
+    del memory, resource, kept
+    gc.collect()
+    assert is_there() is None and counted.allocation_counts.current_count == 0
+    assert sorted(freed) == ([1 << 20] if has_pool else [100, 200])
+    assert capfd.readouterr().err == ""
+
+
+def test_resources_that_the_functions_of_a_cycle_use_are_whole_until_its_end():
+    """The collector may finalise the resource below before the one whose functions use it."""
+    device = millpond.Device("sim:1GiB")
+    free = device.memory_info()[0]
+
+    def make(order):
+        kept, made = [], {}
+
+        def allocate(nbytes, stream, made=made):
+            return made["base"].allocate(nbytes, stream)
+
+        def deallocate(ptr, nbytes, stream, made=made, kept=kept):
+            made["base"].deallocate(ptr, nbytes, stream)
+
+        for name in order:
+            if name == "base":
+                made["base"] = mr.StatisticsResourceAdaptor(mr.CudaMemoryResource(device=device))
+            else:
+                made["own"] = mr.CallbackMemoryResource(allocate, deallocate, device=device)
+        pool = mr.PoolMemoryResource(made["own"], 1 << 20)
+        kept += [DeviceBuffer(size=10, mr=resource) for resource in (made["own"], pool)]
+
+    for order in (("base", "own"), ("own", "base")):
+        make(order)
+        gc.collect()
+        assert device.memory_info()[0] == free, order
+
+
+def test_a_buffer_that_a_finaliser_rescues_is_empty():
+    base, rescued = mr.CudaMemoryResource(), []
+
+    class Rescuer:
+        def __del__(self):
+            rescued.append(self.buffer)
+
+    def cycle():
+        keeper = Rescuer()
+
+        def allocate(nbytes, stream, keeper=keeper):
+            return base.allocate(nbytes, stream)
+
+        resource = mr.CallbackMemoryResource(allocate, base.deallocate)
+        keeper.buffer = DeviceBuffer(size=10, mr=resource)
+
+    cycle()
+    gc.collect()
+    (buffer,) = rescued
+    assert (buffer.size, buffer.ptr, buffer.capacity(), len(buffer)) == (0, 0, 0, 0)
+    assert "collected" in repr(buffer)
+    for use in (
+        lambda: buffer.fill(1),
+        lambda: buffer.tobytes(),
+        lambda: buffer.copy(),
+        lambda: buffer.resize(100),
+        lambda: buffer.stream,
+        lambda: buffer[:0],
+        lambda: memoryview(buffer),
+        lambda: buffer.__dlpack__(),
+        lambda: buffer.__cuda_array_interface__,
+        lambda: millpond.to_device(b"abc").copy_from_device(buffer),
+    ):
+        with pytest.raises(ValueError, match="collected this buffer"):
+            use()
+
+
+@pytest.mark.parametrize("version", [None, (1, 0)])
+def test_an_export_of_a_buffer_in_a_cycle_keeps_its_memory(version):
+    """The collector sees the cycle, and not the capsule's use of the block."""
+    counted, freed = mr.StatisticsResourceAdaptor(mr.CudaMemoryResource()), []
+
+    def make():
+        kept = []
+
+        def deallocate(ptr, nbytes, stream, kept=kept):
+            freed.append(nbytes)
+            counted.deallocate(ptr, nbytes, stream)
+
+        kept.append(millpond.to_device(b"abc", mr=mr.CallbackMemoryResource(counted.allocate, deallocate)))
+        return kept[0].__dlpack__(max_version=version), kept[0].__dlpack_device__()
+
+    class Export:
+        capsule, device = make()
+
+        def __dlpack_device__(self):
+            return self.device
+
+        def __dlpack__(self, **_):
+            return self.capsule
+
+    gc.collect()
+    assert millpond.from_dlpack(Export()).tobytes() == b"abc"
+    gc.collect()
+    assert freed == [3] and counted.allocation_counts.current_count == 0
+
+
+@pytest.mark.parametrize("has_super", [False, True])
+def test_a_cycle_of_a_class_with_a_finaliser_of_its_own_is_collected(has_super):
+    finalised, counted = [], mr.StatisticsResourceAdaptor(mr.CudaMemoryResource())
+
+    class Own(mr.CallbackMemoryResource):
+        def __del__(self):
+            finalised.append(1)
+            if has_super:
+                super().__del__()
+
+    def make():
+        kept = []
+
+        def deallocate(ptr, nbytes, stream, kept=kept):
+            counted.deallocate(ptr, nbytes, stream)
+
+        kept += [DeviceBuffer(size=10, mr=Own(counted.allocate, deallocate)) for _ in range(20)]
+
+    make()
+    gc.collect()
+    assert finalised == [1] * 20 and counted.allocation_counts.current_count == 0
+
+
+@pytest.mark.parametrize("owner", ["default", "buffer", "export", "pool", "given", "slice", "object"])
 def test_functions_that_are_in_use_are_not_collected(owner):
     """The Python object of the resource has gone, and something else still uses the resource."""
     base = mr.CudaMemoryResource()
@@ -312,6 +505,16 @@ def test_functions_that_are_in_use_are_not_collected(owner):
         kept = None
     elif owner == "pool":
         kept = DeviceBuffer(size=100, mr=mr.PoolMemoryResource(counted))
+    elif owner == "given":
+        kept = DeviceBuffer(size=100, mr=resource)
+    elif owner == "slice":
+        kept = DeviceBuffer(size=100, mr=resource)[10:20]
+    elif owner == "object":
+        # The resource has two Python objects, and one of them ends in a cycle.
+        kept = DeviceBuffer(size=100, mr=resource)
+        other = mr._as_class(resource)
+        other.me = other
+        del other
     else:
         mr.set_current_device_resource(counted)
         kept = DeviceBuffer(size=100)
@@ -323,6 +526,9 @@ def test_functions_that_are_in_use_are_not_collected(owner):
         gc.collect()
     if owner == "default":
         assert millpond.to_device(b"abc").tobytes() == b"abc"
+    if isinstance(kept, DeviceBuffer):
+        kept.fill(7)
+        assert set(kept.tobytes()) == {7}
     del kept
     gc.collect()
 
