@@ -302,6 +302,18 @@ mod tests {
         }
     }
 
+    /// A share of the free memory is whole blocks of 256 bytes, rounded down.
+    #[test]
+    fn a_percentage_of_free_memory_is_in_whole_blocks() {
+        let driver = DeviceSpec::SimCapacity(64 << 20).open().unwrap();
+        let free = driver.mem_get_info().unwrap().free;
+        for percent in [33.0, 12.5, 0.1] {
+            let (bytes, exact) =
+                (ByteSize::PercentOfFree(percent).resolve(&*driver).unwrap(), free as f64 * percent / 100.0);
+            assert!(bytes % 256 == 0 && bytes as f64 <= exact && exact < bytes as f64 + 256.0, "{percent}%");
+        }
+    }
+
     #[test]
     fn a_profile_that_cannot_be_read_is_an_error_that_names_it() {
         let spec: DeviceSpec = "sim:/nowhere/h100.toml".parse().unwrap();

@@ -4,12 +4,15 @@
 //! It has two devices, or `FAKE_CUDA_DEVICES`, does nothing, and checks what a real driver would: that the
 //! right context is current. `fake_retains` says how often the primary context of a device was retained.
 //! Its contexts can be reset, and have ids as from CUDA 12.0 on, unless `FAKE_CUDA_IDS` is 0. The environment
-//! says how it fails, too: `FAKE_CUDA_INIT`, `FAKE_CUDA_RETAIN`, `FAKE_CUDA_ALLOC`, and `FAKE_CUDA_FREE_MS`
-//! of `work.rs`. With `--cfg empty` it is a library without any function.
+//! says how it fails, too: `FAKE_CUDA_INIT`, `FAKE_CUDA_RETAIN`, `FAKE_CUDA_ALLOC`, and what `work.rs` and
+//! `captures.rs` read. With `--cfg empty` it is a library without any function.
 #![cfg(not(empty))]
 #![allow(non_snake_case)]
 #![allow(unexpected_cfgs)]
 
+#[cfg(pools)]
+#[path = "captures.rs"]
+mod captures;
 #[cfg(pools)]
 #[path = "pools.rs"]
 mod pools;
@@ -98,6 +101,10 @@ pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, len: i32, _device: i
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut u64, device: i32) -> i32 {
     RETAINS[device as usize].fetch_add(1, SeqCst);
+    #[cfg(pools)]
+    if let Err(code) = captures::unsafe_call() {
+        return code;
+    }
     match env("FAKE_CUDA_RETAIN", 0) {
         0 => {}
         code => return code,
@@ -175,9 +182,13 @@ pub unsafe extern "C" fn cuMemAlloc_v2(ptr: *mut u64, _bytes: u64) -> i32 {
     in_context(env("FAKE_CUDA_ALLOC", 0))
 }
 
+/// A block of a pool whose context was reset: it is freed while no context is current.
+const OF_POOL: u64 = 0x9 << 40;
+
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemFree_v2(ptr: u64) -> i32 {
-    if ptr == CURRENT.get() << 32 { 0 } else { INVALID_CONTEXT }
+    let home = if ptr == OF_POOL { 0 } else { ptr >> 32 };
+    if home == CURRENT.get() { 0 } else { INVALID_CONTEXT }
 }
 
 /// Only the old function is here, so a caller has to fall back on it. The host is device -1.
@@ -252,6 +263,8 @@ pub extern "C" fn cuMemUnmap(_ptr: u64, _bytes: u64) -> i32 {
 /// A real driver may crash if the stream was destroyed. This one reports it.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventRecord(_event: u64, stream: u64) -> i32 {
+    #[cfg(pools)]
+    captures::begin_at_record(stream);
     if is_alive(stream) { in_context(0) } else { INVALID_HANDLE }
 }
 

@@ -4,8 +4,6 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 
 const INVALID_VALUE: i32 = 1;
-const CAPTURE_UNSUPPORTED: i32 = 900;
-const CAPTURE_INVALIDATED: i32 = 901;
 
 #[repr(C)]
 pub struct Location {
@@ -162,58 +160,5 @@ pub unsafe extern "C" fn cuMemPoolImportPointer(ptr: *mut u64, pool: u64, data: 
         return INVALID_VALUE;
     }
     unsafe { *ptr = u64::from((*data)[63]) };
-    0
-}
-
-/// The stream that captures, with 1, or 2 once its capture was invalidated.
-static CAPTURE: (AtomicU64, AtomicU32) = (AtomicU64::new(0), AtomicU32::new(0));
-/// The number of the last capture.
-static CAPTURES: AtomicU64 = AtomicU64::new(0);
-
-fn captures(stream: u64) -> bool {
-    CAPTURE.1.load(SeqCst) != 0 && CAPTURE.0.load(SeqCst) == stream
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuStreamBeginCapture_v2(stream: u64, _mode: u32) -> i32 {
-    CAPTURE.0.store(stream, SeqCst);
-    CAPTURE.1.store(1, SeqCst);
-    CAPTURES.fetch_add(1, SeqCst);
-    0
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuStreamEndCapture(_stream: u64, graph: *mut u64) -> i32 {
-    unsafe { *graph = 0 };
-    if CAPTURE.1.swap(0, SeqCst) == 1 { 0 } else { CAPTURE_INVALIDATED }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuStreamGetCaptureInfo_v2(
-    stream: u64,
-    status: *mut u32,
-    id: *mut u64,
-    _graph: *mut u64,
-    _dependencies: *mut *const u64,
-    _count: *mut u64,
-) -> i32 {
-    unsafe {
-        *status = if captures(stream) { CAPTURE.1.load(SeqCst) } else { 0 };
-        // As on CUDA only of a capture that is active: of an invalid one it is not written.
-        if *status == 1 {
-            *id = CAPTURES.load(SeqCst);
-        }
-    }
-    0
-}
-
-/// Refused for a stream that captures, whose capture it ends, as on an H200.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuStreamGetId(stream: u64, id: *mut u64) -> i32 {
-    if captures(stream) {
-        CAPTURE.1.store(2, SeqCst);
-        return CAPTURE_UNSUPPORTED;
-    }
-    unsafe { *id = stream >> 20 };
     0
 }

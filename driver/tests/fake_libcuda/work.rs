@@ -1,12 +1,15 @@
 //! The work of the stand-in, which is functions of the host, and pinned memory, whose end waits for it.
-//! With `FAKE_CUDA_FREE_MS` the end waits for nothing, and takes that many milliseconds.
+//! With `FAKE_CUDA_FREE_MS` the end waits for nothing, and takes that many milliseconds; a launch takes
+//! `FAKE_CUDA_LAUNCH_MS`. `fake_waits` says how often the whole context was waited for.
 
 use std::ffi::c_void;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 static WORK: Mutex<Vec<JoinHandle<()>>> = Mutex::new(Vec::new());
+static WAITS: AtomicU64 = AtomicU64::new(0);
 
 /// The end of all work.
 fn finish() {
@@ -37,6 +40,7 @@ pub extern "C" fn cuLaunchHostFunc(
 ) -> i32 {
     let data = data as usize;
     WORK.lock().unwrap().push(thread::spawn(move || function(data as *mut c_void)));
+    thread::sleep(Duration::from_millis(crate::env("FAKE_CUDA_LAUNCH_MS", 0) as u64));
     0
 }
 
@@ -44,4 +48,20 @@ pub extern "C" fn cuLaunchHostFunc(
 pub extern "C" fn cuStreamSynchronize(_stream: u64) -> i32 {
     finish();
     0
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxSynchronize() -> i32 {
+    #[cfg(pools)]
+    if let Err(code) = crate::captures::wait_for_context() {
+        return code;
+    }
+    WAITS.fetch_add(1, SeqCst);
+    finish();
+    0
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_waits() -> u64 {
+    WAITS.load(SeqCst)
 }
