@@ -206,6 +206,10 @@ mod tests {
             }
         }
         assert!(parse_bytes("16EiB").is_err() && parse_bytes("15.5EiB").is_ok());
+        assert!(parse_bytes("16.0EiB").is_err(), "a number with a point has the same bound");
+        for (percent, is_right) in [("100%", true), ("0%", true), ("100.1%", false), ("-1%", false)] {
+            assert_eq!(percent.parse::<ByteSize>().is_ok(), is_right, "{percent}");
+        }
     }
 
     #[test]

@@ -251,3 +251,16 @@ fn a_program_ends_a_wait() {
     free(&resource, first, 200);
     assert_eq!(handle.live(), []);
 }
+
+/// No free makes room for a request that is larger than the limit.
+#[test]
+fn a_request_beyond_the_limit_is_made_once() {
+    let asked = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&asked);
+    let before = move |call: &str| _ = counted.fetch_add(u32::from(call == "allocate"), Ordering::SeqCst);
+    let upstream = mock().0.layer(LimitingLayer::new(1000)).unwrap();
+    let resource = Probe { upstream, before }.layer(RetryLayer::new().timeout(WATCHDOG / 1000)).unwrap();
+    let error = resource.allocate_bytes(2000, S).unwrap_err();
+    assert!(error.is_out_of_memory() && error.is_impossible(), "{error}");
+    assert_eq!(asked.load(Ordering::SeqCst), 1, "it was tried again");
+}

@@ -46,14 +46,35 @@ fn a_resource_for_one_thread_becomes_one_for_all() {
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
-                for _ in 0..500 {
+                for _ in 0..50 {
                     let ptr = resource.allocate_bytes(100, S).unwrap();
                     free(&resource, ptr, 100);
                 }
             });
         }
     });
-    assert_eq!(total.load(Ordering::SeqCst), 4 * 500 * 2);
+    assert_eq!(total.load(Ordering::SeqCst), 4 * 50 * 2);
+}
+
+/// A request that waits above the lock is tried again when a block comes back.
+#[test]
+fn a_free_wakes_the_request_that_waits() {
+    let resource = ThreadSafeResourceAdaptor::new(mock().0);
+    let ptr = resource.allocate_bytes(100, S).unwrap();
+    let layout = Layout::new(100);
+    let attempt = || match resource.frees.counted() {
+        0 => Err(millpond_core::Error::out_of_memory(layout, S)),
+        _ => Ok(DevicePtr::NULL),
+    };
+    let (begin, minute) = (std::time::Instant::now(), std::time::Duration::from_secs(60));
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| resource.frees.wait_for(begin, minute, attempt));
+        while !resource.frees.are_awaited() {
+            std::thread::yield_now();
+        }
+        free(&resource, ptr, 100);
+        assert!(waits.join().unwrap().is_ok(), "the free was not counted");
+    });
 }
 
 /// A resource below frees memory through the whole stack while it allocates, as a failure callback does.
