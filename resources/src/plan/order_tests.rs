@@ -8,7 +8,9 @@ use millpond_driver::sim::{Access, SimConfig, SimDevice};
 use millpond_testkit::Checked;
 
 use crate::plan::{PlanLayer, PlanMemoryResource, PlanStatistics};
-use crate::{CudaMemoryResource, Decay, PoolLayer, PoolMemoryResource};
+use crate::{
+    CudaAsyncMemoryResource, CudaAsyncOptions, CudaMemoryResource, Decay, PoolLayer, PoolMemoryResource,
+};
 use millpond_core::DeviceMemoryResourceExt;
 
 type Stack = PlanMemoryResource<PoolMemoryResource<CudaMemoryResource>>;
@@ -208,4 +210,26 @@ fn blocks_that_another_stream_frees_are_planned() {
     let after = world.counts();
     assert_eq!((after.served - before.served, after.missed - before.missed), (100, 0));
     world.check();
+}
+
+/// The end of the layer waits for work on blocks of the plan before upstream may hand their memory on.
+#[test]
+fn lanes_go_back_at_the_end_when_all_work_is_done() {
+    let device = SimDevice::new(SimConfig::with_capacity(4 << 30));
+    let upstream = CudaAsyncMemoryResource::new(device.clone(), CudaAsyncOptions::default()).unwrap();
+    let stack = upstream.layer(PlanLayer::new().repeat(32).background(false)).unwrap();
+    let stack = Checked::new(stack, Some(Arc::clone(&device)));
+    let stream = device.stream_create(StreamFlags::NON_BLOCKING).unwrap();
+    for _ in 0..40 {
+        let blocks = BODY.map(|bytes| (stack.allocate_bytes(bytes, stream).unwrap(), bytes));
+        for (ptr, bytes) in blocks {
+            device.launch_for(stream, &[Access::write(ptr, bytes, 1)], 1 << 30);
+            // SAFETY: the block came from the stack with this size, and its uses are on the stream.
+            unsafe { stack.deallocate_bytes(ptr, bytes, stream) };
+        }
+    }
+    assert!(stack.inner().plan_statistics().held_bytes > 0);
+    drop(stack);
+    assert_eq!(device.take_violations(), []);
+    assert_eq!((device.live_allocations(), device.live_events()), (0, 0));
 }

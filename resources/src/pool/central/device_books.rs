@@ -281,6 +281,21 @@ mod tests {
         assert_eq!(waits_of(&read()), 0, "the promise has ended");
     }
 
+    /// The promise may be the thread's own, of an outer call: it would wait for nothing.
+    #[test]
+    fn a_growth_inside_of_another_call_waits_for_no_promise() {
+        let driver = SimDevice::new(SimConfig::with_capacity(CAPACITY));
+        let device = Device::of(&*driver);
+        let read = || device.read(&*driver, 0).expect("the device is there");
+        let _promise = device.promise(1 << 20, &read());
+        let during = read();
+        let [outer, inner] = [(); 2].map(|()| turns::Turns::default());
+        let _outer = outer.enter();
+        assert!(device.wait_for_rivals(&during, &mut 0));
+        let _inner = inner.enter();
+        assert!(!device.wait_for_rivals(&during, &mut 0));
+    }
+
     /// Of two growths that read the same, one gets a promise, and the other one reads again.
     #[test]
     fn promised_memory_is_not_promised_again() {

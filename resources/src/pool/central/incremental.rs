@@ -90,10 +90,32 @@ impl CentralCore {
 mod tests {
     use std::sync::Arc;
 
-    use millpond_core::{DeviceMemoryResourceExt, DriverError};
+    use millpond_core::{DeviceMemoryResourceExt, DriverError, StreamRef};
     use millpond_driver::sim::{SimConfig, SimDevice};
 
     use crate::{CudaMemoryResource, PoolLayer};
+
+    /// A step inside of another call has no turn, and leaves the rest to a later step.
+    #[test]
+    fn a_step_without_a_turn_asks_the_driver_nothing() {
+        let device = SimDevice::new(SimConfig::h200());
+        let cuda = CudaMemoryResource::new(device.clone());
+        let pool = cuda.layer(PoolLayer::new()).expect("an empty pool");
+        // The thread keeps one block, so that the pool gets the other.
+        let blocks =
+            [(); 2].map(|()| pool.allocate_bytes(8 << 20, StreamRef::LEGACY).expect("there is room"));
+        // SAFETY: each block came from the pool with this size and is freed once.
+        blocks.into_iter().for_each(|ptr| unsafe { pool.deallocate_bytes(ptr, 8 << 20, StreamRef::LEGACY) });
+        let core = pool.central.core();
+        let steps = || (core.collect_incrementally(), core.release_incrementally(0)).1;
+        let calls = device.driver_calls();
+        let outer = core.turns.enter();
+        assert_eq!(steps().expect("the device is there"), 0);
+        assert_eq!(device.driver_calls(), calls);
+        drop(outer);
+        steps().expect("the device is there");
+        assert!(device.driver_calls() > calls, "there is something to do");
+    }
 
     /// Incremental work ends with the pool, and with the device.
     #[test]

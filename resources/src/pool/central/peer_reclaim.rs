@@ -125,10 +125,13 @@ impl<R: DeviceMemoryResource> Central<R> {
 #[cfg(test)]
 mod tests {
     use millpond_core::{DeviceMemoryResourceExt, DriverError};
+    use std::sync::Arc;
+
     use millpond_driver::sim::{SimConfig, SimDevice};
+    use millpond_testkit::hooked::HookedDriver;
 
     use super::*;
-    use crate::{CudaMemoryResource, PoolLayer};
+    use crate::{CudaMemoryResource, PagesMode, PoolLayer, PoolMemoryResource};
 
     const MIB: u64 = 1 << 20;
 
@@ -149,6 +152,27 @@ mod tests {
             assert_eq!(again.expect("the device is there"), asked, "after {rounds} rounds");
             assert_eq!(has_idle.pool_bytes() == 0, asked, "after {rounds} rounds");
         }
+    }
+
+    /// Another pool may be asking this one at the same time, and would wait for its turn.
+    #[test]
+    fn a_pool_that_asks_others_has_no_turn() {
+        let hooks = HookedDriver::new(SimDevice::new(SimConfig::with_capacity(64 * MIB)));
+        let pool = || CudaMemoryResource::new(hooks.clone()).layer(PoolLayer::new().pages(PagesMode::On));
+        let [asks, has_idle] = [(); 2].map(|()| Arc::new(pool().expect("an empty pool")));
+        let take_and_give = |pool: &PoolMemoryResource<CudaMemoryResource>| {
+            let ptr = pool.allocate_bytes(48 * MIB, StreamRef::LEGACY).expect("there is room");
+            // SAFETY: the block came from the pool with this size and is freed once.
+            unsafe { pool.deallocate_bytes(ptr, 48 * MIB, StreamRef::LEGACY) };
+        };
+        take_and_give(&has_idle);
+        let same = Arc::clone(&asks);
+        hooks.before_unmap(move || {
+            let elsewhere = std::thread::spawn(move || same.central.turns.try_enter().is_some());
+            assert!(elsewhere.join().expect("it does not panic"), "the pool that asks has its turn");
+        });
+        take_and_give(&asks);
+        assert_eq!(hooks.hooks_left(), 0, "the other pool was not asked");
     }
 
     /// Where other pools have nothing free, and returned nothing meanwhile, it is no use to try again.
