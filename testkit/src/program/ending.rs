@@ -64,16 +64,22 @@ impl Execution {
         Ok(())
     }
 
-    /// Gives back all that is left after an early end, past the checks: to the device, it is gone.
+    /// Gives back all that is left after an early end. After a reset that goes past the checks: to the device,
+    /// the blocks are gone. A loss that no one noticed does not keep memory of the host from its free.
     pub(super) fn finish_early(&mut self) -> Checks {
         self.scopes.clear();
         let kept = self.guest.take().map(|guest| guest.take_kept()).unwrap_or_default();
         let own = self.blocks.drain().map(|(_, live)| (live.ptr, live.layout));
-        let resource = self.resource.inner();
+        let resource = &self.resource;
         for (ptr, layout) in own.chain(kept) {
             // SAFETY: the block came from this resource with this layout and is given back once; no work is
             // left on the device.
-            unsafe { resource.deallocate(ptr, layout, StreamRef::LEGACY) };
+            unsafe {
+                match self.ending {
+                    Some(Ending::Reset) => resource.inner().deallocate(ptr, layout, StreamRef::LEGACY),
+                    _ => resource.deallocate(ptr, layout, StreamRef::LEGACY),
+                }
+            }
         }
         self.live.clear();
         // With blocks in use, a limit may refuse a request before anything asks the driver.
