@@ -22,7 +22,7 @@ use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use millpond_core::stack::FilePath;
 use millpond_core::{Error, ErrorKind, Result, environment};
@@ -45,8 +45,9 @@ use crate::logging::thread_and_time;
 pub const FILE_VARIABLE: &str = "RMM_DEBUG_LOG_FILE";
 
 /// The log of the process.
-static LOG: OnceLock<DebugLog> = OnceLock::new();
+static LOG: Mutex<Option<DebugLog>> = Mutex::new(None);
 
+#[derive(Clone)]
 struct DebugLog {
     level: reload::Handle<LevelFilter, Registry>,
     output: Output,
@@ -86,24 +87,24 @@ pub fn init_to_stderr() -> Result<()> {
 }
 
 fn install(open: impl FnOnce() -> Result<Box<dyn Write + Send>>) -> Result<()> {
-    static FIRST: Mutex<()> = Mutex::new(());
-    let _first = FIRST.lock();
-    if LOG.get().is_some() {
+    let mut log = LOG.lock();
+    if log.is_some() {
         return Ok(());
     }
     let output = Output(Arc::new(Mutex::new(open()?)));
     let (filter, level) = reload::Layer::new(LevelFilter::INFO);
     let lines =
         tracing_subscriber::fmt::layer().event_format(Lines).with_writer(output.clone()).with_ansi(false);
+    *log = Some(DebugLog { level, output });
+    // Without the lock: `tracing` asks the subscribers that the program has.
+    drop(log);
     tracing_subscriber::registry().with(filter).with(lines).try_init().map_err(|_| {
+        *LOG.lock() = None;
         Error::invalid_argument(
             "the program has a subscriber of `tracing` already; millpond's events go there, and the debug \
              log is not needed",
         )
-    })?;
-    // The lock keeps others out.
-    let _ = LOG.set(DebugLog { level, output });
-    Ok(())
+    })
 }
 
 /// Empties a file, or makes it, and opens it for lines at its end. Processes that inherit the variable write
@@ -143,12 +144,11 @@ pub fn should_log(level: Level) -> Result<bool> {
 /// # Errors
 /// Those of [`set_level`], and [`Io`](ErrorKind::Io) if it cannot be written.
 pub fn flush() -> Result<()> {
-    let mut output = log()?.output.0.lock();
-    output.flush().map_err(|error| Error::new(ErrorKind::Io, format!("the debug log: {error}")))
+    log()?.output.flush().map_err(|error| Error::new(ErrorKind::Io, format!("the debug log: {error}")))
 }
 
-fn log() -> Result<&'static DebugLog> {
-    LOG.get().ok_or_else(|| Error::invalid_argument("there is no debug log; start it first"))
+fn log() -> Result<DebugLog> {
+    LOG.lock().clone().ok_or_else(|| Error::invalid_argument("there is no debug log; start it first"))
 }
 
 impl Write for Output {

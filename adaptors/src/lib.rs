@@ -37,6 +37,7 @@ pub mod retry;
 mod shards;
 pub mod statistics;
 pub mod thread_safe;
+mod timeout;
 pub mod tracking;
 mod traits;
 mod waiting;

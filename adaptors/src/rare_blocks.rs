@@ -1,6 +1,6 @@
 //! The few blocks that an adaptor treats in another way than the rest.
 
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use millpond_core::misuse::{self, Misuse, MisuseKind};
@@ -10,7 +10,6 @@ use rustc_hash::FxHashMap;
 
 /// A table of blocks that costs one load as long as it is empty. It refuses to remove a block with a size
 /// that is not the block's.
-#[derive(Debug)]
 pub(crate) struct RareBlocks<T> {
     blocks: Mutex<FxHashMap<DevicePtr, Entry<T>>>,
     /// The number of blocks. A thread that frees a block learned its address after the block was counted, so
@@ -24,6 +23,12 @@ struct Entry<T> {
     /// The size in bytes that was requested.
     bytes: u64,
     value: T,
+}
+
+impl<T> fmt::Debug for RareBlocks<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RareBlocks").field("len", &self.len()).finish_non_exhaustive()
+    }
 }
 
 /// What [`RareBlocks::remove`] found.

@@ -1,6 +1,7 @@
 //! Waits for other threads' frees, without a lock that those frees need.
 
 use std::cell::Cell;
+use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use parking_lot::{Condvar, Mutex};
 const LONGEST_NAP: Duration = Duration::from_millis(10);
 
 /// Wakes the threads that wait for memory when another thread frees a block.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Frees {
     /// The number of threads that wait.
     waiting: AtomicUsize,
@@ -91,6 +92,12 @@ impl Frees {
     #[cfg(test)]
     pub(crate) fn counted(&self) -> u64 {
         *self.count.lock()
+    }
+}
+
+impl fmt::Debug for Frees {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Frees").field("waiting", &self.waiting).finish_non_exhaustive()
     }
 }
 

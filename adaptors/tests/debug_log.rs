@@ -1,19 +1,67 @@
 //! Tests the debug log, in a process of its own: the subscriber is the process's.
 #![cfg(feature = "debug-log")]
 
-use std::fs;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+use std::{fs, thread};
 
 use millpond_adaptors::debug_log::{self, Level};
+use tracing::level_filters::LevelFilter;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
 
 /// The part of the test that runs with the variable set.
 const INSIDE: &str = "MILLPOND_TEST_DEBUG_LOG";
+
+/// A subscriber that starts the debug log on another thread while `tracing` asks it something.
+struct Starts(Arc<AtomicBool>);
+
+impl Subscriber for Starts {
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        if self.0.swap(false, Ordering::SeqCst) {
+            let (done, ended) = mpsc::channel();
+            thread::spawn(move || done.send(debug_log::init().is_ok()));
+            assert_eq!(ended.recv_timeout(Duration::from_secs(60)), Ok(true), "it hangs");
+        }
+        None
+    }
+
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        false
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, _: &Event<'_>) {}
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+/// Starts the debug log while the thread has a subscriber that starts it, too.
+fn init_beside_a_subscriber() {
+    let starts = Arc::new(AtomicBool::new(false));
+    tracing::subscriber::with_default(Starts(Arc::clone(&starts)), || {
+        starts.store(true, Ordering::SeqCst);
+        debug_log::init().unwrap();
+    });
+    assert!(!starts.load(Ordering::SeqCst), "the subscriber was asked");
+}
 
 #[test]
 fn lines_go_to_the_file_that_the_environment_names() {
     if std::env::var_os(INSIDE).is_some() {
         assert_eq!(debug_log::level().unwrap_err().message(), "there is no debug log; start it first");
-        debug_log::init().unwrap();
+        init_beside_a_subscriber();
         debug_log::init().unwrap();
         tracing::debug!("not yet");
         tracing::warn!(bytes = 7, "a warning");

@@ -33,6 +33,8 @@ enum millpond_status
   MILLPOND_STATUS_IO = 8,
   // A fault of millpond itself. Please report it.
   MILLPOND_STATUS_INTERNAL = 9,
+  // Another thread's call is in a resource that lets one thread in at a time, and does not end.
+  MILLPOND_STATUS_BUSY = 10,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L

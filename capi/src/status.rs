@@ -35,6 +35,8 @@ pub enum Status {
     Io = 8,
     /// A fault of millpond itself. Please report it.
     Internal = 9,
+    /// Another thread's call is in a resource that lets one thread in at a time, and does not end.
+    Busy = 10,
 }
 
 /// The error of the last call that failed on this thread.
@@ -58,6 +60,7 @@ fn status_of(error: &Error) -> Status {
         ErrorKind::Unsupported => Status::Unsupported,
         ErrorKind::Poisoned => Status::Poisoned,
         ErrorKind::Io => Status::Io,
+        ErrorKind::Busy => Status::Busy,
         _ => Status::Driver,
     }
 }

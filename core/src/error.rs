@@ -30,6 +30,9 @@ pub enum ErrorKind {
     Poisoned,
     /// Reading or writing a file failed.
     Io,
+    /// Another thread's call is in a resource that lets one thread in at a time, and does not end. Code that
+    /// runs inside a resource must not wait for a thread that uses it.
+    Busy,
 }
 
 /// The one error of millpond: a [`kind`](Self::kind) to decide on, and a text that says what to do.
@@ -305,6 +308,7 @@ impl fmt::Display for Error {
             ErrorKind::Driver => "driver error",
             ErrorKind::Poisoned => "poisoned",
             ErrorKind::Io => "input/output error",
+            ErrorKind::Busy => "busy",
         };
         f.write_str(what)?;
         if let Some(layout) = layout {

@@ -83,43 +83,107 @@ pub fn set_hook(hook: Option<Hook>) -> Option<Hook> {
     std::mem::replace(&mut *HOOK.write(), hook)
 }
 
+/// A `deallocate` whose outcome a layer watches.
+#[derive(Clone, Copy)]
+struct Free {
+    ptr: DevicePtr,
+    /// How often the block was refused since.
+    refusals: u64,
+}
+
 thread_local! {
-    /// How many calls were refused on this thread.
-    static REFUSED: Cell<u64> = const { Cell::new(0) };
+    /// The innermost call that is watched on this thread.
+    static WATCHED: Cell<Free> = const { Cell::new(Free { ptr: DevicePtr::NULL, refusals: 0 }) };
 }
 
-fn refused() -> u64 {
-    REFUSED.try_with(Cell::get).unwrap_or_default()
+fn watched() -> Free {
+    WATCHED.try_with(Cell::get).unwrap_or(Free { ptr: DevicePtr::NULL, refusals: 0 })
 }
 
-/// Runs `free`, a call of `deallocate` on what is below, and returns whether that took the block back. A
-/// layer that counts calls this, so that it does not count a block that stays in use.
+/// A watch of the free of one block, until it is dropped. Code that runs inside a free, such as a hook, a
+/// subscriber or an upstream, may free other blocks: what becomes of those is not what becomes of this one.
+struct Watch {
+    ptr: DevicePtr,
+    before: Free,
+}
+
+impl Watch {
+    fn begin(ptr: DevicePtr) -> Self {
+        let before = watched();
+        if before.ptr != ptr {
+            let _ = WATCHED.try_with(|watched| watched.set(Free { ptr, refusals: 0 }));
+        }
+        Self { ptr, before }
+    }
+
+    fn is_refused(&self) -> bool {
+        // A watch of the same block that is around this one learns of the refusal, too.
+        let known = if self.before.ptr == self.ptr { self.before.refusals } else { 0 };
+        watched().refusals != known
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        if self.before.ptr != self.ptr {
+            let _ = WATCHED.try_with(|watched| watched.set(self.before));
+        }
+    }
+}
+
+/// Runs `free`, a call of `deallocate` with `ptr` on what is below, and returns whether that took the block
+/// back. A layer that counts calls this, so that it does not count a block that stays in use.
 #[inline]
-pub fn is_taken(free: impl FnOnce()) -> bool {
-    let before = refused();
+pub fn is_taken(ptr: DevicePtr, free: impl FnOnce()) -> bool {
+    let watch = Watch::begin(ptr);
     free();
-    refused() == before
+    !watch.is_refused()
 }
 
 /// Runs `free` as [`is_taken`] does, and `undo` if the block was refused: also if the hook panics. For a
 /// layer that has to count before the call.
 #[inline]
-pub fn undo_if_refused(free: impl FnOnce(), undo: impl FnOnce()) {
+pub fn undo_if_refused(ptr: DevicePtr, free: impl FnOnce(), undo: impl FnOnce()) {
     struct Undo<F: FnOnce()> {
         undo: Option<F>,
-        before: u64,
+        watch: Watch,
     }
     impl<F: FnOnce()> Drop for Undo<F> {
         fn drop(&mut self) {
-            if refused() != self.before
+            if self.watch.is_refused()
                 && let Some(undo) = self.undo.take()
             {
                 undo();
             }
         }
     }
-    let _undo = Undo { undo: Some(undo), before: refused() };
+    let _undo = Undo { undo: Some(undo), watch: Watch::begin(ptr) };
     free();
+}
+
+/// Runs `free`, a call of `deallocate` with `below` on what is below, for a layer that handed the block out
+/// as `ptr`. Layers above learn if it is refused.
+pub fn renamed(ptr: DevicePtr, below: DevicePtr, free: impl FnOnce()) {
+    let is_refused = Cell::new(false);
+    struct Tell<'a>(DevicePtr, &'a Cell<bool>);
+    impl Drop for Tell<'_> {
+        fn drop(&mut self) {
+            if self.1.get() {
+                note_refusal(self.0);
+            }
+        }
+    }
+    let _tell = Tell(ptr, &is_refused);
+    undo_if_refused(below, free, || is_refused.set(true));
+}
+
+fn note_refusal(ptr: DevicePtr) {
+    let _ = WATCHED.try_with(|watched| {
+        let now = watched.get();
+        if now.ptr == ptr {
+            watched.set(Free { refusals: now.refusals + 1, ..now });
+        }
+    });
 }
 
 /// Called by resources that refuse a `deallocate`.
@@ -128,7 +192,7 @@ pub fn undo_if_refused(free: impl FnOnce(), undo: impl FnOnce()) {
 /// In builds with debug assertions, if no hook is installed: misuse is a bug of the caller.
 pub fn report(misuse: &Misuse) {
     if misuse.kind != MisuseKind::DeadStream {
-        let _ = REFUSED.try_with(|refused| refused.set(refused.get() + 1));
+        note_refusal(misuse.ptr);
     }
     let hook = HOOK.read().clone();
     if let Some(hook) = hook {
@@ -145,9 +209,15 @@ pub fn report(misuse: &Misuse) {
 mod tests {
     use super::*;
 
+    const PTR: DevicePtr = DevicePtr::new(256);
+    const OTHER: DevicePtr = DevicePtr::new(512);
+
+    fn refuse_at(ptr: DevicePtr, kind: MisuseKind) {
+        report(&Misuse { kind, ptr, bytes: 1, stream: StreamRef::LEGACY, resource: "test".to_owned() });
+    }
+
     fn refuse(kind: MisuseKind) {
-        let (ptr, stream) = (DevicePtr::new(256), StreamRef::LEGACY);
-        report(&Misuse { kind, ptr, bytes: 1, stream, resource: "test".to_owned() });
+        refuse_at(PTR, kind);
     }
 
     /// The hook is the process's, so that all is in one test.
@@ -157,21 +227,44 @@ mod tests {
         let undo = || undone.set(undone.get() + 1);
         // Without a hook, a report panics in builds with debug assertions.
         let panics = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            undo_if_refused(|| refuse(MisuseKind::DoubleFree), undo);
+            undo_if_refused(PTR, || refuse(MisuseKind::DoubleFree), undo);
         }));
         assert_eq!((panics.is_err(), undone.get()), (cfg!(debug_assertions), 1));
         set_hook(Some(Arc::new(|_| {})));
-        assert!(is_taken(|| {}) && !is_taken(|| refuse(MisuseKind::DoubleFree)));
-        assert!(!is_taken(|| refuse(MisuseKind::ForeignPointer)));
-        assert!(is_taken(|| refuse(MisuseKind::DeadStream)), "such a block is taken back all the same");
-        let inner = || assert!(!is_taken(|| refuse(MisuseKind::WrongDevice)));
-        assert!(!is_taken(inner), "a refusal below counts for each layer above");
+        assert!(is_taken(PTR, || {}) && !is_taken(PTR, || refuse(MisuseKind::DoubleFree)));
+        assert!(!is_taken(PTR, || refuse(MisuseKind::ForeignPointer)));
+        let dead = || refuse(MisuseKind::DeadStream);
+        assert!(is_taken(PTR, dead), "such a block is taken back all the same");
+        let inner = || assert!(!is_taken(PTR, || refuse(MisuseKind::WrongDevice)));
+        assert!(!is_taken(PTR, inner), "a refusal below counts for each layer above");
         let on_another_thread = || std::thread::spawn(|| refuse(MisuseKind::DoubleFree)).join().unwrap();
-        assert!(is_taken(on_another_thread));
-        undo_if_refused(|| {}, undo);
+        assert!(is_taken(PTR, on_another_thread));
+        undo_if_refused(PTR, || {}, undo);
         assert_eq!(undone.get(), 1);
-        undo_if_refused(|| refuse(MisuseKind::DoubleFree), undo);
+        undo_if_refused(PTR, || refuse(MisuseKind::DoubleFree), undo);
         assert_eq!(undone.get(), 2);
+
+        // A layer that moves addresses.
+        let moved = || renamed(PTR, OTHER, || refuse_at(OTHER, MisuseKind::DoubleFree));
+        assert!(!is_taken(PTR, moved), "a layer above learns of a refusal under another address");
+        assert!(is_taken(PTR, || renamed(PTR, OTHER, || {})));
+
+        // Code that runs inside a free, and frees other blocks wrongly: first a subscriber or an upstream.
+        let other = || refuse_at(OTHER, MisuseKind::DoubleFree);
+        assert!(is_taken(PTR, other), "another block was refused");
+        assert!(is_taken(PTR, || assert!(!is_taken(OTHER, other))));
+        let both = || {
+            assert!(!is_taken(OTHER, other));
+            refuse(MisuseKind::DoubleFree);
+        };
+        assert!(!is_taken(PTR, both), "this one was refused as well");
+        // Then the hook, which frees blocks once more while it hears of one.
+        set_hook(Some(Arc::new(|misuse| {
+            if misuse.ptr == OTHER {
+                assert!(!is_taken(PTR, || refuse(MisuseKind::DoubleFree)));
+            }
+        })));
+        assert!(!is_taken(OTHER, other), "the hook's own refusals change nothing");
         set_hook(None);
     }
 }

@@ -9,7 +9,9 @@ use std::time::Duration;
 use dashmap::DashMap;
 use millpond_core::driver::{CaptureModeGuard, HostPtr};
 use millpond_core::stack::{LayerTable, StackSpec};
-use millpond_core::{AnyResource, DevicePtr, DriverHandle, Error, Layout, MemoryInfo, Result, StreamRef};
+use millpond_core::{
+    AnyResource, DevicePtr, DriverHandle, Error, ErrorKind, Layout, MemoryInfo, Result, StreamRef,
+};
 use millpond_resources::get_per_device_resource;
 use parking_lot::{Mutex, ReentrantMutex, RwLock};
 
@@ -97,6 +99,10 @@ struct DeviceHalf {
 
 /// How long a request waits for a reset. The reset may wait for the request, in a callback of the stack.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long a request waits for another thread that builds the stack. The function that builds it may wait
+/// for the request.
+const BUILD_PATIENCE: Duration = Duration::from_secs(20);
 
 /// A block that is handed out.
 struct Block {
@@ -336,7 +342,12 @@ impl DeviceHalf {
     /// Builds the stack, unless another thread was faster.
     fn build(&self) -> Result<AnyResource> {
         drop(self.resetting.try_lock_for(PATIENCE)); // waits for a reset
-        let building = self.building.lock();
+        let busy = || {
+            let why = "another thread builds the memory manager's stack and does not end; let the function \
+                       that builds it wait for no thread that uses the manager";
+            Error::new(ErrorKind::Busy, why).on_device(self.driver.device())
+        };
+        let building = self.building.try_lock_for(BUILD_PATIENCE).ok_or_else(busy)?;
         if self.is_lost.load(Ordering::SeqCst) {
             return Err(self.driver.health().error());
         }
@@ -453,7 +464,9 @@ impl DeviceHalf {
     }
 
     fn reset(&self) {
-        let _resetting = self.resetting.lock();
+        // Resets wait for each other, unless one of them waits for the other in a callback of the stack: then
+        // each gives back what it finds.
+        let _resetting = self.resetting.try_lock_for(PATIENCE);
         let Some(resource) = self.known_stack_taken() else { return };
         let left = self.give_back_at_once(self.take_blocks());
         self.order.clear();

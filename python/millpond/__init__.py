@@ -25,6 +25,7 @@ _LIBRARY = _load()
 __version__ = _native.version()
 
 from ._errors import (  # noqa: E402
+    BusyError,
     DriverError,
     InvalidArgumentError,
     LogFileError,
@@ -89,6 +90,7 @@ __all__ = [
     "DEFAULT_STREAM",
     "LEGACY_DEFAULT_STREAM",
     "PER_THREAD_DEFAULT_STREAM",
+    "BusyError",
     "CudaStreamFlags",
     "Device",
     "DeviceBuffer",

@@ -45,6 +45,10 @@ class LogFileError(MillpondError):
     """Reading or writing a file failed."""
 
 
+class BusyError(MillpondError):
+    """Another thread's call is in a resource that lets one thread in at a time, and does not end."""
+
+
 _BY_STATUS = {
     1: OutOfMemoryError,
     2: InvalidArgumentError,
@@ -54,6 +58,7 @@ _BY_STATUS = {
     6: DriverError,
     7: PoisonedError,
     8: LogFileError,
+    10: BusyError,
 }
 
 

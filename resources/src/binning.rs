@@ -363,7 +363,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BinningMemoryResou
         if !ptr.is_null() {
             // SAFETY: the caller's promises; the same layout leads to the same resource.
             let is_taken =
-                misuse::is_taken(|| unsafe { self.serving(layout).deallocate(ptr, layout, stream) });
+                misuse::is_taken(ptr, || unsafe { self.serving(layout).deallocate(ptr, layout, stream) });
             if let Some(direct) = self.counter(layout).filter(|_| is_taken) {
                 direct.deallocated(layout.bytes());
             }

@@ -51,7 +51,7 @@ unsafe impl DeviceMemoryResource for Wrong {
     }
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
-        let is_taken = millpond::misuse::is_taken(|| {
+        let is_taken = millpond::misuse::is_taken(ptr, || {
             // SAFETY: the caller's promises hold for the upstream, where the block came from.
             unsafe { self.upstream.deallocate(ptr, layout, stream) }
         });

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use millpond_core::stack::LayerSpec;
 use millpond_core::{
     ALLOCATION_ALIGNMENT, Accessibility, ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle, Error,
-    ErrorKind, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, align_up, is_same,
+    ErrorKind, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, align_up, is_same, misuse,
 };
 
 pub use layer::AlignedLayer;
@@ -132,7 +132,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for AlignedResourceAda
             Removed::Here(base) => {
                 let padded = padded(aligned).unwrap_or(aligned);
                 // SAFETY: the upstream's block has no other user, and was allocated with this layout.
-                unsafe { self.upstream.deallocate(base, padded, stream) }
+                misuse::renamed(ptr, base, || unsafe { self.upstream.deallocate(base, padded, stream) });
             }
             Removed::Refused => {}
         }

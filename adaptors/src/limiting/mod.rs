@@ -164,7 +164,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LimitingResourceAd
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         // SAFETY: the caller's promises hold for the upstream, where the block came from.
-        let is_taken = misuse::is_taken(|| unsafe { self.upstream.deallocate(ptr, layout, stream) });
+        let is_taken = misuse::is_taken(ptr, || unsafe { self.upstream.deallocate(ptr, layout, stream) });
         if is_taken && !ptr.is_null() {
             self.release(layout.rounded_bytes().unwrap_or(0));
         }

@@ -2,7 +2,8 @@
 //! or when `exit` is called.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Once, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
@@ -23,24 +24,24 @@ pub(super) trait KeepsRows: Send + Sync {
 static LIVE: Mutex<Vec<Weak<dyn KeepsRows>>> = Mutex::new(Vec::new());
 
 pub(super) fn register(log: Weak<dyn KeepsRows>) {
-    static REGISTERED: Once = Once::new();
+    static REGISTERED: AtomicBool = AtomicBool::new(false);
     if super::canary::without("at_exit") {
         return;
     }
-    REGISTERED.call_once(|| {
-        // SAFETY: `at_exit` may be called at any time on any thread: it touches only what lives for ever
-        // and what it owns, and does not unwind.
-        let refused = unsafe { libc::atexit(at_exit) } != 0;
-        if refused {
-            tracing::warn!(
-                target: "millpond::logging",
-                "the end of the process cannot be watched; flush the allocation log before it"
-            );
-        }
-    });
+    // SAFETY: `at_exit` may be called at any time on any thread: it touches only what lives for ever and what
+    // it owns, and does not unwind.
+    let is_refused = !REGISTERED.swap(true, Ordering::SeqCst) && unsafe { libc::atexit(at_exit) } != 0;
     let mut live = LIVE.lock();
     live.retain(|log| log.strong_count() > 0);
     live.push(log);
+    drop(live);
+    if is_refused {
+        // Without a lock: the subscriber may open a log.
+        tracing::warn!(
+            target: "millpond::logging",
+            "the end of the process cannot be watched; flush the allocation log before it"
+        );
+    }
 }
 
 extern "C" fn at_exit() {

@@ -1,10 +1,11 @@
 //! Ends a log whose destination may hang: a pipe whose reader stopped, or a file system that does not answer.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use super::status::Status;
 
 /// The time in which a destination may take nothing before the end of a log gives up.
 pub(super) const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
@@ -17,15 +18,34 @@ const LOOK: Duration = Duration::from_millis(50);
 pub(super) struct Ending {
     /// The thread, and a channel that it closes when it is done; `None` if it was done at once.
     thread: Option<(JoinHandle<()>, Receiver<()>)>,
-    /// The number of bytes that the destination took so far.
-    taken: Arc<AtomicU64>,
-    seen: u64,
+    status: Arc<Status>,
+    progress: Progress,
+}
+
+/// Watches whether a destination takes bytes.
+#[derive(Debug)]
+pub(super) struct Progress {
+    seen_bytes: u64,
     seen_at: Instant,
 }
 
+impl Progress {
+    pub(super) fn new(status: &Status) -> Self {
+        Self { seen_bytes: status.taken_bytes(), seen_at: Instant::now() }
+    }
+
+    /// Whether the destination has taken nothing for this time.
+    pub(super) fn has_stopped(&mut self, status: &Status, patience: Duration) -> bool {
+        if status.taken_bytes() != self.seen_bytes {
+            *self = Self::new(status);
+        }
+        self.seen_at.elapsed() >= patience
+    }
+}
+
 impl Ending {
-    /// Calls `write`, which may block for ever. `taken` counts the bytes that the destination takes.
-    pub(super) fn begin(taken: Arc<AtomicU64>, write: impl Fn() + Send + Sync + 'static) -> Self {
+    /// Calls `write`, which may block for ever. `status` is the destination's.
+    pub(super) fn begin(status: Arc<Status>, write: impl Fn() + Send + Sync + 'static) -> Self {
         let write = Arc::new(write);
         let (done, finished) = mpsc::channel();
         let builder = std::thread::Builder::new().name("millpond-log-end".to_owned());
@@ -43,18 +63,17 @@ impl Ending {
                 None
             }
         };
-        let seen = taken.load(Ordering::Relaxed);
-        Self { thread, taken, seen, seen_at: Instant::now() }
+        let progress = Progress::new(&status);
+        Self { thread, status, progress }
     }
 
-    /// Waits until everything is written; returns false if the destination takes nothing any more.
+    /// Waits until everything is written; returns false if the destination takes nothing any more, and notes
+    /// it for a report.
     pub(super) fn wait(mut self) -> bool {
         let Some((thread, finished)) = self.thread.take() else { return true };
         while finished.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
-            let taken = self.taken.load(Ordering::Relaxed);
-            if taken != self.seen {
-                (self.seen, self.seen_at) = (taken, Instant::now());
-            } else if self.seen_at.elapsed() >= PATIENCE {
+            if self.progress.has_stopped(&self.status, PATIENCE) {
+                self.status.note_hung(PATIENCE.as_secs());
                 return false;
             }
         }
@@ -62,12 +81,4 @@ impl Ending {
         let _ = thread.join();
         true
     }
-}
-
-pub(super) fn report(name: &str) {
-    tracing::error!(
-        target: "millpond::logging",
-        log = name,
-        "the allocation log's destination took nothing for {PATIENCE:?}; the last rows are lost"
-    );
 }

@@ -17,6 +17,7 @@ use super::journal::{Journal, OpenFile};
 use super::log_file::LogFile;
 use super::settings::Settings;
 use super::sink::Sink;
+use super::status::Status;
 
 static KNOWN: Mutex<Vec<Known>> = Mutex::new(Vec::new());
 
@@ -133,32 +134,48 @@ impl AtEnd for OpenLog {
 pub(super) fn journal(path: &Path, settings: &Settings) -> Result<(Arc<Journal>, OpenLog)> {
     let place = Place::of(path);
     let step = |file, number| OpenLog { file, number, path: path.to_owned(), settings: settings.clone() };
-    let new = || {
-        let file = Arc::new(LogFile::new(path.to_owned()));
-        let sink = Sink::new(Box::new(Rows(Arc::clone(&file))), path.display().to_string(), settings.flush);
-        let journal = Journal::open(sink, settings).map_err(|error| settings.unwritable(error))?;
-        Ok::<_, millpond_core::Error>((journal, file))
-    };
-    if place == Place::Other {
-        return new().map(|(journal, file)| (journal, step(file, None)));
-    }
-    let mut table = KNOWN.lock();
-    while let Some(known) = table.iter().find(|known| known.place == place) {
-        if let (Some(journal), Some(file)) = (known.journal.upgrade(), known.file.upgrade()) {
-            let number = known.number;
-            drop(table);
+    loop {
+        if place != Place::Other
+            && let Some((journal, file, number)) = open_one(&place)
+        {
             return journal.check_same(settings).map(|()| (journal, step(file, Some(number))));
+        }
+        // Without the lock: the log may start threads, and report. Nothing is opened yet.
+        let file = Arc::new(LogFile::new(path.to_owned()));
+        let status = Status::new(path.display().to_string(), false);
+        let sink = Sink::new(Box::new(Rows(Arc::clone(&file))), status, settings.flush);
+        let journal = Journal::open(sink, settings).map_err(|error| settings.unwritable(error))?;
+        if place == Place::Other {
+            return Ok((journal, step(file, None)));
+        }
+        let mut table = KNOWN.lock();
+        if table.iter().any(|known| known.place == place) {
+            // Another thread was faster.
+            continue;
+        }
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        journal.is_of(Box::new(Entry(number)));
+        let (weak, place) = (Arc::downgrade(&journal), place.clone());
+        table.push(Known { number, place, journal: weak, file: Arc::downgrade(&file) });
+        drop(table);
+        return Ok((journal, step(file, Some(number))));
+    }
+}
+
+/// The journal that writes this file now, once a log of it that ends has ended.
+fn open_one(place: &Place) -> Option<(Arc<Journal>, Arc<LogFile>, u64)> {
+    let mut table = KNOWN.lock();
+    loop {
+        let known = table.iter().find(|known| known.place == *place)?;
+        // The file first: a journal that ends here would wait for the lock of the table.
+        if let Some(file) = known.file.upgrade()
+            && let Some(journal) = known.journal.upgrade()
+        {
+            return Some((journal, file, known.number));
         }
         // Its last adaptor is being dropped, and writes the remaining rows.
         ENDED.wait(&mut table);
     }
-    let (journal, file) = new()?;
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    // Not earlier: if the log cannot be made, the entry's drop would wait for the lock held here.
-    journal.is_of(Box::new(Entry(number)));
-    table.push(Known { number, place, journal: Arc::downgrade(&journal), file: Arc::downgrade(&file) });
-    drop(table);
-    Ok((journal, step(file, Some(number))))
 }
 
 /// The rows' way into the file.

@@ -1,20 +1,19 @@
 //! A log that one or more adaptors write.
 
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 use std::{fmt, io};
 
 use millpond_core::{DeviceId, Error, Result};
-use parking_lot::Mutex;
 
 use super::at_exit::{self, KeepsRows};
 use super::devices::Devices;
-use super::ending::{self, Ending};
+use super::lines::Lines;
 use super::queue::Queue;
-use super::record::{Entry, Record};
+use super::record::Entry;
 use super::settings::{Columns, Flush, Settings};
 use super::sink::Sink;
+use super::status::Status;
 use super::text::Text;
 use super::writers::Writers;
 
@@ -22,68 +21,33 @@ use super::writers::Writers;
 pub(super) trait OpenFile: fmt::Debug + Send + Sync {}
 
 /// One log, which adaptors share.
-#[derive(Debug)]
 pub(super) struct Journal {
     writing: Writing,
     columns: Columns,
     flush: Flush,
     devices: Arc<Devices>,
-    /// Set if other adaptors may share the journal. Dropped last, after everything is written.
+    /// Set if other adaptors may share the journal. Dropped after everything is written.
     file: OnceLock<Box<dyn OpenFile>>,
+    /// Dropped last: a subscriber may open the file again.
+    status: Reports,
+}
+
+/// Reports at its drop what was not reported before.
+#[derive(Debug)]
+struct Reports(Arc<Status>);
+
+impl Drop for Reports {
+    fn drop(&mut self) {
+        self.0.report();
+    }
 }
 
 /// How rows are written.
-#[derive(Debug)]
 enum Writing {
-    /// The logging thread writes each row, or keeps it.
+    /// The logging thread writes each row, or buffers it.
     Direct(Arc<Lines>),
     /// Threads of the log write batches of rows.
     Queued(Writers),
-}
-
-/// The log that the logging threads write.
-#[derive(Debug)]
-pub(super) struct Lines {
-    direct: Mutex<Direct>,
-    name: String,
-    process: u32,
-    /// The number of bytes that the destination took.
-    taken: Arc<AtomicU64>,
-}
-
-impl Lines {
-    fn new(direct: Direct) -> Self {
-        let (name, taken) = (direct.sink.name().to_owned(), direct.sink.taken());
-        Self { direct: Mutex::new(direct), name, process: std::process::id(), taken }
-    }
-}
-
-impl KeepsRows for Lines {
-    fn is_own_process(&self) -> bool {
-        self.process == std::process::id()
-    }
-
-    fn write_last(self: Arc<Self>) -> Ending {
-        let taken = Arc::clone(&self.taken);
-        // The sink counts and reports errors.
-        Ending::begin(taken, move || self.direct.lock().sink.keep_nothing())
-    }
-
-    fn wait_for_last(&self, ending: Ending) {
-        if !ending.wait() {
-            ending::report(&self.name);
-        }
-    }
-}
-
-/// The state behind a lock, so that rows are whole, numbered, and in order of time.
-#[derive(Debug)]
-pub(super) struct Direct {
-    text: Text,
-    sink: Sink,
-    sequence: u64,
-    /// The moment at which the log was opened; set if the further columns are written.
-    opened: Option<Instant>,
 }
 
 impl Journal {
@@ -95,18 +59,19 @@ impl Journal {
         text.header();
         text.take(|header, rows| sink.write(header, rows))?;
         sink.flush()?;
+        let status = Reports(Arc::clone(sink.status()));
         let opened = (columns == Columns::Extended).then(Instant::now);
         let writing = if flush == Flush::Async {
             let queue = Queue::new(sink, opened, |bytes| Text::new(columns, Arc::clone(&devices), bytes));
             Writing::Queued(Writers::start(queue)?)
         } else {
-            let lines = Arc::new(Lines::new(Direct { text, sink, sequence: 0, opened }));
+            let lines = Arc::new(Lines::new(text, sink, opened));
             if flush == Flush::Buffered && !super::canary::without("kept") {
                 at_exit::register(Arc::downgrade(&lines) as Weak<dyn KeepsRows>);
             }
             Writing::Direct(lines)
         };
-        Ok(Arc::new(Self { writing, columns, flush, devices, file: OnceLock::new() }))
+        Ok(Arc::new(Self { writing, columns, flush, devices, file: OnceLock::new(), status }))
     }
 
     /// Sets the file of the journal, which other adaptors may truncate once it is dropped.
@@ -139,28 +104,26 @@ impl Journal {
         self.devices.number(device).ok_or_else(full)
     }
 
-    /// Logs a row. The sink counts and reports errors.
+    /// Logs a row. Errors are counted and reported.
     #[inline]
     pub(super) fn write(&self, entry: Entry) {
         match &self.writing {
-            Writing::Direct(lines) => lines.direct.lock().write(entry),
+            Writing::Direct(lines) => lines.write(entry),
             Writing::Queued(writers) => writers.queue().push(entry),
         }
     }
 
     pub(super) fn flush(&self) -> io::Result<()> {
         match &self.writing {
-            Writing::Direct(lines) => lines.direct.lock().sink.flush(),
+            Writing::Direct(lines) => lines.flush(),
             Writing::Queued(_) if super::canary::without("flush") => Ok(()),
             Writing::Queued(writers) => writers.queue().flush(),
         }
     }
 
-    pub(super) fn ask<T>(&self, question: impl FnOnce(&Sink) -> T) -> T {
-        match &self.writing {
-            Writing::Direct(lines) => question(&lines.direct.lock().sink),
-            Writing::Queued(writers) => writers.queue().ask(question),
-        }
+    /// The state of the destination.
+    pub(super) fn status(&self) -> &Status {
+        &self.status.0
     }
 
     #[cfg(test)]
@@ -172,27 +135,12 @@ impl Journal {
     }
 }
 
-impl Drop for Direct {
-    /// Writes the remaining rows, unless the destination hangs.
-    fn drop(&mut self) {
-        if !self.sink.has_pending() {
-            return;
-        }
-        let nowhere = Sink::new(Box::new(io::sink()), self.sink.name().to_owned(), Flush::EveryRow);
-        let taken = self.sink.taken();
-        let sink = Mutex::new(std::mem::replace(&mut self.sink, nowhere));
-        // The sink counts and reports errors.
-        if !Ending::begin(taken, move || drop(sink.lock().flush())).wait() {
-            ending::report(self.sink.name());
-        }
-    }
-}
-
-impl Direct {
-    fn write(&mut self, entry: Entry) {
-        self.text.row(&Record::now(entry, self.opened), self.sequence);
-        self.sequence += 1;
-        // The sink counts and reports errors; an allocation must not fail because of them.
-        let _ = self.text.take(|row, rows| self.sink.write(row, rows));
+impl fmt::Debug for Journal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Nothing behind a lock: a formatter is the program's.
+        f.debug_struct("Journal")
+            .field("rows_written", &self.status().rows_written())
+            .field("write_errors", &self.status().write_errors())
+            .finish_non_exhaustive()
     }
 }

@@ -13,6 +13,7 @@ use super::files::{self, OpenLog};
 use super::journal::Journal;
 use super::settings::{Columns, File, Flush, Settings};
 use super::sink::Sink;
+use super::status::Status;
 
 /// The variables that name the log, in the order in which they are read.
 pub const FILE_VARIABLES: [&str; 2] = ["MILLPOND_LOG_FILE", "RMM_LOG_FILE"];
@@ -67,7 +68,8 @@ impl LoggingLayer {
         self
     }
 
-    /// Writes to this writer. It gets whole rows; a failed write loses them.
+    /// Writes to this writer. It gets whole rows; a failed write loses them. It may use the stack: see
+    /// [`LoggingResourceAdaptor`](super::LoggingResourceAdaptor).
     #[must_use]
     pub fn writer(mut self, writer: impl Write + Send + 'static) -> Self {
         self.destination = Destination::Writer(Box::new(writer));
@@ -98,7 +100,7 @@ impl LoggingLayer {
         let given = match destination {
             Destination::Writer(writer) => {
                 let settings = Settings { file: None, columns, flush };
-                let sink = Sink::new(writer, "writer".to_owned(), flush);
+                let sink = Sink::new(writer, Status::new("writer", true), flush);
                 let journal = Journal::open(sink, &settings).map_err(|error| settings.unwritable(error))?;
                 return Ok((journal, settings, None));
             }

@@ -20,6 +20,7 @@ pub(crate) mod entry;
 mod files;
 mod journal;
 pub(crate) mod layer;
+mod lines;
 mod log_file;
 mod outlet;
 mod queue;
@@ -27,6 +28,7 @@ mod record;
 mod row;
 mod settings;
 mod sink;
+mod status;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -62,7 +64,6 @@ use journal::Journal;
 use millpond_core::stack::AtEnd;
 use record::{Entry, nanoseconds_since};
 use settings::Settings;
-use sink::Sink;
 
 /// Writes a row of CSV for every allocation, failure and deallocation.
 ///
@@ -71,6 +72,11 @@ use sink::Sink;
 /// number of threads. By default each row is with the operating system before the call that it records
 /// returns, so that the log of a process that aborts is complete; [`Flush`] has faster modes that give this
 /// up.
+///
+/// A writer of the program's own may use the stack that it logs, and may wait for other threads that use it.
+/// A row that is logged from inside the writer is written after the writer has returned, by the thread that
+/// is in it or by the next call. Rows of other threads wait for the writer, a second at most if it does not
+/// return, and are written after it. A [`flush`](Self::flush) from inside the writer is an error.
 ///
 /// A log that cannot be opened is an error when the adaptor is built. A write that fails later never fails
 /// an allocation: it is counted in [`write_errors`](Self::write_errors) and reported through `tracing`
@@ -155,7 +161,8 @@ impl<R> LoggingResourceAdaptor<R> {
     ///
     /// # Errors
     /// [`Io`](millpond_core::ErrorKind::Io); the rows that could not be written are lost. With
-    /// [`Flush::Async`] it is the first error since the last flush.
+    /// [`Flush::Async`] it is the first error since the last flush. So is a flush from inside the program's
+    /// own writer, and one that waits for such a writer for 30 seconds in which that takes nothing.
     pub fn flush(&self) -> Result<()> {
         self.journal.flush().map_err(|error| self.settings.unwritable(error))
     }
@@ -168,12 +175,12 @@ impl<R> LoggingResourceAdaptor<R> {
     /// The number of rows that the destination has taken, without the header; it includes rows of other
     /// adaptors that write the same file.
     pub fn rows_written(&self) -> u64 {
-        self.journal.ask(Sink::rows_written)
+        self.journal.status().rows_written()
     }
 
     /// The number of failed writes to the destination. The rows of a failed write are lost.
     pub fn write_errors(&self) -> u64 {
-        self.journal.ask(Sink::write_errors)
+        self.journal.status().write_errors()
     }
 }
 

@@ -2,13 +2,13 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::batch::Batch;
 use super::sink::Sink;
+use super::status::Status;
 
 /// Writes batches in order, though their texts become ready in any order.
 ///
@@ -19,10 +19,9 @@ pub(super) struct Outlet {
     state: Mutex<State>,
     /// Notified when a batch was written.
     advanced: Condvar,
+    /// Locked by the thread that is writing, which no other thread waits for here.
     sink: Mutex<Sink>,
-    /// The name of the sink, readable without its lock.
-    name: String,
-    taken: Arc<AtomicU64>,
+    status: Arc<Status>,
 }
 
 #[derive(Debug, Default)]
@@ -46,8 +45,8 @@ impl State {
 
 impl Outlet {
     pub(super) fn new(sink: Sink) -> Self {
-        let (name, taken) = (sink.name().to_owned(), sink.taken());
-        Self { state: Mutex::default(), advanced: Condvar::new(), sink: Mutex::new(sink), name, taken }
+        let status = Arc::clone(sink.status());
+        Self { state: Mutex::default(), advanced: Condvar::new(), sink: Mutex::new(sink), status }
     }
 
     /// Takes a batch whose text is ready.
@@ -69,6 +68,7 @@ impl Outlet {
             state.writing = true;
             let result = MutexGuard::unlocked(&mut state, || {
                 let result = batch.write_to(&mut self.sink.lock());
+                self.status.report();
                 recycle(batch);
                 result
             });
@@ -95,23 +95,13 @@ impl Outlet {
         }
     }
 
-    /// The name of the destination in errors.
-    pub(super) fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// The counter of the bytes that the destination takes.
-    pub(super) fn taken(&self) -> Arc<AtomicU64> {
-        Arc::clone(&self.taken)
+    /// The state of the destination.
+    pub(super) fn status(&self) -> &Arc<Status> {
+        &self.status
     }
 
     /// The first error since the last call.
     pub(super) fn take_error(&self) -> Option<io::Error> {
         self.state.lock().error.take()
-    }
-
-    /// Asks the sink, after the present write.
-    pub(super) fn ask<T>(&self, question: impl FnOnce(&Sink) -> T) -> T {
-        question(&self.sink.lock())
     }
 }

@@ -6,7 +6,8 @@
 //! writes batches in order: most of the time the log's threads do, otherwise [`flush`](Queue::flush), drop,
 //! the end of the process, or a caller that finds its lane full. The number of batches and the length of
 //! lanes are fixed, so rows take bounded memory; no row is ever dropped, and none depends on the log's
-//! threads.
+//! threads. Only the program's own writer makes lanes longer: by rows that it logs itself, and by those of
+//! threads that it may be waiting for.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,10 +19,11 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::batch::Batch;
-use super::ending::{self, Ending};
+use super::ending::{Ending, Progress};
 use super::outlet::Outlet;
 use super::record::{Entry, Record, Times};
 use super::sink::Sink;
+use super::status::{self, Status, WRITER_PATIENCE};
 use super::text::Text;
 use crate::shards::{Apart, Guard, Shards};
 
@@ -151,7 +153,7 @@ impl Queue {
     pub(super) fn push(&self, entry: Entry) {
         let mut record = Record::now(entry, self.opened);
         let mut lane = self.lanes.mine();
-        if lane.len() >= LANE_ROWS {
+        if lane.len() >= LANE_ROWS && !self.status().is_inside() {
             drop(lane);
             if super::canary::without("room") {
                 return;
@@ -171,9 +173,12 @@ impl Queue {
         }
     }
 
-    /// The calling thread's lane, once there is room in it; `None` if the log was abandoned.
+    /// The calling thread's lane, once there is room in it, or once the program's own writer may be waiting
+    /// for this thread; `None` if the log was abandoned.
     #[cold]
     fn make_room(&self) -> Option<Guard<'_, Vec<Record>>> {
+        let status = self.status();
+        let mut progress = Progress::new(status);
         loop {
             if self.is_abandoned() {
                 return None;
@@ -192,7 +197,11 @@ impl Queue {
             drop(waiting);
             match self.take(1) {
                 Some(batch) => self.finish(batch, A_CALLERS_SHARE),
+                None if status.waits_for_others() => return Some(self.lanes.mine()),
                 None => self.outlet.wait_while_due(due, GATHER),
+            }
+            if status.is_programs() && progress.has_stopped(status, WRITER_PATIENCE) {
+                status.note_wait_in_vain();
             }
         }
     }
@@ -205,7 +214,7 @@ impl Queue {
         self.must_call.store(closed, Ordering::SeqCst);
         drop(waiting);
         if closed && !super::canary::without("closing") {
-            // The sink counts and reports errors.
+            // The status counts errors.
             let _ = self.flush();
         }
         self.wake(if behind { usize::MAX } else { 1 });
@@ -238,8 +247,20 @@ impl Queue {
     /// Writes and flushes all rows that were pushed so far; waits as long as the destination takes.
     ///
     /// # Errors
-    /// The first write error of any thread since the last flush.
+    /// The first write error of any thread since the last flush;
+    /// [`WouldBlock`](io::ErrorKind::WouldBlock) from inside the program's own writer, and
+    /// [`TimedOut`](io::ErrorKind::TimedOut) if that does not return.
     pub(super) fn flush(&self) -> io::Result<()> {
+        if self.status().is_inside() {
+            return Err(status::from_inside());
+        }
+        self.write_all(self.status().is_programs())
+    }
+
+    /// Writes all rows that were pushed so far; `gives_up` if the destination takes nothing for a long time.
+    fn write_all(&self, gives_up: bool) -> io::Result<()> {
+        let status = self.status();
+        let mut progress = Progress::new(status);
         let end = self.next_row.0.load(Ordering::SeqCst);
         while !self.is_abandoned() {
             let due = self.outlet.next_row();
@@ -253,13 +274,16 @@ impl Queue {
                     self.outlet.wait_while_due(due, GATHER);
                 }
             }
+            if gives_up && progress.has_stopped(status, WRITER_PATIENCE) {
+                return Err(status::in_vain());
+            }
         }
         self.outlet.take_error().map_or(Ok(()), Err)
     }
 
-    /// Asks the sink, after the present write.
-    pub(super) fn ask<T>(&self, question: impl FnOnce(&Sink) -> T) -> T {
-        self.outlet.ask(question)
+    /// The state of the destination.
+    pub(super) fn status(&self) -> &Status {
+        self.outlet.status()
     }
 
     /// Whether this is the process that opened the log, and has its threads.
@@ -280,8 +304,8 @@ impl Queue {
     pub(super) fn begin_end(self: &Arc<Self>) -> Ending {
         self.close();
         let queue = Arc::clone(self);
-        // The sink counts and reports errors.
-        Ending::begin(self.outlet.taken(), move || drop(queue.flush()))
+        // The status counts errors.
+        Ending::begin(Arc::clone(self.outlet.status()), move || drop(queue.write_all(false)))
     }
 
     /// Waits for the end of [`begin_end`](Self::begin_end); returns false if the destination hangs.
@@ -289,7 +313,6 @@ impl Queue {
         let ended = ending.wait();
         if !ended {
             self.abandoned.store(true, Ordering::SeqCst);
-            ending::report(self.outlet.name());
         }
         ended
     }

@@ -25,7 +25,8 @@ pub enum Columns {
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Flush {
     /// Each row is written and flushed before the call that it records returns: one system call a row, and
-    /// the log is complete however the process ends.
+    /// the log is complete however the process ends. Rows from inside a writer of the program's own, and rows
+    /// of threads that it may be waiting for, are written after the writer has returned.
     #[default]
     EveryRow,
     /// Rows are written in blocks of 64 KiB, by [`flush`](super::LoggingResourceAdaptor::flush) and on drop,

@@ -22,6 +22,7 @@ use crate::probe::Probe;
 
 mod ends;
 mod files;
+mod inside;
 mod queued;
 
 const S: StreamRef = StreamRef::LEGACY;

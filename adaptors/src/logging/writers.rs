@@ -56,6 +56,7 @@ impl KeepsRows for Queue {
 
     fn wait_for_last(&self, ending: Ending) {
         self.end(ending);
+        self.status().report();
     }
 }
 
@@ -69,7 +70,12 @@ impl Drop for Writers {
         if !self.queue.is_own_process() || super::canary::without("drop") {
             return; // A fork has no such threads to wait for, and the rows are the parent's.
         }
-        if self.queue.end(self.queue.begin_end()) {
+        let ending = self.queue.begin_end();
+        if self.queue.status().is_inside() {
+            // The writer itself drops the log. The last rows are written once it has returned.
+            return;
+        }
+        if self.queue.end(ending) {
             // All rows are written, so no thread hangs, and a panic has been reported.
             self.threads.drain(..).for_each(|thread| drop(thread.join()));
         }

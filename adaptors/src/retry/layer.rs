@@ -7,7 +7,7 @@ use millpond_core::stack::{LayerBuilder, LayerEntry, LayerKind, Params};
 use millpond_core::{DeviceMemoryResource, Layer, Result};
 
 use super::RetryResourceAdaptor;
-use super::timeout::{self, Timeout};
+use crate::timeout::{self, Timeout};
 
 /// Adds a [`RetryResourceAdaptor`].
 ///

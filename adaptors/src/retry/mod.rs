@@ -3,7 +3,6 @@
 pub(crate) mod layer;
 #[cfg(test)]
 mod tests;
-mod timeout;
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -13,8 +12,8 @@ use millpond_core::{DeviceMemoryResource, DevicePtr, Error, Layout, Result, Stre
 pub use layer::RetryLayer;
 
 use crate::forward::forward_to_upstream;
+use crate::timeout::{self, Timeout};
 use crate::waiting::{Frees, leaves_to_above};
-use timeout::Timeout;
 
 /// When the upstream is out of memory, waits for a free by another thread and tries again, for a bounded
 /// time.

@@ -113,7 +113,7 @@ fn a_request_from_inside_a_lock_does_not_wait() {
         }
     };
     let below = Probe { upstream, before }.layer(RetryLayer::new().timeout(LONG)).unwrap();
-    let stack = STACK.get_or_init(|| below.layer(ThreadSafeLayer).unwrap().into_any());
+    let stack = STACK.get_or_init(|| below.layer(ThreadSafeLayer::new()).unwrap().into_any());
     handle.fail_next(ErrorKind::OutOfMemory);
     assert_eq!(stack.trim(0).unwrap(), 0);
 }

@@ -116,6 +116,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         self.tally.deallocated(layout.bytes());
         misuse::undo_if_refused(
+            ptr,
             // SAFETY: the caller's promises hold for the upstream, where the block came from.
             || unsafe { self.upstream.deallocate(ptr, layout, stream) },
             || self.tally.not_deallocated(layout.bytes()),

@@ -41,9 +41,17 @@ use crate::AllocationCounters;
 /// println!("{}", PROFILE.report(ReportOrder::PeakBytes));
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct ProfilerRecords {
     records: Mutex<BTreeMap<Cow<'static, str>, MemoryRecord>>,
+}
+
+impl fmt::Debug for ProfilerRecords {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Without the lock: a formatter is the program's.
+        let records = self.records.lock().clone();
+        f.debug_struct("ProfilerRecords").field("records", &records).finish()
+    }
 }
 
 /// What a part of a program allocated.

@@ -1,36 +1,67 @@
-//! The layer that adds a lock.
+//! The layer that adds a lock, and its parameters in text.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use millpond_core::stack::{LayerEntry, LayerKind};
+use millpond_core::stack::{LayerBuilder, LayerEntry, LayerKind, Params};
 use millpond_core::{DeviceMemoryResource, Layer, Result};
 
 use super::ThreadSafeResourceAdaptor;
+use crate::timeout::{self, Timeout};
 
 /// Adds a [`ThreadSafeResourceAdaptor`].
 ///
 #[doc = include_str!("../../layers/thread_safe.md")]
-#[derive(Clone, Copy, Default, Debug)]
-pub struct ThreadSafeLayer;
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+pub struct ThreadSafeLayer {
+    patience: Duration,
+}
 
-impl ThreadSafeLayer {
-    /// The layer; it has no options.
-    pub const fn new() -> Self {
-        Self
+impl Default for ThreadSafeLayer {
+    fn default() -> Self {
+        Self { patience: Self::DEFAULT_PATIENCE }
     }
 }
 
+impl ThreadSafeLayer {
+    /// How long a call waits for one that does not end, unless [`patience`](Self::patience) says otherwise.
+    pub const DEFAULT_PATIENCE: Duration = timeout::DEFAULT_PATIENCE;
+
+    /// Waits for [`DEFAULT_PATIENCE`](Self::DEFAULT_PATIENCE) at most for a call that does not end.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets how long a call waits for one call of another thread that does not end: up to an hour, in whole
+    /// microseconds. Then it fails with [`Busy`](millpond_core::ErrorKind::Busy). Choose more time than any
+    /// call below takes: a free may wait for the device.
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+}
+
+/// # Errors
+/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for a patience of more than an hour.
 impl<R: DeviceMemoryResource + Send> Layer<R> for ThreadSafeLayer {
     type Resource = ThreadSafeResourceAdaptor<R>;
 
     fn layer(self, upstream: R) -> Result<Self::Resource> {
-        Ok(ThreadSafeResourceAdaptor::new(upstream))
+        Ok(ThreadSafeResourceAdaptor::with_patience(upstream, Timeout::new(self.patience)?))
     }
 }
 
 pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "thread_safe",
     about: "lets one thread at a time use the resource below",
-    params: &[],
-    kind: LayerKind::Layer(|_, upstream| Ok(Arc::new(ThreadSafeLayer.layer(upstream)?))),
+    params: &[("patience", "how long a call waits for one that does not end: 60s (default), 500ms")],
+    kind: LayerKind::ReadLayer(read),
 };
+
+fn read<'a>(params: &Params<'a>) -> Result<LayerBuilder<'a>> {
+    let patience = params.get::<Timeout>("patience")?;
+    let patience = patience.map_or(ThreadSafeLayer::DEFAULT_PATIENCE, |patience| patience.0);
+    let layer = ThreadSafeLayer::new().patience(patience);
+    Ok(Box::new(move |upstream, _| Ok(Arc::new(layer.layer(upstream)?))))
+}

@@ -1,22 +1,27 @@
 //! Puts a lock around a resource, so that threads may share it.
 
+mod gate;
 pub(crate) mod layer;
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use millpond_core::driver::{CaptureModeGuard, call};
 use millpond_core::{
-    Accessibility, DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo, ResourceStatistics,
-    Result, StreamRef, Traits, downcast, is_same, is_shareable,
+    Accessibility, DeviceMemoryResource, DevicePtr, DriverHandle, Error, ErrorKind, Layout, MemoryInfo,
+    ResourceStatistics, Result, StreamRef, Traits, downcast, is_same, is_shareable,
 };
-use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
 
 pub use layer::ThreadSafeLayer;
 
-use crate::waiting::{Exclusive, Frees};
+use crate::timeout::{self, Timeout};
+use gate::{Gate, Turn};
+
+/// How long a free waits for the call inside before it leaves the block to that.
+const FREE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Lets one thread at a time into a resource, so that `R: Send` is enough to share it.
 ///
@@ -24,11 +29,18 @@ use crate::waiting::{Exclusive, Frees};
 /// threads may share are faster without it; use it for your own, and for those that give up sharing for
 /// speed.
 ///
-/// The lock is reentrant: code below may call back into the whole stack on the same thread, for instance a
-/// failure callback that frees memory. It must not wait for another thread that uses the stack: that thread
-/// waits for the lock. A layer below that waits for other threads' frees, such as
-/// [`retry`](crate::RetryResourceAdaptor), leaves the wait to this adaptor, which gives the lock back first.
-/// Printing the resource takes no lock.
+/// Code below may call back into the whole stack on the same thread, for instance a failure callback that
+/// frees memory: such a call is served at once. The upstream sees what it would see without this adaptor, a
+/// call of its thread during another one, which `&self` allows.
+///
+/// Code below should not wait for another thread that uses the stack: that thread waits until the call inside
+/// ends. If one call does not end for the [patience](ThreadSafeLayer::patience), a minute by default, calls
+/// that wait fail with [`Busy`](ErrorKind::Busy), and [`statistics`](DeviceMemoryResource::statistics) are
+/// `None`. A free never fails: after a second it waits for the work of its stream and leaves the block to the
+/// call inside, which gives it back at its end. Only a free on a stream that captures a graph waits on.
+///
+/// A layer below that waits for other threads' frees, such as [`retry`](crate::RetryResourceAdaptor), leaves
+/// the wait to this adaptor, which gives the lock back first. Printing the resource takes no lock.
 ///
 /// [`upstream`](DeviceMemoryResource::upstream) cannot lend a value that only the holder of the lock may use,
 /// so [`find`](millpond_core::find) and the memory report do not look below this adaptor unless threads may
@@ -63,41 +75,62 @@ pub struct ThreadSafeResourceAdaptor<R> {
     is_stream_ordered: bool,
     /// Whether threads may share the upstream even without the lock.
     is_shareable: bool,
-    upstream: ReentrantMutex<R>,
-    /// Wakes the requests that wait for other threads' frees, without the lock.
-    frees: Frees,
-}
-
-/// The upstream of the thread that has the lock.
-struct Locked<'a, R> {
-    upstream: ReentrantMutexGuard<'a, R>,
-    exclusive: Exclusive,
+    patience: Timeout,
+    gate: Gate<R>,
 }
 
 impl<R: DeviceMemoryResource> ThreadSafeResourceAdaptor<R> {
     /// Puts `upstream` behind a lock.
     pub fn new(upstream: R) -> Self {
+        Self::with_patience(upstream, Timeout(timeout::DEFAULT_PATIENCE))
+    }
+
+    fn with_patience(upstream: R, patience: Timeout) -> Self {
         Self {
             driver: Arc::clone(upstream.driver()),
             stack: upstream.to_string(),
             accessibility: upstream.accessibility(),
             is_stream_ordered: upstream.is_stream_ordered(),
             is_shareable: is_shareable(&upstream),
-            upstream: ReentrantMutex::new(upstream),
-            frees: Frees::default(),
+            patience,
+            gate: Gate::new(upstream),
         }
     }
 
-    fn lock(&self) -> Locked<'_, R> {
-        Locked { upstream: self.upstream.lock(), exclusive: Exclusive::begin() }
+    #[inline]
+    fn enter(&self) -> Result<Turn<'_, R>> {
+        self.gate.enter(self.patience.0).ok_or_else(|| self.busy())
+    }
+
+    #[cold]
+    fn busy(&self) -> Error {
+        let message = format!(
+            "a call of another thread has not ended for {}; code below `thread_safe` must not wait for a \
+             thread that uses the stack",
+            self.patience
+        );
+        Error::new(ErrorKind::Busy, message)
+    }
+
+    /// Waits for the work of a stream, so that the block may go back on any other; returns whether it could.
+    fn has_passed(&self, stream: StreamRef) -> bool {
+        let driver = &*self.driver;
+        let _captures = CaptureModeGuard::relaxed(driver);
+        let waited = call(driver, |driver| {
+            if driver.stream_is_capturing(stream)? {
+                return Ok(false);
+            }
+            driver.stream_synchronize(stream).map(|()| true)
+        });
+        waited.unwrap_or(false) || driver.health().is_lost()
     }
 
     /// The upstream, if threads may use it without the lock.
     fn shareable(&self) -> Option<&R> {
-        // SAFETY: `data_ptr` points at the upstream, which lives as long as `self`, and the lock only ever
+        // SAFETY: the pointer is that of the upstream, which lives as long as `self`, and the lock only ever
         // gives out shared references, so this one conflicts with none. By what it says of itself, several
         // threads may use the upstream at the same time.
-        self.is_shareable.then(|| unsafe { &*self.upstream.data_ptr() })
+        self.is_shareable.then(|| unsafe { &*self.gate.upstream_ptr() })
     }
 }
 
@@ -105,24 +138,37 @@ impl<R: DeviceMemoryResource> ThreadSafeResourceAdaptor<R> {
 #[deny(clippy::missing_trait_methods)]
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for ThreadSafeResourceAdaptor<R> {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
-        let (allocated, wanted) = {
-            let locked = self.lock();
-            let allocated = locked.upstream.allocate(layout, stream);
-            (allocated, locked.exclusive.wanted())
+        let attempt = || self.enter()?.upstream().allocate(layout, stream);
+        let first = || -> Result<_> {
+            let turn = self.enter()?;
+            let allocated = turn.upstream().allocate(layout, stream);
+            Ok((allocated, turn.exclusive.wanted()))
         };
-        let allocated = match (allocated, wanted) {
-            (Err(error), Some(timeout)) if error.is_out_of_memory() => {
-                self.frees.wait_for(Instant::now(), timeout, || self.lock().upstream.allocate(layout, stream))
+        let allocated = match first() {
+            Ok((Err(error), Some(timeout))) if error.is_out_of_memory() => {
+                self.gate.frees.wait_for(Instant::now(), timeout, attempt)
             }
-            (allocated, _) => allocated,
+            Ok((allocated, _)) => allocated,
+            Err(busy) => Err(busy.for_request(layout, stream)),
         };
         allocated.map_err(|error| error.in_stack(self))
     }
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
-        // SAFETY: the caller's promises hold for the upstream, where the block came from.
-        unsafe { self.lock().upstream.deallocate(ptr, layout, stream) }
-        self.frees.note();
+        let patience = self.patience.0.min(FREE_PATIENCE);
+        loop {
+            if let Some(turn) = self.gate.enter(patience) {
+                // SAFETY: the caller's promises hold for the upstream, where the block came from.
+                unsafe { turn.upstream().deallocate(ptr, layout, stream) };
+                drop(turn);
+                return self.gate.frees.note();
+            }
+            if self.has_passed(stream) {
+                // SAFETY: as above. The work of the stream is done, so any stream will do, and the legacy one
+                // does not end.
+                return unsafe { self.gate.leave(ptr, layout, StreamRef::LEGACY) };
+            }
+        }
     }
 
     fn driver(&self) -> &DriverHandle {
@@ -134,7 +180,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for ThreadSafeResource
     }
 
     fn memory_info(&self) -> Result<MemoryInfo> {
-        self.lock().upstream.memory_info().map_err(|error| error.in_stack(self))
+        self.enter().and_then(|turn| turn.upstream().memory_info()).map_err(|error| error.in_stack(self))
     }
 
     /// Two adaptors are equal over equal upstreams that may be shared; otherwise each equals only itself.
@@ -153,11 +199,11 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for ThreadSafeResource
     }
 
     fn statistics(&self) -> Option<ResourceStatistics> {
-        self.lock().upstream.statistics()
+        self.enter().ok()?.upstream().statistics()
     }
 
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
-        self.lock().upstream.trim(keep_bytes).map_err(|error| error.in_stack(self))
+        self.enter().and_then(|turn| turn.upstream().trim(keep_bytes)).map_err(|error| error.in_stack(self))
     }
 
     fn provide(&self, traits: &mut Traits) {
@@ -170,7 +216,11 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for ThreadSafeResource
 
 impl<R> fmt::Display for ThreadSafeResourceAdaptor<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}+thread_safe", self.stack)
+        write!(f, "{}+thread_safe", self.stack)?;
+        if self.patience.0 != timeout::DEFAULT_PATIENCE {
+            write!(f, ":patience={}", self.patience)?;
+        }
+        Ok(())
     }
 }
 
@@ -178,8 +228,8 @@ impl<R> fmt::Display for ThreadSafeResourceAdaptor<R> {
 impl<R: fmt::Debug> fmt::Debug for ThreadSafeResourceAdaptor<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut all = f.debug_struct("ThreadSafeResourceAdaptor");
-        match self.upstream.try_lock() {
-            Some(upstream) => all.field("upstream", &*upstream),
+        match self.gate.try_enter() {
+            Some(turn) => all.field("upstream", turn.upstream()),
             None => all.field("upstream", &format_args!("{} (in use)", self.stack)),
         };
         all.finish()

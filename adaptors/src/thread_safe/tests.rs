@@ -1,8 +1,11 @@
 //! Tests the lock: exclusion, forwarding, and panics.
 
 use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak, mpsc};
+use std::thread;
+use std::time::Duration;
 
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{
@@ -11,6 +14,7 @@ use millpond_core::{
 };
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_testkit::mock::{self, Call, MockResource};
+use parking_lot::Mutex;
 
 use super::{ThreadSafeLayer, ThreadSafeResourceAdaptor};
 use crate::StatisticsResourceAdaptor;
@@ -99,6 +103,131 @@ fn the_thread_inside_may_come_back_in() {
     free(&resource, ptr, 100);
 }
 
+type Inside = Box<dyn Fn(&str, &AnyResource) + Send + Sync>;
+
+/// A stack whose code below `thread_safe` runs `inside` at each call, and the calls that reach what is below.
+fn stack_with(patience: Duration, inside: Inside) -> (AnyResource, mock::Handle) {
+    let place: Arc<OnceLock<Weak<dyn DeviceMemoryResource + Send + Sync>>> = Arc::default();
+    let (upstream, handle) = mock();
+    let known = Arc::clone(&place);
+    let before = move |call: &str| {
+        if let Some(stack) = known.get().and_then(Weak::upgrade) {
+            inside(call, &stack);
+        }
+    };
+    let layer = ThreadSafeLayer::new().patience(patience);
+    let stack = Probe { upstream, before }.layer(layer).unwrap().into_any();
+    assert!(place.set(Arc::downgrade(&stack)).is_ok());
+    (stack, handle)
+}
+
+/// Runs a test on a thread of its own, and panics if it does not end.
+fn watched(test: impl FnOnce() + Send + 'static) {
+    let (done, ended) = mpsc::channel();
+    let test = thread::spawn(move || {
+        test();
+        let _ = done.send(());
+    });
+    match ended.recv_timeout(Duration::from_secs(60)) {
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("it hangs"),
+        _ => test.join().unwrap(),
+    }
+}
+
+/// What is below joins threads that use the stack: each of their calls ends, with an error that says why, and
+/// a free is carried out by the call inside.
+#[test]
+fn issue_29_a_thread_that_the_inside_waits_for_has_an_error_and_its_free_is_not_lost() {
+    watched(|| {
+        let live: Arc<Mutex<Option<DevicePtr>>> = Arc::default();
+        let given = Arc::clone(&live);
+        let inside = move |call: &str, stack: &AnyResource| {
+            let Some(ptr) = given.lock().take().filter(|_| call == "allocate") else { return };
+            let stack = Arc::clone(stack);
+            let other = thread::spawn(move || {
+                free(&stack, ptr, 512);
+                let error = stack.allocate_bytes(100, S).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Busy);
+                let text = error.to_string();
+                assert!(text.contains("`mock+probe+thread_safe:patience=20ms`"), "{text}");
+                assert!(text.contains("has not ended for 20ms"), "{text}");
+                let refused = [stack.memory_info().map(drop), stack.trim(0).map(drop)];
+                assert!(refused.iter().all(|it| it.as_ref().unwrap_err().kind() == ErrorKind::Busy));
+                assert!(stack.statistics().is_none() && format!("{stack:?}").contains("(in use)"));
+            });
+            other.join().unwrap();
+        };
+        let (stack, handle) = stack_with(Duration::from_millis(20), Box::new(inside));
+        let first = stack.allocate_bytes(512, S).unwrap();
+        *live.lock() = Some(first);
+        let second = stack.allocate_bytes(300, S).unwrap();
+        assert_eq!(handle.live(), [(second, Layout::new(300))], "the free was carried out");
+        free(&stack, second, 300);
+        assert_eq!(handle.live(), []);
+    });
+}
+
+/// Its stream ends before the free is carried out.
+#[test]
+fn issue_29_a_free_that_is_left_names_no_stream_that_may_end() {
+    watched(|| {
+        let live: Arc<Mutex<Option<(DevicePtr, StreamRef)>>> = Arc::default();
+        let given = Arc::clone(&live);
+        let inside = move |call: &str, stack: &AnyResource| {
+            let Some((ptr, stream)) = given.lock().take().filter(|_| call == "allocate") else { return };
+            let stack = Arc::clone(stack);
+            let other = thread::spawn(move || {
+                // SAFETY: the block is live, unused, and given back with its size; then nothing names the
+                // stream any more.
+                unsafe {
+                    stack.deallocate_bytes(ptr, 512, stream);
+                    stack.driver().stream_destroy(stream).unwrap();
+                }
+            });
+            other.join().unwrap();
+        };
+        let (stack, handle) = stack_with(Duration::from_millis(20), Box::new(inside));
+        let stream = stack.driver().stream_create(Default::default()).unwrap();
+        let first = stack.allocate_bytes(512, stream).unwrap();
+        *live.lock() = Some((first, stream));
+        handle.take_calls();
+        let second = stack.allocate_bytes(300, S).unwrap();
+        handle.assert_calls([
+            Call::allocate(Layout::new(300), S),
+            Call::deallocate(first, Layout::new(512), StreamRef::LEGACY),
+        ]);
+        free(&stack, second, 300);
+    });
+}
+
+/// What was left when a call panicked is carried out by the next one, or at the end.
+#[test]
+fn issue_29_a_free_that_is_left_to_a_call_that_panics_is_not_lost() {
+    watched(|| {
+        let live: Arc<Mutex<Option<DevicePtr>>> = Arc::default();
+        let given = Arc::clone(&live);
+        let inside = move |call: &str, stack: &AnyResource| {
+            let Some(ptr) = given.lock().take().filter(|_| call == "allocate") else { return };
+            let stack = Arc::clone(stack);
+            thread::spawn(move || free(&stack, ptr, 512)).join().unwrap();
+            panic!("the code below fails");
+        };
+        let (stack, handle) = stack_with(Duration::from_millis(20), Box::new(inside));
+        for ends in [false, true] {
+            let first = stack.allocate_bytes(512, S).unwrap();
+            *live.lock() = Some(first);
+            let failed = catch_unwind(AssertUnwindSafe(|| stack.allocate_bytes(300, S)));
+            assert!(failed.is_err() && handle.live() == [(first, Layout::new(512))]);
+            if !ends {
+                stack.trim(0).unwrap();
+                assert_eq!(handle.live(), []);
+            }
+        }
+        drop(stack);
+        assert_eq!(handle.live(), []);
+    });
+}
+
 #[test]
 fn calls_pass_unchanged() {
     let (upstream, handle) = mock();
@@ -153,10 +282,20 @@ fn text_builds_it() {
     let device = SimDevice::new(SimConfig::h200());
     let table =
         LayerTable::new(millpond_resources::LAYERS.iter().copied()).with(crate::LAYERS.iter().copied());
-    let spec: StackSpec = "cuda+thread_safe".parse().unwrap();
-    let resource = spec.build(&table, &(device as _)).unwrap();
-    assert_eq!(resource.to_string(), "cuda+thread_safe");
-    let layered = mock().0.layer(ThreadSafeLayer).unwrap();
+    let device = device as _;
+    let build = |text: &str| text.parse::<StackSpec>()?.build(&table, &device);
+    for (text, printed) in [
+        ("cuda+thread_safe", "cuda+thread_safe"),
+        ("cuda+thread_safe:patience=60s", "cuda+thread_safe"),
+        ("cuda+thread_safe:patience=1500ms", "cuda+thread_safe:patience=1500ms"),
+    ] {
+        assert_eq!(build(text).unwrap().to_string(), printed);
+    }
+    for wrong in ["soon", "2h", "4000s"] {
+        let error = build(&format!("cuda+thread_safe:patience={wrong}")).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidStack, "{wrong}: {error}");
+    }
+    let layered = mock().0.layer(ThreadSafeLayer::new()).unwrap();
     assert_eq!(
         (layered.to_string(), format!("{:?}", layered.driver().device().is_sim())),
         ("mock+thread_safe".into(), "true".into())

@@ -5,8 +5,8 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use millpond_core::StreamRef;
 use millpond_core::driver::{CaptureMode, DriverError, DriverResult, Event};
+use millpond_core::{StreamId, StreamRef};
 
 use super::{CudaDriver, abi};
 
@@ -94,7 +94,7 @@ impl CudaDriver {
             Err(error) if error.is_unsupported() => return Ok(None),
             Err(error) => return Err(error),
         };
-        let own = self.streams.get(&handle).map(|alive| alive.get());
+        let own = self.streams.id(handle).map(StreamId::get);
         // SAFETY: the caller vouches for what was not made here.
         Ok(Some(unsafe { self.named(handle, own.unwrap_or_else(|| id_in_capture(handle, capture))) }))
     }
@@ -134,9 +134,10 @@ impl CudaDriver {
         if self.is_captured(StreamRef::LEGACY.handle())? {
             return Ok(true);
         }
-        // Each entry's lock, held during the query of its stream, keeps `stream_destroy` out.
-        for alive in &self.streams {
-            if self.is_captured(*alive.key())? {
+        for stream in self.streams.all() {
+            // While the stream is kept, `stream_destroy` waits.
+            let kept = self.streams.keep(stream);
+            if kept.is_some() && self.is_captured(stream.handle())? {
                 return Ok(true);
             }
         }

@@ -6,14 +6,13 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use dashmap::DashMap;
 use millpond_core::driver::{Driver, DriverError, DriverResult, Event, Health};
 use millpond_core::{DeviceId, DevicePtr, Error, ErrorKind, Result, StreamId, StreamRef};
 use parking_lot::Mutex;
-use rustc_hash::FxBuildHasher;
 
 use super::context::{ContextGuard, LazyContext};
 use super::functions::Functions;
+use super::living::LivingStreams;
 use super::{library, unavailable};
 
 /// One CUDA device, over its primary context.
@@ -45,7 +44,7 @@ pub struct CudaDriver {
     pub(super) context: LazyContext,
     pub(super) health: Arc<Health>,
     /// The living streams that were made here, by handle.
-    pub(super) streams: DashMap<u64, StreamId, FxBuildHasher>,
+    pub(super) streams: LivingStreams,
     /// The other devices that can use this one's memory, once they were queried.
     pub(super) reachable_by: OnceLock<Vec<(DeviceId, i32)>>,
     /// Whether freeing pinned memory was observed to wait for the device.
@@ -119,7 +118,7 @@ impl CudaDriver {
             name,
             context: LazyContext::new(functions, device),
             health: Arc::default(),
-            streams: DashMap::default(),
+            streams: LivingStreams::default(),
             reachable_by: OnceLock::new(),
             frees_wait: OnceLock::new(),
         })
@@ -133,7 +132,7 @@ impl CudaDriver {
     /// handle. A caller that destroys a stream while another thread uses it is not caught.
     pub(super) fn check_alive(&self, stream: StreamRef) -> DriverResult<()> {
         let is_vouched_for = stream.is_legacy() || stream.is_per_thread() || stream.is_foreign();
-        if is_vouched_for || self.streams.get(&stream.handle()).is_some_and(|alive| *alive == stream.id()) {
+        if is_vouched_for || self.streams.is_alive(stream) {
             return Ok(());
         }
         let why = "the stream was destroyed, or another library made it and no caller vouched for it";
@@ -235,7 +234,7 @@ impl CudaDriver {
     /// The stream is alive, as for [`StreamRef::foreign`], if it was not made here.
     pub(super) unsafe fn named(&self, handle: u64, id: u64) -> StreamRef {
         let own = StreamRef::from_raw_parts(handle, id);
-        if self.streams.get(&handle).is_some_and(|alive| *alive == own.id()) {
+        if self.streams.is_alive(own) {
             return own;
         }
         // SAFETY: the caller vouches for what was not made here.

@@ -4,7 +4,6 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
 
-use dashmap::Entry;
 use millpond_core::driver::{
     AccessFlags, CaptureMode, DeviceAttribute, Driver, DriverError, DriverResult, Event, EventFlags, Health,
     HostFlags, HostPtr, IpcMemHandle, MemAdvice, MemAllocationType, MemLocation, MemPool, MemPoolAttribute,
@@ -15,6 +14,7 @@ use millpond_core::{DeviceId, DevicePtr, StreamRef};
 use super::CudaDriver;
 use super::abi::{self, AllocationProp, IpcHandle, Location};
 use super::capture_mode::exchange_mode;
+use super::living::End;
 
 // Two clauses serve nearly every `SAFETY` comment below. *Results*: the pointers that the call writes
 // through are to locals of the types that CUDA asks for. *Vouched*: the method is unsafe, and its caller has
@@ -384,7 +384,7 @@ impl Driver for CudaDriver {
             let _ = unsafe { self.functions().stream_destroy(handle) };
         })?;
         let stream = StreamRef::from_raw_parts(handle, id);
-        self.streams.insert(handle, stream.id());
+        self.streams.insert(stream);
         Ok(stream)
     }
 
@@ -396,19 +396,13 @@ impl Driver for CudaDriver {
             return invalid("a default stream cannot be destroyed");
         }
         let _context = self.enter()?;
-        // The entry's lock is held over the driver call: see `event_record_if_alive`.
-        match self.streams.entry(stream.handle()) {
-            Entry::Occupied(alive) if *alive.get() != stream.id() => {
-                invalid("the stream was destroyed before")
-            }
-            Entry::Occupied(alive) => {
-                // SAFETY: Vouched.
-                unsafe { self.functions().stream_destroy(stream.handle()) }?;
-                alive.remove();
-                Ok(())
-            }
-            // SAFETY: Vouched.
-            Entry::Vacant(_made_elsewhere) => unsafe { self.functions().stream_destroy(stream.handle()) },
+        // SAFETY: Vouched.
+        let destroy = || unsafe { self.functions().stream_destroy(stream.handle()) };
+        match self.streams.end(stream, destroy) {
+            End::Asked(destroyed) => destroyed,
+            End::Elsewhere => destroy(),
+            End::Gone => invalid("the stream was destroyed before"),
+            End::InUse => invalid("a call of another thread uses the stream and does not end"),
         }
     }
 
@@ -421,7 +415,7 @@ impl Driver for CudaDriver {
         if let Some(capturing) = unsafe { self.capturing_stream(handle) }? {
             return Ok(capturing);
         }
-        let known = self.streams.get(&handle).map(|alive| *alive);
+        let known = self.streams.id(handle);
         let id = self.identify(handle, known)?;
         // SAFETY: Vouched.
         Ok(unsafe { self.named(handle, id) })
@@ -490,10 +484,10 @@ impl Driver for CudaDriver {
             return self.record_outside_captures(event, stream);
         }
         // The per-thread stream of the caller's thread is unknown here: it has no entry, so it does not count
-        // as alive. The entry's lock, held while recording, keeps `stream_destroy` out.
-        match self.streams.get(&stream.handle()) {
-            Some(alive) if *alive == stream.id() => self.record_outside_captures(event, stream),
-            _ => Ok(false),
+        // as alive. While the stream is kept, `stream_destroy` waits.
+        match self.streams.keep(stream) {
+            Some(_kept) => self.record_outside_captures(event, stream),
+            None => Ok(false),
         }
     }
 

@@ -43,6 +43,7 @@ mod driver_impl;
 mod functions;
 mod host;
 mod library;
+mod living;
 mod module;
 mod peers;
 mod physical;

@@ -122,7 +122,7 @@ impl Inner {
         call(&*self.driver, body)
     }
 
-    fn ask<T>(&self, body: impl FnOnce(&dyn Driver) -> DriverResult<T>) -> DriverResult<T> {
+    pub(super) fn ask<T>(&self, body: impl FnOnce(&dyn Driver) -> DriverResult<T>) -> DriverResult<T> {
         ask(&*self.driver, body)
     }
 

@@ -25,6 +25,7 @@
 //! [`CudaAsyncMemoryResource`]: crate::CudaAsyncMemoryResource
 //! [`CudaAsyncViewMemoryResource`]: crate::CudaAsyncViewMemoryResource
 
+mod current;
 mod inner;
 mod options;
 #[cfg(unix)]
@@ -38,16 +39,12 @@ use millpond_core::driver::{
     MemPoolProps, call,
 };
 use millpond_core::{DeviceId, DriverError, DriverHandle, Error, ErrorKind, MemoryInfo, Result};
-use parking_lot::Mutex;
 
 pub(crate) use inner::Freed;
 use inner::{Inner, Origin, POOLS, key};
 pub use options::{MemoryPoolOptions, PoolReuse};
 #[cfg(unix)]
 pub use share::{ImportedAllocation, ImporterToken, Importers, handshake};
-
-/// The pools that were made current here, each kept until another takes its place.
-static CURRENT: Mutex<Vec<MemoryPool>> = Mutex::new(Vec::new());
 
 /// A pool of CUDA's stream-ordered allocator; see the [module](self).
 ///
@@ -137,10 +134,15 @@ impl MemoryPool {
     /// # Errors
     /// Those of the driver.
     pub fn current_of(driver: DriverHandle) -> Result<Self> {
-        // No pool stops being current, and ends, between the question and its answer's use.
-        let _current = CURRENT.lock();
-        let raw = call(&*driver, |driver| driver.device_get_mem_pool())?;
-        Ok(Self::known(driver, raw))
+        // Those that are current are kept until the answer is used: a pool that stops being current meanwhile
+        // may end, and another may get its handle.
+        current::looked(|kept| {
+            let raw = call(&*driver, |driver| driver.device_get_mem_pool())?;
+            let is_it =
+                |pool: &Arc<Inner>| pool.raw == raw && Arc::ptr_eq(pool.driver.health(), driver.health());
+            let kept = kept.into_iter().find(is_it).map(Self);
+            Ok(kept.unwrap_or_else(|| Self::known(driver.clone(), raw)))
+        })
     }
 
     /// Names a pool that was made elsewhere, and that is destroyed there.
@@ -183,16 +185,7 @@ impl MemoryPool {
     /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's error.
     pub fn set_current(&self) -> Result<()> {
         self.refuse_import("be a device's current pool")?;
-        let mut current = CURRENT.lock();
-        self.call(|driver| driver.device_set_mem_pool(self.raw()))?;
-        let is_same_device = |pool: &mut Self| {
-            pool.0.driver.health().is_lost() || Arc::ptr_eq(pool.0.driver.health(), self.0.driver.health())
-        };
-        let replaced: Vec<Self> = current.extract_if(.., is_same_device).collect();
-        current.push(self.clone());
-        drop(current);
-        drop(replaced); // which may end pools, and so call the driver
-        Ok(())
+        current::set(&self.0)
     }
 
     /// Returns the raw handle (`CUmemoryPool` as a number).
@@ -436,10 +429,7 @@ impl Drop for MemoryPool {
         if !self.0.driver.was_reset() {
             return;
         }
-        let health = Arc::clone(self.0.driver.health());
-        let is_of_context = |pool: &mut Self| Arc::ptr_eq(pool.0.driver.health(), &health);
-        let ended: Vec<Self> = CURRENT.lock().extract_if(.., is_of_context).collect();
-        drop(ended);
+        current::forget(self.0.driver.health());
     }
 }
 

@@ -109,7 +109,6 @@ use crate::upstream::trim_upstream;
 /// assert_eq!(stack.to_string(), "cuda+pool+plan:background=off");
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct PlanMemoryResource<R: DeviceMemoryResource> {
     upstream: R,
     options: PlanOptions,
@@ -192,6 +191,18 @@ impl<R: DeviceMemoryResource> fmt::Display for PlanMemoryResource<R> {
     }
 }
 
+impl<R: DeviceMemoryResource> fmt::Debug for PlanMemoryResource<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Without the lock: a formatter is the program's.
+        let statistics = self.plan_statistics();
+        f.debug_struct("PlanMemoryResource")
+            .field("upstream", &self.upstream)
+            .field("options", &self.options)
+            .field("statistics", &statistics)
+            .finish_non_exhaustive()
+    }
+}
+
 // SAFETY: blocks are those of upstream, or slots of lanes that came from upstream. Slots whose blocks are in
 // use do not overlap (`Body::claim`), are as large as their requests, and start at multiples of 256. A lane
 // belongs to the stream it was allocated on, and a slot is free again only after a deallocation on that
@@ -236,6 +247,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
                 None => {}
             }
             return misuse::undo_if_refused(
+                ptr,
                 // SAFETY: the caller's promises; the block is none of a lane, so it came from upstream.
                 || unsafe { self.upstream.deallocate(ptr, layout, stream) },
                 || self.not_freed_beside(layout),

@@ -108,7 +108,6 @@ use crate::process;
 /// assert_eq!(pool.to_string(), "cuda+pool:initial=64MiB");
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct PoolMemoryResource<R: DeviceMemoryResource> {
     id: PoolId,
     shared: Arc<Shared>,
@@ -118,6 +117,16 @@ pub struct PoolMemoryResource<R: DeviceMemoryResource> {
     layer: String,
     /// Dropped last. After that, the decay thread makes no more calls for this pool.
     decay: Option<DecayHandle>,
+}
+
+impl<R: DeviceMemoryResource> fmt::Debug for PoolMemoryResource<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Nothing behind a lock: a formatter is the program's.
+        f.debug_struct("PoolMemoryResource")
+            .field("central", &self.central)
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Warns that a layer between the pool and `cuda` prevents pages, which the caller may not expect. Over

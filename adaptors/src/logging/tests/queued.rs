@@ -6,6 +6,7 @@ use super::super::ending::PATIENCE;
 use super::super::queue::{BATCHES, LANE_ROWS, Queue};
 use super::super::record::Entry;
 use super::super::sink::Sink;
+use super::super::status::Status;
 use super::super::text::Text;
 use super::*;
 
@@ -13,7 +14,7 @@ const ROWS: u64 = LANE_ROWS as u64;
 
 /// A queue without threads, so that the test is the one that writes.
 fn queue(log: &Shared) -> Queue {
-    let sink = Sink::new(Box::new(log.clone()), "test".to_owned(), Flush::Async);
+    let sink = Sink::new(Box::new(log.clone()), Status::new("test", true), Flush::Async);
     Queue::new(sink, None, |bytes| Text::new(Columns::Rmm, Arc::default(), bytes))
 }
 
@@ -186,7 +187,7 @@ impl Write for Slow {
 fn issue_9_a_destination_that_is_only_slow_gets_every_row() {
     let log = Shared::default();
     let queue = Arc::new(Queue::new(
-        Sink::new(Box::new(Slow(log.clone())), "slow".to_owned(), Flush::Async),
+        Sink::new(Box::new(Slow(log.clone())), Status::new("slow", true), Flush::Async),
         None,
         |bytes| Text::new(Columns::Rmm, Arc::default(), bytes),
     ));
@@ -200,7 +201,7 @@ fn issue_9_a_destination_that_is_only_slow_gets_every_row() {
 #[test]
 fn issue_9_a_destination_that_hangs_is_given_up_and_no_caller_waits_for_it() {
     let gate = Gate::default();
-    let sink = Sink::new(Box::new(gate.clone()), "gate".to_owned(), Flush::Async);
+    let sink = Sink::new(Box::new(gate.clone()), Status::new("gate", true), Flush::Async);
     let text = |bytes| Text::new(Columns::Rmm, Arc::default(), bytes);
     let queue = Arc::new(Queue::new(sink, None, text));
     push(&queue, 0..3);

@@ -1,4 +1,4 @@
-//! The option `timeout`: how long a request waits.
+//! The option of a layer that says how long a request waits.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,10 +8,13 @@ use millpond_core::{Error, Result};
 
 /// A time as a stack's text has it: `100ms`, `2s`, `50us`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Timeout(pub(super) Duration);
+pub(crate) struct Timeout(pub(crate) Duration);
 
-/// How long a request waits, unless the program says otherwise.
-pub(super) const DEFAULT_TIMEOUT: Duration = Duration::from_millis(100);
+/// How long a request waits for a free, unless the program says otherwise.
+pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// How long a call waits for one that does not end, unless the program says otherwise.
+pub(crate) const DEFAULT_PATIENCE: Duration = Duration::from_secs(60);
 
 const UNITS: [(&str, u64); 3] = [("us", 1), ("ms", 1000), ("s", 1_000_000)];
 
@@ -23,7 +26,7 @@ impl Timeout {
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for more than an hour.
-    pub(super) fn new(time: Duration) -> Result<Self> {
+    pub(crate) fn new(time: Duration) -> Result<Self> {
         if time > LONGEST {
             return Err(Error::invalid_argument(format!(
                 "a request waits for an hour at most, not for {time:?}; write for example 100ms or 2s"
