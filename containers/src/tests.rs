@@ -6,6 +6,7 @@ mod devices;
 mod gone_streams;
 #[cfg(feature = "allocator-api2")]
 mod host_allocator;
+mod other_threads;
 mod staging;
 mod streams;
 

@@ -210,6 +210,25 @@ fn a_failing_driver_call_leaks_nothing() {
     assert!(failures >= 5, "only {failures} of the faults hit");
 }
 
+/// The device may not have passed the last copy through a block when the driver does not tell.
+#[test]
+fn a_block_that_cannot_be_asked_about_is_not_used_again() {
+    for seed in 0..50 {
+        let bench = Bench::seeded(seed);
+        let (stream, staging) = (bench.stream(), HostStaging::new(bench.device.clone()));
+        let buffer = || DeviceBuffer::new(4096, stream.as_ref(), bench.pool.clone()).unwrap();
+        let (mut first, mut second) = (buffer(), buffer());
+        first.copy_from_host_async(&[1_u8; 4096], &staging).unwrap();
+        bench.device.set_faults(FaultPlan::nth_of(CallKind::EventQuery, 0, DriverError::NOT_PERMITTED));
+        second.copy_from_host_async(&[2_u8; 4096], &staging).unwrap();
+        bench.device.set_faults(FaultPlan::none());
+        let all = |buffer: &DeviceBuffer<Pool>, value| buffer.to_host::<u8>().unwrap() == [value; 4096];
+        assert!(all(&first, 1) && all(&second, 2), "seed {seed}");
+        drop((first, second, staging));
+        bench.assert_clean();
+    }
+}
+
 #[test]
 fn copies_of_another_threads_stream_wait() {
     for seed in 0..50 {

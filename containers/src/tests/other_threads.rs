@@ -1,0 +1,66 @@
+//! Tests buffers on the per-thread stream of one thread that other threads use meanwhile.
+
+use super::*;
+use crate::HostStaging;
+
+/// A use of a buffer by another thread than its owner's; returns what it read, once that is there.
+type Use = fn(&Bench, &DeviceBuffer<Pool>) -> Box<dyn FnOnce() -> Vec<u64> + Send>;
+
+const USES: &[(&str, Use)] = &[
+    ("copied to the host", |bench, buffer| {
+        let copy = buffer.copy_to_host_async(&HostStaging::new(bench.device.clone())).unwrap();
+        Box::new(move || copy.wait().unwrap())
+    }),
+    ("copied to a buffer", |bench, buffer| {
+        let stream = bench.stream();
+        let copy = DeviceBuffer::copy_of(buffer, stream.as_ref(), bench.pool.clone()).unwrap();
+        Box::new(move || {
+            let values = copy.to_host().unwrap();
+            drop((copy, stream));
+            values
+        })
+    }),
+];
+
+/// The owner's next work on its own stream, which it submits without a call of the buffer, comes after.
+#[test]
+fn what_another_thread_reads_comes_before_the_owners_next_work() {
+    for (name, read) in USES {
+        for seed in 0..50 {
+            let bench = Bench::seeded(seed);
+            let buffer = DeviceBuffer::new(4096, StreamRef::PER_THREAD, bench.pool.clone()).unwrap();
+            let write = |value| {
+                bench.device.launch(StreamRef::PER_THREAD, &[Access::write(buffer.as_ptr(), 4096, value)]);
+            };
+            write(42);
+            let values = std::thread::scope(|scope| {
+                let reads = scope.spawn(|| read(&bench, &buffer)).join().unwrap();
+                write(7);
+                reads()
+            });
+            assert_eq!(values, [42; 512], "{name}, seed {seed}");
+            drop(buffer);
+            bench.assert_clean();
+        }
+    }
+}
+
+/// Also after an error the device does not touch the host's memory once the caller has it back.
+#[test]
+fn a_copy_whose_stream_cannot_be_waited_for_is_done_when_the_call_returns() {
+    for seed in 0..50 {
+        let bench = Bench::seeded(seed);
+        let stream = bench.stream();
+        let buffer = bench.filled(5000, stream.as_ref());
+        let refused = FaultPlan::nth_of(CallKind::StreamSynchronize, 0, DriverError::NOT_PERMITTED);
+        bench.device.set_faults(refused);
+        let mut values = vec![0_u8; 5000];
+        assert!(buffer.copy_to_host(&mut values).is_err());
+        bench.device.set_faults(FaultPlan::none());
+        let is_there = values == pattern(5000);
+        bench.device.synchronize().unwrap(); // until then, the host's memory is there
+        assert!(is_there, "seed {seed}: the copy goes on");
+        drop(buffer);
+        bench.assert_clean();
+    }
+}
