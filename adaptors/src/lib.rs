@@ -21,6 +21,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod aligned;
+mod debug_as_text;
 #[cfg(feature = "debug-log")]
 pub mod debug_log;
 pub mod failure_callback; // no text: it has a function

@@ -7,6 +7,7 @@ mod gone_streams;
 #[cfg(feature = "allocator-api2")]
 mod host_allocator;
 mod other_threads;
+mod resets;
 mod staging;
 mod streams;
 

@@ -144,21 +144,33 @@ pub fn is_taken(ptr: DevicePtr, free: impl FnOnce()) -> bool {
 /// layer that has to count before the call.
 #[inline]
 pub fn undo_if_refused(ptr: DevicePtr, free: impl FnOnce(), undo: impl FnOnce()) {
-    struct Undo<F: FnOnce()> {
-        undo: Option<F>,
-        watch: Watch,
-    }
-    impl<F: FnOnce()> Drop for Undo<F> {
-        fn drop(&mut self) {
-            if self.watch.is_refused()
-                && let Some(undo) = self.undo.take()
-            {
-                undo();
-            }
+    let _undo = AtEnd { watch: Watch::begin(ptr), runs_if_refused: true, then: Some(undo) };
+    free();
+}
+
+/// Runs `free` as [`is_taken`] does, and `then` if the block was taken back: also if the hook panics, as it
+/// may for a block that was taken back on a dead stream. For a layer that counts after the call.
+#[inline]
+pub fn if_taken(ptr: DevicePtr, free: impl FnOnce(), then: impl FnOnce()) {
+    let _then = AtEnd { watch: Watch::begin(ptr), runs_if_refused: false, then: Some(then) };
+    free();
+}
+
+/// What a layer does when the layers below are done with a block, or have panicked.
+struct AtEnd<F: FnOnce()> {
+    watch: Watch,
+    runs_if_refused: bool,
+    then: Option<F>,
+}
+
+impl<F: FnOnce()> Drop for AtEnd<F> {
+    fn drop(&mut self) {
+        if self.watch.is_refused() == self.runs_if_refused
+            && let Some(then) = self.then.take()
+        {
+            then();
         }
     }
-    let _undo = Undo { undo: Some(undo), watch: Watch::begin(ptr) };
-    free();
 }
 
 /// Runs `free`, a call of `deallocate` with `below` on what is below, for a layer that handed the block out
@@ -226,10 +238,16 @@ mod tests {
         let undone = Cell::new(0);
         let undo = || undone.set(undone.get() + 1);
         // Without a hook, a report panics in builds with debug assertions.
-        let panics = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            undo_if_refused(PTR, || refuse(MisuseKind::DoubleFree), undo);
-        }));
-        assert_eq!((panics.is_err(), undone.get()), (cfg!(debug_assertions), 1));
+        let panics = |call: &dyn Fn()| std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).is_err();
+        let refused = panics(&|| undo_if_refused(PTR, || refuse(MisuseKind::DoubleFree), undo));
+        assert_eq!((refused, undone.get()), (cfg!(debug_assertions), 1));
+        let counted = Cell::new(0);
+        let count = || counted.set(counted.get() + 1);
+        let taken = panics(&|| if_taken(PTR, || refuse(MisuseKind::DeadStream), count));
+        assert_eq!((taken, counted.get()), (cfg!(debug_assertions), 1));
+        panics(&|| if_taken(PTR, || refuse(MisuseKind::DoubleFree), count));
+        if_taken(PTR, || {}, count);
+        assert_eq!(counted.get(), 2, "a refused block is not counted");
         set_hook(Some(Arc::new(|_| {})));
         assert!(is_taken(PTR, || {}) && !is_taken(PTR, || refuse(MisuseKind::DoubleFree)));
         assert!(!is_taken(PTR, || refuse(MisuseKind::ForeignPointer)));

@@ -54,7 +54,8 @@ pub fn parse_block_bytes(text: &str) -> Result<u64> {
 /// Refuses a number between 0 and `least` that has no unit. A percentage is proposed if it `may_be_share`.
 fn refuse_without_unit(text: &str, least: u64, may_be_share: bool) -> Result<()> {
     let number = text.trim();
-    let value = number.parse::<f64>().unwrap_or_default();
+    let is_number = number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let value = if is_number { number.parse::<f64>().unwrap_or_default() } else { 0.0 };
     if value <= 0.0 || value >= least as f64 || value.is_nan() {
         return Ok(());
     }
@@ -94,6 +95,9 @@ pub fn parse_bytes(text: &str) -> Result<u64> {
     }
     let digits = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
     let (number, unit) = trimmed.split_at(digits);
+    if number.is_empty() {
+        return Err(fail("it does not start with a number"));
+    }
     let scale: u64 = match unit.trim().to_ascii_lowercase().as_str() {
         "" | "b" => 1,
         "k" | "kb" => 1_000,
@@ -144,16 +148,24 @@ impl ByteSize {
     /// The size in bytes on this device. Percentages are rounded down to 256 bytes.
     ///
     /// # Errors
-    /// Those of the driver, if it is asked for its free memory.
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for less than 0 or more than 100
+    /// percent; those of the driver, if it is asked for its free memory.
     pub fn resolve(self, driver: &dyn Driver) -> Result<u64> {
         match self {
             Self::Bytes(bytes) => Ok(bytes),
             Self::PercentOfFree(percent) => {
+                if !(0.0..=100.0).contains(&percent) {
+                    return Err(not_a_percentage(&format_args!("{percent}%")));
+                }
                 let free = call(driver, |driver| driver.mem_get_info())?.free;
                 Ok((free as f64 * percent / 100.0) as u64 & !(crate::ALLOCATION_ALIGNMENT - 1))
             }
         }
     }
+}
+
+fn not_a_percentage(text: &dyn fmt::Display) -> Error {
+    Error::invalid_argument(format!("`{text}` is not a percentage of free memory; write one from 0% to 100%"))
 }
 
 impl FromStr for ByteSize {
@@ -166,9 +178,7 @@ impl FromStr for ByteSize {
         };
         match percent.trim().parse::<f64>() {
             Ok(value) if (0.0..=100.0).contains(&value) => Ok(Self::PercentOfFree(value)),
-            _ => Err(Error::invalid_argument(format!(
-                "`{text}` is not a percentage of free memory; write one from 0% to 100%"
-            ))),
+            _ => Err(not_a_percentage(&text)),
         }
     }
 }
@@ -231,6 +241,12 @@ mod tests {
             assert_eq!(text.parse::<ByteSize>().unwrap(), ByteSize::Bytes(bytes), "{text}");
             assert_eq!(parse_memory(text).unwrap(), bytes, "{text}");
         }
+        // What is proposed can be written.
+        for text in ["1e3", "5e-1", "+50", "inf", "NaN", ".", "0x10", "50_000", "1.5.0"] {
+            let error = text.parse::<ByteSize>().unwrap_err().to_string();
+            assert!(error.contains("not a size") && !error.contains("did you mean"), "{text}: {error}");
+        }
+        assert!(parse_bytes("GiB").unwrap_err().to_string().contains("does not start with a number"));
         assert_eq!(parse_block_bytes("256").unwrap(), 256);
         assert!(parse_block_bytes("64").unwrap_err().to_string().contains("did you mean 64KiB?"));
     }

@@ -203,8 +203,9 @@ impl FromStr for DeviceSpec {
         match (kind.trim(), which) {
             ("cuda", None) => Ok(Self::Cuda(0)),
             ("cuda", Some(ordinal)) => {
-                let ordinal = ordinal.parse().map_err(|_| fail("the device's number is missing or wrong"))?;
-                Ok(Self::Cuda(ordinal))
+                let number =
+                    ordinal.parse().ok().filter(|number| DeviceId::cuda(*number).ordinal() == *number);
+                number.map(Self::Cuda).ok_or_else(|| fail("the device's number is missing or wrong"))
             }
             ("sim", None | Some("h200")) => Ok(Self::SimH200),
             ("sim", Some("a100")) => Ok(Self::SimA100),
@@ -272,6 +273,7 @@ mod tests {
             ("0", "neither"),
             ("cuda:", "number"),
             ("cuda:-1", "number"),
+            ("cuda:2147483648", "number"),
             ("cuda:4294967296", "number"),
             ("cuda:0:1", "number"),
             ("sim:", "name or size"),

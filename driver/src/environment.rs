@@ -20,7 +20,8 @@ impl Environment {
     /// The variables at the first call, which decides for the life of the process.
     pub(crate) fn get() -> &'static Self {
         static ENVIRONMENT: OnceLock<Environment> = OnceLock::new();
-        ENVIRONMENT.get_or_init(|| Self::read(|name| variable(name)?.into_string().ok()))
+        // What is no text names no device, and is refused with what is right.
+        ENVIRONMENT.get_or_init(|| Self::read(|name| Some(variable(name)?.to_string_lossy().into_owned())))
     }
 
     fn read(variable: impl Fn(&str) -> Option<String>) -> Self {

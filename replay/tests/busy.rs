@@ -87,7 +87,7 @@ fn mistakes_end_with_status_2_and_failures_with_1() {
     let flags = ["--host", "ahead", "-k", "1..2", "-s", "cuda+pool:initial=1TiB"];
     busy(&log, &flags).fails_with(1, &["error: cuda+pool:initial=1TiB with kernels of 1..2 µs, host ahead"]);
     let text = log.display().to_string();
-    busy(&log, &["-s", &format!("cuda+logging:file={text}")]).fails_with(2, &["which is a log to replay"]);
+    busy(&log, &["-s", &format!("cuda+logging:file={text}")]).fails_with(2, &["which is a log to read"]);
 }
 
 /// With memory left, no stream waits for another and no host for the device: every pass ends when it would

@@ -105,7 +105,7 @@ fn a_log_is_never_overwritten() {
         let stack = format!("cuda+logging:file={}", text(name));
         let out = folder.path("out.toml");
         let run = calibrate(&["--out", text(&out), "--check", text(&log), "--stack", &stack]);
-        run.fails_with(2, &["which is a log to replay"]);
+        run.fails_with(2, &["which is a log to read"]);
         assert_eq!(fs::read(&log).unwrap(), before);
     }
     let out = folder.path("out");
@@ -124,7 +124,7 @@ fn a_profile_is_never_overwritten() {
     let stack = format!("cuda+logging:file={}", text(&own));
     let logs_there = ["--check", text(&log), "--stack", &stack];
     for (arguments, reason) in [
-        (&["--out", text(&own), "--device", &device][..], "which is the profile of the device"),
+        (&["--out", text(&own), "--device", &device][..], "which is a profile to read"),
         (
             &[&["--out", text(&out), "--device", &device], &logs_there[..]].concat(),
             "which is a profile to read",

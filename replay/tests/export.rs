@@ -127,11 +127,9 @@ fn a_report_destroys_nothing_that_it_reads_or_writes() {
     let log = folder.log("1,00:00:00.000001,allocate,0x10,512,0\n");
     let (other, page) = (folder.write("other.csv", std::fs::read(&log).unwrap()), folder.path("page.html"));
     let stack = |file: &Path| format!("cuda+logging:file={}", file.display());
-    for (file, output, says) in [
-        (&log, &page, "a log to replay"),
-        (&other, &page, "a log to replay"),
-        (&page, &page, "writes its log"),
-    ] {
+    for (file, output, says) in
+        [(&log, &page, "a log to read"), (&other, &page, "a log to read"), (&page, &page, "writes its log")]
+    {
         let mut run = program();
         run.arg("report").args([&log, &other]).arg("-o").arg(output).args(["--stack", &stack(file)]);
         Run::from(run.output().unwrap()).fails_with(2, &[says]);

@@ -28,7 +28,7 @@ fn logging(file: &Path) -> String {
     format!("cuda+logging:file={}", file.display())
 }
 
-const INPUT: &str = "which is a log to replay";
+const INPUT: &str = "which is a log to read";
 
 #[test]
 fn a_stack_that_logs_to_the_log() {
@@ -69,6 +69,43 @@ fn the_environment_names_the_log() {
     let folder = Folder::new();
     let log = folder.log(&rows(1, 100));
     is_refused(&log, &["cuda+logging".to_owned()], Some(&log), INPUT);
+}
+
+/// Names in braces, and folders that the stack makes, lead to the log as well as its name does.
+#[test]
+fn a_path_that_becomes_the_log() {
+    let folder = Folder::new();
+    let log = folder.log(&rows(1, 100));
+    let name = log.file_name().unwrap().to_str().unwrap().to_owned();
+    let numbered = folder.path("log.0.csv");
+    fs::copy(&log, &numbered).unwrap();
+    let braces = folder.path(&name.replace('.', "{x2e}"));
+    let behind_missing = folder.path(&format!("missing/../also/../{name}"));
+    is_refused(&log, &[logging(&braces)], None, INPUT);
+    is_refused(&log, &[logging(&behind_missing)], None, INPUT);
+    is_refused(&log, &["cuda+logging".to_owned()], Some(&braces), INPUT);
+    is_refused(&numbered, &[logging(&folder.path("log.{rank}.csv"))], None, INPUT);
+    // The number of a simulated device is not known before the stack is built.
+    is_refused(&numbered, &[logging(&folder.path("log.{device}.csv"))], None, "leave {device} out");
+    let both = [folder.path("a/../new.csv"), folder.path("new{x2e}csv")];
+    is_refused(&log, &both.map(|file| logging(&file)), None, "writes its own");
+}
+
+/// A log is not the only file that a layer writes, nor the only one that is read.
+#[test]
+fn other_files_of_layers() {
+    let folder = Folder::new();
+    let log = folder.log(&rows(1, 100));
+    let arena = |file: &Path| format!("cuda+arena:size=2MiB,dump_log_on_failure={}", file.display());
+    is_refused(&log, &[arena(&log)], None, INPUT);
+    is_refused(&log, &[format!("cuda+fallback:to=({})", arena(&log))], None, INPUT);
+    let plan = folder.path("own.plan");
+    fs::write(&plan, "a plan").unwrap();
+    let stack = format!("cuda+plan:file={}+logging:file={}", plan.display(), plan.display());
+    is_refused(&log, &[stack], None, "which is a plan to read");
+    assert_eq!(fs::read_to_string(&plan).unwrap(), "a plan");
+    let out = folder.path("out.csv");
+    is_refused(&log, &[arena(&out), logging(&out)], None, "writes its own");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! An arena: a pool that takes a large part of the device at once.
 
 use std::fmt;
-use std::fs::File;
+use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +11,9 @@ use millpond_core::{
     Accessibility, BlockInfo, ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle, Error, Layer,
     LayerMemory, Layout, MemoryInfo, ReportsMemory, ResourceStatistics, Result, StreamRef, Traits, is_same,
 };
+use parking_lot::Mutex;
 
+use crate::debug_as_text::debug_as_text;
 use crate::pool::{PoolMemoryResource, PoolOptions};
 
 /// The least size of an arena in bytes, as RMM's: its smallest superblock.
@@ -126,10 +128,11 @@ impl<R: DeviceMemoryResource> Layer<R> for ArenaLayer {
 /// assert_eq!(arena.to_string(), "cuda+arena:size=64MiB");
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct ArenaMemoryResource<R: DeviceMemoryResource> {
     pool: PoolMemoryResource<R>,
     dump_log_on_failure: Option<PathBuf>,
+    /// Held while a thread writes that file.
+    dumping: Mutex<()>,
 }
 
 impl<R: DeviceMemoryResource> ArenaMemoryResource<R> {
@@ -174,7 +177,7 @@ impl<R: DeviceMemoryResource> ArenaMemoryResource<R> {
             layer = layer.with("dump_log_on_failure", file.to_text()?);
         }
         let pool = PoolMemoryResource::build(upstream, of_pool, None, layer.to_string())?;
-        Ok(Self { pool, dump_log_on_failure: dump })
+        Ok(Self { pool, dump_log_on_failure: dump, dumping: Mutex::new(()) })
     }
 
     /// Returns the pool that the arena is.
@@ -182,15 +185,21 @@ impl<R: DeviceMemoryResource> ArenaMemoryResource<R> {
         &self.pool
     }
 
-    /// Writes the state to the file for it, in place of what it held.
+    /// Writes the state to the file for it, in place of what it held. Of threads that fail at the same time,
+    /// one writes.
     fn dump(&self, file: &Path, error: &Error) -> io::Result<()> {
-        let statistics = self.pool.statistics().unwrap_or_default();
+        let fragmentation = 100.0 * self.pool.statistics().unwrap_or_default().fragmentation();
+        let text = format!("{error}\nfragmentation: {fragmentation:.1} %\n");
+        let Some(_alone) = self.dumping.try_lock() else { return Ok(()) };
         if let Some(folder) = file.parent() {
             std::fs::create_dir_all(folder)?;
         }
-        let mut file = File::create(file)?;
-        writeln!(file, "{error}")?;
-        writeln!(file, "fragmentation: {:.1} %", 100.0 * statistics.fragmentation())
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true);
+        // A pipe that nobody reads is an error, and no wait.
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
+        options.open(file)?.write_all(text.as_bytes())
     }
 }
 
@@ -199,6 +208,8 @@ impl<R: DeviceMemoryResource> fmt::Display for ArenaMemoryResource<R> {
         self.pool.fmt(f)
     }
 }
+
+debug_as_text!(ArenaMemoryResource<R: DeviceMemoryResource>);
 
 // SAFETY: every call goes to the pool.
 #[deny(clippy::missing_trait_methods)]

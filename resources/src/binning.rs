@@ -14,6 +14,8 @@ use millpond_core::{
 };
 
 use crate::binning::direct::Direct;
+use crate::debug_as_text::debug_as_text;
+use crate::driver_calls::is_capturing;
 use crate::upstream::trim_upstream;
 use crate::{FixedSizeMemoryResource, FixedSizeOptions};
 
@@ -221,7 +223,6 @@ impl<R: DeviceMemoryResource> Bin<R> {
 /// assert!(stack.allocate_bytes(100 << 20, StreamRef::LEGACY).is_ok()); // from the pool
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct BinningMemoryResource<R: DeviceMemoryResource> {
     // Dropped before the upstream that their blocks came from.
     bins: Vec<Bin<R>>,
@@ -308,13 +309,37 @@ impl<R: DeviceMemoryResource> BinningMemoryResource<R> {
         };
         let explain =
             |error| if self.bin(layout).is_none() { self.name_callers_blocks(error) } else { error };
-        // Other bins may hold the missing memory.
-        match self.release_regions(Some(stream)) {
+        // Other bins may hold the missing memory, and so may the resource of other sizes.
+        let released = self.release_regions(Some(stream)).and_then(|bytes| {
+            let trimmed = if bytes == 0 { self.trim_others(resource, stream)? } else { 0 };
+            Ok(bytes + trimmed)
+        });
+        match released {
             Err(error) if error.is_sticky() => return Err(error),
             Ok(1..) => {}
             Ok(0) | Err(_) => return Err(explain(refused)),
         }
-        resource.allocate(layout, stream).map_err(explain)
+        match resource.allocate(layout, stream) {
+            Err(error) if error.is_out_of_memory() && self.trim_others(resource, stream)? > 0 => {
+                resource.allocate(layout, stream).map_err(explain)
+            }
+            other => other.map_err(explain),
+        }
+    }
+
+    /// Gives back what all resources but the one that serves a request hold free; returns the bytes. That may
+    /// take a wait, so it is not done for a stream that captures a graph.
+    fn trim_others(&self, serving: &dyn DeviceMemoryResource, stream: StreamRef) -> Result<u64> {
+        if !matches!(is_capturing(&**self.driver(), stream), Ok(false)) {
+            return Ok(0);
+        }
+        let of_bins = self.bins.iter().filter_map(|bin| match &bin.source {
+            Source::Blocks(_) => None,
+            Source::Given(other) => Some(&**other as &dyn DeviceMemoryResource),
+        });
+        let others = of_bins.chain([&*self.upstream as &dyn DeviceMemoryResource]);
+        let others = others.filter(|other| !std::ptr::addr_eq(*other, serving));
+        others.map(|other| other.trim(0)).sum()
     }
 
     fn serving(&self, layout: Layout) -> &dyn DeviceMemoryResource {
@@ -341,6 +366,8 @@ impl<R: DeviceMemoryResource> fmt::Display for BinningMemoryResource<R> {
     }
 }
 
+debug_as_text!(BinningMemoryResource<R: DeviceMemoryResource>);
+
 // SAFETY: each block returns to the resource that it came from, since the bins do not change; all resources
 // keep the contract, over disjoint memory: the bins' regions are blocks of upstream.
 #[deny(clippy::missing_trait_methods)]
@@ -362,11 +389,12 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BinningMemoryResou
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         if !ptr.is_null() {
             // SAFETY: the caller's promises; the same layout leads to the same resource.
-            let is_taken =
-                misuse::is_taken(ptr, || unsafe { self.serving(layout).deallocate(ptr, layout, stream) });
-            if let Some(direct) = self.counter(layout).filter(|_| is_taken) {
-                direct.deallocated(layout.bytes());
-            }
+            let free = || unsafe { self.serving(layout).deallocate(ptr, layout, stream) };
+            misuse::if_taken(ptr, free, || {
+                if let Some(direct) = self.counter(layout) {
+                    direct.deallocated(layout.bytes());
+                }
+            });
         }
     }
 

@@ -15,6 +15,7 @@ use millpond_core::{
 use parking_lot::Mutex;
 use rustc_hash::FxBuildHasher;
 
+use crate::debug_as_text::debug_as_text;
 use crate::out_of_memory;
 
 /// How `cuda` is built from text.
@@ -227,8 +228,9 @@ impl CudaMemoryResource {
 macro_rules! driver_memory_resource {
     ($(#[$doc:meta])* $name:ident, $calls:ident) => {
         $(#[$doc])*
-        #[derive(Debug)]
         pub struct $name(DriverMemory);
+
+        debug_as_text!($name);
 
         impl $name {
             /// Returns the resource of this driver's device.

@@ -10,6 +10,7 @@ use millpond_core::{
     Traits, align_up, format_bytes, is_same, parse_block_bytes,
 };
 
+use crate::debug_as_text::debug_as_text;
 use crate::heap::size_class::BlockSize;
 use crate::pool::{Decay, FixedBlocks, PagesMode, PoolMemoryResource, PoolOptions};
 
@@ -146,7 +147,6 @@ impl<R: DeviceMemoryResource> Layer<R> for FixedSizeLayer {
 /// assert!(blocks.allocate_bytes(4097, StreamRef::LEGACY).is_err());
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct FixedSizeMemoryResource<R: DeviceMemoryResource> {
     /// A pool in which all blocks have one size.
     pool: PoolMemoryResource<R>,
@@ -220,6 +220,8 @@ impl<R: DeviceMemoryResource> fmt::Display for FixedSizeMemoryResource<R> {
         self.pool.fmt(f)
     }
 }
+
+debug_as_text!(FixedSizeMemoryResource<R: DeviceMemoryResource>);
 
 // SAFETY: the pool's blocks, each at least as large as the request.
 #[deny(clippy::missing_trait_methods)]

@@ -39,6 +39,7 @@ mod block_map;
 mod callback; // no text: its calls are functions
 pub mod capture_scopes;
 mod cuda_async;
+mod debug_as_text;
 mod driver_calls;
 mod driver_memory;
 pub mod fixed_size;

@@ -173,3 +173,27 @@ fn the_state_is_written_when_memory_is_out() {
     }
     put(&arena, [(block, 1000)], S);
 }
+
+/// A dump that cannot be written, or that nobody reads, costs the request no more than its error.
+#[test]
+#[cfg(unix)]
+fn a_dump_into_a_pipe_without_a_reader_does_not_hang() {
+    use std::os::unix::ffi::OsStrExt;
+
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    let name = std::ffi::CString::new(pipe.as_os_str().as_bytes()).unwrap();
+    // SAFETY: the name ends with a zero byte.
+    assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+    let places = [pipe, folder.path().to_owned(), "/dev/full".into()];
+    let (tell, told) = std::sync::mpsc::channel();
+    thread::spawn(move || {
+        for place in places {
+            let layer = ArenaLayer::new().size_bytes(MIB).dump_log_on_failure(place);
+            let arena = CudaMemoryResource::new(device()).layer(layer).unwrap();
+            tell.send(arena.allocate_bytes(2 << 30, S).unwrap_err().is_out_of_memory()).unwrap();
+        }
+    });
+    let answer = || told.recv_timeout(std::time::Duration::from_secs(60));
+    assert_eq!([answer(), answer(), answer()], [Ok(true); 3]);
+}

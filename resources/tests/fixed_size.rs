@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{
     DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle, ErrorKind, Layout, RemedyAction,
     Result, StreamRef,
@@ -152,6 +153,35 @@ fn bins_take_nothing_until_they_are_used_and_serve_up_to_their_size() {
     let large = cuda().layer(BinningLayer::new().exponents(30, 33)).expect("bins");
     large.allocate_bytes(1 << 33, S).expect("the last bin serves it");
     assert_eq!(large.bins().last().and_then(|(_, bin)| bin.statistics()).map(|s| s.allocations), Some(1));
+}
+
+/// What the pool of a bin holds free is missing to other requests, and what upstream holds to a bin's.
+#[test]
+fn pools_of_bins_and_upstream_give_way_to_each_other() {
+    const MIB: u64 = 1 << 20;
+    let table = LayerTable::new(millpond_resources::LAYERS.iter().copied());
+    for (text, first, second) in [
+        ("cuda+binning:bins=1MiB(cuda+pool)", MIB, 30 * MIB),
+        ("cuda+binning:bins=1MiB(cuda+pool:pages=off)", MIB, 30 * MIB),
+        ("cuda+binning:bins=64KiB/1MiB(cuda_async)", MIB, 30 * MIB),
+        ("cuda+binning:bins=1MiB(cuda+pool)/40MiB(cuda)", MIB, 30 * MIB),
+        ("cuda+pool:pages=off+binning:bins=1MiB(cuda)", 2 * MIB, MIB),
+        ("cuda_async+binning:bins=1MiB(cuda)", 2 * MIB, MIB),
+        ("managed+binning:bins=1MiB/2MiB(managed+pool:pages=off)/40MiB(managed)", 2 * MIB, 30 * MIB),
+    ] {
+        let driver: DriverHandle = SimDevice::new(SimConfig::with_capacity(32 * MIB));
+        let spec: StackSpec = text.parse().expect(text);
+        let bins = spec.build(&table, &driver).expect(text);
+        let held: Vec<DevicePtr> = std::iter::from_fn(|| bins.allocate_bytes(first, S).ok()).collect();
+        assert!(bins.allocate_bytes(second, S).is_err() && held.len() > 10, "{text}");
+        for ptr in held {
+            // SAFETY: the block came from the bins with this size, and nothing uses it.
+            unsafe { bins.deallocate_bytes(ptr, first, S) };
+        }
+        let others = (0..30 * MIB / second).map(|_| bins.allocate_bytes(second, S));
+        let count = others.map(|other| other.unwrap_or_else(|error| panic!("{text}: {error}"))).count();
+        assert!(count > 0, "{text}");
+    }
 }
 
 /// What the bins hold is missing to a larger request: while callers use it, the error names their blocks, and

@@ -2,19 +2,21 @@
 //! resources made before it are lost, release what outlives the context and touch nothing else; resources
 //! made after it work.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millpond_core::driver::{CaptureMode, StreamFlags};
+use millpond_core::driver::{CaptureMode, HandleTypes, StreamFlags};
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{
     AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver, DriverHandle, ErrorKind,
     Layout, StreamRef,
 };
 use millpond_driver::sim::{SimConfig, SimDevice};
+use millpond_resources::memory_pool::MemoryPool;
 use millpond_resources::{
-    BinningLayer, CaptureScope, CudaAsyncMemoryResource, CudaMemoryResource, FixedSizeLayer,
-    ManagedMemoryResource, PagesMode, PoolLayer, registry,
+    BinningLayer, CaptureScope, CudaAsyncMemoryResource, CudaAsyncOptions, CudaMemoryResource,
+    FixedSizeLayer, ManagedMemoryResource, PagesMode, PoolLayer, registry,
 };
 
 const KIB: u64 = 1 << 10;
@@ -234,8 +236,18 @@ fn use_all(stack: &AnyResource, device: &SimDevice) -> (Vec<DevicePtr>, Option<C
 /// Each resource that may hold what outlives a context, alone and below what holds memory of its own.
 #[test]
 fn every_stack_gives_back_what_outlives_its_context() {
-    let bases = ["cuda", "cuda_async", "cuda_async_view"];
-    let layers = ["", "+pool", "+pool:pages=off", "+fixed_size:block_size=4MiB", "+capture_scopes", "+plan"];
+    let bases = ["cuda", "managed", "pinned_host", "system", "cuda_async", "cuda_async_view"];
+    let layers = [
+        "",
+        "+pool",
+        "+pool:pages=off",
+        "+arena:size=64MiB",
+        "+fixed_size:block_size=4MiB",
+        "+binning:bins=4MiB",
+        "+binning:bins=4MiB(cuda_async+pool)",
+        "+capture_scopes",
+        "+plan",
+    ];
     let table = LayerTable::new(millpond_resources::LAYERS.iter().copied());
     for (base, layer) in bases.into_iter().flat_map(|base| layers.map(|layer| (base, layer))) {
         let text = format!("{base}{layer}");
@@ -267,6 +279,43 @@ fn every_stack_gives_back_what_outlives_its_context() {
             assert_eq!(first.violations(), [], "{text}");
         }
     }
+}
+
+/// An imported pool and the blocks that it opened end with the context. What was exported is its exporter's.
+#[test]
+#[cfg(unix)]
+fn an_imported_pool_ends_with_its_context() {
+    let first = device();
+    let before = (first.used_bytes(), first.live_bytes());
+    for is_freed in [true, false] {
+        let driver: DriverHandle = first.open_again();
+        let options = CudaAsyncOptions { handles: HandleTypes::POSIX_FD, ..Default::default() };
+        let exporter = CudaAsyncMemoryResource::new(driver.clone(), options).unwrap();
+        let ptr = exporter.allocate_bytes(MIB, StreamRef::LEGACY).unwrap();
+        let fd = exporter.pool().export_fd().unwrap();
+        // SAFETY: no work uses the block, and it is freed here before the exporter frees it.
+        let imported = unsafe { MemoryPool::import_fd(driver, fd.as_fd()) }.unwrap();
+        let open = || imported.import_pointer(&exporter.pool().export_pointer(ptr).unwrap()).unwrap();
+        let blocks = [open(), open()];
+        first.open_again().reset_context();
+        for block in blocks {
+            match is_freed {
+                true => {
+                    let error = block.free_on(StreamRef::LEGACY).unwrap_err();
+                    assert!(error.to_string().contains("was reset"), "{error}");
+                }
+                false => drop(block),
+            }
+        }
+        let error = imported.used_bytes().unwrap_err();
+        assert!(error.to_string().contains("was reset"), "{error}");
+        drop(imported);
+        // SAFETY: the block came from this resource with this size, and nothing uses it.
+        unsafe { exporter.deallocate_bytes(ptr, MIB, StreamRef::LEGACY) };
+        drop(exporter);
+        assert_eq!((first.used_bytes(), first.live_bytes()), before, "freed: {is_freed}");
+    }
+    assert_eq!((first.live_allocations(), first.violations()), (0, vec![]));
 }
 
 /// A pool that was current is not kept by that.

@@ -15,6 +15,7 @@ use millpond_core::{
 
 pub use layer::AlignedLayer;
 
+use crate::debug_as_text::debug_as_text;
 use crate::rare_blocks::{RareBlocks, Removed};
 
 /// Starts the blocks of requests from a threshold on at multiples of an alignment.
@@ -39,7 +40,6 @@ use crate::rare_blocks::{RareBlocks, Removed};
 /// # unsafe { stack.deallocate_bytes(block, 100_000, StreamRef::LEGACY) };
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct AlignedResourceAdaptor<R> {
     upstream: R,
     alignment: u64,
@@ -195,3 +195,5 @@ impl<R: fmt::Display> fmt::Display for AlignedResourceAdaptor<R> {
         write!(f, "{}+{layer}", self.upstream)
     }
 }
+
+debug_as_text!(AlignedResourceAdaptor<R: fmt::Display>);

@@ -4,6 +4,7 @@ pub(crate) mod layer;
 #[cfg(test)]
 mod tests;
 
+use std::cell::RefCell;
 use std::fmt;
 
 use millpond_core::{DeviceMemoryResource, DevicePtr, Error, Layout, Result, StreamRef, Traits, downcast};
@@ -37,8 +38,8 @@ pub struct FailedRequest<'a> {
 /// function is not called for it.
 ///
 /// The adaptor holds no lock while it calls the function, which may use the whole stack: it may free blocks
-/// and allocate others, and several threads may be in it at the same time. Inside it, a request that runs out
-/// of memory calls it again, one level deeper: a function that allocates has to end that itself.
+/// and allocate others, and several threads may be in it at the same time. A request that the function makes
+/// itself does not call it again: if the upstream is out of memory, the request fails.
 ///
 /// ```
 /// use std::sync::{Arc, Mutex};
@@ -74,6 +75,36 @@ pub struct FailureCallbackResourceAdaptor<R, F> {
     max_retries: u32,
 }
 
+thread_local! {
+    /// The adaptors in whose functions this thread is.
+    static INSIDE: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The function of an adaptor while it runs on this thread.
+struct Inside(usize);
+
+impl Inside {
+    /// Begins a call of the function; `None` if this thread is in it.
+    fn enter(id: usize) -> Option<Self> {
+        let entered = INSIDE.try_with(|inside| {
+            let mut inside = inside.borrow_mut();
+            let is_new = !inside.contains(&id);
+            if is_new {
+                inside.push(id);
+            }
+            is_new
+        });
+        // A thread that ends has no locals any more.
+        entered.unwrap_or(false).then_some(Self(id))
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        let _ = INSIDE.try_with(|inside| inside.borrow_mut().retain(|id| *id != self.0));
+    }
+}
+
 impl<R, F> FailureCallbackResourceAdaptor<R, F> {
     /// How often one request is tried again at most.
     pub fn max_retries(&self) -> u32 {
@@ -85,7 +116,13 @@ impl<R: DeviceMemoryResource, F: Fn(&FailedRequest<'_>) -> bool> FailureCallback
     #[cold]
     fn retry(&self, mut error: Error, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
         for attempt in 1..=self.max_retries {
-            if !(self.callback)(&FailedRequest { error: &error, layout, stream, attempt }) {
+            // A field's address, since another adaptor may begin where this one does.
+            let Some(inside) = Inside::enter(std::ptr::from_ref(&self.max_retries).addr()) else {
+                return Err(error.context("the failure callback made this request itself"));
+            };
+            let is_retried = (self.callback)(&FailedRequest { error: &error, layout, stream, attempt });
+            drop(inside);
+            if !is_retried {
                 return Err(error);
             }
             match self.upstream.allocate(layout, stream) {
@@ -135,11 +172,8 @@ impl<R: fmt::Display, F> fmt::Display for FailureCallbackResourceAdaptor<R, F> {
     }
 }
 
-impl<R: fmt::Debug, F> fmt::Debug for FailureCallbackResourceAdaptor<R, F> {
+impl<R: fmt::Display, F> fmt::Debug for FailureCallbackResourceAdaptor<R, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FailureCallbackResourceAdaptor")
-            .field("upstream", &self.upstream)
-            .field("max_retries", &self.max_retries)
-            .finish_non_exhaustive()
+        write!(f, "FailureCallbackResourceAdaptor({self})")
     }
 }

@@ -124,6 +124,29 @@ fn the_callback_may_free_on_the_stack_that_calls_it() {
     assert!(resource.allocate_bytes(256, S).unwrap_err().is_out_of_memory(), "nothing is left to free");
 }
 
+/// A callback that asks the stack for memory is not called for that request, or it would never end.
+#[test]
+fn the_callbacks_own_requests_do_not_call_it() {
+    type Callback = Box<dyn Fn(&FailedRequest<'_>) -> bool + Send + Sync>;
+    type Stack = FailureCallbackResourceAdaptor<crate::LimitingResourceAdaptor<MockResource>, Callback>;
+    let stack: Arc<std::sync::OnceLock<Stack>> = Arc::default();
+    let (inner, calls) = (Arc::downgrade(&stack), Arc::new(AtomicU32::new(0)));
+    let counted = Arc::clone(&calls);
+    let callback: Callback = Box::new(move |_| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        let stack = inner.upgrade().unwrap();
+        let error = stack.get().unwrap().allocate_bytes(512, S).unwrap_err();
+        assert!(error.is_out_of_memory() && error.message().contains("made this request itself"), "{error}");
+        true
+    });
+    let limited = mock().0.layer(LimitingLayer::new(256)).unwrap();
+    assert!(stack.set(limited.layer(FailureCallbackLayer::new(callback).max_retries(3)).unwrap()).is_ok());
+    for requests in 1..3 {
+        assert!(stack.get().unwrap().allocate_bytes(512, S).unwrap_err().is_out_of_memory());
+        assert_eq!(calls.load(Ordering::Relaxed), 3 * requests);
+    }
+}
+
 #[test]
 fn everything_else_is_the_upstreams() {
     let (resource, handle, _) = adaptor(true, 10);
@@ -143,7 +166,7 @@ fn everything_else_is_the_upstreams() {
     ]);
     assert!(resource.is_equal(&resource) && !resource.is_equal(&adaptor(true, 10).0));
     assert!(!resource.is_equal(resource.upstream().unwrap()));
-    assert!(format!("{resource:?}").contains("max_retries: 10"));
+    assert_eq!(format!("{resource:?}"), "FailureCallbackResourceAdaptor(mock+failure_callback)");
 }
 
 #[test]

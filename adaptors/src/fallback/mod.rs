@@ -16,6 +16,7 @@ use millpond_core::{
 
 pub use layer::FallbackLayer;
 
+use crate::debug_as_text::debug_as_text;
 use crate::rare_blocks::{RareBlocks, Removed};
 
 /// Serves requests from its upstream, and those that run out of memory there from another resource, the
@@ -45,7 +46,6 @@ use crate::rare_blocks::{RareBlocks, Removed};
 /// # unsafe { stack.deallocate_bytes(block, 2 << 20, StreamRef::LEGACY) };
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct FallbackResourceAdaptor<R, F = AnyResource> {
     upstream: R,
     fallback: F,
@@ -81,16 +81,35 @@ impl<R: DeviceMemoryResource, F: DeviceMemoryResource> FallbackResourceAdaptor<R
 
     #[cold]
     fn fall_back(&self, error: Error, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
-        match self.fallback.allocate(layout, stream) {
-            Ok(ptr) => {
-                self.blocks.insert(ptr, layout.bytes(), ());
-                Ok(ptr)
+        let second = match self.take_fallback(layout, stream) {
+            Ok(ptr) => return Ok(ptr),
+            Err(second) if is_refusal(second.kind()) => second,
+            Err(second) => return Err(second),
+        };
+        let may_fit = |error: &Error| error.is_out_of_memory() && !error.is_impossible();
+        if (may_fit(&error) || may_fit(&second)) && self.make_room(stream) {
+            match self.upstream.allocate(layout, stream) {
+                Err(again) if again.is_out_of_memory() => {}
+                other => return other,
             }
-            Err(second) if is_refusal(second.kind()) => {
-                Err(error.context(format!("`{}` cannot serve it either", self.fallback)))
+            if let Ok(ptr) = self.take_fallback(layout, stream) {
+                return Ok(ptr);
             }
-            Err(second) => Err(second),
         }
+        Err(error.context(format!("`{}` cannot serve it either", self.fallback)))
+    }
+
+    fn take_fallback(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        let ptr = self.fallback.allocate(layout, stream)?;
+        self.blocks.insert(ptr, layout.bytes(), ());
+        Ok(ptr)
+    }
+
+    /// Gives back what both resources hold free: each may hold the memory that the other one lacks. Returns
+    /// whether it was any. That may take a wait, so it is not done for a stream that captures a graph.
+    fn make_room(&self, stream: StreamRef) -> bool {
+        let is_capturing = call(&**self.driver(), |driver| driver.stream_is_capturing(stream));
+        matches!(is_capturing, Ok(false)) && self.trim(0).is_ok_and(|bytes| bytes > 0)
     }
 }
 
@@ -192,6 +211,8 @@ impl<R: fmt::Display, F: fmt::Display> fmt::Display for FallbackResourceAdaptor<
         write!(f, "{}+{layer}", self.upstream)
     }
 }
+
+debug_as_text!(FallbackResourceAdaptor<R: fmt::Display, F: fmt::Display>);
 
 /// Reports what the fallback holds: the layers of the upstream report for themselves.
 impl<R: DeviceMemoryResource, F: DeviceMemoryResource> ReportsMemory for FallbackResourceAdaptor<R, F> {

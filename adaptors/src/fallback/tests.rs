@@ -5,8 +5,8 @@ use std::sync::Arc;
 use millpond_core::misuse::{Misuse, MisuseKind};
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{
-    Accessibility, AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, ErrorKind, Layout,
-    MemoryInfo, ResourceStatistics, Result, StreamRef, find,
+    Accessibility, AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle,
+    ErrorKind, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, find,
 };
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_resources::{CudaMemoryResource, ManagedMemoryResource};
@@ -67,6 +67,32 @@ fn an_address_may_come_from_the_other_one_later() {
     free(&resource, ptr, 200);
     assert_eq!((first.live(), second.live()), (vec![], vec![]));
     assert_eq!((first.calls().len(), second.calls().len()), (3, 2));
+}
+
+/// What one of the two holds free may be what the other one lacks.
+#[test]
+fn both_give_way_to_each_other() {
+    let table =
+        LayerTable::new(millpond_resources::LAYERS.iter().copied()).with(crate::LAYERS.iter().copied());
+    for (text, small, large) in [
+        ("cuda+pool:max=20MiB+fallback:to=(cuda)", 2 * MIB, 30 * MIB),
+        ("cuda+pool:max=20MiB,pages=off+fallback:to=(cuda)", 2 * MIB, 30 * MIB),
+        (
+            "cuda+limiting:limit=10MiB+fallback:to=(cuda+pool:pages=off,max=24MiB+fallback:to=(cuda))",
+            12 * MIB,
+            30 * MIB,
+        ),
+    ] {
+        let driver: DriverHandle = SimDevice::new(SimConfig::with_capacity(32 * MIB));
+        let stack = text.parse::<StackSpec>().unwrap().build(&table, &driver).unwrap();
+        let held: Vec<_> = std::iter::from_fn(|| stack.allocate_bytes(small, S).ok()).collect();
+        assert!(stack.allocate_bytes(large, S).unwrap_err().is_out_of_memory(), "{text}");
+        for ptr in held {
+            // SAFETY: the block came from the stack with this size, once; nothing uses it.
+            unsafe { stack.deallocate_bytes(ptr, small, S) };
+        }
+        assert!(stack.allocate_bytes(large, S).is_ok(), "{text}");
+    }
 }
 
 #[test]

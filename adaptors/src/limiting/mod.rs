@@ -14,6 +14,7 @@ use millpond_core::{
 
 pub use layer::LimitingLayer;
 
+use crate::debug_as_text::debug_as_text;
 use crate::shards::{All, Guard, Shards};
 
 /// Refuses requests that would bring the handed-out bytes above a limit.
@@ -44,7 +45,6 @@ use crate::shards::{All, Guard, Shards};
 /// # unsafe { resource.deallocate_bytes(block, 1000, StreamRef::LEGACY) };
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct LimitingResourceAdaptor<R> {
     upstream: R,
     limit_bytes: u64,
@@ -80,13 +80,13 @@ impl<R> LimitingResourceAdaptor<R> {
     }
 
     /// Counts a request if it fits; otherwise returns the bytes that are handed out.
-    fn acquire(&self, bytes: u64) -> Result<(), u64> {
+    fn acquire(&self, bytes: u64) -> Result<Acquired<'_, R>, u64> {
         let mut mine = self.left.mine();
-        if let Some(left) = mine.checked_sub(bytes) {
-            *mine = left;
-            return Ok(());
+        match mine.checked_sub(bytes) {
+            Some(left) => *mine = left,
+            None => self.acquire_beyond_share(mine, bytes)?,
         }
-        self.acquire_beyond_share(mine, bytes)
+        Ok(Acquired { limit: self, bytes })
     }
 
     /// Takes from the shares of other threads, before it locks all of them.
@@ -145,6 +145,25 @@ impl<R> LimitingResourceAdaptor<R> {
     }
 }
 
+/// Bytes of a request that is counted. They are given back if the upstream does not serve it, or panics.
+struct Acquired<'a, R> {
+    limit: &'a LimitingResourceAdaptor<R>,
+    bytes: u64,
+}
+
+impl<R> Acquired<'_, R> {
+    /// Leaves the count to the block.
+    fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl<R> Drop for Acquired<'_, R> {
+    fn drop(&mut self) {
+        self.limit.release(self.bytes);
+    }
+}
+
 // SAFETY: every call that is not refused goes to the upstream with the same arguments, so its contract
 // holds; a refused request hands out nothing.
 #[deny(clippy::missing_trait_methods)]
@@ -153,21 +172,20 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LimitingResourceAd
         let Some(bytes) = layout.rounded_bytes() else {
             return Err(Error::request_too_large(layout, stream).in_stack(self));
         };
-        if let Err(allocated) = self.acquire(bytes) {
-            return Err(self.over_limit(bytes, allocated, layout, stream).in_stack(self));
-        }
-        self.upstream.allocate(layout, stream).map_err(|error| {
-            self.release(bytes);
+        let acquired = self.acquire(bytes).map_err(|allocated| {
+            let error = self.over_limit(bytes, allocated, layout, stream);
             error.in_stack(self)
-        })
+        })?;
+        let ptr = self.upstream.allocate(layout, stream).map_err(|error| error.in_stack(self))?;
+        acquired.keep();
+        Ok(ptr)
     }
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         // SAFETY: the caller's promises hold for the upstream, where the block came from.
-        let is_taken = misuse::is_taken(ptr, || unsafe { self.upstream.deallocate(ptr, layout, stream) });
-        if is_taken && !ptr.is_null() {
-            self.release(layout.rounded_bytes().unwrap_or(0));
-        }
+        let free = || unsafe { self.upstream.deallocate(ptr, layout, stream) };
+        let bytes = if ptr.is_null() { 0 } else { layout.rounded_bytes().unwrap_or(0) };
+        misuse::if_taken(ptr, free, || self.release(bytes));
     }
 
     fn driver(&self) -> &DriverHandle {
@@ -217,6 +235,8 @@ impl<R: fmt::Display> fmt::Display for LimitingResourceAdaptor<R> {
         write!(f, "{}+limiting:limit={}", self.upstream, self.limit)
     }
 }
+
+debug_as_text!(LimitingResourceAdaptor<R: fmt::Display>);
 
 impl<R> crate::AllocationLimit for LimitingResourceAdaptor<R> {
     fn limit_bytes(&self) -> u64 {

@@ -11,7 +11,7 @@ use super::status::Status;
 pub(super) const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
 
 /// The time between two checks of the destination.
-const LOOK: Duration = Duration::from_millis(50);
+pub(super) const LOOK: Duration = Duration::from_millis(50);
 
 /// Writes the last rows on a thread of its own, so that a caller that waits for them never hangs.
 #[derive(Debug)]

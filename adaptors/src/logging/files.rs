@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use millpond_core::Result;
-use millpond_core::stack::AtEnd;
+use millpond_core::stack::{AtEnd, FilePlace};
 use parking_lot::{Condvar, Mutex};
 
 use super::journal::{Journal, OpenFile};
@@ -30,54 +30,9 @@ static ENDED: Condvar = Condvar::new();
 /// A log of this process, whose file may not be open yet.
 struct Known {
     number: u64,
-    place: Place,
+    place: FilePlace,
     journal: Weak<Journal>,
     file: Weak<LogFile>,
-}
-
-/// Which file a path names.
-#[derive(Clone, PartialEq, Eq, Debug)]
-enum Place {
-    /// A file that is there, by its device and inode, whatever its name.
-    #[cfg(unix)]
-    Inode(u64, u64),
-    /// A file that is not there, or of a system without such numbers.
-    Path(PathBuf),
-    /// A pipe, a terminal or the like, which logs do not share.
-    Other,
-}
-
-impl Place {
-    fn of(path: &Path) -> Self {
-        match std::fs::metadata(path) {
-            Ok(found) if !found.is_file() => Self::Other,
-            #[cfg(unix)]
-            Ok(found) => {
-                use std::os::unix::fs::MetadataExt;
-                Self::Inode(found.dev(), found.ino())
-            }
-            #[cfg(not(unix))]
-            Ok(_) => Self::Path(canonical(path)),
-            Err(_) => Self::Path(canonical(path)),
-        }
-    }
-}
-
-/// The path without links, as far as it exists.
-fn canonical(path: &Path) -> PathBuf {
-    let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    for ancestor in whole.ancestors() {
-        if let (Ok(there), Ok(rest)) = (ancestor.canonicalize(), whole.strip_prefix(ancestor)) {
-            return there.join(rest);
-        }
-    }
-    whole
-}
-
-/// Whether both paths name one file that logs would share.
-pub(super) fn is_same_file(one: &Path, other: &Path) -> bool {
-    let place = Place::of(one);
-    place != Place::Other && place == Place::of(other)
 }
 
 /// An entry in the table. Dropping it lets other adaptors truncate and write the file.
@@ -110,7 +65,7 @@ impl OpenLog {
         let mut table = KNOWN.lock();
         self.file.open()?;
         if let Some(known) = table.iter_mut().find(|known| known.number == number) {
-            known.place = Place::of(&self.path);
+            known.place = FilePlace::of(&self.path);
         }
         Ok(())
     }
@@ -132,10 +87,10 @@ impl AtEnd for OpenLog {
 /// # Errors
 /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if it is open with other settings.
 pub(super) fn journal(path: &Path, settings: &Settings) -> Result<(Arc<Journal>, OpenLog)> {
-    let place = Place::of(path);
+    let place = FilePlace::of(path);
     let step = |file, number| OpenLog { file, number, path: path.to_owned(), settings: settings.clone() };
     loop {
-        if place != Place::Other
+        if place.is_file()
             && let Some((journal, file, number)) = open_one(&place)
         {
             return journal.check_same(settings).map(|()| (journal, step(file, Some(number))));
@@ -145,7 +100,7 @@ pub(super) fn journal(path: &Path, settings: &Settings) -> Result<(Arc<Journal>,
         let status = Status::new(path.display().to_string(), false);
         let sink = Sink::new(Box::new(Rows(Arc::clone(&file))), status, settings.flush);
         let journal = Journal::open(sink, settings).map_err(|error| settings.unwritable(error))?;
-        if place == Place::Other {
+        if !place.is_file() {
             return Ok((journal, step(file, None)));
         }
         let mut table = KNOWN.lock();
@@ -163,7 +118,7 @@ pub(super) fn journal(path: &Path, settings: &Settings) -> Result<(Arc<Journal>,
 }
 
 /// The journal that writes this file now, once a log of it that ends has ended.
-fn open_one(place: &Place) -> Option<(Arc<Journal>, Arc<LogFile>, u64)> {
+fn open_one(place: &FilePlace) -> Option<(Arc<Journal>, Arc<LogFile>, u64)> {
     let mut table = KNOWN.lock();
     loop {
         let known = table.iter().find(|known| known.place == *place)?;

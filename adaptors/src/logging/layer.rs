@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use millpond_core::stack::FilePath;
+use millpond_core::stack::{FilePath, FilePlace};
 use millpond_core::{DeviceId, Error, Result, environment};
 
 use super::files::{self, OpenLog};
@@ -110,7 +110,7 @@ impl LoggingLayer {
         let file = File::new(&given, device)?;
         let path = file.path.clone();
         let settings = Settings { file: Some(file), columns, flush };
-        settings.check_not_below(upstream, device, files::is_same_file)?;
+        settings.check_not_below(upstream, device, FilePlace::is_same)?;
         let (journal, step) = files::journal(&path, &settings)?;
         Ok((journal, settings, Some(step)))
     }

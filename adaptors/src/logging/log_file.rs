@@ -7,8 +7,13 @@ use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+#[cfg(unix)]
+use std::time::Instant;
 
 use parking_lot::Mutex;
+
+#[cfg(unix)]
+use super::ending::{LOOK, PATIENCE};
 
 /// The destination of a log that is a file.
 #[derive(Debug)]
@@ -102,9 +107,7 @@ impl Opened {
                 made.file = Some(path.to_owned());
                 file
             }
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                OpenOptions::new().create(true).append(true).open(path)?
-            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => open_there(path)?,
             Err(error) => return Err(error),
         };
         // A pipe, a terminal or the like has nothing to truncate.
@@ -114,6 +117,39 @@ impl Opened {
         }
         Ok(Self { file: Locked { file, is_regular, process: std::process::id() }, made })
     }
+}
+
+/// Opens what is there, or what a link leads to. A pipe has to have a reader: without one, an ordinary open
+/// waits for ever, and so would the program that builds a stack.
+#[cfg(unix)]
+fn open_there(path: &Path) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+
+    use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+    use rustix::io::Errno;
+
+    let begin = Instant::now();
+    let no_wait = OFlags::NONBLOCK.bits() as i32;
+    loop {
+        match OpenOptions::new().create(true).append(true).custom_flags(no_wait).open(path) {
+            Ok(file) => {
+                // Writes wait for a slow reader.
+                fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
+                return Ok(file);
+            }
+            Err(error) if Errno::from_io_error(&error) != Some(Errno::NXIO) => return Err(error),
+            Err(_) if begin.elapsed() < PATIENCE => std::thread::sleep(LOOK),
+            Err(error) => {
+                let why = format!("no program reads this pipe ({error}); start its reader first");
+                return Err(io::Error::new(io::ErrorKind::NotConnected, why));
+            }
+        }
+    }
+}
+
+#[cfg(not(unix))]
+fn open_there(path: &Path) -> io::Result<File> {
+    OpenOptions::new().create(true).append(true).open(path)
 }
 
 /// What was made for a file; drop removes it.
@@ -235,6 +271,30 @@ mod tests {
         opened.begin().unwrap();
         assert_eq!(std::fs::read_to_string(&log).unwrap(), "another's");
         assert_eq!(std::fs::read_to_string(&rotated).unwrap(), "");
+    }
+
+    /// A pipe that nobody reads is an error and no hang; one whose reader comes late is written.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_pipe_without_a_reader_is_refused_after_a_while() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        let of_thread = pipe.clone();
+        std::thread::spawn(move || tell.send(LogFile::new(of_thread).open()));
+        let answer = told.recv_timeout(std::time::Duration::from_secs(60)).expect("it does not hang");
+        let error = answer.unwrap_err().to_string();
+        assert!(error.contains("start its reader first"), "{error}");
+
+        let of_reader = pipe.clone();
+        let reader = std::thread::spawn(move || std::fs::read_to_string(of_reader).unwrap());
+        let file = LogFile::new(pipe);
+        file.write(b"row").unwrap();
+        file.begin().unwrap();
+        drop(file);
+        assert_eq!(reader.join().unwrap(), "row");
     }
 
     /// Opening alone changes nothing that stays.

@@ -42,6 +42,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::debug_as_text::debug_as_text;
+
 use millpond_core::{
     Accessibility, DeviceMemoryResource, DevicePtr, DriverHandle, Layer, Layout, MemoryInfo,
     ResourceStatistics, Result, StreamRef, Traits, is_same,
@@ -98,7 +100,6 @@ use settings::Settings;
 /// assert_eq!(resource.rows_written(), 2);
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct LoggingResourceAdaptor<R> {
     upstream: R,
     settings: Settings,
@@ -259,6 +260,8 @@ impl<R: fmt::Display> fmt::Display for LoggingResourceAdaptor<R> {
         write!(f, "{}+{}", self.upstream, self.settings)
     }
 }
+
+debug_as_text!(LoggingResourceAdaptor<R: fmt::Display>);
 
 impl<R> crate::AllocationLog for LoggingResourceAdaptor<R> {
     fn file(&self) -> Option<&Path> {

@@ -14,6 +14,7 @@ use millpond_core::{
 
 pub use layer::PrefetchLayer;
 
+use crate::debug_as_text::debug_as_text;
 use crate::forward::forward_to_upstream;
 
 /// Moves each block of managed memory to the device, on the stream of the allocation, so that the first
@@ -42,7 +43,6 @@ use crate::forward::forward_to_upstream;
 /// # unsafe { stack.deallocate_bytes(block, 1000, StreamRef::LEGACY) };
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct PrefetchResourceAdaptor<R> {
     upstream: R,
     /// Whether it tried to prefetch from the start: the answer about its order, which never changes.
@@ -137,3 +137,5 @@ impl<R: fmt::Display> fmt::Display for PrefetchResourceAdaptor<R> {
         write!(f, "{}+prefetch", self.upstream)
     }
 }
+
+debug_as_text!(PrefetchResourceAdaptor<R: fmt::Display>);

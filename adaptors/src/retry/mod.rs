@@ -11,6 +11,7 @@ use millpond_core::{DeviceMemoryResource, DevicePtr, Error, Layout, Result, Stre
 
 pub use layer::RetryLayer;
 
+use crate::debug_as_text::debug_as_text;
 use crate::forward::forward_to_upstream;
 use crate::timeout::{self, Timeout};
 use crate::waiting::{Frees, leaves_to_above};
@@ -51,7 +52,6 @@ use crate::waiting::{Frees, leaves_to_above};
 /// # unsafe { stack.deallocate_bytes(second, 1 << 20, StreamRef::LEGACY) };
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct RetryResourceAdaptor<R> {
     upstream: R,
     timeout: Timeout,
@@ -119,3 +119,5 @@ impl<R: fmt::Display> fmt::Display for RetryResourceAdaptor<R> {
         }
     }
 }
+
+debug_as_text!(RetryResourceAdaptor<R: fmt::Display>);

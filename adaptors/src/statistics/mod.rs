@@ -9,6 +9,8 @@ mod tests;
 
 use std::fmt;
 
+use crate::debug_as_text::debug_as_text;
+
 use millpond_core::{
     Accessibility, DeviceMemoryResource, DevicePtr, DriverHandle, LayerMemory, Layout, MemoryInfo,
     ReportsMemory, ResourceStatistics, Result, StreamRef, Traits, downcast, misuse,
@@ -61,7 +63,6 @@ use tally::Tally;
 /// # unsafe { resource.deallocate_bytes(kept, 1000, StreamRef::LEGACY) };
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct StatisticsResourceAdaptor<R> {
     upstream: R,
     tally: Tally,
@@ -169,6 +170,8 @@ impl<R: fmt::Display> fmt::Display for StatisticsResourceAdaptor<R> {
         write!(f, "{}+statistics", self.upstream)
     }
 }
+
+debug_as_text!(StatisticsResourceAdaptor<R: fmt::Display>);
 
 impl<R> crate::AllocationCounters for StatisticsResourceAdaptor<R> {
     fn counters(&self) -> Counters {

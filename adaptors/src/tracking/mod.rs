@@ -25,6 +25,7 @@ pub use layer::{Stacks, TrackingLayer};
 pub use ledger::Allocation;
 pub use tag::{TagGuard, tag};
 
+use crate::debug_as_text::debug_as_text;
 use crate::statistics::tally::Tally;
 use ledger::{Ledger, Origin};
 
@@ -57,7 +58,6 @@ use ledger::{Ledger, Origin};
 /// assert!(resource.outstanding().is_empty());
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct TrackingResourceAdaptor<R> {
     /// The first field, so that leaks are reported before the upstream takes the memory back.
     tracker: Tracker,
@@ -252,6 +252,8 @@ impl<R: fmt::Display> fmt::Display for TrackingResourceAdaptor<R> {
         write!(f, "{}+tracking{stacks}", self.upstream)
     }
 }
+
+debug_as_text!(TrackingResourceAdaptor<R: fmt::Display>);
 
 impl<R> crate::AllocationTracker for TrackingResourceAdaptor<R> {
     fn outstanding(&self) -> Vec<Allocation> {

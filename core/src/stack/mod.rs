@@ -29,6 +29,7 @@
 mod build;
 mod building;
 mod path;
+mod place;
 mod spec;
 mod table;
 #[cfg(test)]
@@ -38,5 +39,6 @@ mod text;
 pub use build::STACK_VARIABLE;
 pub use building::{AtEnd, Building};
 pub use path::{FilePath, RANK_VARIABLES};
+pub use place::FilePlace;
 pub use spec::{LayerSpec, Piece, StackSpec, Value};
 pub use table::{BaseBuilder, LayerBuilder, LayerEntry, LayerKind, LayerTable, Params, ReadStack};

@@ -5,8 +5,9 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use super::input::{check, read};
+use super::overwrite::Reads;
 use super::verdict::{self, Failure, Verdict};
-use super::{output, overwrite, suggest};
+use super::{output, suggest};
 use crate::calibrate::check::{Check, MEMORY_TOLERANCE, Outcome, TIME_TOLERANCE};
 use crate::calibrate::{self, Calibration};
 use crate::program::{Limits, Program};
@@ -62,11 +63,12 @@ impl CalibrateArgs {
 pub(crate) fn run(args: &CalibrateArgs, table: &LayerTable, mut out: impl Write) -> Result<Verdict, Failure> {
     // Errors of stacks, files and the device are reported before anything is measured.
     check(&args.stacks, table)?;
-    let of_device = overwrite::profile(args.device.as_ref());
-    let profiles: Vec<&Path> = of_device.into_iter().chain(args.profile.as_deref()).collect();
-    overwrite::refuse(&args.check, &profiles, &args.stacks)?;
+    // The stacks are also built on simulated devices, whose numbers are not known.
+    let mut reads = Reads { device: None, ..Reads::new(&args.check, &args.stacks, args.device.as_ref()) };
+    reads.profiles.extend(args.profile.as_deref());
+    reads.refuse()?;
     if let Some(file) = args.file() {
-        overwrite::refuse_output("the profile", file, &args.check, &profiles, &args.stacks)?;
+        reads.refuse_output("the profile", file)?;
     }
     let spec = args.device.clone().unwrap_or(DeviceSpec::Cuda(0));
     let device =

@@ -66,6 +66,7 @@ use bench::BenchArgs;
 use busy::BusyArgs;
 use color::ColorArg;
 use input::{check, read};
+use overwrite::Reads;
 use verdict::{Failure, Verdict};
 
 /// Runs the command of the process's arguments, with stacks made of the layers of `table`. Prints results to
@@ -150,7 +151,7 @@ fn replay(cli: &Cli, table: &LayerTable, mut out: impl Write) -> Result<Verdict,
 /// Runs the workloads on each stack and prints the times of steps.
 fn bench(args: &BenchArgs, table: &LayerTable, out: impl Write) -> Result<Verdict, Failure> {
     check(&args.stacks, table)?;
-    overwrite::refuse(&[], overwrite::profile(args.device.as_ref()).as_slice(), &args.stacks)?;
+    Reads::new(&[], &args.stacks, args.device.as_ref()).refuse()?;
     let progress = args.progress.if_asked();
     let bar = progress.waiting();
     let report = workloads::bench(&args.settings(), table, &mut |case| progress.step(&bar, case))?;
@@ -165,7 +166,7 @@ fn busy(args: &BusyArgs, table: &LayerTable, out: impl Write) -> Result<Verdict,
     let stacks = settings.subjects.iter().filter_map(in_flight::Subject::stack);
     let stacks: Vec<StackSpec> = stacks.cloned().collect();
     check(&stacks, table)?;
-    overwrite::refuse(&args.logs, overwrite::profile(args.device.as_ref()).as_slice(), &stacks)?;
+    Reads::new(&args.logs, &stacks, args.device.as_ref()).refuse()?;
     settings.device.open_new()?; // a device that is not there is said before logs are read
     let progress = args.progress.if_asked();
     let mut print = in_flight::reporter(args.format.into(), out);
@@ -192,7 +193,7 @@ fn busy(args: &BusyArgs, table: &LayerTable, out: impl Write) -> Result<Verdict,
 
 fn settings(cli: &Cli, table: &LayerTable) -> Result<Settings, Failure> {
     check(&cli.stacks, table)?;
-    overwrite::refuse(&cli.logs, overwrite::profile(cli.device.as_ref()).as_slice(), &cli.stacks)?;
+    Reads::new(&cli.logs, &cli.stacks, cli.device.as_ref()).refuse()?;
     let device = cli.device.clone().unwrap_or_else(DeviceSpec::default_device);
     device.open_new()?; // a device that is not there is said before logs are read
     Ok(Settings { device, stacks: cli.stacks.clone(), options: cli.options() })

@@ -10,8 +10,9 @@ use millpond_driver::DeviceSpec;
 
 use super::import::SourceArgs;
 use super::input::check;
+use super::overwrite::Reads;
 use super::verdict::{Failure, Verdict};
-use super::{output, overwrite, suggest};
+use super::{output, suggest};
 use crate::explain;
 use crate::placement::{Placement, Request, Sharing};
 use crate::recording::Recording;
@@ -54,11 +55,11 @@ pub(crate) struct ReportArgs {
 /// Imports a file, or two, and writes the page.
 pub(super) fn run(args: &ReportArgs, table: &LayerTable, mut out: impl Write) -> Result<Verdict, Failure> {
     check(&args.stacks, table)?;
-    let profile: Vec<&Path> = overwrite::profile(Some(&args.on)).into_iter().collect();
     for file in [Some(args.source.file()), args.other.as_deref()].into_iter().flatten() {
         let files = [file.to_owned()];
-        overwrite::refuse(&files, &profile, &args.stacks)?;
-        overwrite::refuse_output("the page", &args.output, &files, &profile, &args.stacks)?;
+        let reads = Reads::new(&files, &args.stacks, Some(&args.on));
+        reads.refuse()?;
+        reads.refuse_output("the page", &args.output)?;
     }
     let recording = args.source.import()?;
     let other = args.other.as_deref().map(|path| args.source.import_also(path)).transpose()?;

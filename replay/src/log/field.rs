@@ -153,8 +153,10 @@ pub(super) fn device(text: &[u8]) -> Field<DeviceId> {
     })
 }
 
+/// A number of a device: larger ones would name another.
 fn ordinal(text: &[u8]) -> Option<u32> {
-    decimal(text).and_then(|ordinal| u32::try_from(ordinal).ok())
+    let ordinal = decimal(text).and_then(|ordinal| u32::try_from(ordinal).ok());
+    ordinal.filter(|ordinal| DeviceId::cuda(*ordinal).ordinal() == *ordinal)
 }
 
 pub(super) fn alignment(text: &[u8]) -> Field<u64> {
@@ -205,6 +207,15 @@ mod tests {
         assert_eq!(pointer(b"0xffffffffffffffff"), Ok(DevicePtr::new(u64::MAX)));
         assert!(pointer(b"0x1ffffffffffffffff").is_err());
         assert!(pointer(b"0x").is_err());
+    }
+
+    #[test]
+    fn devices() {
+        assert_eq!(device(b"cuda:3"), Ok(DeviceId::cuda(3)));
+        assert_eq!((device(b"sim:3"), device(b"3")), (Ok(DeviceId::sim(3)), Ok(DeviceId::cuda(3))));
+        for wrong in ["cuda:", "cuda:-1", "cuda:2147483648", "sim:4294967295", "gpu:0"] {
+            assert!(device(wrong.as_bytes()).unwrap_err().contains("write for example `cuda:0`"), "{wrong}");
+        }
     }
 
     #[test]

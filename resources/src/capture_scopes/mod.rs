@@ -18,6 +18,7 @@ use millpond_core::{
     MemoryInfo, ReportsMemory, ResourceStatistics, Result, ScopeMemory, StreamRef, Traits, is_same,
 };
 
+use crate::debug_as_text::debug_as_text;
 use crate::out_of_memory;
 
 pub use layer::CaptureScopesLayer;
@@ -40,7 +41,6 @@ use scope::{Host, Scope};
 /// See [`CaptureScope`] for an example.
 ///
 #[doc = include_str!("../../layers/capture_scopes.md")]
-#[derive(Debug)]
 pub struct CaptureScopesMemoryResource<R: DeviceMemoryResource>(Arc<Inner<R>>);
 
 impl<R: DeviceMemoryResource> CaptureScopesMemoryResource<R> {
@@ -73,6 +73,8 @@ impl<R: DeviceMemoryResource> Display for CaptureScopesMemoryResource<R> {
         write!(f, "{}+capture_scopes", self.0.upstream)
     }
 }
+
+debug_as_text!(CaptureScopesMemoryResource<R: DeviceMemoryResource>);
 
 // SAFETY: blocks of a scope are disjoint parts of its spans, which are aligned as the request asks
 // (`Heap::take`). A stream gets a span once upstream's work for it is done; a block that it freed itself,

@@ -12,6 +12,7 @@ use millpond_core::{
     MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, downcast, format_bytes,
 };
 
+use crate::debug_as_text::debug_as_text;
 use crate::memory_pool::{DriverPool, MemoryPool, MemoryPoolOptions};
 pub(crate) use layers::{CUDA_ASYNC, CUDA_ASYNC_MANAGED, CUDA_ASYNC_VIEW};
 use memory::AsyncMemory;
@@ -44,7 +45,6 @@ const HW_DECOMPRESS_SINCE: i32 = 12_080;
 /// ```
 ///
 #[doc = include_str!("../../layers/cuda_async.md")]
-#[derive(Debug)]
 pub struct CudaAsyncMemoryResource {
     memory: AsyncMemory,
     /// The layer's text.
@@ -174,7 +174,6 @@ enum Viewed {
 /// ```
 ///
 #[doc = include_str!("../../layers/cuda_async_view.md")]
-#[derive(Debug)]
 pub struct CudaAsyncViewMemoryResource {
     memory: AsyncMemory,
     viewed: Viewed,
@@ -268,7 +267,6 @@ fn accessibility_of(pool: &MemoryPool, viewed: Viewed) -> Result<Accessibility> 
 /// ```
 ///
 #[doc = include_str!("../../layers/cuda_async_managed.md")]
-#[derive(Debug)]
 pub struct CudaAsyncManagedMemoryResource {
     memory: AsyncMemory,
 }
@@ -321,6 +319,8 @@ impl fmt::Display for CudaAsyncManagedMemoryResource {
 
 macro_rules! async_resource {
     ($($name:ident),*) => {$(
+        debug_as_text!($name);
+
         // SAFETY: the driver hands out disjoint ranges, each ordered for its stream; an over-aligned block
         // lies inside the driver's block. During a capture of the stream, the memory is ready before the call
         // returns.

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::debug_as_text::debug_as_text;
+
 use millpond_core::driver::{CaptureModeGuard, MemAdvice, call};
 use millpond_core::stack::{LayerEntry, LayerKind};
 use millpond_core::{
@@ -50,7 +52,6 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
 /// ```
 ///
 #[doc = include_str!("../../layers/sam_headroom.md")]
-#[derive(Debug)]
 pub struct SamHeadroomMemoryResource {
     memory: Pageable,
     headroom_bytes: u64,
@@ -99,6 +100,8 @@ impl fmt::Display for SamHeadroomMemoryResource {
         write!(f, "{}:headroom={}", ENTRY.name, self.headroom)
     }
 }
+
+debug_as_text!(SamHeadroomMemoryResource);
 
 // SAFETY: the blocks are those of the shared part, which keeps the contract; advice changes no contents.
 #[deny(clippy::missing_trait_methods)]

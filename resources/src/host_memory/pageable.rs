@@ -16,6 +16,7 @@ use millpond_core::{
 use parking_lot::Mutex;
 use rustc_hash::FxBuildHasher;
 
+use crate::debug_as_text::debug_as_text;
 use crate::{out_of_memory, process};
 
 /// How `host` is built from text.
@@ -200,8 +201,9 @@ impl Drop for Pageable {
 macro_rules! pageable_resource {
     ($(#[$doc:meta])* $name:ident, $text:expr, $accessibility:expr) => {
         $(#[$doc])*
-        #[derive(Debug)]
         pub struct $name(Pageable);
+
+        debug_as_text!($name);
 
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

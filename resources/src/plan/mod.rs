@@ -61,6 +61,7 @@ pub use crate::plan::options::PlanOptions;
 pub use crate::plan::state::PlanStatistics;
 
 use crate::capture_scopes::CaptureScopes;
+use crate::debug_as_text::debug_as_text;
 use crate::plan::state::State;
 use crate::pool::Pool;
 use crate::process::Origin;
@@ -191,17 +192,7 @@ impl<R: DeviceMemoryResource> fmt::Display for PlanMemoryResource<R> {
     }
 }
 
-impl<R: DeviceMemoryResource> fmt::Debug for PlanMemoryResource<R> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Without the lock: a formatter is the program's.
-        let statistics = self.plan_statistics();
-        f.debug_struct("PlanMemoryResource")
-            .field("upstream", &self.upstream)
-            .field("options", &self.options)
-            .field("statistics", &statistics)
-            .finish_non_exhaustive()
-    }
-}
+debug_as_text!(PlanMemoryResource<R: DeviceMemoryResource>);
 
 // SAFETY: blocks are those of upstream, or slots of lanes that came from upstream. Slots whose blocks are in
 // use do not overlap (`Body::claim`), are as large as their requests, and start at multiples of 256. A lane

@@ -1,5 +1,7 @@
 //! Serves requests and frees of a program that has a plan.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
 use millpond_core::misuse::MisuseKind;
 use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Layout, Result, StreamRef};
 
@@ -219,7 +221,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     fn take(&self, taking: &Taking, request: &Request) -> Option<DevicePtr> {
         let lane = Layout::new(taking.bytes);
         let may_take = !self.would_hold_more(taking.limit_bytes, taking.bytes);
-        let taken = may_take.then(|| self.upstream.allocate(lane, request.stream));
+        let taken = may_take.then(|| self.take_lane(taking, request));
         let request = &self.knowing(request);
         let (served, unused) = self.locked(|state| {
             let is_same = |running: &&mut Running| running.place().plan == taking.place.plan;
@@ -247,6 +249,19 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
             unsafe { self.upstream.deallocate(base, lane, request.stream) };
         }
         served
+    }
+
+    /// Takes the memory of a lane from upstream. If that panics, a later request takes it.
+    fn take_lane(&self, taking: &Taking, request: &Request) -> Result<DevicePtr> {
+        let take = || self.upstream.allocate(Layout::new(taking.bytes), request.stream);
+        catch_unwind(AssertUnwindSafe(take)).unwrap_or_else(|panic| {
+            self.locked(|state| {
+                let running = state.running.as_mut();
+                let same = running.filter(|running| running.place().plan == taking.place.plan);
+                same.into_iter().for_each(|running| running.lanes[taking.lane].is_awaited = false);
+            });
+            resume_unwind(panic)
+        })
     }
 
     /// Asks the driver about blocks of the request's lane that were freed on other streams, and serves the

@@ -1,5 +1,6 @@
 //! Tests the plan over layers that call back, wait for other threads, or serve captures themselves.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -12,7 +13,7 @@ use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, St
 use millpond_driver::sim::{SimConfig, SimDevice};
 
 use crate::plan::{PlanLayer, PlanMemoryResource};
-use crate::{CaptureScope, CaptureScopesLayer, CudaMemoryResource, Decay, PoolLayer};
+use crate::{CallbackMemoryResource, CaptureScope, CaptureScopesLayer, CudaMemoryResource, Decay, PoolLayer};
 
 const MIB: u64 = 1 << 20;
 const BODY: [u64; 3] = [8 * MIB, 4 * MIB, 3 * MIB];
@@ -151,4 +152,48 @@ fn body_in_a_scope(is_asked: bool) -> bool {
 fn a_request_in_a_capture_scope_below_gets_no_slot() {
     assert!(body_in_a_scope(true));
     assert!(!body_in_a_scope(false), "the test notices a plan that does not ask for scopes");
+}
+
+/// A panic below the plan costs the request: the lane that it was for is taken by a later one.
+#[test]
+fn a_lane_whose_memory_did_not_come_for_a_panic_is_taken_later() {
+    let mut panics = 0;
+    for at in 0..200 {
+        let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
+        let limited = CudaMemoryResource::new(device).layer(LimitingLayer::new(15 * MIB)).unwrap();
+        let limited = Arc::new(limited);
+        let (counted, requests) = (Arc::clone(&limited), AtomicU64::new(0));
+        let frees = Arc::clone(&limited);
+        // SAFETY: both functions pass the call to plain memory, or hand out nothing.
+        let upstream = unsafe {
+            CallbackMemoryResource::new(
+                Arc::clone(limited.driver()),
+                move |layout, stream| {
+                    let is_due = requests.fetch_add(1, Ordering::Relaxed) == at;
+                    if is_due {
+                        std::panic::resume_unwind(Box::new("on purpose"));
+                    }
+                    counted.allocate(layout, stream)
+                },
+                move |ptr, layout, stream| frees.deallocate(ptr, layout, stream),
+            )
+        };
+        let stack = upstream.layer(PlanLayer::new().repeat(32).background(false)).unwrap();
+        for _ in 0..60 {
+            let mut held = Vec::new();
+            for bytes in BODY {
+                let request = AssertUnwindSafe(|| stack.allocate_bytes(bytes, StreamRef::LEGACY).unwrap());
+                match catch_unwind(request) {
+                    Ok(ptr) => held.push((ptr, bytes)),
+                    Err(_) => panics += 1,
+                }
+            }
+            held.into_iter().for_each(|(ptr, bytes)| give(&stack, ptr, bytes));
+        }
+        let served = stack.plan_statistics().served;
+        body(&stack);
+        assert_eq!(stack.plan_statistics().served - served, 3, "request {at} of the plan panicked");
+        assert_eq!(limited.allocated_bytes(), stack.plan_statistics().held_bytes, "request {at}");
+    }
+    assert!(panics > 30, "{panics}");
 }

@@ -70,6 +70,7 @@ pub(crate) use crate::pool::shared::FixedBlocks;
 pub use crate::pool::slack::Slack;
 pub(crate) use crate::pool::task::Task;
 
+use crate::debug_as_text::debug_as_text;
 use crate::driver_memory::CudaMemoryResource;
 use crate::heap::size_class::BlockSize;
 use crate::pool::cache::thread_cache::PoolId;
@@ -353,6 +354,8 @@ impl<R: DeviceMemoryResource> fmt::Display for PoolMemoryResource<R> {
         write!(f, "{}+{}", self.central.upstream(), self.layer)
     }
 }
+
+debug_as_text!(PoolMemoryResource<R: DeviceMemoryResource>);
 
 // SAFETY: chunks are disjoint parts of the pool's memory, with the alignment of the request (`Heap::take`). A
 // stream gets a chunk only if it owns it, or if the owner's work is completed or waited for (`Central`). The

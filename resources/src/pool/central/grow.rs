@@ -98,7 +98,7 @@ impl<R: DeviceMemoryResource> Central<R> {
     ) -> Result<Result<Option<DevicePtr>, Refusal>> {
         let (mut refused, mut next) = (None, Some(Try::Preferred));
         while let Some(this) = next {
-            let (mut task, promise) = match self.plan_growth(request, purpose, this, stream, reading)? {
+            let (task, promise) = match self.plan_growth(request, purpose, this, stream, reading)? {
                 Ok(planned) => planned,
                 Err(Lack::OwnLimit) if refused.is_none() => return Ok(Err(Refusal::OwnLimit)),
                 // No memory was refused yet, so there is no smaller plan that would serve the request.
@@ -109,7 +109,9 @@ impl<R: DeviceMemoryResource> Central<R> {
                 }
             };
             let (bytes, smaller, watch) = (task.new_bytes(), task.smaller_region(), self.watch());
-            let outcome = self.span("growth", bytes, stream).in_scope(|| self.run_growth(&mut task, stream));
+            let (mut task, outcome) = self.run_or_abort(task, |task| {
+                self.span("growth", bytes, stream).in_scope(|| self.run_growth(task, stream))
+            });
             drop(promise);
             next = this.after(smaller);
             let Err(error) = outcome else {

@@ -1,6 +1,8 @@
 //! Returns memory to the driver or to upstream: on `trim`, when the pool holds excess, and before it is out
 //! of memory.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
 use millpond_core::driver::CaptureModeGuard;
 use millpond_core::{DeviceMemoryResource, Error, Layout, Result, StreamRef};
 
@@ -96,11 +98,26 @@ impl CentralCore {
         self.state.lock().heaps.large.bytes_reserved()
     }
 
+    /// Runs a task by foreign code: upstream, the driver, a subscriber. If that panics, the task is aborted,
+    /// so that what it had planned is there for others.
+    pub(crate) fn run_or_abort<T>(&self, mut task: Task, run: impl FnOnce(&mut Task) -> T) -> (Task, T) {
+        match catch_unwind(AssertUnwindSafe(|| run(&mut task))) {
+            Ok(outcome) => (task, outcome),
+            Err(panic) => {
+                task.abort(&mut self.state.lock().heaps);
+                self.note_return();
+                resume_unwind(panic)
+            }
+        }
+    }
+
     /// Runs a task and commits or aborts it; returns the bytes that it released.
-    pub(crate) fn run_task(&self, mut task: Task) -> Result<u64> {
+    pub(crate) fn run_task(&self, task: Task) -> Result<u64> {
         let watch = self.watch();
-        let span = self.span("task", task.new_bytes(), StreamRef::LEGACY);
-        let outcome = span.in_scope(|| task.run(&*self.driver));
+        let (task, outcome) = self.run_or_abort(task, |task| {
+            let span = self.span("task", task.new_bytes(), StreamRef::LEGACY);
+            span.in_scope(|| task.run(&*self.driver))
+        });
         let bytes = task.released_bytes();
         let mut state = self.state.lock();
         match outcome {
