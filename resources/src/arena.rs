@@ -196,7 +196,7 @@ impl<R: DeviceMemoryResource> ArenaMemoryResource<R> {
         }
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(true);
-        // A pipe that nobody reads is an error, and no wait.
+        // A pipe without a reader is an error, and no wait.
         #[cfg(unix)]
         std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
         options.open(file)?.write_all(text.as_bytes())

@@ -138,6 +138,11 @@ pub fn set_per_device_resource(device: DeviceId, resource: AnyResource) -> Resul
 /// # Errors
 /// [`NoDevice`](millpond_core::ErrorKind::NoDevice) if there is no such device.
 pub fn reset_per_device_resource(device: DeviceId) -> Result<AnyResource> {
+    // Where none was set, the initial default is the one before, and is not built twice: it may hold a large
+    // part of the device.
+    if !DEFAULTS.contains_key(&device) {
+        return get_per_device_resource(device);
+    }
     set_per_device_resource(device, initial(device)?)
 }
 

@@ -174,7 +174,7 @@ fn the_state_is_written_when_memory_is_out() {
     put(&arena, [(block, 1000)], S);
 }
 
-/// A dump that cannot be written, or that nobody reads, costs the request no more than its error.
+/// A dump that cannot be written, or that no program reads, costs the request no more than its error.
 #[test]
 #[cfg(unix)]
 fn a_dump_into_a_pipe_without_a_reader_does_not_hang() {

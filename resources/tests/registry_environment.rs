@@ -9,7 +9,7 @@ use millpond_driver::CurrentDeviceGuard;
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_resources::{
     CudaMemoryResource, get_current_device_resource, get_per_device_resource, reset_current_device_resource,
-    set_per_device_resource,
+    reset_per_device_resource, set_per_device_resource,
 };
 
 /// Not a test: the code that the tests below run with a variable set.
@@ -22,6 +22,11 @@ fn child_process() {
     let cuda = CudaMemoryResource::new(other.clone()).into_any();
     set_per_device_resource(other.device(), cuda).unwrap();
     assert_eq!(get_per_device_resource(other.device()).unwrap().to_string(), "cuda");
+    // A default that no call has set is built once.
+    let fresh = SimDevice::new(SimConfig::h200());
+    if let Ok(before) = reset_per_device_resource(fresh.device()) {
+        assert!(Arc::ptr_eq(&before, &get_per_device_resource(fresh.device()).unwrap()));
+    }
     match get_current_device_resource() {
         Ok(resource) => {
             assert_eq!(resource.to_string(), expected);
@@ -56,6 +61,7 @@ fn issue_9_the_default_is_the_stack_of_the_environment() {
     check(Some(""), "cuda");
     check(Some(" "), "cuda");
     check(Some("cuda+pool:max=1GiB + statistics"), "cuda+pool:max=1GiB+statistics");
+    check(Some("cuda+pool:initial=1GiB"), "cuda+pool:initial=1GiB");
     check(Some("cuda+tracking+pool:max=1TiB"), "exceeds");
 }
 

@@ -273,7 +273,7 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&rotated).unwrap(), "");
     }
 
-    /// A pipe that nobody reads is an error and no hang; one whose reader comes late is written.
+    /// A pipe without a reader is an error and no hang; one whose reader comes late is written.
     #[cfg(target_os = "linux")]
     #[test]
     fn a_pipe_without_a_reader_is_refused_after_a_while() {
