@@ -1,7 +1,7 @@
 //! Tests that `{:?}` of every resource is a line: its type, and the text of its stack.
 
 use millpond_core::stack::{LayerTable, StackSpec};
-use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, DriverHandle, StreamRef};
+use millpond_core::{DeviceMemoryResourceExt, DriverHandle, StreamRef};
 use millpond_driver::sim::{SimConfig, SimDevice};
 
 #[test]
