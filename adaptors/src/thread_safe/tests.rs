@@ -66,14 +66,14 @@ fn a_free_wakes_the_request_that_waits() {
     let resource = ThreadSafeResourceAdaptor::new(mock().0);
     let ptr = resource.allocate_bytes(100, S).unwrap();
     let layout = Layout::new(100);
-    let attempt = || match resource.frees.counted() {
+    let attempt = || match resource.gate.frees.counted() {
         0 => Err(millpond_core::Error::out_of_memory(layout, S)),
         _ => Ok(DevicePtr::NULL),
     };
     let (begin, minute) = (std::time::Instant::now(), std::time::Duration::from_secs(60));
     std::thread::scope(|scope| {
-        let waits = scope.spawn(|| resource.frees.wait_for(begin, minute, attempt));
-        while !resource.frees.are_awaited() {
+        let waits = scope.spawn(|| resource.gate.frees.wait_for(begin, minute, attempt));
+        while !resource.gate.frees.are_awaited() {
             std::thread::yield_now();
         }
         free(&resource, ptr, 100);

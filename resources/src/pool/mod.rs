@@ -120,16 +120,6 @@ pub struct PoolMemoryResource<R: DeviceMemoryResource> {
     decay: Option<DecayHandle>,
 }
 
-impl<R: DeviceMemoryResource> fmt::Debug for PoolMemoryResource<R> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Nothing behind a lock: a formatter is the program's.
-        f.debug_struct("PoolMemoryResource")
-            .field("central", &self.central)
-            .field("options", &self.options)
-            .finish_non_exhaustive()
-    }
-}
-
 /// Warns that a layer between the pool and `cuda` prevents pages, which the caller may not expect. Over
 /// another pool there would be none.
 fn warn_of_a_wrapper(upstream: &dyn DeviceMemoryResource) {
