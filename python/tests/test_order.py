@@ -1,5 +1,6 @@
 """The order of streams around buffers: random programs under the checks of the simulated device."""
 
+import ctypes
 import gc
 import os
 import random
@@ -253,3 +254,102 @@ def test_a_change_of_size_while_another_one_allocates_is_kept():
     changes.append(lambda: shared.resize(300))
     shared.resize(200)
     assert shared.size == 200 and shared.capacity() == 300 and set(shared[:50].tobytes()) == {7}
+
+
+# --- What random programs do not reach ---
+
+
+class Foreign:
+    """A tensor that no module here has made, over memory of a buffer; it says whether work ran at its end."""
+
+    def __init__(self, buffer, stream):
+        self.buffer, self.stream, self.was_done = buffer, stream, []
+        self.capsule = buffer.__dlpack__(stream=-1)
+        words = (ctypes.c_uint64 * 8).from_address(oracle._pointer_of(self.capsule, b"dltensor"))
+        self.end = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(words[7])
+        self.own_end = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._end)
+        words[7] = ctypes.cast(self.own_end, ctypes.c_void_p).value
+
+    def _end(self, tensor):
+        self.was_done.append(self.stream.query())
+        self.end(tensor)
+
+    def __dlpack_device__(self):
+        return self.buffer.__dlpack_device__()
+
+    def __dlpack__(self, **asked):
+        self.asked = asked
+        return self.capsule
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_memory_of_another_library_ends_after_the_work_here(seed):
+    device, resource = watched(seed=seed)
+    stream = Stream(device=device, flags=1)
+    foreign = Foreign(DeviceBuffer(size=5000, mr=resource), stream)
+    imported = millpond.from_dlpack(foreign, stream)
+    assert foreign.asked["stream"] == stream.ptr
+    for value in range(30):
+        imported.fill(value)
+    del imported
+    assert foreign.was_done == [True]
+
+
+@pytest.mark.parametrize("seed", range(1, 11))
+def test_a_consumer_on_a_threads_own_stream_is_followed_on_another_thread(seed):
+    device, resource = watched(seed=seed)
+    library, worker = oracle.Library(device), oracle.Worker()
+    buffer = DeviceBuffer(size=5000, stream=Stream(device=device, flags=1), mr=resource)
+    taken = worker(lambda: oracle.Taken(buffer.__dlpack__(stream=2), with_gil=True))
+    worker(lambda: [library.fill(taken.ptr, value, 5000, 2) for value in range(30)])
+    taken.end()
+    assert set(buffer.tobytes()) == {29}
+    worker.todo.put(None)
+    assert _native._oracle_violations(device) == ""
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_a_prefetch_on_another_stream_comes_before_the_free(seed):
+    device, resource = watched("managed+pool", seed=seed)
+    one, two = Stream(device=device, flags=1), Stream(device=device, flags=1)
+    for _ in range(20):
+        buffer = DeviceBuffer(size=5000, stream=one, mr=resource)
+        buffer.fill(1)
+        buffer.prefetch(stream=two)
+        address = buffer.ptr
+        del buffer
+        after = DeviceBuffer(size=5000, stream=one, mr=resource)
+        after.fill(9)
+        assert after.ptr == address, "the test needs the same block"
+        del after
+    assert _native._oracle_violations(device) == ""
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_a_copy_to_another_device_follows_the_work_on_its_source(seed):
+    device, resource = watched(seed=seed)
+    source = DeviceBuffer(size=5000, stream=Stream(device=device, flags=1), mr=resource)
+    for value in range(30):
+        source.fill(value)
+    target = DeviceBuffer(size=5000, mr=mr.CudaMemoryResource(device=millpond.Device("sim:1GiB")))
+    target.copy_from_device(source)
+    assert set(target.tobytes()) == {29}
+    assert _native._oracle_violations(device) == ""
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_copies_of_pinned_memory_of_the_host_are_done_when_the_call_returns(seed):
+    """The driver returns early for it, unlike for other memory of the host."""
+    device, resource = watched(seed=seed)
+    stream = Stream(device=device, flags=1)
+    pinned = DeviceBuffer(size=5000, mr=mr.PinnedHostMemoryResource(device=device))
+    host = (ctypes.c_uint8 * 5000).from_address(pinned.ptr)
+    buffer = DeviceBuffer(size=5000, stream=stream, mr=resource)
+    for value in range(1, 20):
+        ctypes.memset(host, value, 5000)
+        buffer.copy_from_host(host)
+        ctypes.memset(host, 0, 5000)
+        assert set(buffer.tobytes()) == {value}
+        buffer.fill(100 + value)
+        buffer.copy_to_host(host)
+        assert set(bytes(host)) == {100 + value}
