@@ -5,8 +5,7 @@
 #
 #   gpu          the tests of python/tests/gpu: PyTorch, CuPy, Numba, cuda.core (the default)
 #   tests        the package's own tests on the GPU, with the bridge to RMM compiled there
-#   sanitizer    compute-sanitizer's memcheck over those of the package's tests that stay in their process, and
-#                over the programs of test_order_gpu.py
+#   sanitizer    compute-sanitizer's memcheck over the package's tests of buffers, resources, order and waits
 #   threads      16 threads that allocate and drop at random for a minute
 #   training     python/examples/training.py with each allocator, 200 steps (STEPS)
 #   predictions  programs that fail at a capacity run there with the line that `tune` prints

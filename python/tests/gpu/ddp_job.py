@@ -11,6 +11,7 @@ minutes.
 """
 
 import argparse
+import contextlib
 import ctypes
 import hashlib
 import json
@@ -231,8 +232,13 @@ def job(kind, order, steps):
         ranks.append(subprocess.Popen(command, env=environment, **pipes))
     lines = [rank.stdout.readline() for rank in ranks]
     used = [now - then for now, then in zip(used_mib(), idle, strict=True)]
+    # All at once: the end of a process group waits for the other ranks.
     for rank in ranks:
-        rank.communicate("end\n", timeout=120)
+        with contextlib.suppress(BrokenPipeError):
+            rank.stdin.write("end\n")
+            rank.stdin.flush()
+    for rank in ranks:
+        rank.communicate(timeout=120)
     codes = [rank.returncode for rank in ranks]
     said = [json.loads(line) if line.strip() else None for line in lines]
     return {"kind": kind, "order": order, "steps": steps, "codes": codes, "gpu_mib": used, "ranks": said}
@@ -290,7 +296,7 @@ TOUCH = {
     ),
     "cuda_core": (
         "from cuda.core import Device; Device(1).set_current()\n"
-        "millpond.cuda_core.use(); kept = Device(1).allocate(99)",
+        "millpond.cuda_core.use(); kept = Device(1).allocate(99, stream=Device(1).default_stream)",
         [1],
     ),
     "environment": ("os.environ['MILLPOND_STACK'] = 'cuda+pool'; kept = millpond.DeviceBuffer(size=9)", [1]),

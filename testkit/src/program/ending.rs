@@ -64,8 +64,8 @@ impl Execution {
         Ok(())
     }
 
-    /// Gives back all that is left after an early end. After a reset that goes past the checks: to the device,
-    /// the blocks are gone. A loss that no one noticed does not keep memory of the host from its free.
+    /// Gives back all that is left after an early end. After a reset it goes past the checks: for the device,
+    /// the blocks are gone. A loss that no call noticed keeps no memory of the host.
     pub(super) fn finish_early(&mut self) -> Checks {
         self.scopes.clear();
         let kept = self.guest.take().map(|guest| guest.take_kept()).unwrap_or_default();

@@ -267,16 +267,14 @@ impl Bench {
         assert_eq!(self.device.violations(), []);
         let totals = self.pages.totals();
         assert_eq!(totals.blocks_in_use, self.blocks.len() as u64);
-        // Plans under way have not been run yet. A release under way may have to unmap an alias of a handle
-        // that another one has released since: until then, the driver keeps that handle's memory.
+        // Plans have not been run yet. A release may have to unmap an alias of a handle that another one
+        // released since: the driver keeps its memory until then.
         let (held, counted) = (self.device.live_bytes(), totals.bytes_reserved - self.pages.planned);
         assert!(held == counted || held > counted && !self.releasing.is_empty(), "{held}, not {counted}");
-        let kept: u64 = totals.bytes_reserved - self.pages.planned - self.pages.retiring - totals.bytes_free;
-        if self.under_way.is_empty() {
-            assert_eq!(kept, self.live);
-        }
-        let by_owner = self.pages.heaps().iter().flat_map(Heap::free_by_owner);
-        assert_eq!(by_owner.map(|(_, _, bytes, _)| bytes).sum::<u64>(), totals.bytes_free);
+        let kept = totals.bytes_reserved - self.pages.planned - self.pages.retiring - totals.bytes_free;
+        assert!(kept == self.live || !self.under_way.is_empty(), "{kept}, not {}", self.live);
+        let free = self.pages.heaps().iter().flat_map(Heap::free_by_owner).map(|(_, _, bytes, _)| bytes);
+        assert_eq!(free.sum::<u64>(), totals.bytes_free);
     }
 
     /// Frees and releases everything, and panics if anything is left.
