@@ -255,7 +255,8 @@ def faults_of(runs):
             continue
         if run["order"] == "device_first":
             for said in run["ranks"]:
-                wanted = f'millpond.torch.use("cuda+pool"{f", {said["rank"]}" if said["rank"] else ""})'
+                device = f", {said['rank']}" if said["rank"] else ""
+                wanted = f'millpond.torch.use("cuda+pool"{device})'
                 if wanted not in said["refusal"] or "torch.cuda.set_device" not in said["refusal"]:
                     faults.append(f"{name}: the refusal does not name the line: {said['refusal']}")
             continue
