@@ -8,9 +8,10 @@ use std::ffi::c_void;
 use std::mem::ManuallyDrop;
 use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::thread::{self, ThreadId};
 
+use parking_lot::Mutex;
 use pyo3::prelude::*;
 
 use crate::api::{api, generation};
@@ -56,6 +57,21 @@ const SHOWN: u32 = 1;
 /// One export that keeps it, too.
 const HIDDEN: u32 = 2;
 
+/// Blocks that work on streams that are not known may still use, and that nothing else keeps.
+static KEPT: Mutex<Vec<Block>> = Mutex::new(Vec::new());
+static KEPT_COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// Gives kept blocks back, if their devices can be waited for now.
+fn give_back_kept() {
+    if KEPT_COUNT.load(Ordering::Acquire) == 0 {
+        return;
+    }
+    // They are this thread's while it waits; what is not over yet is kept again.
+    let kept = std::mem::take(&mut *KEPT.lock());
+    KEPT_COUNT.fetch_sub(kept.len(), Ordering::AcqRel);
+    drop(kept);
+}
+
 /// Who uses memory that was exported.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Consumer {
@@ -91,6 +107,7 @@ impl Block {
         stream: Arc<StreamHandle>,
     ) -> Result<Arc<Self>, Failure> {
         stream.check_on(resource.device()?)?;
+        give_back_kept();
         let mut ptr = std::ptr::null_mut();
         // No bytes take no memory, as in RMM: adaptors count neither a request nor a free.
         if bytes > 0 {
@@ -310,18 +327,19 @@ impl Block {
             return true;
         }
         // A lost device runs no work any more.
-        self.wait_for_device().map_or_else(|failure| failure.is_lost(), |()| true)
+        !makes(Mistake::Wait) && self.wait_for_device().map_or_else(|failure| failure.is_lost(), |()| true)
     }
 
-    /// Gives the memory back. It needs no GIL. A forked child leaves its parent's memory alone.
-    fn release(&self) {
+    /// Gives the memory back; returns `false` if work on streams that are not known may still use it. It
+    /// needs no GIL. A forked child leaves its parent's memory alone.
+    fn release(&self) -> bool {
         if self.made_in != generation() || self.address == 0 {
-            return;
+            return true;
         }
         match &*self.source {
             Source::Resource(resource) => {
                 if !self.is_over() {
-                    return;
+                    return false;
                 }
                 let ptr = without_provenance_mut(self.address);
                 // SAFETY: the block is from this resource, with these bytes, and goes back once, after all
@@ -330,12 +348,31 @@ impl Block {
             }
             // Another library knows nothing of the streams here.
             Source::Foreign { lender: None, .. } => {
-                if self.is_over() {
-                    let _ = self.wait();
+                if !self.is_over() {
+                    return false;
                 }
+                let _ = self.wait();
             }
             Source::Foreign { .. } => {}
         }
+        true
+    }
+
+    /// Keeps the block for a later call: the device cannot be waited for now, for instance since a stream
+    /// captures a graph.
+    ///
+    /// # Safety
+    /// The block is not used any more, not even by its drop.
+    #[cold]
+    unsafe fn keep(&mut self) {
+        // SAFETY: the caller's promise.
+        let (source, stream) =
+            unsafe { (std::ptr::read(&raw const self.source), std::ptr::read(&raw const self.stream)) };
+        let Self { address, bytes, thread, made_in, .. } = *self;
+        let (is_at_large, seen) = (AtomicBool::new(true), AtomicU32::new(0));
+        let kept = Self { address, bytes, source, stream, thread, is_at_large, seen, made_in };
+        KEPT.lock().push(kept);
+        KEPT_COUNT.fetch_add(1, Ordering::Release);
     }
 }
 
@@ -377,11 +414,14 @@ impl Drop for Block {
     fn drop(&mut self) {
         self.hide();
         gil::released(|| {
-            self.release();
-            // SAFETY: `end` takes them out of blocks that are not dropped.
+            // SAFETY: `end` takes them out of blocks that are not dropped. What keeps them is dropped later.
             unsafe {
-                ManuallyDrop::drop(&mut self.source);
-                ManuallyDrop::drop(&mut self.stream);
+                if self.release() {
+                    ManuallyDrop::drop(&mut self.source);
+                    ManuallyDrop::drop(&mut self.stream);
+                } else {
+                    self.keep();
+                }
             }
         });
     }

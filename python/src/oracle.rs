@@ -24,6 +24,8 @@ pub(crate) enum Mistake {
     Unknown = 16,
     /// The per-thread default streams of two threads count as one.
     Thread = 32,
+    /// No wait for the device succeeds, as while a graph is captured.
+    Wait = 64,
 }
 
 static MADE: AtomicU32 = AtomicU32::new(0);

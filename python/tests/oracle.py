@@ -12,7 +12,7 @@ import millpond
 from millpond import _LIBRARY, DeviceBuffer, Stream, _native, mr
 
 # What `_native._oracle_mistakes` takes.
-BEFORE, AFTER, SOURCE, EXPORT, UNKNOWN, THREAD = (1 << bit for bit in range(6))
+BEFORE, AFTER, SOURCE, EXPORT, UNKNOWN, THREAD, WAIT = (1 << bit for bit in range(7))
 
 
 class Watched(mr.DeviceMemoryResource):

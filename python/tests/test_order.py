@@ -353,3 +353,24 @@ def test_copies_of_pinned_memory_of_the_host_are_done_when_the_call_returns(seed
         buffer.fill(100 + value)
         buffer.copy_to_host(host)
         assert set(bytes(host)) == {100 + value}
+
+
+def test_a_block_that_cannot_be_waited_for_is_kept_and_comes_back_later():
+    """The device refuses a wait while a graph is captured. Such a block was lost in silence."""
+    device = _native._oracle_device(64 << 20, 1)
+    resource = mr.StatisticsResourceAdaptor(millpond.stack("cuda+pool", device))
+    stream = Stream(device=device)
+    buffer = DeviceBuffer(size=1 << 20, stream=stream, mr=resource)
+    assert buffer.__cuda_array_interface__["data"][0] == buffer.ptr
+    _native._oracle_mistakes(oracle.WAIT)
+    try:
+        del buffer
+        gc.collect()
+        other = DeviceBuffer(size=2 << 20, stream=stream, mr=resource)
+        assert resource.allocation_counts.current_count == 2, "the first block may be in use"
+    finally:
+        _native._oracle_mistakes(0)
+    del other
+    again = DeviceBuffer(size=3 << 20, stream=stream, mr=resource)
+    assert resource.allocation_counts.current_count == 1, "it came back"
+    del again

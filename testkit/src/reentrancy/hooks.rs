@@ -25,7 +25,7 @@ pub(super) fn install() {
 
 fn report(misuse: &Misuse) {
     if let Some(probe) = Probe::of_thread() {
-        return probe.call("the misuse hook");
+        return probe.call_rare("the misuse hook");
     }
     let others = OTHERS.lock().clone();
     match others {
@@ -52,7 +52,7 @@ impl Subscriber for ProbeSubscriber {
 
     fn event(&self, event: &Event<'_>) {
         if let Some(probe) = Probe::of_thread() {
-            probe.call(&format!("an event of {}", event.metadata().target()));
+            probe.call_rare(&format!("an event of {}", event.metadata().target()));
         }
     }
 

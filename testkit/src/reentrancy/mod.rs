@@ -57,7 +57,6 @@ type Build = dyn Fn(&Probe, &DriverHandle) -> Result<Vec<AnyResource>> + Send + 
 pub struct Case {
     name: String,
     build: Arc<Build>,
-    one_thread_at_a_time: bool,
     patience: Duration,
 }
 
@@ -108,15 +107,7 @@ impl Case {
         name: String,
         build: impl Fn(&Probe, &DriverHandle) -> Result<Vec<AnyResource>> + Send + Sync + 'static,
     ) -> Self {
-        Self { name, build: Arc::new(build), one_thread_at_a_time: false, patience: PATIENCE }
-    }
-
-    /// Declares that the stack lets one thread in at a time, by its purpose: calls of another thread wait, so
-    /// the probe makes none that it would wait for, except to print.
-    #[must_use]
-    pub fn one_thread_at_a_time(mut self) -> Self {
-        self.one_thread_at_a_time = true;
-        self
+        Self { name, build: Arc::new(build), patience: PATIENCE }
     }
 
     /// Sets the time after which a call hangs; half a minute by default.
@@ -145,7 +136,7 @@ impl fmt::Debug for Case {
 /// If the stack cannot be built, or the probe is never called, in which case nothing was checked.
 pub fn check(case: &Case) -> Vec<Finding> {
     hooks::install();
-    let probe = Probe::new(case.one_thread_at_a_time, case.patience);
+    let probe = Probe::new(case.patience);
     let (done, ended) = mpsc::channel();
     let (build, inside) = (Arc::clone(&case.build), probe.clone());
     thread::spawn(move || {

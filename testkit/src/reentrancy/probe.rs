@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,27 +16,20 @@ use millpond_core::{
 };
 use parking_lot::Mutex;
 
-/// A call by its name, what has to be there for it, and how it is made.
-type Call = (&'static str, Needs, fn(&AnyResource));
+/// A call by its name, and how it is made.
+type Call = (&'static str, fn(&AnyResource));
 
 /// The calls that the probe makes of each layer.
 const CALLS: &[Call] = &[
-    ("Display", Needs::Nothing, |layer| drop(layer.to_string())),
-    ("Debug", Needs::Nothing, |layer| drop(format!("{layer:?}"))),
-    ("allocate and deallocate a small block", Needs::TheLayer, |layer| take_and_give(layer, 5000)),
-    ("allocate and deallocate a large block", Needs::TheLayer, |layer| take_and_give(layer, 3 << 20)),
-    ("statistics", Needs::TheLayer, |layer| _ = layer.statistics()),
-    ("memory_info", Needs::TheLayer, |layer| drop(layer.memory_info())),
-    ("memory_report", Needs::TheLayer, |layer| drop(layer.memory_report())),
-    ("trim", Needs::TheLayer, |layer| drop(layer.trim(0))),
+    ("Display", |layer| drop(layer.to_string())),
+    ("Debug", |layer| drop(format!("{layer:?}"))),
+    ("allocate and deallocate a small block", |layer| take_and_give(layer, 5000)),
+    ("allocate and deallocate a large block", |layer| take_and_give(layer, 3 << 20)),
+    ("statistics", |layer| _ = layer.statistics()),
+    ("memory_info", |layer| drop(layer.memory_info())),
+    ("memory_report", |layer| drop(layer.memory_report())),
+    ("trim", |layer| drop(layer.trim(0))),
 ];
-
-/// What a call waits for in a layer that lets one thread in at a time.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Needs {
-    Nothing,
-    TheLayer,
-}
 
 fn take_and_give(layer: &AnyResource, bytes: u64) {
     let layout = Layout::new(bytes);
@@ -44,6 +38,13 @@ fn take_and_give(layer: &AnyResource, bytes: u64) {
         unsafe { layer.deallocate(ptr, layout, StreamRef::LEGACY) };
     }
 }
+
+/// How often each caller waits for another thread in a row: a layer may let that thread wait for a moment,
+/// by its right, each time.
+const WAITS_IN_A_ROW: u32 = 3;
+
+/// After that, one of this many calls waits.
+const WAITS_SELDOM: u32 = 64;
 
 /// Code that a layer calls without knowing it: an upstream, the driver, a hook, a subscriber, a writer.
 ///
@@ -56,12 +57,15 @@ struct Shared {
     layers: Mutex<Vec<(String, Weak<dyn DeviceMemoryResource + Send + Sync>)>>,
     /// Blocks of the topmost layer that are there to be freed.
     spare: Mutex<Vec<(DevicePtr, Layout)>>,
-    one_thread_at_a_time: bool,
     patience: Duration,
     /// What it does now.
     doing: Mutex<Option<Doing>>,
     findings: Mutex<Vec<Finding>>,
     calls: AtomicU64,
+    /// How often each caller called.
+    callers: Mutex<HashMap<String, u32>>,
+    /// Whether only hooks and subscribers call back.
+    is_reserved: AtomicBool,
     is_over: AtomicBool,
     helper: Helper,
 }
@@ -111,15 +115,16 @@ thread_local! {
 }
 
 impl Probe {
-    pub(super) fn new(one_thread_at_a_time: bool, patience: Duration) -> Self {
+    pub(super) fn new(patience: Duration) -> Self {
         Self(Arc::new(Shared {
             layers: Mutex::default(),
             spare: Mutex::default(),
-            one_thread_at_a_time,
             patience,
             doing: Mutex::default(),
             findings: Mutex::default(),
             calls: AtomicU64::new(0),
+            callers: Mutex::default(),
+            is_reserved: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
             helper: Helper::start(),
         }))
@@ -127,22 +132,43 @@ impl Probe {
 
     /// Calls all layers back, as `caller`. Returns when they have answered, or one of them did not in time.
     pub fn call(&self, caller: &str) {
+        if !self.0.is_reserved.load(Ordering::Relaxed) {
+            self.call_rare(caller);
+        }
+    }
+
+    /// Leaves it to what runs seldom to call back, or to all. While the driver and upstream do, no layer sees
+    /// requests that repeat.
+    pub(super) fn reserve(&self, is_reserved: bool) {
+        self.0.is_reserved.store(is_reserved, Ordering::Relaxed);
+    }
+
+    /// [`call`](Self::call) for what runs seldom: a hook, or a subscriber.
+    pub(super) fn call_rare(&self, caller: &str) {
         if self.0.is_over.load(Ordering::Relaxed) || IS_INSIDE.replace(true) {
             return;
         }
         let layers: Vec<_> = self.0.layers.lock().clone();
         let living = layers.into_iter().filter_map(|(text, layer)| Some((text, layer.upgrade()?)));
+        let waits = self.waits(caller);
         for (text, layer) in living {
-            self.call_layer(caller, &text, layer);
+            self.call_layer(caller, &text, layer, waits);
         }
         IS_INSIDE.set(false);
     }
 
-    fn call_layer(&self, caller: &str, text: &str, layer: AnyResource) {
-        for &(call, needs, body) in CALLS {
+    /// Whether this call of the caller waits for another thread, too.
+    fn waits(&self, caller: &str) -> bool {
+        let mut callers = self.0.callers.lock();
+        let calls = callers.entry(caller.to_owned()).or_default();
+        *calls += 1;
+        *calls <= WAITS_IN_A_ROW || *calls % WAITS_SELDOM == 0
+    }
+
+    fn call_layer(&self, caller: &str, text: &str, layer: AnyResource, waits: bool) {
+        for &(call, body) in CALLS {
             for is_on_another_thread in [false, true] {
-                let waits = is_on_another_thread && self.0.one_thread_at_a_time;
-                if self.0.is_over.load(Ordering::Relaxed) || waits && needs == Needs::TheLayer {
+                if self.0.is_over.load(Ordering::Relaxed) || is_on_another_thread && !waits {
                     continue;
                 }
                 let (caller, layer_text) = (caller.to_owned(), text.to_owned());

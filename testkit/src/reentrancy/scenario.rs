@@ -1,5 +1,7 @@
 //! What a program does with a stack while it is probed: it comes by the places where layers call others.
 
+use std::fmt::{self, Write};
+
 use millpond_core::driver::StreamFlags;
 use millpond_core::{
     AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Layout, StreamRef,
@@ -18,7 +20,16 @@ const TO_THE_END: [(u64, usize); 2] = [(9 << 20, 64), (700 << 10, 512)];
 
 type Block = (DevicePtr, Layout);
 
+/// Runs all of it twice: while only hooks and subscribers call back, which finds layers in every state, and
+/// while everything does.
 pub(super) fn run(stack: &AnyResource, probe: &Probe) {
+    for is_reserved in [true, false] {
+        probe.reserve(is_reserved);
+        run_once(stack, probe);
+    }
+}
+
+fn run_once(stack: &AnyResource, probe: &Probe) {
     let stream = stack.driver().stream_create(StreamFlags::NON_BLOCKING).unwrap_or(StreamRef::LEGACY);
     for round in 0..ROUNDS {
         repeat(stack, if round % 8 == 7 { stream } else { StreamRef::LEGACY });
@@ -35,10 +46,12 @@ pub(super) fn run(stack: &AnyResource, probe: &Probe) {
         give(stack, block, StreamRef::LEGACY);
     }
     for bytes in [700, 1 << 19, 4 << 20] {
-        misuse(stack, bytes);
+        if let Some(block) = take(stack, bytes, StreamRef::LEGACY) {
+            misuse(stack, block);
+        }
     }
     let asked = (stack.statistics(), stack.memory_info().is_ok(), stack.memory_report());
-    drop((asked, format!("{stack}{stack:?}"), stack.trim(0)));
+    drop((asked, write!(Page { probe, writes: 0 }, "{stack}{stack:?}"), stack.trim(0)));
     (0..3).for_each(|_| repeat(stack, StreamRef::LEGACY));
     for (ptr, layout) in probe.take_spare() {
         give(stack, Some((ptr, layout)), StreamRef::LEGACY);
@@ -47,6 +60,22 @@ pub(super) fn run(stack: &AnyResource, probe: &Probe) {
     if stream != StreamRef::LEGACY {
         // SAFETY: the stream was made above, and no call names it any more.
         drop(unsafe { stack.driver().stream_destroy(stream) });
+    }
+}
+
+/// A formatter's destination that is code of the program.
+struct Page<'a> {
+    probe: &'a Probe,
+    writes: u32,
+}
+
+impl Write for Page<'_> {
+    fn write_str(&mut self, _text: &str) -> fmt::Result {
+        if self.writes < 64 || self.writes.is_multiple_of(16) {
+            self.probe.call("the writer of a text");
+        }
+        self.writes += 1;
+        Ok(())
     }
 }
 
@@ -74,17 +103,20 @@ fn exhaust(stack: &AnyResource, other: StreamRef) {
         let mut blocks = Vec::new();
         for (bytes, most) in TO_THE_END {
             let more = std::iter::repeat_with(|| take(stack, bytes, allocated_on));
-            blocks.extend(more.take(most).map_while(|block| block));
+            blocks.extend(more.take(most).take_while(Option::is_some));
+            // The last ones are those that a layer serves in another way than the rest.
+            if let Some(Some(block)) = blocks.pop() {
+                misuse(stack, block);
+            }
         }
-        blocks.into_iter().for_each(|block| give(stack, Some(block), freed_on));
+        blocks.into_iter().for_each(|block| give(stack, block, freed_on));
     }
 }
 
-/// Frees with a wrong size, twice, and at an address inside. A layer that cannot tell passes it on, to the
-/// simulated device in the end, which refuses it.
-fn misuse(stack: &AnyResource, bytes: u64) {
-    let Some((ptr, layout)) = take(stack, bytes, StreamRef::LEGACY) else { return };
-    let (inside, longer) = (DevicePtr::new(ptr.address() + 256), Layout::new(bytes + 1));
+/// Frees a block at an address inside, with a wrong size, and twice. A layer that cannot tell passes it on,
+/// to the simulated device in the end, which refuses it.
+fn misuse(stack: &AnyResource, (ptr, layout): Block) {
+    let (inside, longer) = (DevicePtr::new(ptr.address() + 256), Layout::new(layout.bytes() + 1));
     for (ptr, layout) in [(inside, layout), (ptr, longer), (ptr, layout), (ptr, layout)] {
         // SAFETY: none. This is what the stack has to refuse; the memory is the simulated device's, which
         // nothing reads.
