@@ -5,7 +5,7 @@
 #
 #   gpu          the tests of python/tests/gpu: PyTorch, CuPy, Numba, cuda.core (the default)
 #   tests        the package's own tests on the GPU, with the bridge to RMM compiled there
-#   sanitizer    compute-sanitizer's memcheck over the package's tests of buffers, resources, order and waits
+#   sanitizer    compute-sanitizer's memcheck over tests of buffers, of their order and of errors
 #   threads      16 threads that allocate and drop at random for a minute
 #   training     python/examples/training.py with each allocator, 200 steps (STEPS)
 #   predictions  programs that fail at a capacity run there with the line that `tune` prints
@@ -50,7 +50,7 @@ sanitizer() {
     for tool in "$(command -v compute-sanitizer)" /usr/local/cuda/bin/compute-sanitizer; do
         [[ -x $tool ]] && break
     done
-    for file in device_buffer order out_of_memory resources waits; do
+    for file in device_buffer out_of_memory; do
         files+=("python/tests/test_$file.py")
     done
     local -x MILLPOND_ORDER_CALLS="${SANITIZER_CALLS:-5000}"
