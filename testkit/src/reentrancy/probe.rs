@@ -162,7 +162,7 @@ impl Probe {
         let mut callers = self.0.callers.lock();
         let calls = callers.entry(caller.to_owned()).or_default();
         *calls += 1;
-        *calls <= WAITS_IN_A_ROW || *calls % WAITS_SELDOM == 0
+        *calls <= WAITS_IN_A_ROW || calls.is_multiple_of(WAITS_SELDOM)
     }
 
     fn call_layer(&self, caller: &str, text: &str, layer: AnyResource, waits: bool) {
