@@ -10,7 +10,7 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PySlice, PyTuple};
 
-use crate::block::{Block, Source, View};
+use crate::block::{Block, Source};
 use crate::device::{DeviceHandle, Stream, StreamArgument, StreamHandle};
 use crate::dlpack;
 use crate::error::{Failure, raise_interrupt};
@@ -20,6 +20,7 @@ use crate::interface::CudaArray;
 use crate::place::{Place, was_collected};
 use crate::resource::Resource;
 use crate::tensor::Foreign;
+use crate::view::View;
 
 /// Bytes of a memory resource, in the order of a stream.
 ///

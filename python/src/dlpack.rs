@@ -8,12 +8,13 @@ use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::block::{Block, Consumer, View};
+use crate::block::{Block, Consumer};
 use crate::error::Failure;
 use crate::gil;
 use crate::tensor::{
     CUDA, CUDA_HOST, CUDA_MANAGED, DlDevice, DlTensor, DlType, EXTENSION, Foreign, Managed, ManagedVersioned,
 };
+use crate::view::View;
 
 const CPU: i32 = 1;
 pub(crate) const MAJOR: u32 = 1;

@@ -22,6 +22,7 @@ mod place;
 mod resource;
 mod size;
 mod tensor;
+mod view;
 
 use std::ffi::CStr;
 use std::path::PathBuf;

@@ -7,8 +7,8 @@ use parking_lot::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::block::View;
 use crate::handle::Collected;
+use crate::view::View;
 
 /// What a buffer is now; `None` once the collector has ended it.
 pub(crate) type Now = Mutex<Option<View>>;

@@ -55,7 +55,9 @@ pub(super) fn set(pool: &Arc<Inner>) -> Result<()> {
     let mut replaced = Vec::new();
     for look in 1.. {
         let seen = CURRENT.lock().begun;
-        let now = pool.ask(|driver| driver.device_get_mem_pool()).ok();
+        // A lost device is not called.
+        let is_lost = pool.driver.health().is_lost();
+        let now = if is_lost { None } else { pool.ask(|driver| driver.device_get_mem_pool()).ok() };
         let mut current = CURRENT.lock();
         if current.begun != seen && look < MOST_LOOKS {
             continue;
