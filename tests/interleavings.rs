@@ -438,7 +438,7 @@ fn a_stream_that_captures_gets_new_memory() {
     }
 }
 
-/// Out of memory, but for a busy block of a donor on which no event may be recorded: the pool waits for the
+/// All memory is allocated, except a busy block of a donor that may record no event: the pool waits for the
 /// device. Just after the wait, work begins on another block, which then comes back. The wait says nothing
 /// about it.
 #[test]

@@ -1,6 +1,6 @@
 //! The text that `{:?}` prints of a resource.
 
-/// Implements `Debug` for a resource as one line, with the text of its stack: what it holds may be long, and
+/// Implements `Debug` for a resource as one line, with the text of its stack: its contents may be long, and
 /// its fields are locks.
 macro_rules! debug_as_text {
     ($name:ident $(<$($parameter:ident: $bound:path),+>)?) => {

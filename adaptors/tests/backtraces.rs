@@ -7,7 +7,7 @@ use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, La
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_resources::CudaMemoryResource;
 
-/// The function to name. What it does after the call keeps the call from being its last jump.
+/// The function to name. Its work after the call keeps the call from being its last jump.
 #[inline(never)]
 fn who_allocated(resource: &dyn DeviceMemoryResource) -> DevicePtr {
     let ptr = resource.allocate(Layout::new(1234), StreamRef::LEGACY).expect("there is room");

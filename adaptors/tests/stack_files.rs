@@ -121,7 +121,7 @@ fn issue_29_a_stack_that_cannot_be_built_leaves_every_file_alone() {
     }
 }
 
-/// What the words of a stack are worth is known before any layer takes memory.
+/// Building a stack finds a wrong word before any layer takes memory.
 #[test]
 fn issue_29_a_wrong_word_is_found_before_memory_is_taken() {
     let counted = |text: &str| {

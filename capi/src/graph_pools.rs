@@ -125,8 +125,8 @@ impl State {
         on_device.flat_map(|it| &it.streams).any(|(_, known, _)| *known == its_id)
     }
 
-    /// Notes that a stream has begun in the scope of a capture. Returns what is not needed, as another thread
-    /// was faster or the capture is over: it is dropped without the lock.
+    /// Notes that a stream has begun in the scope of a capture. Returns `begun` if another thread was
+    /// faster or the capture is over: the caller drops it without the lock.
     fn add_stream(
         &mut self,
         device: DeviceId,
@@ -363,7 +363,7 @@ fn begin(device: i32, id: GraphPoolId) -> Result<()> {
 }
 
 /// A pool that does not exist yet, and its layer over the default. It is made without the lock, since a layer
-/// asks what is below it.
+/// calls its upstream.
 fn new_pool(device: DeviceId, id: GraphPoolId, default: &AnyResource) -> Result<(GraphPool, Scoped)> {
     let known = {
         let state = STATE.lock();

@@ -110,7 +110,7 @@ pub unsafe extern "C" fn millpond_oracle_watch(
     })
 }
 
-/// Takes what the checks of a simulated device found since the last call, a line each.
+/// Takes the findings of a simulated device's checks since the last call, a line each.
 ///
 /// # Safety
 /// `device` is a handle of this library's; `text` may be written.

@@ -11,7 +11,7 @@ use millpond_core::{Driver, DriverHandle, Error, Result, StreamRef};
 use crate::device::{Device, with_device};
 use crate::status::{Status, put, stream_of};
 
-/// Calls `body` with an event that ends with the call; a wait that was submitted keeps what it needs.
+/// Calls `body` with an event that ends with the call; a submitted wait keeps the state that it needs.
 fn with_event<T>(
     driver: &DriverHandle,
     body: impl FnOnce(&dyn Driver, Event) -> DriverResult<T>,

@@ -56,7 +56,7 @@ impl<'a> BorrowedStream<'a> {
     /// Those of the driver.
     ///
     /// # Safety
-    /// The handle is that of a stream of the driver's device that lives as long as `'a`. If this driver did
+    /// The handle names a stream of the driver's device that lives as long as `'a`. If this driver did
     /// not make the stream, it also lives as long as a [`StreamRef`] of it, which [`as_ref`](Self::as_ref)
     /// returns and safe code may keep, is passed to calls: the promise of [`StreamRef::foreign`].
     pub unsafe fn from_raw(driver: DriverHandle, handle: u64) -> Result<Self> {

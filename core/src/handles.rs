@@ -101,7 +101,7 @@ pub fn is_same<T: DeviceMemoryResource>(one: &T, other: &dyn DeviceMemoryResourc
     Identity::of(one) == Identity::of(other)
 }
 
-/// What tells one object from another. The address alone does not: a layer may begin with what is below it.
+/// Tells one object from another. The address alone does not: a layer may begin with its upstream.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Identity {
     address: usize,
@@ -137,7 +137,7 @@ mod tests {
 
     use super::*;
 
-    /// A layer that is nothing but what is below it: both have one address.
+    /// A layer that is nothing but its upstream: both have one address.
     #[derive(Debug)]
     struct Thin<R>(R);
 

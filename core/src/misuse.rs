@@ -131,7 +131,7 @@ impl Drop for Watch {
     }
 }
 
-/// Runs `free`, a call of `deallocate` with `ptr` on what is below, and returns whether that took the block
+/// Runs `free`, a call of `deallocate` with `ptr` on the upstream, and returns whether that took the block
 /// back. A layer that counts calls this, so that it does not count a block that stays in use.
 #[inline]
 pub fn is_taken(ptr: DevicePtr, free: impl FnOnce()) -> bool {
@@ -173,7 +173,7 @@ impl<F: FnOnce()> Drop for AtEnd<F> {
     }
 }
 
-/// Runs `free`, a call of `deallocate` with `below` on what is below, for a layer that handed the block out
+/// Runs `free`, a call of `deallocate` with `below` on the upstream, for a layer that handed the block out
 /// as `ptr`. Layers above learn if it is refused.
 pub fn renamed(ptr: DevicePtr, below: DevicePtr, free: impl FnOnce()) {
     let is_refused = Cell::new(false);

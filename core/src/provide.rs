@@ -32,7 +32,7 @@ impl Traits {
         self
     }
 
-    /// Says that threads may share the resource if they may share what is below it. A layer over any
+    /// Says that threads may share the resource if they may share all resources below. A layer over any
     /// resource says so, since its type alone does not tell.
     ///
     /// # Safety
@@ -46,7 +46,7 @@ impl Traits {
 }
 
 /// Whether threads may share the resource: it is an [`AnyResource`](crate::AnyResource), or says so by
-/// [`Traits::share`] or [`Traits::share_over`]. `thread_safe` lends what is below it only if that is so.
+/// [`Traits::share`] or [`Traits::share_over`]. `thread_safe` lends its upstream only if that is so.
 pub fn is_shareable(resource: &dyn DeviceMemoryResource) -> bool {
     let any: &dyn Any = resource;
     if any.is::<AnyResource>() {

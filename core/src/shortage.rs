@@ -213,7 +213,7 @@ impl OutOfMemoryReport {
         self.held_bytes.saturating_sub(self.live_bytes)
     }
 
-    /// Adds what the device has, and by how much that is too little for the request.
+    /// Adds the device's memory, and by how much that is too little for the request.
     pub fn note_device(&mut self, device: Option<MemoryInfo>) {
         self.device = device;
         let Some(MemoryInfo { free, total }) = device else { return };

@@ -45,7 +45,7 @@ pub fn parse_memory(text: &str) -> Result<u64> {
 /// Reads the size of a block: as [`parse_memory`], but from 256 on a number may have no unit.
 ///
 /// # Errors
-/// Those of [`parse_memory`].
+/// Fails as [`parse_memory`] does.
 pub fn parse_block_bytes(text: &str) -> Result<u64> {
     refuse_without_unit(text, crate::ALLOCATION_ALIGNMENT, false)?;
     parse_bytes(text)
@@ -149,7 +149,7 @@ impl ByteSize {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for less than 0 or more than 100
-    /// percent; those of the driver, if it is asked for its free memory.
+    /// percent; the driver's errors, if it is asked for its free memory.
     pub fn resolve(self, driver: &dyn Driver) -> Result<u64> {
         match self {
             Self::Bytes(bytes) => Ok(bytes),
@@ -241,7 +241,7 @@ mod tests {
             assert_eq!(text.parse::<ByteSize>().unwrap(), ByteSize::Bytes(bytes), "{text}");
             assert_eq!(parse_memory(text).unwrap(), bytes, "{text}");
         }
-        // What is proposed can be written.
+        // Each proposed text can be written.
         for text in ["1e3", "5e-1", "+50", "inf", "NaN", ".", "0x10", "50_000", "1.5.0"] {
             let error = text.parse::<ByteSize>().unwrap_err().to_string();
             assert!(error.contains("not a size") && !error.contains("did you mean"), "{text}: {error}");

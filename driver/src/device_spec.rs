@@ -98,7 +98,7 @@ impl DeviceSpec {
         }
     }
 
-    /// What the simulated default device is.
+    /// The spec of the simulated default device.
     fn of_sim_default() -> Result<Self> {
         let Some(name) = &Environment::get().device else { return Ok(Self::SimH200) };
         name.parse().map_err(|error: Error| error.context(DEVICE_VARIABLE))
@@ -141,7 +141,7 @@ impl DeviceSpec {
     /// works on it: [`CudaDriver::find`].
     ///
     /// # Errors
-    /// Those of [`open`](Self::open), except a refusal of the device's context.
+    /// Fails as [`open`](Self::open) does, except by a refusal of the device's context.
     pub fn find(&self) -> Result<DriverHandle> {
         if let Self::Cuda(ordinal) = self {
             return Ok(CudaDriver::find(*ordinal)?);
@@ -165,7 +165,7 @@ impl DeviceSpec {
     /// default device, too: for measurements that must not see the memory of one another.
     ///
     /// # Errors
-    /// Those of [`open`](Self::open).
+    /// Fails as [`open`](Self::open) does.
     pub fn open_new(&self) -> Result<DriverHandle> {
         match (self, self.profile()?) {
             (_, Some(profile)) => Ok(SimDevice::new(SimConfig::new(profile))),

@@ -1,4 +1,4 @@
-//! What the environment says about the device of a process that names none.
+//! The variables that choose the device of a process that names none.
 
 use std::sync::OnceLock;
 
@@ -20,7 +20,7 @@ impl Environment {
     /// The variables at the first call, which decides for the life of the process.
     pub(crate) fn get() -> &'static Self {
         static ENVIRONMENT: OnceLock<Environment> = OnceLock::new();
-        // What is no text names no device, and is refused with what is right.
+        // A value that is no text names no device: the error says which values are right.
         ENVIRONMENT.get_or_init(|| Self::read(|name| Some(variable(name)?.to_string_lossy().into_owned())))
     }
 

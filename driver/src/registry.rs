@@ -77,7 +77,7 @@ pub fn current_device() -> Result<DeviceId> {
 /// call that works on it.
 ///
 /// # Errors
-/// Those of [`current_device`] and [`find`].
+/// Fails as [`current_device`] or [`find`] does.
 pub fn current() -> Result<DriverHandle> {
     let device = current_device()?;
     find(device).map_err(|error| {

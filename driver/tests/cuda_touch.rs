@@ -132,7 +132,7 @@ fn the_device_of_a_stream_is_found_and_no_other_is_touched() {
     });
 }
 
-/// What the environment says, and the device that is the default then.
+/// Asserts which device is the default in this environment.
 fn assert_default(test: &str, environment: &[(&str, &str)], expected: DeviceSpec) {
     with_devices(test, environment, || {
         assert_eq!(DeviceSpec::default_device(), expected);

@@ -1,4 +1,4 @@
-//! Tests what the simulated device counts of work that was captured: it runs at launches of the graph alone.
+//! Tests how the simulated device counts captured work: that work runs only when its graph is launched.
 
 use std::sync::Arc;
 

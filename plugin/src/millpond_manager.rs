@@ -319,7 +319,7 @@ impl DeviceHalf {
     fn forget(&self) {
         self.is_lost.store(true, Ordering::SeqCst);
         let lost = (self.known_stack_taken(), self.take_blocks());
-        drop(lost); // without a lock: what the stack calls may drop pointers
+        drop(lost); // without a lock: code that the stack calls may drop pointers
     }
 
     fn known_stack(&self) -> Option<AnyResource> {
@@ -465,7 +465,7 @@ impl DeviceHalf {
 
     fn reset(&self) {
         // Resets wait for each other, unless one of them waits for the other in a callback of the stack: then
-        // each gives back what it finds.
+        // each gives back the blocks that it finds.
         let _resetting = self.resetting.try_lock_for(PATIENCE);
         let Some(resource) = self.known_stack_taken() else { return };
         let left = self.give_back_at_once(self.take_blocks());
@@ -500,7 +500,7 @@ impl Drop for IsBuilding<'_> {
     }
 }
 
-// What is printed is taken out of the locks before: a resource's `Debug` is foreign code.
+// Printing takes the values out of the locks first: a resource's `Debug` is foreign code.
 
 impl fmt::Debug for MillpondMemoryManager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

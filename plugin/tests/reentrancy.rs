@@ -33,7 +33,7 @@ thread_local! {
     static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Everything that a manager does, with what it may answer while another call is in the middle.
+/// Makes each call of a manager, and accepts any answer: another call may be in the middle.
 fn use_all(manager: &dyn MemoryManager) {
     for bytes in [100, 3 << 20] {
         drop(manager.memalloc(bytes));
@@ -134,7 +134,7 @@ fn issue_29_a_thread_that_the_builder_of_a_stack_waits_for_has_an_error() {
     });
 }
 
-/// What the registry drops or prints under no lock: a factory, and a manager that came too late.
+/// The registry drops and prints these under no lock: a factory, and a manager that came too late.
 #[test]
 fn a_factory_may_use_the_registry() {
     static REGISTRY: OnceLock<ManagerRegistry> = OnceLock::new();

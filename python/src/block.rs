@@ -66,7 +66,7 @@ fn give_back_kept() {
     if KEPT_COUNT.load(Ordering::Acquire) == 0 {
         return;
     }
-    // They are this thread's while it waits; what is not over yet is kept again.
+    // They are this thread's while it waits; a block that is still in use is kept again.
     let kept = std::mem::take(&mut *KEPT.lock());
     KEPT_COUNT.fetch_sub(kept.len(), Ordering::AcqRel);
     drop(kept);
@@ -87,7 +87,7 @@ fn thread_of(stream: usize) -> Option<ThreadId> {
 }
 
 /// The stream behind a handle that `thread` stored. On another thread the handle of a per-thread default
-/// stream names another stream; the legacy default stream waits for those of all threads.
+/// stream names another stream; the legacy default stream waits for the streams of all threads.
 fn stream_here(stream: *mut c_void, thread: Option<ThreadId>) -> *mut c_void {
     match thread {
         Some(thread) if thread != thread::current().id() && !makes(Mistake::Thread) => null_mut(),

@@ -54,7 +54,7 @@ impl DeviceBuffer {
         self.view.lock().clone().ok_or_else(was_collected)
     }
 
-    /// What the buffer is now, and the stream of an argument, which is the buffer's own if it was left out.
+    /// The buffer's view now, and the stream of an argument, which is the buffer's own if it was left out.
     fn view_on(&self, stream: StreamArgument<'_>) -> PyResult<(View, Arc<StreamHandle>)> {
         // A stream of the program's is asked first: it may run Python, which may change the buffer.
         let stream = stream.resolve_if_given()?;

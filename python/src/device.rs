@@ -37,7 +37,7 @@ impl DeviceHandle {
         Ok(Arc::new(Self(device, OnceLock::new())))
     }
 
-    /// The calling thread's current device: that of CUDA's current context, else the default one.
+    /// The calling thread's current device: the device of CUDA's current context, else the default one.
     pub(crate) fn current() -> Result<Arc<Self>, Failure> {
         ensure_default();
         // SAFETY: the result may be written.
@@ -88,7 +88,7 @@ pub(crate) fn ensure_default() {
 
 /// A device: CUDA's, or a simulated one.
 ///
-/// `Device()` is the calling thread's current device: that of CUDA's current context, else the default one.
+/// `Device()` is the calling thread's current device, from CUDA's current context, else the default one.
 /// MILLPOND_DEVICE names the default, else LOCAL_RANK if several are visible; else it is cuda:0, else a
 /// simulated H200. `Device("cuda:1")` names another, `Device("sim:8GiB")` makes a simulated one. To name a
 /// device uses none of its memory.

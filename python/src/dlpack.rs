@@ -176,7 +176,7 @@ unsafe extern "C" fn end_versioned(managed: *mut ManagedVersioned) {
     unsafe { Box::from_raw((*managed).context.cast::<Export<ManagedVersioned>>()) }.end();
 }
 
-/// Ends what is in a capsule without a consumer, so that nothing used it.
+/// Ends the export in a capsule without a consumer: nothing used it.
 unsafe extern "C" fn drop_plain(capsule: *mut ffi::PyObject) {
     // SAFETY: Python calls this with a capsule of ours; a consumer has changed its name.
     unsafe { drop_unused::<Managed>(capsule, PLAIN, |managed| (*managed).context) }

@@ -67,15 +67,15 @@ impl Raised {
 thread_local! {
     /// What a callback raised, for the call that made it.
     static RAISED: RefCell<Option<Raised>> = const { RefCell::new(None) };
-    /// What ends the program's work, or what the handler of a signal raised while a call waited.
+    /// The exception that ends the program's work, or that a signal handler raised while a call waited.
     static INTERRUPT: RefCell<Option<PyErr>> = const { RefCell::new(None) };
 }
 
 /// Whether a callback ever raised: most programs have none, and their calls look no further.
 static ANY_RAISED: AtomicBool = AtomicBool::new(false);
 
-/// Keeps what a callback raised until the call fails that made it. What is no error (`KeyboardInterrupt`,
-/// `SystemExit`) is raised even if the call is served.
+/// Keeps a callback's exception until the call fails that made it. An exception that is no error
+/// (`KeyboardInterrupt`, `SystemExit`) is raised even if the call is served.
 pub(crate) fn keep_raised(py: Python<'_>, raised: Raised) {
     let (Raised::Cause(error) | Raised::Instead(error)) = &raised;
     if error.is_instance_of::<PyException>(py) {
@@ -111,7 +111,7 @@ pub(crate) extern "C" fn is_interrupted() -> bool {
     raised.is_some_and(|raised| INTERRUPT.try_with(|slot| slot.replace(Some(raised))).is_ok())
 }
 
-/// Raises what the handler of a signal raised in a call that succeeded nevertheless.
+/// Raises the exception of a signal handler that ran in a call that succeeded nevertheless.
 pub(crate) fn raise_interrupt(_py: Python<'_>) -> PyResult<()> {
     taken_interrupt().map_or(Ok(()), Err)
 }

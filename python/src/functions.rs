@@ -32,7 +32,7 @@ fn stream_object(py: Python<'_>, stream: Raw) -> PyResult<Bound<'_, Stream>> {
 
 pub(crate) extern "C" fn call_allocate(functions: Raw, bytes: u64, _alignment: u64, stream: Raw) -> Raw {
     let call = |py: Python<'_>| -> PyResult<usize> {
-        // SAFETY: the context is that of `context_of`, with two functions.
+        // SAFETY: `context_of` made the context, with two functions.
         let functions: &Functions = unsafe { context(functions) };
         functions[0].call1(py, (bytes, stream_object(py, stream)?))?.extract(py)
     };
@@ -48,7 +48,7 @@ pub(crate) extern "C" fn call_allocate(functions: Raw, bytes: u64, _alignment: u
 
 pub(crate) extern "C" fn call_deallocate(functions: Raw, ptr: Raw, bytes: u64, _alignment: u64, stream: Raw) {
     gil::attached(|py| {
-        // SAFETY: the context is that of `context_of`, with two functions.
+        // SAFETY: `context_of` made the context, with two functions.
         let functions: &Functions = unsafe { context(functions) };
         let call = || -> PyResult<()> {
             functions[1].call1(py, (ptr.addr(), bytes, stream_object(py, stream)?)).map(drop)
@@ -67,7 +67,7 @@ pub(crate) extern "C" fn call_deallocate(functions: Raw, ptr: Raw, bytes: u64, _
 
 pub(crate) extern "C" fn call_failure(handle: Raw, bytes: u64) -> bool {
     let answer = gil::attached(|py| {
-        // SAFETY: the context is that of `context_of`, with one function.
+        // SAFETY: `context_of` made the context, with one function.
         let handle: &Functions = unsafe { context(handle) };
         handle[0].call1(py, (bytes,)).and_then(|answer| answer.bind(py).is_truthy()).unwrap_or_else(|error| {
             keep_raised(py, Raised::Cause(error));

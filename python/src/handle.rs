@@ -31,7 +31,7 @@ pub(crate) struct ResourceHandle {
     buffers: Mutex<Vec<Weak<dyn Collected>>>,
 }
 
-/// What the collector ends with the resource that it keeps.
+/// An object that the collector ends with the resource that it keeps.
 pub(crate) trait Collected: fmt::Debug + Send + Sync {
     /// Gives the memory back, unless something that the collector does not see keeps it.
     fn end(&self);
@@ -112,7 +112,7 @@ impl ResourceHandle {
     /// A handle of the library's that is this value's own; none for null.
     pub(crate) fn owned(raw: Raw) -> Option<Arc<Self>> {
         let take = |place: *mut Raw| {
-            // SAFETY: the place is that of `on`, and may be written.
+            // SAFETY: `on` passes a place of its own, which may be written.
             unsafe { *place = raw };
             0
         };

@@ -1,4 +1,4 @@
-//! What the classes of layers ask of the library: the layer below, its name, a log's file, bins, sizes.
+//! The classes of layers ask the library for these: the layer below, its name, a log's file, bins, sizes.
 
 use std::borrow::Cow;
 use std::ptr::null_mut;

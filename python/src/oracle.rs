@@ -50,7 +50,7 @@ pub(crate) fn _oracle_device(py: Python<'_>, nbytes: u64, seed: u64) -> PyResult
     Ok(py.detach(|| DeviceHandle::from_call(open)).map(Device)?)
 }
 
-/// What the checks of a simulated device found since the last call, a line each.
+/// The findings of a simulated device's checks since the last call, a line each.
 #[pyfunction]
 pub(crate) fn _oracle_violations(py: Python<'_>, device: &Device) -> PyResult<String> {
     Ok(py.detach(|| {

@@ -106,7 +106,7 @@ class Part:
 
 
 class Worker(threading.Thread):
-    """A thread that does what it is told, one thing at a time."""
+    """A thread that runs the tasks it is given, one at a time."""
 
     def __init__(self):
         super().__init__(daemon=True)

@@ -26,7 +26,7 @@ def retains(): return [_fake.fake_retains(device) for device in range(4)]
 
 
 def script(text, head="import millpond, millpond as m\n", **environment):
-    """Run a program in a process of its own, and return what it printed."""
+    """Run a program in a process of its own, and return its output."""
     names = ("MILLPOND_DEVICE", "LOCAL_RANK", "MILLPOND_STACK", "FAKE_CUDA_DEVICES")
     kept = {name: value for name, value in os.environ.items() if name not in names}
     answer = subprocess.run(

@@ -18,7 +18,7 @@ TESTS = os.path.dirname(__file__)
 
 
 def program(text, **environment):
-    """Run a program that may import this folder's files, with a watchdog, and return what it printed."""
+    """Run a program that may import this folder's files, with a watchdog, and return its output."""
     head = "import faulthandler; faulthandler.dump_traceback_later(60, exit=True)\n"
     path = os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")])
     return script(head + text, PYTHONPATH=path, **environment)

@@ -342,7 +342,7 @@ def test_cycles_are_collected(make):
 
 @pytest.mark.parametrize("has_pool", [False, True])
 def test_blocks_of_a_cycle_go_back_by_the_functions_of_the_program(has_pool, capfd):
-    """Also those of a pool on them: all come back while the functions are whole."""
+    """Blocks of a pool on them do, too: all come back while the functions are whole."""
     counted = mr.StatisticsResourceAdaptor(mr.CudaMemoryResource())
     kept, freed = [], []
 

@@ -185,8 +185,7 @@ impl<R: DeviceMemoryResource> ArenaMemoryResource<R> {
         &self.pool
     }
 
-    /// Writes the state to the file for it, in place of what it held. Of threads that fail at the same time,
-    /// one writes.
+    /// Overwrites the file for it with the state. If several threads fail at once, one of them writes.
     fn dump(&self, file: &Path, error: &Error) -> io::Result<()> {
         let fragmentation = 100.0 * self.pool.statistics().unwrap_or_default().fragmentation();
         let text = format!("{error}\nfragmentation: {fragmentation:.1} %\n");

@@ -121,7 +121,7 @@ pub fn set_per_device_resource(device: DeviceId, resource: AnyResource) -> Resul
         tracing::warn!(target: "millpond::resources", %error, "building the replaced default resource");
         plain
     })?;
-    // What is not needed is dropped without the lock of the table: its end may call anything.
+    // An unneeded resource is dropped without the lock of the table: its end may call anything.
     let known = match DEFAULTS.entry(device) {
         Entry::Occupied(mut slot) => Some(slot.insert(resource)),
         Entry::Vacant(slot) => {

@@ -16,7 +16,7 @@ pub(crate) fn trim_upstream(
 }
 
 /// Whether memory that goes back to `upstream` reaches the device at once: the base of the stack is plain
-/// memory, and no layer keeps what is free. A layer that submits work is stream-ordered, and keeps nothing.
+/// memory, and no layer keeps free memory. A layer that submits work is stream-ordered, and keeps nothing.
 fn passes_frees_on(upstream: &dyn DeviceMemoryResource) -> bool {
     let base = iter::successors(Some(upstream), |resource| resource.upstream()).last();
     let keeps_none = || upstream.statistics().is_none_or(|known| known.bytes_free() == 0);

@@ -31,7 +31,7 @@ fn a_resource_is_printed_as_a_line() {
                 (0..100).map(|_| stack.allocate_bytes(1000, StreamRef::LEGACY).unwrap()).collect();
             let line = format!("{stack:?}");
             let (text, bytes) = (stack.to_string(), line.len());
-            // That one says what is below while no thread is in it.
+            // `thread_safe` names its upstream only while no thread is in it.
             let is_named = line.contains(&text) || entry.name == "thread_safe";
             assert!(is_named && bytes < text.len() + 100 && !line.contains('\n'), "{line}");
             printed += 1;

@@ -14,7 +14,7 @@ fn device() -> Arc<SimDevice> {
     SimDevice::new(SimConfig::with_capacity(256 * MIB))
 }
 
-/// Managed memory moves, so what the device has free bounds nothing.
+/// Managed memory moves, so the device's free memory bounds nothing.
 #[test]
 fn a_report_has_the_memory_that_was_asked_for() {
     let table = LayerTable::new(millpond_resources::LAYERS.iter().copied());

@@ -155,7 +155,7 @@ fn bins_take_nothing_until_they_are_used_and_serve_up_to_their_size() {
     assert_eq!(large.bins().last().and_then(|(_, bin)| bin.statistics()).map(|s| s.allocations), Some(1));
 }
 
-/// What the pool of a bin holds free is missing to other requests, and what upstream holds to a bin's.
+/// A bin's pool holds free memory that other requests lack, and upstream holds free memory that a bin lacks.
 #[test]
 fn pools_of_bins_and_upstream_give_way_to_each_other() {
     const MIB: u64 = 1 << 20;

@@ -254,7 +254,7 @@ fn every_stack_gives_back_what_outlives_its_context() {
         for frees_after in [false, true] {
             let first = device();
             let driver: DriverHandle = first.clone();
-            // What the driver keeps by itself is there before.
+            // Memory that the driver keeps by itself is there before.
             let Ok(spec) = text.parse::<StackSpec>() else { panic!("{text}") };
             let before = (first.used_bytes(), first.live_bytes());
             for round in 0..3 {

@@ -21,29 +21,29 @@ pub trait Scopes {
     /// Closes it. The stream captures nothing.
     ///
     /// # Errors
-    /// Those of the driver, as of the calls below.
+    /// The driver's errors, as for the calls below.
     fn close(&mut self, scope: usize, stream: StreamRef) -> DriverResult<()>;
 
     /// Hands out a block, of the scope that serves the stream, if there is one.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     fn allocate(&mut self, bytes: u64, stream: StreamRef) -> DriverResult<DevicePtr>;
 
     /// Takes a block back in the order of a stream.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     fn deallocate(&mut self, ptr: DevicePtr, bytes: u64, stream: StreamRef) -> DriverResult<()>;
 
     /// Ends a scope that is open on no stream; another begins under its number.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     fn end(&mut self, scope: usize) -> DriverResult<()>;
 }
 
-/// How much of what the programs did.
+/// How often the programs did each of these.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Summary {
     /// All steps.
@@ -75,7 +75,7 @@ pub struct Broken {
     pub seed: u64,
     /// What was broken.
     pub why: String,
-    /// What the program had done, the last at the end.
+    /// The program's steps so far, the last at the end.
     pub done: Vec<String>,
 }
 
@@ -131,7 +131,7 @@ struct Program<'a> {
     summary: Summary,
 }
 
-/// Runs one program of this many steps over the scopes, which are those of the device.
+/// Runs one program of this many steps over the scopes, which belong to the device.
 ///
 /// # Errors
 /// The rule that was broken.

@@ -118,12 +118,12 @@ impl Guest {
         self.is_gone.store(true, Ordering::Relaxed);
     }
 
-    /// Passes on what it keeps, which is the caller's to give back on the guest's stream.
+    /// Passes on the blocks that it keeps: the caller gives them back on the guest's stream.
     pub fn take_kept(&self) -> Vec<(DevicePtr, Layout)> {
         self.state.lock().kept.drain(..).map(|kept| (kept.ptr, kept.layout)).collect()
     }
 
-    /// Frees what it keeps.
+    /// Frees the blocks that it keeps.
     pub fn free_all(&self) {
         while let Some(kept) = { self.state.lock().kept.pop() } {
             self.free(kept, self.stream);

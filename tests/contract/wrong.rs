@@ -8,7 +8,7 @@ use millpond::{
     Layout, MemoryInfo, ReportsMemory, ResourceStatistics, Result, StreamRef, Traits, is_same,
 };
 
-/// What the layer does wrong.
+/// The mistake that the layer makes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Mistake {
     /// Nothing.

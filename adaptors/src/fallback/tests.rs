@@ -69,7 +69,7 @@ fn an_address_may_come_from_the_other_one_later() {
     assert_eq!((first.calls().len(), second.calls().len()), (3, 2));
 }
 
-/// What one of the two holds free may be what the other one lacks.
+/// One of the two may hold free memory that the other one lacks.
 #[test]
 fn both_give_way_to_each_other() {
     let table =

@@ -11,7 +11,7 @@ use super::ending::Ending;
 
 /// A log that keeps rows, which are written before the process ends.
 pub(super) trait KeepsRows: Send + Sync {
-    /// Whether the rows are this process's, and not those of the process that it was forked from.
+    /// Whether the rows belong to this process, and not to the process that it was forked from.
     fn is_own_process(&self) -> bool;
 
     /// Starts writing the rows; later ones are written at once.

@@ -63,7 +63,7 @@ impl Lines {
     }
 
     /// # Errors
-    /// Those of the destination; [`WouldBlock`](io::ErrorKind::WouldBlock) from inside the program's own
+    /// The destination's errors; [`WouldBlock`](io::ErrorKind::WouldBlock) from inside the program's own
     /// writer, and [`TimedOut`](io::ErrorKind::TimedOut) if that does not return.
     pub(super) fn flush(&self) -> io::Result<()> {
         if self.status.is_inside() {

@@ -51,7 +51,7 @@ impl LogFile {
     /// Empties the file, and writes the rows that wait.
     ///
     /// # Errors
-    /// Those of [`open`](Self::open), and of writing.
+    /// Fails as [`open`](Self::open) does, or if writing fails.
     pub(super) fn begin(&self) -> io::Result<()> {
         let mut waiting = self.waiting.lock();
         if self.file.get().is_some() {
@@ -119,8 +119,8 @@ impl Opened {
     }
 }
 
-/// Opens what is there, or what a link leads to. A pipe has to have a reader: without one, an ordinary open
-/// waits for ever, and so would the program that builds a stack.
+/// Opens the existing file, or the target of a link. A pipe has to have a reader: without one, an ordinary
+/// open waits for ever, and so would the program that builds a stack.
 #[cfg(unix)]
 fn open_there(path: &Path) -> io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt;

@@ -6,7 +6,7 @@
 //! writes batches in order: most of the time the log's threads do, otherwise [`flush`](Queue::flush), drop,
 //! the end of the process, or a caller that finds its lane full. The number of batches and the length of
 //! lanes are fixed, so rows take bounded memory; no row is ever dropped, and none depends on the log's
-//! threads. Only the program's own writer makes lanes longer: by rows that it logs itself, and by those of
+//! threads. Only the program's own writer makes lanes longer: by rows that it logs itself, and by rows from
 //! threads that it may be waiting for.
 
 use std::collections::VecDeque;

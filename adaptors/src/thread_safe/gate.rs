@@ -107,7 +107,7 @@ impl<R> Gate<R> {
     /// The upstream, without the lock: only its address may be used by a thread that is not inside, unless
     /// threads may share it.
     pub(super) fn upstream_ptr(&self) -> *const R {
-        // SAFETY: the pointer is that of the lock's value, which lives as long as `self`; no reference to the
+        // SAFETY: the pointer leads to the lock's value, which lives as long as `self`; no reference to the
         // whole is made.
         unsafe { &raw const (*self.inside.data_ptr()).upstream }
     }

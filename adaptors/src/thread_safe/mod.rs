@@ -30,8 +30,8 @@ const FREE_PATIENCE: Duration = Duration::from_secs(1);
 /// speed.
 ///
 /// Code below may call back into the whole stack on the same thread, for instance a failure callback that
-/// frees memory: such a call is served at once. The upstream sees what it would see without this adaptor, a
-/// call of its thread during another one, which `&self` allows.
+/// frees memory: such a call is served at once. The upstream sees the same as without this adaptor: a call
+/// of its thread during another one, which `&self` allows.
 ///
 /// Code below should not wait for another thread that uses the stack: that thread waits until the call inside
 /// ends. If one call does not end for the [patience](ThreadSafeLayer::patience), a minute by default, calls
@@ -69,7 +69,7 @@ const FREE_PATIENCE: Duration = Duration::from_secs(1);
 pub struct ThreadSafeResourceAdaptor<R> {
     /// Read once: a reference into the upstream could not outlive the lock.
     driver: DriverHandle,
-    /// What the upstream says of itself, read once: a caller that asks needs no lock.
+    /// The upstream's description of itself, read once: a caller that asks for it needs no lock.
     stack: String,
     accessibility: Accessibility,
     is_stream_ordered: bool,
@@ -127,9 +127,9 @@ impl<R: DeviceMemoryResource> ThreadSafeResourceAdaptor<R> {
 
     /// The upstream, if threads may use it without the lock.
     fn shareable(&self) -> Option<&R> {
-        // SAFETY: the pointer is that of the upstream, which lives as long as `self`, and the lock only ever
-        // gives out shared references, so this one conflicts with none. By what it says of itself, several
-        // threads may use the upstream at the same time.
+        // SAFETY: the pointer leads to the upstream, which lives as long as `self`, and the lock only ever
+        // gives out shared references, so this one conflicts with none. The upstream says of itself that
+        // several threads may use it at the same time.
         self.is_shareable.then(|| unsafe { &*self.gate.upstream_ptr() })
     }
 }

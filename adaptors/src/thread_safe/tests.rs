@@ -105,7 +105,7 @@ fn the_thread_inside_may_come_back_in() {
 
 type Inside = Box<dyn Fn(&str, &AnyResource) + Send + Sync>;
 
-/// A stack whose code below `thread_safe` runs `inside` at each call, and the calls that reach what is below.
+/// A stack whose code below `thread_safe` runs `inside` at each call, and the calls that reach the upstream.
 fn stack_with(patience: Duration, inside: Inside) -> (AnyResource, mock::Handle) {
     let place: Arc<OnceLock<Weak<dyn DeviceMemoryResource + Send + Sync>>> = Arc::default();
     let (upstream, handle) = mock();
@@ -134,8 +134,8 @@ fn watched(test: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// What is below joins threads that use the stack: each of their calls ends, with an error that says why, and
-/// a free is carried out by the call inside.
+/// Code below joins threads that use the stack: each of their calls ends, with an error that says why, and
+/// the call inside carries out a free.
 #[test]
 fn issue_29_a_thread_that_the_inside_waits_for_has_an_error_and_its_free_is_not_lost() {
     watched(|| {

@@ -117,7 +117,7 @@ fn a_buffer_outlives_its_stream() {
     }
 }
 
-/// What is dropped unread waits for the work of the stream that is gone, on every kind of upstream.
+/// A buffer that is dropped unread waits for the work of its ended stream, on every kind of upstream.
 #[test]
 fn a_buffer_that_outlived_its_stream_is_freed() {
     let table = LayerTable::new(millpond_resources::LAYERS.iter().copied());
@@ -212,6 +212,6 @@ fn a_container_prints_its_stack_and_not_what_the_stack_holds() {
     }
     let parts = buffer.into_raw_parts();
     assert!(format!("{parts:?}").ends_with("resource: cuda+pool }"), "{parts:?}");
-    // SAFETY: the parts are those of a whole buffer.
+    // SAFETY: the parts make up a whole buffer.
     drop(unsafe { DeviceBuffer::from_raw_parts(parts) });
 }

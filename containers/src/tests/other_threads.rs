@@ -3,7 +3,7 @@
 use super::*;
 use crate::HostStaging;
 
-/// A use of a buffer by another thread than its owner's; returns what it read, once that is there.
+/// A use of a buffer by another thread than its owner's; returns the values it read, once they are there.
 type Use = fn(&Bench, &DeviceBuffer<Pool>) -> Box<dyn FnOnce() -> Vec<u64> + Send>;
 
 const USES: &[(&str, Use)] = &[

@@ -54,7 +54,7 @@ fn the_device_reads_pinned_memory_late() {
     assert!(found);
 }
 
-/// What the driver calls may ask for the memory, also from another thread that it waits for.
+/// Code that the driver calls may ask for the memory, also from another thread that it waits for.
 #[test]
 fn the_driver_is_asked_without_a_lock() {
     let bench = Bench::new(SimConfig::h200());

@@ -274,10 +274,10 @@ pub trait Driver: Debug + Send + Sync + 'static {
     unsafe fn stream_destroy(&self, stream: StreamRef) -> DriverResult<()>;
     /// The stream behind a raw handle, with its unique id (`cuStreamGetId`, about 33 ns; for a
     /// stream that this driver did not make, it asks first whether it captures). While a stream
-    /// captures that was not made by this driver, its id is that of the capture, since CUDA does not tell the
+    /// captures that was not made by this driver, it has the id of the capture, since CUDA does not tell the
     /// stream's. Before CUDA 12.0 it tells no ids: then each call gives a stream from elsewhere another id,
-    /// so keep the result to name that stream again. The caller vouches that the handle is that of a living
-    /// stream; and, if it was not made by this driver, that it lives as long as what is returned is
+    /// so keep the result to name that stream again. The caller vouches that the handle names a living
+    /// stream; and, if it was not made by this driver, that it lives as long as the result is
     /// [used](StreamRef::foreign).
     unsafe fn stream_ref(&self, handle: u64) -> DriverResult<StreamRef>;
     /// Whether a stream that was made by this driver was destroyed since, or never existed; it asks CUDA

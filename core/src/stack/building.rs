@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::Result;
 
-/// What the layers of a stack that is being built do when all layers are there.
+/// The steps that the layers of a stack take once all layers are there.
 #[derive(Default)]
 pub struct Building {
     at_end: Vec<Box<dyn AtEnd>>,

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use crate::{DeviceId, Error, Result};
 
 /// The variables by which launchers number the processes of a job, in the order in which they are read:
-/// those of torchrun, Open MPI, PMIx, MPICH, MVAPICH, Slurm, and the number within one host.
+/// the variables of torchrun, Open MPI, PMIx, MPICH, MVAPICH, Slurm, and the number within one host.
 pub const RANK_VARIABLES: [&str; 7] = [
     "RANK",
     "OMPI_COMM_WORLD_RANK",
@@ -74,7 +74,7 @@ fn hexadecimal(digit: u8) -> Option<u8> {
 }
 
 impl FilePath {
-    /// A path in which names in braces stand for what the [module](self::FilePath) says.
+    /// A path in which names in braces stand for the values that the [type](self::FilePath) lists.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self(path.into().into_os_string())
     }

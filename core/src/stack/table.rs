@@ -17,7 +17,7 @@ use crate::{AnyResource, ByteSize, Driver, DriverHandle, Error, Result};
 pub enum LayerKind {
     /// Takes its memory from the driver; stands first. Reads its parameters while it is built.
     Base(fn(&Params<'_>, &DriverHandle) -> Result<AnyResource>),
-    /// Stands on what is below. Reads its parameters while it is built.
+    /// Stands on the resource below. Reads its parameters while it is built.
     Layer(fn(&Params<'_>, AnyResource) -> Result<AnyResource>),
     /// A base that reads its parameters before anything is built.
     ReadBase(for<'a> fn(&Params<'a>) -> Result<BaseBuilder<'a>>),
@@ -206,7 +206,7 @@ impl<'a> Params<'a> {
     {
         let Some(text) = self.text(key)? else { return Ok(None) };
         text.parse().map(Some).map_err(|error: T::Err| {
-            // The standard library's words for a number are those of a programmer in Rust.
+            // The standard library's errors about a number use the words of a programmer in Rust.
             let why = match (&error as &dyn Any).downcast_ref::<ParseIntError>().map(ParseIntError::kind) {
                 Some(IntErrorKind::PosOverflow) => "the number is too large".to_owned(),
                 Some(_) => "that is no whole number; write for example 16".to_owned(),

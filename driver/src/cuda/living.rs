@@ -36,7 +36,7 @@ pub(super) struct Use(Arc<Living>);
 /// What became of the wish to end a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum End<T> {
-    /// What the call that ends it returned.
+    /// The result of the call that ends it.
     Asked(T),
     /// The handle is none of a stream that was made here.
     Elsewhere,

@@ -92,7 +92,7 @@ pub fn current_ordinal() -> Option<u32> {
     u32::try_from(device).ok()
 }
 
-/// The device of a stream: that of its context. `None` if CUDA cannot be used, or its driver cannot tell. It
+/// The device of a stream's context. `None` if CUDA cannot be used, or its driver cannot tell. It
 /// touches no other device.
 ///
 /// # Errors

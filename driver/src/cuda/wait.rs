@@ -26,7 +26,7 @@ const ROUNDS: [Duration; 3] =
 /// How often the host's part of the work looks at the free.
 const STEP: Duration = Duration::from_micros(100);
 
-/// What the thread that frees and the work of the stream tell each other.
+/// State that the freeing thread and the work of the stream share.
 struct Watched {
     /// How long the work goes on while the free is under way.
     patience: Duration,

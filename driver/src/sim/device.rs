@@ -34,7 +34,7 @@ pub(crate) struct Shared {
     pub(super) machine: Option<(Devices, usize)>,
     /// Whether other devices can use its memory, and this one theirs.
     pub(super) has_peers: bool,
-    /// What is called before each call, and whether there is anything.
+    /// The observer that is called before each call, and whether there is one.
     pub(super) observer: RwLock<Option<Observer>>,
     pub(super) is_observed: AtomicBool,
 }

@@ -217,7 +217,7 @@ def free_port():
 
 
 def job(kind, order, steps):
-    """Run a job of two ranks; return what it says."""
+    """Run a job of two ranks; return its report."""
     idle, port = settled_mib(), free_port()
     ranks = []
     for rank in range(RANKS):
@@ -245,7 +245,7 @@ def job(kind, order, steps):
 
 
 def faults_of(runs):
-    """Compare each run with PyTorch's own; return what is wrong in words."""
+    """Compare each run with PyTorch's own; return the faults in words."""
     faults = []
     base = {run["kind"]: run for run in runs if run["order"] == "pytorch"}
     for run in runs:
@@ -312,7 +312,7 @@ def touch_main(name):
 
 
 def touch(out):
-    """Run each library in a process with LOCAL_RANK=1; return what is wrong in words."""
+    """Run each library in a process with LOCAL_RANK=1; return the faults in words."""
     faults = []
     for name, (_, expected) in TOUCH.items():
         command = [sys.executable, __file__, "--touch-one", name]

@@ -38,7 +38,7 @@ impl<'a> Reads<'a> {
         Self { logs, profiles: profile.into_iter().collect(), stacks, device: number }
     }
 
-    /// Refuses stacks that would overwrite what is read, or a file that this run has written.
+    /// Refuses stacks that would overwrite a file that is read, or that this run has written.
     ///
     /// # Errors
     /// The file, and another one to name instead.
@@ -90,7 +90,7 @@ impl<'a> Reads<'a> {
         Ok(())
     }
 
-    /// What is read from this file, if it is read.
+    /// The kind of input that the run reads from this file, if it reads it.
     fn read_from(&self, file: &Path) -> Result<Option<&'static str>> {
         let is_file = |read: &Path| FilePlace::is_same(read, file);
         if self.logs.iter().any(|log| is_file(input(log))) {

@@ -34,7 +34,7 @@ const LARGEST_SPARE: u64 = 64 << 20;
 #[derive(Clone, Debug)]
 struct Route {
     stream: StreamRef,
-    /// That of the thread that opened it, for a per-thread stream.
+    /// For a per-thread stream, the id on the thread that opened it.
     id: StreamId,
     scope: Arc<Scope>,
 }
@@ -178,7 +178,7 @@ impl<R: DeviceMemoryResource> Inner<R> {
             Err(error)
                 if error.is_out_of_memory() && !error.is_impossible() && side == Some(Side::Ordinary) =>
             {
-                // What another thread frees meanwhile may join what the first wait covers.
+                // Blocks that another thread frees meanwhile may join the blocks that the first wait covers.
                 let waited = (0..2).find_map(|_| {
                     self.wait_and_collect(scope);
                     take()
@@ -249,7 +249,7 @@ impl<R: DeviceMemoryResource> Inner<R> {
         let in_units = |bytes| align_up(bytes, SPAN_UNIT).unwrap_or(exact);
         let larger = [in_units(exact.max(spare)), in_units(exact)].into_iter().filter(|bytes| *bytes > exact);
         let take = |bytes| Ok((self.upstream.allocate(Layout::new(bytes), aside)?, bytes));
-        // What is below may have a limit for one block.
+        // The upstream may have a limit for one block.
         let taken = larger.map(take).find(|taken| !taken.as_ref().is_err_and(is_refusal));
         let taken: Result<_> = taken.unwrap_or_else(|| take(exact));
         let (span, bytes) = taken.map_err(|error| error.context("a scope of captured graphs grows"))?;

@@ -87,7 +87,7 @@ pub(super) struct DeviceWait {
     parked: u64,
 }
 
-/// What is to be recorded when the scope closes for a stream.
+/// The events to record when the scope closes for a stream.
 #[derive(Debug)]
 pub(super) struct Closing {
     /// The streams on which events are wanted.
@@ -237,7 +237,7 @@ impl Memory {
         self.heap.free(held.chunk, owner_of(place), CAPTURED);
     }
 
-    /// Keeps a block until what it waits for is done.
+    /// Keeps a block until the work that it waits for is done.
     pub(super) fn park(&mut self, held: Held, waits: Vec<Wait>, capture: Option<(StreamId, u64)>) {
         if self.has_ended {
             return self.free_unowned(held);
@@ -355,7 +355,7 @@ impl Memory {
         self.free_ready();
     }
 
-    /// What is freed now on ordinary streams, or parked.
+    /// Notes the blocks that are freed so far on ordinary streams, and the parked ones.
     pub(super) fn begin_device_wait(&self) -> DeviceWait {
         let places = self.places.iter().enumerate();
         let ordinary = places.filter(|(_, known)| matches!(known.key, Some((_, Side::Ordinary))));
@@ -427,7 +427,7 @@ impl Memory {
         spans.into_iter().map(|region| (DevicePtr::new(region.base), region.bytes)).collect()
     }
 
-    /// Removes all events: those of an ended scope are of no use.
+    /// Removes all events: an ended scope has no use for them.
     pub(super) fn remove_events(&mut self) -> Vec<Event> {
         let of_places = self.places.iter_mut().filter_map(|place| place.event.take());
         let of_places: Vec<Event> = of_places.map(|(event, _)| event).collect();

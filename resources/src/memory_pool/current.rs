@@ -24,7 +24,7 @@ struct Current {
 }
 
 impl Current {
-    /// Takes out the pools of a device other than this one, and those of lost devices. The caller drops them
+    /// Takes out all pools of a device except this one, and the pools of lost devices. The caller drops them
     /// without the lock: their end calls the driver.
     fn take_replaced(&mut self, health: &Arc<Health>, current: MemPool) -> Vec<Arc<Inner>> {
         let is_replaced = |pool: &mut Arc<Inner>| {
@@ -74,7 +74,7 @@ pub(super) fn set(pool: &Arc<Inner>) -> Result<()> {
     set
 }
 
-/// Calls `look` until no pool was made current meanwhile, and returns what it found.
+/// Calls `look` until no pool was made current meanwhile, and returns its finding.
 pub(super) fn looked<T>(mut look: impl FnMut(Vec<Arc<Inner>>) -> Result<T>) -> Result<T> {
     for _ in 1..MOST_LOOKS {
         let (pools, seen) = known();

@@ -227,7 +227,7 @@ impl Inner {
     }
 
     /// Frees a block in the order of a stream that does not capture; after a reset of the context, at once.
-    /// What the driver refuses is kept for later.
+    /// A block that the driver refuses is kept for later.
     fn free_on(&self, base: DevicePtr, bytes: u64, stream: StreamRef, allocated: NamedStream) {
         // SAFETY: the block is the driver's, was handed out, and came back in the order of this stream.
         let Err(error) = self.ask(|driver| unsafe { driver.mem_free_async(base, stream) }) else {
@@ -379,7 +379,7 @@ impl Inner {
         !is_on_device || self.ask(|driver| driver.mem_get_info()).is_ok_and(|info| bytes <= info.total)
     }
 
-    /// Adds what the pool holds, and what bounds it. What the driver does not answer is left out.
+    /// Adds the pool's memory and its limits. A value that the driver does not answer is left out.
     #[cold]
     pub(crate) fn fill_in(&self, report: &mut OutOfMemoryReport) {
         let _captures = CaptureModeGuard::relaxed(&*self.driver);

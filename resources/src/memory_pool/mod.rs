@@ -422,7 +422,7 @@ fn check_handles(driver: &dyn Driver, props: MemPoolProps) -> Result<()> {
     }
 }
 
-/// A reset of the context ends what is current. A pool that was current is not kept longer than its user
+/// A reset of the context ends the current pools. A pool that was current is not kept longer than its user
 /// keeps it.
 impl Drop for MemoryPool {
     fn drop(&mut self) {

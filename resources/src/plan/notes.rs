@@ -1,4 +1,4 @@
-//! What the layer reports through `tracing`: noted under its lock, and said after the lock is released.
+//! Events for `tracing`: the layer notes them under its lock, and reports them after it releases the lock.
 
 use std::fmt;
 use std::time::Duration;

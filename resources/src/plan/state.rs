@@ -75,7 +75,7 @@ pub(crate) struct State {
     pub(crate) counts: PlanStatistics,
     /// Lanes that go back to upstream on these streams once the lock is released.
     leaving: Vec<(DevicePtr, u64, StreamRef)>,
-    /// What is reported then.
+    /// The notes to report then.
     notes: Vec<Note>,
     /// The calls until the driver is asked about dropped plans.
     calls_to_query: u32,
@@ -316,7 +316,7 @@ impl State {
         self.notes.push(note);
     }
 
-    /// Takes the lanes that go back, and what is reported.
+    /// Takes the lanes that go back, and the notes to report.
     pub(crate) fn take_left(&mut self) -> (Vec<(DevicePtr, u64, StreamRef)>, Vec<Note>) {
         (std::mem::take(&mut self.leaving), std::mem::take(&mut self.notes))
     }

@@ -1,4 +1,4 @@
-//! What the resources over the driver's pools say to mistakes.
+//! Tests how the resources over the driver's pools answer mistakes.
 
 use super::*;
 
@@ -140,7 +140,7 @@ fn more_than_the_maximum_is_out_of_memory() {
     ] {
         assert!(text.contains(part), "{text}");
     }
-    // What is free in other sizes makes room.
+    // Free memory in other sizes makes room.
     let s = stream(&device);
     let halves = [(); 2].map(|()| resource.allocate_bytes(MIB, s).unwrap());
     device.launch_for(s, &[Access::write(halves[0], MIB, 1)], 1_000_000);

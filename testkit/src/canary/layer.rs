@@ -23,9 +23,9 @@ const LOSES_ONE_OF: u64 = 7;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum WrongLayer {
-    /// What is freed on a capturing stream counts as ordered, whatever used it before the capture.
+    /// A block freed on a capturing stream counts as ordered, whatever used it before the capture.
     TrustsCaptures,
-    /// The layer fills blocks, on the stream of the request, and does not say so to what is above.
+    /// The layer fills blocks, on the stream of the request, and does not say so to the layers above.
     HidesWork,
     /// A lock is held while upstream is called.
     HoldsLock,
@@ -90,7 +90,7 @@ struct State {
 struct Kept {
     ptr: DevicePtr,
     layout: Layout,
-    /// Not the [`StreamRef`]: that of a per-thread stream is another stream on another thread.
+    /// Not the [`StreamRef`]: for a per-thread stream it names another stream on another thread.
     stream: StreamId,
     /// Recorded at the free; `None` if the block counts as ordered for any stream.
     event: Option<Event>,
@@ -100,7 +100,7 @@ impl CanaryLayer {
     /// Builds the layer as a handle. `wrong` is the mistake that it makes.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn build(upstream: AnyResource, wrong: Option<WrongLayer>) -> Result<AnyResource> {
         let outliving = match wrong {
             Some(WrongLayer::KeepsAtReset) => {
@@ -242,8 +242,8 @@ impl CanaryLayer {
     }
 }
 
-// SAFETY: blocks are upstream's. A kept one goes to a stream that waits for its free; what a mistake breaks
-// is what the tests look for.
+// SAFETY: blocks are upstream's. A kept one goes to a stream that waits for its free; the tests look for
+// the rules that a mistake breaks.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl DeviceMemoryResource for CanaryLayer {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {

@@ -123,7 +123,7 @@ where
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         let is_late = self.wrong == Some(WrongWork::AfterPassingOn);
-        // What is not cleared is freed all the same.
+        // A block that is not cleared is freed all the same.
         if !is_late {
             let _ = self.clear(ptr, layout, stream);
         }

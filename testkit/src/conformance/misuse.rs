@@ -120,7 +120,7 @@ fn a_wrong_size_is_refused(context: &Context<'_>) -> Outcome {
     Passed
 }
 
-/// What the layers count as in use: a free that one of them refuses frees nothing.
+/// The bytes and blocks that each layer counts as in use: a free that one of them refuses frees nothing.
 fn in_use(resource: &AnyResource) -> Vec<(String, Option<u64>, Option<[u64; 4]>)> {
     let layers = resource.memory_report().layers.into_iter().map(|layer| {
         let counts = layer

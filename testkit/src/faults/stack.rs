@@ -4,8 +4,8 @@
 //! drops. It is run once to learn the driver calls, and then again for each call and some of [`KINDS`], as
 //! [`Ways`] says.
 //!
-//! In every case there is no panic, and no block is freed twice or too early. No memory is left but that of a
-//! failed free (or a failed wait when dropping). Afterwards the resource works again, or is poisoned after a
+//! In every case there is no panic, and no block is freed twice or too early. Only a failed free leaves
+//! memory, or a failed wait when dropping. Afterwards the resource works again, or is poisoned after a
 //! sticky error.
 
 use std::collections::BTreeMap;

@@ -13,14 +13,14 @@ pub trait ScopeOfGraphs: Send {
     /// Opens the scope for a stream, until the returned value is dropped.
     ///
     /// # Errors
-    /// Those of the layer.
+    /// The layer's errors.
     fn open(&self, stream: StreamRef) -> Result<Box<dyn Send>>;
 }
 
 /// Makes a scope for captured graphs.
 ///
 /// # Errors
-/// Those of the layer.
+/// The layer's errors.
 pub type NewScope = fn(&AnyResource) -> Result<Box<dyn ScopeOfGraphs>>;
 
 /// The shape of programs, and the checks.

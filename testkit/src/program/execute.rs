@@ -117,7 +117,7 @@ impl Execution {
         oracle::after_step(self)
     }
 
-    /// Drops the resource, and looks at what it leaves.
+    /// Drops the resource, and checks the device after it.
     fn end(self) -> Result<Summary, Broken> {
         let Self { device, resource, summary, ending, guest, scopes, .. } = self;
         drop((guest, scopes));
@@ -213,7 +213,7 @@ impl Execution {
         let (scope, born) = (self.scope_of(stream), self.captures.of(stream));
         let mut uses = Uses::default();
         if born.is_some() {
-            // Work outside of the capture comes after what the stream came after there.
+            // Work outside of the capture comes after the stream's clock there.
             uses.all.join(self.order.outside(stream));
             uses.written = uses.all.clone();
         }

@@ -28,7 +28,7 @@ pub(super) struct Live {
     pub(super) tag: u64,
     /// Whether the block has that tag: some write ran, and no graph of the block's scope since.
     pub(super) is_known: bool,
-    /// The uses outside of captures, and what the block's first stream came after when it got the block.
+    /// The uses outside of captures, and the clock of the block's first stream when it got the block.
     pub(super) uses: Uses,
     /// The uses in captures that are under way.
     pub(super) captured: Vec<(CaptureId, Uses)>,

@@ -25,7 +25,7 @@ impl Execution {
         Ok(())
     }
 
-    /// Joins the streams of the capture and ends it. What it holds is over then.
+    /// Joins the streams of the capture and ends it. The uses that it holds are over then.
     pub(super) fn end_capture(&mut self, stream: Stream) -> Checks {
         let found = self.captures.live.iter().find(|capture| capture.origin == stream);
         let Some(others) = found.map(|capture| capture.streams[1..].to_vec()) else { return Ok(()) };

@@ -127,7 +127,7 @@ impl Execution {
         Ok(())
     }
 
-    /// What a graph uses is its own, or that of blocks of its scope.
+    /// A graph uses only memory of its own, or of blocks of its scope.
     fn check_ranges(&self, pieces: &[Piece]) -> Checks {
         let other = self.resource.shadow(|shadow| {
             shadow.live().find_map(|(ptr, layout)| {

@@ -1,8 +1,8 @@
 //! The order of a careful caller's own work: a vector clock for each stream.
 //!
-//! A stream that captures has two clocks. What it submits becomes a part of the graph and does not run, so an
+//! A stream that captures has two clocks. Its work becomes a part of the graph and does not run, so an
 //! order that is captured holds for the graph alone: the clock of the capture knows it. The other clock knows
-//! what the stream comes after outside of the capture, and is the stream's again after the capture.
+//! the work that the stream comes after outside of the capture, and is the stream's again after the capture.
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -120,7 +120,7 @@ impl Order {
         self.outside.insert(stream, clock);
     }
 
-    /// The stream's capture ends, and what it told the stream is forgotten. Its ticks go on.
+    /// The stream's capture ends, and the stream forgets the order of the capture. Its ticks go on.
     pub(super) fn leave_capture(&mut self, stream: Stream) {
         let Some(mut clock) = self.outside.remove(&stream) else { return };
         let known = self.stream(stream);

@@ -1,4 +1,4 @@
-//! What is known about a stack from the names of its layers.
+//! Facts about a stack that follow from the names of its layers.
 
 use millpond_core::stack::LayerSpec;
 
@@ -65,7 +65,7 @@ pub(super) fn largest_bytes(layers: &[LayerSpec]) -> u64 {
 }
 
 /// Whether a request that is refused is refused again after a trim, with nothing else in between. Not if
-/// another stack stands beside this one, and may have what it does not need.
+/// another stack stands beside this one, and may have memory that it does not need.
 pub(super) fn is_out_of_memory_for_good(layers: &[LayerSpec]) -> bool {
     let has_other = layers.iter().any(|layer| layer.to_string().contains('('));
     !has_other && !named(layers, "failure_callback")

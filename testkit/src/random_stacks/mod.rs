@@ -52,7 +52,7 @@ impl Stacks {
     /// The stack of a seed.
     ///
     /// # Errors
-    /// Those of the text of an option.
+    /// Fails if the text of an option is wrong.
     pub fn draw(&self, seed: u64) -> Result<StackSpec> {
         let mut rng = Rng::new(seed ^ 0x7374_6163_6b73);
         let base = match rng.percent(40) {
@@ -89,7 +89,7 @@ impl Stacks {
     /// some layers look for it.
     ///
     /// # Errors
-    /// Those of building.
+    /// Fails if the stack cannot be built.
     pub fn build(&self, stack: &StackSpec, driver: &DriverHandle) -> Result<AnyResource> {
         let mut built: Option<AnyResource> = None;
         for layer in stack.layers() {

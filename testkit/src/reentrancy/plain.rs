@@ -29,7 +29,7 @@ unsafe impl DeviceMemoryResource for Plain {
     }
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
-        // SAFETY: the caller's promises; the driver refuses what it does not know.
+        // SAFETY: the caller's promises; the driver refuses a pointer that it does not know.
         let is_refused = !ptr.is_null() && call(&*self.0, |driver| unsafe { driver.mem_free(ptr) }).is_err();
         if is_refused {
             let (kind, resource) = (MisuseKind::ForeignPointer, self.to_string());

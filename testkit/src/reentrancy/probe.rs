@@ -58,7 +58,7 @@ struct Shared {
     /// Blocks of the topmost layer that are there to be freed.
     spare: Mutex<Vec<(DevicePtr, Layout)>>,
     patience: Duration,
-    /// What it does now.
+    /// The call that it makes now.
     doing: Mutex<Option<Doing>>,
     findings: Mutex<Vec<Finding>>,
     calls: AtomicU64,
@@ -82,7 +82,7 @@ pub(super) struct Doing {
 /// A layer that hangs, or panics, if code that it calls comes back.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
-    /// What the layer called, for instance `cuMemAlloc` or `upstream's allocate`.
+    /// The function that the layer called, for instance `cuMemAlloc` or `upstream's allocate`.
     pub caller: String,
     /// The stack up to the layer whose call did not return: those below it answered.
     pub layer: String,
@@ -110,7 +110,7 @@ impl Doing {
 thread_local! {
     /// Whether the thread is in a probe: what that calls is not probed again.
     static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
-    /// The probe of what the process has one of: the misuse hook, and the subscriber.
+    /// The probe for the two things that the process has one of: the misuse hook, and the subscriber.
     static OF_THREAD: RefCell<Option<Probe>> = const { RefCell::new(None) };
 }
 

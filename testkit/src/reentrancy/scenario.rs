@@ -118,7 +118,7 @@ fn exhaust(stack: &AnyResource, other: StreamRef) {
 fn misuse(stack: &AnyResource, (ptr, layout): Block) {
     let (inside, longer) = (DevicePtr::new(ptr.address() + 256), Layout::new(layout.bytes() + 1));
     for (ptr, layout) in [(inside, layout), (ptr, longer), (ptr, layout), (ptr, layout)] {
-        // SAFETY: none. This is what the stack has to refuse; the memory is the simulated device's, which
+        // SAFETY: none. The stack has to refuse this call; the memory is the simulated device's, which
         // nothing reads.
         unsafe { stack.deallocate(ptr, layout, StreamRef::LEGACY) };
     }

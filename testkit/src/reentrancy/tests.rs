@@ -1,4 +1,4 @@
-//! Tests the check itself: it finds what it must, and nothing else.
+//! Tests the check itself: it finds the lock of each canary, and nothing else.
 
 use std::sync::Arc;
 use std::time::Duration;

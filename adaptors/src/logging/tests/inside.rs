@@ -18,7 +18,7 @@ const FLUSHES: [Flush; 3] = [Flush::EveryRow, Flush::Buffered, Flush::Async];
 
 type Logged = LoggingResourceAdaptor<MockResource>;
 
-/// What the writer does, once.
+/// An action that the writer takes once.
 type Act = Box<dyn FnOnce(Arc<Logged>) + Send>;
 
 /// A writer that uses the stack during one write.

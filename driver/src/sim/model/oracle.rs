@@ -85,7 +85,7 @@ impl Oracle {
     }
 
     /// Lends a piece to a block on `slot`: no other block may hold it, and `slot` must come after all its
-    /// history. Of what was captured that is what is `in_same_capture`.
+    /// history. Of captured work, only work that is `in_same_capture` counts.
     pub(crate) fn lend(
         &mut self,
         order: &Order,
@@ -116,7 +116,7 @@ impl Oracle {
         finding
     }
 
-    /// Leaves behind what the next owner of a block must come after; `is_captured`: it returns in a capture.
+    /// Leaves the work that a block's next owner must come after; `is_captured`: it returns in a capture.
     pub(crate) fn give_back(&mut self, order: &Order, block: &Block, slot: Slot, is_captured: bool) {
         let position = order.position(slot);
         for piece in &block.pieces {

@@ -185,7 +185,7 @@ impl Order {
         new
     }
 
-    /// Ends what a capture told a stream: its work comes after what it came after before, and after itself.
+    /// Drops the order that a capture gave a stream: its work comes after `before`, and after itself.
     pub(crate) fn leave_capture(&mut self, slot: Slot, before: Clock) {
         let lane = &mut self.lanes[slot];
         lane.clock = before;

@@ -124,7 +124,7 @@ fn warn_refused(peer: DeviceId, error: &DriverError) {
 pub(crate) struct Admission {
     /// The devices that are to get access.
     pub(super) planned: Vec<DeviceId>,
-    /// Those of them that the driver did not refuse so far.
+    /// The planned devices that the driver has not refused so far.
     pub(super) devices: Vec<DeviceId>,
     /// Devices that the driver refused.
     pub(super) refused: Vec<DeviceId>,

@@ -17,7 +17,7 @@ use crate::block_map::NIL;
 /// 4. Mappings of an alias are contiguous; each handle lists the aliases that it is in, and no others.
 /// 5. A block's pieces are chunks in use, each in one block only. Of two pieces in a row, the first ends with
 ///    its handle, and the second starts with its own.
-/// 6. The bytes of physical memory are those of the handles, and of plans and releases under way. A handle
+/// 6. The bytes of physical memory equal the handles' bytes, plus plans and releases under way. A handle
 ///    whose release is committed counts no longer, even if another release still has to unmap it from an
 ///    alias; the driver keeps its memory until then.
 impl Pages {

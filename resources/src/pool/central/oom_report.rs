@@ -29,7 +29,7 @@ impl<R: DeviceMemoryResource> Central<R> {
             Refusal::Impossible(info) => (None, Some(info)),
         };
         let below = refused.as_mut().and_then(Error::take_out_of_memory_report);
-        // What the driver has, this report says by itself.
+        // This report states the driver's memory by itself.
         let below = below.filter(|below| !below.is_of_driver());
         let is_by_device = below.is_none()
             && refused.as_ref().and_then(Error::driver_error).is_some_and(|error| error.is_out_of_memory());

@@ -99,7 +99,7 @@ impl CentralCore {
     }
 
     /// Runs a task by foreign code: upstream, the driver, a subscriber. If that panics, the task is aborted,
-    /// so that what it had planned is there for others.
+    /// so that others can use the memory that it had planned.
     pub(crate) fn run_or_abort<T>(&self, mut task: Task, run: impl FnOnce(&mut Task) -> T) -> (Task, T) {
         match catch_unwind(AssertUnwindSafe(|| run(&mut task))) {
             Ok(outcome) => (task, outcome),

@@ -41,7 +41,7 @@ pub(crate) struct Turn<'a> {
 }
 
 impl Turns {
-    /// Begins a call, after those of other threads if they end soon.
+    /// Begins a call, after other threads' calls if they end soon.
     pub(crate) fn enter(&self) -> Turn<'_> {
         let guard = if self.is_inside() { None } else { self.turn.try_lock_for(TURN_PATIENCE) };
         self.begin(guard)
