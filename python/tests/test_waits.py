@@ -201,6 +201,9 @@ def test_ctrl_c_in_a_function_of_the_program_is_no_error_of_it(kind):
 def test_ctrl_c_in_a_function_that_takes_a_block_back_comes_again():
     """A free cannot fail."""
     text = (
+        # A job in the background is started with the signal ignored.
+        "import signal\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "import millpond\n"
         "from millpond import mr\n"
         "base = mr.StatisticsResourceAdaptor(mr.CudaMemoryResource())\n"
