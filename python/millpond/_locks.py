@@ -16,7 +16,9 @@ def lock():
 
 def _free_in_child():
     for made in list(_made):
-        made._at_fork_reinit()
+        # The thread that forked goes on in the child, and ends what it holds.
+        if not made._is_owned():
+            made._at_fork_reinit()
 
 
 if hasattr(os, "register_at_fork"):

@@ -392,6 +392,8 @@ impl Block {
         if !is_back {
             return py.detach(|| drop(self));
         }
+        // As the drop does, which does not run.
+        self.hide();
         let mut this = ManuallyDrop::new(self);
         // SAFETY: both are taken once, and the block is not dropped.
         let (source, stream) =

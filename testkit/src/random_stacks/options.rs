@@ -15,9 +15,15 @@ const REQUIRED: &[(&str, &str)] =
 /// Options that are in every stack, since the default would not be the same each time.
 const ALWAYS: &[(&str, &str)] = &[("plan", "repeat"), ("plan", "background"), ("retry", "timeout")];
 
-/// Options that no stack has: they name files of other runs, or a program's own writer.
-const NEVER: &[(&str, &str)] =
-    &[("plan", "file"), ("plan", "time"), ("logging", "to"), ("arena", "dump_log_on_failure")];
+/// Options that no stack has: they name files of other runs or a program's own writer, or bound a hang, which
+/// the watchdog finds.
+const NEVER: &[(&str, &str)] = &[
+    ("plan", "file"),
+    ("plan", "time"),
+    ("logging", "to"),
+    ("arena", "dump_log_on_failure"),
+    ("thread_safe", "patience"),
+];
 
 const DRAWN: &[(&str, Options)] = &[
     ("cuda", &[]),
