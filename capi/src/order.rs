@@ -20,7 +20,8 @@ fn with_event<T>(
         let event = driver.event_create(EventFlags::default())?;
         let answer = body(driver, event);
         // SAFETY: the event is this function's own.
-        answer.and_then(|answer| unsafe { driver.event_destroy(event) }.map(|()| answer))
+        let ended = unsafe { driver.event_destroy(event) };
+        answer.and_then(|answer| ended.map(|()| answer))
     })
 }
 

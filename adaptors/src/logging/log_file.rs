@@ -91,8 +91,9 @@ impl LogFile {
 /// A file that is open, and as it was before.
 #[derive(Debug)]
 struct Opened {
-    file: Locked,
     made: Made,
+    // Dropped after `made`, which may remove the file: until then it is locked.
+    file: Locked,
 }
 
 impl Opened {
@@ -113,7 +114,8 @@ impl Opened {
         // A pipe, a terminal or the like has nothing to truncate.
         let is_regular = file.metadata()?.is_file();
         if is_regular {
-            lock(&file)?;
+            // A file that another process has locked since is that one's log, and stays.
+            lock(&file).inspect_err(|_| made.file = None)?;
         }
         Ok(Self { file: Locked { file, is_regular, process: std::process::id() }, made })
     }

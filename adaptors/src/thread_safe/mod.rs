@@ -117,6 +117,10 @@ impl<R: DeviceMemoryResource> ThreadSafeResourceAdaptor<R> {
         let driver = &*self.driver;
         let _captures = CaptureModeGuard::relaxed(driver);
         let waited = call(driver, |driver| {
+            if driver.stream_is_gone(stream) {
+                // Its work may go on: the wait for the device covers destroyed streams.
+                return driver.synchronize_beside_captures();
+            }
             if driver.stream_is_capturing(stream)? {
                 return Ok(false);
             }
