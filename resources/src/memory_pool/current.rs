@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::inner::Inner;
 
-static CURRENT: Mutex<Current> = Mutex::new(Current { pools: Vec::new(), begun: 0, ended: 0 });
+static CURRENT: Mutex<Current> = Mutex::new(Current { pools: Vec::new(), begun: 0, under_way: Vec::new() });
 
 /// How often a call looks again because the current pool changed meanwhile. Code that the driver calls may
 /// change it each time.
@@ -19,8 +19,31 @@ struct Current {
     pools: Vec<Arc<Inner>>,
     /// How many changes began.
     begun: u64,
-    /// How many changes ended.
-    ended: u64,
+    /// The contexts of the changes that are under way.
+    under_way: Vec<Arc<Health>>,
+}
+
+/// A change that is under way. Its end is noted even if the driver panics.
+struct Change<'a>(Option<&'a Arc<Health>>);
+
+impl Change<'_> {
+    /// Notes the end; returns whether no other change of the device is under way.
+    fn end(&mut self, current: &mut Current) -> bool {
+        let Some(health) = self.0.take() else { return false };
+        let is_it = |known: &Arc<Health>| Arc::ptr_eq(known, health);
+        if let Some(at) = current.under_way.iter().position(is_it) {
+            current.under_way.swap_remove(at);
+        }
+        !current.under_way.iter().any(is_it)
+    }
+}
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        if self.0.is_some() {
+            self.end(&mut CURRENT.lock());
+        }
+    }
 }
 
 impl Current {
@@ -47,10 +70,12 @@ pub(super) fn set(pool: &Arc<Inner>) -> Result<()> {
     {
         let mut current = CURRENT.lock();
         current.begun += 1;
+        current.under_way.push(Arc::clone(pool.driver.health()));
         if !current.pools.iter().any(|known| Arc::ptr_eq(known, pool)) {
             current.pools.push(Arc::clone(pool));
         }
     }
+    let mut change = Change(Some(pool.driver.health()));
     let set = pool.call(|driver| driver.device_set_mem_pool(pool.raw));
     let mut replaced = Vec::new();
     for look in 1.. {
@@ -62,9 +87,8 @@ pub(super) fn set(pool: &Arc<Inner>) -> Result<()> {
         if current.begun != seen && look < MOST_LOOKS {
             continue;
         }
-        current.ended += 1;
-        // While another change is under way, the pool of either may be current.
-        let is_settled = current.begun == seen && current.begun == current.ended;
+        // While another change of the device is under way, the pool of either may be current.
+        let is_settled = change.end(&mut current) && current.begun == seen;
         if let Some(now) = now.or_else(|| set.is_ok().then_some(pool.raw)).filter(|_| is_settled) {
             replaced = current.take_replaced(pool.driver.health(), now);
         }
