@@ -40,7 +40,8 @@ const FREE_PATIENCE: Duration = Duration::from_secs(1);
 /// call inside, which gives it back at its end. Only a free on a stream that captures a graph waits on.
 ///
 /// A layer below that waits for other threads' frees, such as [`retry`](crate::RetryResourceAdaptor), leaves
-/// the wait to this adaptor, which gives the lock back first. Printing the resource takes no lock.
+/// the wait to this adaptor, which gives the lock back first. Printing the resource takes no lock;
+/// `{:?}` prints the upstream if the lock is free, and holds it meanwhile.
 ///
 /// [`upstream`](DeviceMemoryResource::upstream) cannot lend a value that only the holder of the lock may use,
 /// so [`find`](millpond_core::find) and the memory report do not look below this adaptor unless threads may
