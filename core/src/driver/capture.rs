@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::{CaptureMode, Driver};
 use crate::DeviceId;
@@ -53,8 +54,9 @@ impl Drop for CaptureModeGuard<'_> {
     fn drop(&mut self) {
         if let Some((mode, outer)) = self.previous {
             let _ = RELAXED.try_with(|relaxed| relaxed.set(outer));
-            // A driver that took the relaxed mode takes the old one, unless it was lost meanwhile.
-            exchange(self.driver, mode);
+            // A driver that took the relaxed mode takes the old one, unless it was lost meanwhile. If it panics,
+            // the caller still gets its block, and a panic under way does not end the process.
+            let _ = catch_unwind(AssertUnwindSafe(|| exchange(self.driver, mode)));
         }
     }
 }

@@ -40,6 +40,10 @@ pub type DriverHandle = Arc<dyn Driver>;
 /// Every method returns the driver's error unchanged. A function that the installed driver lacks returns
 /// [`DriverError::is_unsupported`] and never panics.
 ///
+/// # Panics
+/// No driver of millpond panics. A method of another one may, and must then have had no effect: the resources
+/// go on as if the call had not been made.
+///
 /// # Safety of the unsafe methods
 /// They take back or touch memory. The caller vouches that pointers and handles came from this driver, are
 /// not used after they were given back, and that ranges are in bounds and ordered against other work as

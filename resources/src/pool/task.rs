@@ -236,6 +236,14 @@ impl Task {
         }
     }
 
+    /// Undoes the driver calls of a run that did not return. A region is with the caller.
+    pub(crate) fn undo(&mut self, driver: &dyn Driver) {
+        match self {
+            Self::Block { plan, .. } | Self::Span { plan, .. } | Self::Reserve(plan) => plan.undo(driver),
+            Self::Region(_) | Self::Release(_) | Self::Admit(_) => {}
+        }
+    }
+
     /// Notes in the heaps what the task has done; returns the block, if the task allocates one.
     pub(crate) fn commit(self, heaps: &mut Heaps) -> Option<DevicePtr> {
         heaps.tasks.end(self.kind());

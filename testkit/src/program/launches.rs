@@ -131,10 +131,11 @@ impl Execution {
     fn check_ranges(&self, pieces: &[Piece]) -> Checks {
         let other = self.resource.shadow(|shadow| {
             shadow.live().find_map(|(ptr, layout)| {
-                let meets = |piece: &&Piece| {
-                    ptr < piece.ptr.offset(piece.bytes) && piece.ptr < ptr.offset(layout.bytes())
+                let breaks = |piece: &&Piece| {
+                    let meets = ptr < piece.ptr.offset(piece.bytes) && piece.ptr < ptr.offset(layout.bytes());
+                    meets && !self.shares(piece, ptr)
                 };
-                pieces.iter().find(meets).filter(|piece| !self.shares(piece, ptr)).map(|piece| (ptr, *piece))
+                pieces.iter().find(breaks).map(|piece| (ptr, *piece))
             })
         });
         let Some((ptr, piece)) = other else { return Ok(()) };

@@ -39,8 +39,8 @@ fn take_and_give(layer: &AnyResource, bytes: u64) {
     }
 }
 
-/// How often each caller waits for another thread in a row: a layer may let that thread wait for a moment,
-/// by its right, each time.
+/// How often each caller waits for another thread in a row, in each state of the stack: a layer may let that
+/// thread wait for a moment, by its right, each time.
 const WAITS_IN_A_ROW: u32 = 3;
 
 /// After that, one of this many calls waits.
@@ -62,7 +62,7 @@ struct Shared {
     doing: Mutex<Option<Doing>>,
     findings: Mutex<Vec<Finding>>,
     calls: AtomicU64,
-    /// How often each caller called.
+    /// How often each caller called in this state.
     callers: Mutex<HashMap<String, u32>>,
     /// Whether only hooks and subscribers call back.
     is_reserved: AtomicBool,
@@ -155,6 +155,11 @@ impl Probe {
             self.call_layer(caller, &text, layer, waits);
         }
         IS_INSIDE.set(false);
+    }
+
+    /// Lets each caller wait for another thread anew: the stack is in another state from here on.
+    pub(super) fn new_state(&self) {
+        self.0.callers.lock().clear();
     }
 
     /// Whether this call of the caller waits for another thread, too.

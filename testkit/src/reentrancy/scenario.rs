@@ -31,15 +31,18 @@ pub(super) fn run(stack: &AnyResource, probe: &Probe) {
 
 fn run_once(stack: &AnyResource, probe: &Probe) {
     let stream = stack.driver().stream_create(StreamFlags::NON_BLOCKING).unwrap_or(StreamRef::LEGACY);
+    probe.new_state();
     for round in 0..ROUNDS {
         repeat(stack, if round % 8 == 7 { stream } else { StreamRef::LEGACY });
     }
+    probe.new_state();
     SIZES.iter().for_each(|bytes| {
         if let Some((ptr, layout)) = take(stack, *bytes, StreamRef::LEGACY) {
             probe.leave(ptr, layout);
         }
     });
     exhaust(stack, stream);
+    probe.new_state();
     // What differs from before.
     for bytes in [3 << 20, 12 << 20, 400] {
         let block = take(stack, bytes, stream);
@@ -50,6 +53,7 @@ fn run_once(stack: &AnyResource, probe: &Probe) {
             misuse(stack, block);
         }
     }
+    probe.new_state();
     let asked = (stack.statistics(), stack.memory_info().is_ok(), stack.memory_report());
     drop((asked, write!(Page { probe, writes: 0 }, "{stack}{stack:?}"), stack.trim(0)));
     (0..3).for_each(|_| repeat(stack, StreamRef::LEGACY));

@@ -280,7 +280,7 @@ impl Work {
     }
 
     /// Unmaps and releases everything mapped and created. Reservations stay for the next plan.
-    fn undo(&mut self, driver: &dyn Driver, is_lost: bool) {
+    pub(super) fn undo(&mut self, driver: &dyn Driver, is_lost: bool) {
         let mut primary = self.primaries_at().unwrap_or(0);
         let mut retired = Vec::new();
         for new in std::mem::take(&mut self.created) {
@@ -299,10 +299,10 @@ impl Work {
                 }),
             }
         }
-        for mut retired in retired {
-            if is_lost || retired.run(driver).is_err() {
-                self.left.push(retired);
-            }
+        // Kept before the calls are made: a driver that panics loses nothing.
+        self.left.append(&mut retired);
+        if !is_lost {
+            self.left.retain_mut(|retired| retired.run(driver).is_err());
         }
     }
 }

@@ -86,6 +86,11 @@ impl Plan {
     pub(crate) fn run(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         self.work.run(driver)
     }
+
+    /// Undoes the driver calls of a run, whole or not. What cannot be undone is left to the next release.
+    pub(crate) fn undo(&mut self, driver: &dyn Driver) {
+        self.work.undo(driver, false);
+    }
 }
 
 impl Pages {

@@ -4,6 +4,7 @@
 //! device is lost; otherwise the pool goes on without that event.
 
 use std::cmp::Reverse;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use millpond_core::driver::{Event, EventFlags};
 use millpond_core::{DriverError, Error, Result, StreamId, StreamRef};
@@ -13,7 +14,7 @@ use crate::heap::request::Request;
 use crate::pool::central::trace::event;
 use crate::pool::central::{CentralCore, State};
 use crate::stream_order::backlog::Backlog;
-use crate::stream_order::streams::Slot;
+use crate::stream_order::streams::{PendingRecord, Slot};
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::tuning::{STREAMS_ASKED_AT_LEAST, STREAMS_ASKED_PERCENT};
 
@@ -179,16 +180,18 @@ impl CentralCore {
             (slot.pending_record(), slot.stream)
         };
         let (epoch, seen) = (pending_record.epoch, pending_record.seen.clone());
-        let recorded = self.event_of(donor.id).and_then(|event| {
-            let done = match stream {
-                Some(stream) if stream.id() == donor.id => {
-                    record_unless_capturing(&*self.driver, event, stream)
-                }
-                _ => self.driver.event_record_if_alive(event, donors_stream),
-            };
-            Ok(done?.then_some(event))
+        let (pending_record, (recorded, now_ns)) = self.settle_if_panics(pending_record, || {
+            let recorded = self.event_of(donor.id).and_then(|event| {
+                let done = match stream {
+                    Some(stream) if stream.id() == donor.id => {
+                        record_unless_capturing(&*self.driver, event, stream)
+                    }
+                    _ => self.driver.event_record_if_alive(event, donors_stream),
+                };
+                Ok(done?.then_some(event))
+            });
+            (recorded, self.now_ns())
         });
-        let now_ns = self.now_ns();
         {
             let mut state = self.state.lock();
             state.streams.settle(pending_record, matches!(recorded, Ok(Some(_))), now_ns);
@@ -201,6 +204,21 @@ impl CentralCore {
                 Ok(event.map(|event| RecordedEvent { donor: Donor { epoch, ..donor }, event, seen }))
             }
             Err(error) => self.skip_stream(donor.id, error).map(|()| None),
+        }
+    }
+
+    /// Makes the driver calls of a record. If they panic, the record is settled as one that failed.
+    pub(crate) fn settle_if_panics<T>(
+        &self,
+        pending_record: PendingRecord,
+        record: impl FnOnce() -> T,
+    ) -> (PendingRecord, T) {
+        match catch_unwind(AssertUnwindSafe(record)) {
+            Ok(recorded) => (pending_record, recorded),
+            Err(panic) => {
+                self.state.lock().streams.settle(pending_record, false, 0);
+                resume_unwind(panic)
+            }
         }
     }
 
@@ -281,10 +299,10 @@ impl CentralCore {
         if self.health.is_lost() {
             return Err(Error::from(error));
         }
-        event!(self, WARN, "going on without another stream's blocks", call = error.call(), %error);
         if let Some((_, slot)) = self.state.lock().streams.find_mut(donor) {
             slot.recorded_epoch = None;
         }
+        event!(self, WARN, "going on without another stream's blocks", call = error.call(), %error);
         Ok(())
     }
 

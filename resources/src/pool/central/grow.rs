@@ -79,9 +79,13 @@ impl<R: DeviceMemoryResource> Central<R> {
         *step(&mut state.ladder) += 1;
         let tidying = state.heaps.plan_tidying();
         drop(state);
-        // The request is served, so an error here must not fail it.
-        if let Some(Err(error)) = tidying.map(|task| self.run_task(task)) {
-            event!(self, WARN, "mappings could not be undone", %error);
+        if let Some(task) = tidying {
+            self.free_if_panics(ptr, request, stream, || {
+                // The request is served, so an error here must not fail it.
+                if let Err(error) = self.run_task(task) {
+                    event!(self, WARN, "mappings could not be undone", %error);
+                }
+            });
         }
         Ok(Ok(ptr))
     }
@@ -109,9 +113,14 @@ impl<R: DeviceMemoryResource> Central<R> {
                 }
             };
             let (bytes, smaller, watch) = (task.new_bytes(), task.smaller_region(), self.watch());
-            let (mut task, outcome) = self.run_or_abort(task, |task| {
-                self.span("growth", bytes, stream).in_scope(|| self.run_growth(task, stream))
-            });
+            let run = |task: &mut Task| -> Result<()> {
+                let growth = || self.run_growth(task, stream);
+                self.span("growth", bytes, stream).in_scope(growth)?;
+                self.trace_growth(request, stream, bytes, &watch);
+                Ok(())
+            };
+            let (mut task, outcome) =
+                self.run_or_abort(task, run, |task: &mut Task| self.undo_growth(task, stream));
             drop(promise);
             next = this.after(smaller);
             let Err(error) = outcome else {
@@ -122,7 +131,6 @@ impl<R: DeviceMemoryResource> Central<R> {
                 let ptr = task.commit(&mut state.heaps);
                 drop(state);
                 if ptr.is_some() || purpose == Purpose::Reserve {
-                    self.trace_growth(request, stream, bytes, &watch);
                     return Ok(Ok(ptr));
                 }
                 continue;
@@ -157,6 +165,17 @@ impl<R: DeviceMemoryResource> Central<R> {
             return Ok(());
         }
         task.run(&*self.driver).map_err(|error| self.driver_error(error))
+    }
+
+    /// Undoes a growth whose run panicked: its region returns to upstream, or its driver calls are undone.
+    fn undo_growth(&self, task: &mut Task, stream: StreamRef) {
+        match task {
+            Task::Region(region) if region.base != DevicePtr::NULL => {
+                // SAFETY: upstream allocated the region with this layout, and no block of it was handed out.
+                unsafe { self.upstream.deallocate(region.base, Layout::new(region.bytes), stream) };
+            }
+            task => task.undo(&*self.driver),
+        }
     }
 
     /// Plans a growth for which the device has enough memory, and gets the promise of that memory.

@@ -294,11 +294,15 @@ impl<R: DeviceMemoryResource> Central<R> {
                 let requested_record = state.streams.slot_mut(owner).take_requested_record();
                 let has_excess = !state.backlog.is_long() && state.heaps.has_excess();
                 drop(state);
-                if let Some(pending_record) = requested_record {
-                    self.record_for_others(pending_record, stream);
-                }
-                if has_excess {
-                    self.release_excess(stream);
+                if requested_record.is_some() || has_excess {
+                    self.free_if_panics(ptr, &request, stream, || {
+                        if let Some(pending_record) = requested_record {
+                            self.record_for_others(pending_record, stream);
+                        }
+                        if has_excess {
+                            self.release_excess(stream);
+                        }
+                    });
                 }
                 return Ok(ptr);
             }
@@ -353,14 +357,16 @@ impl<R: DeviceMemoryResource> Central<R> {
     /// Records the calling stream's event, because another stream requested the record.
     #[cold]
     fn record_for_others(&self, pending_record: PendingRecord, stream: StreamRef) {
-        let _captures = CaptureModeGuard::relaxed(&*self.driver);
+        let id = pending_record.id;
         let record = || {
-            let event = self.event_of(pending_record.id)?;
+            let event = self.event_of(id)?;
             record_unless_capturing(&*self.driver, event, stream)
         };
-        let recorded = if self.health.is_lost() { Ok(false) } else { record() };
-        let id = pending_record.id;
-        let now_ns = self.now_ns();
+        let (pending_record, (recorded, now_ns)) = self.settle_if_panics(pending_record, || {
+            let _captures = CaptureModeGuard::relaxed(&*self.driver);
+            let recorded = if self.health.is_lost() { Ok(false) } else { record() };
+            (recorded, self.now_ns())
+        });
         self.state.lock().streams.settle(pending_record, matches!(recorded, Ok(true)), now_ns);
         // Without the event the blocks stay with their stream, so an error fails no call. A lost device is
         // noted.

@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use millpond_core::driver::CaptureModeGuard;
-use millpond_core::{DeviceMemoryResource, Error, Layout, Result, StreamRef};
+use millpond_core::{DeviceMemoryResource, DevicePtr, Error, Layout, Result, StreamRef};
 
 use crate::heap::request::Request;
 use crate::pool::Task;
@@ -98,12 +98,19 @@ impl CentralCore {
         self.state.lock().heaps.large.bytes_reserved()
     }
 
-    /// Runs a task by foreign code: upstream, the driver, a subscriber. If that panics, the task is aborted,
-    /// so that others can use the memory that it had planned.
-    pub(crate) fn run_or_abort<T>(&self, mut task: Task, run: impl FnOnce(&mut Task) -> T) -> (Task, T) {
+    /// Runs a task by foreign code: upstream, the driver, a subscriber. If that panics, the task is undone by
+    /// `undo` and aborted, so that others can use the memory that it had planned.
+    pub(crate) fn run_or_abort<T>(
+        &self,
+        mut task: Task,
+        run: impl FnOnce(&mut Task) -> T,
+        undo: impl FnOnce(&mut Task),
+    ) -> (Task, T) {
         match catch_unwind(AssertUnwindSafe(|| run(&mut task))) {
             Ok(outcome) => (task, outcome),
             Err(panic) => {
+                // What is not undone, since this panics as well, the task keeps out of the pool.
+                let _ = catch_unwind(AssertUnwindSafe(|| undo(&mut task)));
                 task.abort(&mut self.state.lock().heaps);
                 self.note_return();
                 resume_unwind(panic)
@@ -111,13 +118,35 @@ impl CentralCore {
         }
     }
 
+    /// Makes further calls for a request that has its block. If they panic, the caller never gets the block,
+    /// so it is free again.
+    pub(crate) fn free_if_panics<T>(
+        &self,
+        ptr: DevicePtr,
+        request: &Request,
+        stream: StreamRef,
+        call: impl FnOnce() -> T,
+    ) -> T {
+        catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
+            let mut state = self.state.lock();
+            let owner = state.owner_of(stream);
+            let State { heaps, streams, .. } = &mut *state;
+            let freed =
+                heaps.free(ptr, Layout::new(request.requested), owner, streams.slot_mut(owner).epoch());
+            debug_assert!(freed.is_ok(), "{ptr:?} is in use: {freed:?}");
+            drop(state);
+            resume_unwind(panic)
+        })
+    }
+
     /// Runs a task and commits or aborts it; returns the bytes that it released.
     pub(crate) fn run_task(&self, task: Task) -> Result<u64> {
         let watch = self.watch();
-        let (task, outcome) = self.run_or_abort(task, |task| {
+        let run = |task: &mut Task| {
             let span = self.span("task", task.new_bytes(), StreamRef::LEGACY);
             span.in_scope(|| task.run(&*self.driver))
-        });
+        };
+        let (task, outcome) = self.run_or_abort(task, run, |task| task.undo(&*self.driver));
         let bytes = task.released_bytes();
         let mut state = self.state.lock();
         match outcome {
