@@ -6,16 +6,14 @@
 use std::cell::RefCell;
 use std::ffi::c_void;
 use std::ptr::{null_mut, without_provenance_mut};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
-use std::thread;
-use std::time::Duration;
 
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
-use millpond_core::driver::{CaptureModeGuard, Event, EventFlags, call};
 use millpond_core::{
-    DeviceId, DeviceMemoryResource, DevicePtr, Error, ErrorKind, Layout, Result, StreamId, StreamRef,
+    DeviceId, DeviceMemoryResource, DevicePtr, DriverHandle, Error, ErrorKind, Layout, Result, StreamId,
+    StreamRef,
 };
 use millpond_resources::registry::{changes, get_per_device_resource, is_per_device_resource};
 use parking_lot::Mutex;
@@ -23,6 +21,7 @@ use rustc_hash::FxBuildHasher;
 
 use crate::device::{device_id, device_ptr};
 use crate::graph_pools;
+use crate::parked;
 use crate::process::{check_process, is_copy, notice_forks};
 use crate::resource::Resource;
 use crate::status::{Status, default_stream, guarded, put, stream_on};
@@ -30,9 +29,9 @@ use crate::status::{Status, default_stream, guarded, put, stream_on};
 /// A stream that uses a block, with its identity at the time: the name of the per-thread stream is another
 /// stream's on another thread.
 #[derive(Clone, Copy)]
-struct Use {
-    stream: StreamRef,
-    id: StreamId,
+pub(crate) struct Use {
+    pub(crate) stream: StreamRef,
+    pub(crate) id: StreamId,
 }
 
 impl Use {
@@ -42,7 +41,7 @@ impl Use {
 
     /// A stream that comes after this use, as the present thread names it. Per-thread streams are blocking:
     /// the legacy default stream comes after those of all threads.
-    fn here(self) -> StreamRef {
+    pub(crate) fn here(self) -> StreamRef {
         if self.stream.id() == self.id { self.stream } else { StreamRef::LEGACY }
     }
 }
@@ -55,14 +54,14 @@ pub(crate) struct Block {
     ptr: DevicePtr,
     served: Arc<Served>,
     bytes: u64,
-    stream: Use,
+    pub(crate) stream: Use,
     /// Other streams that use it.
-    used_on: Vec<Use>,
+    pub(crate) used_on: Vec<Use>,
     /// How many blocks at this address were lost in resets of the device, and may yet be freed: a free says
     /// nothing but the address, so as many are ignored.
     stale: u32,
     /// Whether one was ignored. It may have been this block's own: then its streams may have ended since.
-    may_be_free: bool,
+    pub(crate) may_be_free: bool,
 }
 
 /// What is left to do for a block that was entered in the table. It may wait for others.
@@ -73,21 +72,7 @@ enum Unsettled {
     Refused(Block),
 }
 
-/// A block that came back while other streams may still use it.
-struct Parked {
-    block: Block,
-    /// Where each of these streams was when the block came back.
-    events: Vec<Event>,
-}
-
 static LIVE: LazyLock<DashMap<DevicePtr, Block, FxBuildHasher>> = LazyLock::new(DashMap::default);
-static PARKED: Mutex<Vec<Parked>> = Mutex::new(Vec::new());
-/// The blocks that are parked, and those that are on their way back.
-static PARKED_COUNT: AtomicUsize = AtomicUsize::new(0);
-/// A request for which memory is out naps for this time, at most so often, while another thread looks through
-/// the parked blocks.
-const NAP: Duration = Duration::from_millis(1);
-const MOST_NAPS: u32 = 100;
 /// What served each device last, until its default is replaced.
 static SERVED: LazyLock<DashMap<DeviceId, Arc<Served>, FxBuildHasher>> = LazyLock::new(DashMap::default);
 /// The frees that were ignored, since their blocks had been lost in a reset.
@@ -104,8 +89,12 @@ impl Block {
         Self { ptr, served, bytes, stream, used_on, stale: 0, may_be_free: false }
     }
 
+    pub(crate) fn driver(&self) -> &DriverHandle {
+        self.served.0.0.driver()
+    }
+
     /// Whether a stream that it names may have ended.
-    fn names_ended(&self) -> bool {
+    pub(crate) fn names_ended(&self) -> bool {
         let may_end = |stream: StreamRef| !stream.is_legacy() && !stream.is_per_thread();
         self.may_be_free && (may_end(self.stream.stream) || !self.used_on.is_empty())
     }
@@ -121,132 +110,13 @@ impl Block {
 
     /// Gives a block back that the device has passed. Its stream may have ended since it was freed, which is
     /// not known of those that were made elsewhere.
-    fn give_back_passed(self) {
+    pub(crate) fn give_back_passed(self) {
         let own = self.stream.here();
-        let may_be_gone = own.is_foreign() || self.served.0.0.driver().stream_is_gone(own);
+        let may_be_gone = own.is_foreign() || self.driver().stream_is_gone(own);
         let stream = if may_be_gone { StreamRef::LEGACY } else { own };
         // SAFETY: as above, and the device has passed the uses that were recorded. Those of its own stream
         // are before the stream: that is a default stream's, or they were recorded as well.
         unsafe { self.served.0.0.deallocate(self.ptr, Layout::new(self.bytes), stream) };
-    }
-}
-
-impl Parked {
-    /// Marks where the streams are that are not marked yet. One that captures a graph is marked afterwards.
-    fn mark(&mut self) -> Result<()> {
-        let driver = self.block.served.0.0.driver();
-        let _captures = CaptureModeGuard::relaxed(&**driver);
-        let mut failure = Ok(());
-        let events = &mut self.events;
-        self.block.used_on.retain(|used| {
-            let stream = used.here();
-            let marked = call(&**driver, |driver| {
-                match driver.stream_is_capturing(stream) {
-                    // The legacy default stream, while a blocking one captures.
-                    Err(error) if error.is_capture_refusal() => return Ok(None),
-                    Ok(true) => return Ok(None),
-                    Err(error) if !error.is_unsupported() => return Err(error),
-                    Ok(false) | Err(_) => {}
-                }
-                let event = driver.event_create(EventFlags::default())?;
-                let recorded = driver.event_record(event, stream);
-                // SAFETY: the event is this function's own, and nothing waits for it.
-                recorded.inspect_err(|_| drop(unsafe { driver.event_destroy(event) })).map(|()| Some(event))
-            });
-            match marked {
-                Ok(Some(event)) => {
-                    events.push(event);
-                    false
-                }
-                Ok(None) => true,
-                Err(error) => {
-                    failure = Err(error);
-                    true
-                }
-            }
-        });
-        failure
-    }
-
-    /// Whether the device has passed all uses.
-    fn is_passed(&mut self) -> bool {
-        if self.block.served.0.0.driver().health().is_lost() {
-            return true;
-        }
-        if self.block.may_be_free {
-            return self.wait_for_device();
-        }
-        if self.mark().is_err() || !self.block.used_on.is_empty() {
-            return false;
-        }
-        let driver = self.block.served.0.0.driver();
-        let _captures = CaptureModeGuard::relaxed(&**driver);
-        while let Some(event) = self.events.last() {
-            if !call(&**driver, |driver| driver.event_query(*event)).unwrap_or(false) {
-                return false;
-            }
-            // SAFETY: the event is the block's own, and leaves the list here.
-            let _ = call(&**driver, |driver| unsafe { driver.event_destroy(*event) });
-            self.events.pop();
-        }
-        true
-    }
-
-    /// Waits for all work of the device, which names no stream; not while that would end a capture.
-    fn wait_for_device(&self) -> bool {
-        let driver = self.block.served.0.0.driver();
-        let _captures = CaptureModeGuard::relaxed(&**driver);
-        matches!(call(&**driver, |driver| driver.synchronize_beside_captures()), Ok(true))
-    }
-
-    /// Waits for all uses that are marked, and for those on streams that ended before they were.
-    fn wait(&mut self) {
-        let driver = self.block.served.0.0.driver();
-        let _captures = CaptureModeGuard::relaxed(&**driver);
-        for event in &self.events {
-            let _ = call(&**driver, |driver| driver.event_synchronize(*event));
-        }
-        let is_gone = |used: &Use| driver.stream_is_gone(used.stream);
-        let waits = self.block.used_on.iter().any(is_gone);
-        if waits && self.wait_for_device() {
-            self.block.used_on.retain(|used| !is_gone(used));
-        }
-    }
-}
-
-/// Gives back the parked blocks that the device has passed; if `is_waiting`, after a wait. Returns whether
-/// any were parked, of which another thread may have given some back.
-fn give_back_parked(is_waiting: bool) -> bool {
-    if PARKED_COUNT.load(Ordering::Relaxed) == 0 {
-        return false;
-    }
-    // They are this thread's while it looks: the driver is called without a lock.
-    let take = || std::mem::take(&mut *PARKED.lock());
-    let mut parked = take();
-    if is_waiting && parked.is_empty() {
-        await_others();
-        parked = take();
-    }
-    if is_waiting {
-        parked.iter_mut().for_each(Parked::wait);
-    }
-    let passed: Vec<Parked> = parked.extract_if(.., Parked::is_passed).collect();
-    PARKED.lock().append(&mut parked);
-    for parked in passed {
-        parked.block.give_back_passed();
-        PARKED_COUNT.fetch_sub(1, Ordering::Relaxed);
-    }
-    true
-}
-
-/// Waits for a moment while another thread has all parked blocks. That thread may be waiting for this one, or
-/// be this one, in code that the driver calls.
-fn await_others() {
-    for _ in 0..MOST_NAPS {
-        if !PARKED.lock().is_empty() || PARKED_COUNT.load(Ordering::Relaxed) == 0 {
-            return;
-        }
-        thread::sleep(NAP);
     }
 }
 
@@ -315,7 +185,7 @@ pub(crate) fn allocate(bytes: u64, device: i32, stream: *mut c_void) -> Result<*
     let served = served(id)?;
     let resource = &served.0.0;
     let (layout, stream) = (Layout::new(bytes), stream_on(&**resource, stream)?);
-    give_back_parked(false);
+    parked::give_back_passed(false);
     let served = match graph_pools::resource_for(id, stream, resource.driver())? {
         Some(of_graph) => Arc::new(Served(Resource::new(of_graph))),
         None => served,
@@ -323,7 +193,7 @@ pub(crate) fn allocate(bytes: u64, device: i32, stream: *mut c_void) -> Result<*
     let resource = &served.0.0;
     let mut outcome = resource.allocate(layout, stream);
     if outcome.as_ref().is_err_and(Error::is_out_of_memory)
-        && (give_back_parked(true) | graph_pools::release_ended())
+        && (parked::give_back_passed(true) | graph_pools::release_ended())
     {
         outcome = resource.allocate(layout, stream);
     }
@@ -343,7 +213,7 @@ pub(crate) fn allocate_cached(
 ) -> Option<Result<*mut c_void>> {
     let stream = default_stream(stream)?;
     let is_first = KNOWN_DEVICES.iter().all(|known| known.load(Ordering::Relaxed) == 0);
-    if is_first || is_copy() || PARKED_COUNT.load(Ordering::Relaxed) > 0 || graph_pools::are_open() {
+    if is_first || is_copy() || parked::are_any() || graph_pools::are_open() {
         return None;
     }
     let id = device_id(device).ok()?;
@@ -463,24 +333,7 @@ fn give_back(block: Block) -> Result<()> {
         block.give_back();
         return Ok(());
     }
-    if block.names_ended() {
-        park(Parked { block, events: Vec::new() });
-        return Ok(());
-    }
-    let mut parked = Parked { block, events: Vec::new() };
-    let own = parked.block.stream;
-    // A default stream never ends: the block goes back in its order, and need not wait for its work.
-    if !own.stream.is_legacy() && !own.stream.is_per_thread() {
-        parked.block.used_on.push(own);
-    }
-    let marked = parked.mark();
-    park(parked);
-    marked
-}
-
-fn park(parked: Parked) {
-    PARKED_COUNT.fetch_add(1, Ordering::Relaxed);
-    PARKED.lock().push(parked);
+    parked::park(block)
 }
 
 /// Frees a block into the calling thread's cache, where that is enough; else `unlocked` runs what may wait.
@@ -585,7 +438,7 @@ pub unsafe extern "C" fn millpond_block_size(ptr: *mut c_void, bytes: *mut u64) 
 pub extern "C" fn millpond_empty_cache() -> Status {
     guarded(|| {
         check_process()?;
-        give_back_parked(true);
+        parked::give_back_passed(true);
         graph_pools::release_ended();
         let devices = DEVICES.lock().clone();
         devices.into_iter().try_for_each(|id| get_per_device_resource(id)?.trim(0).map(drop))

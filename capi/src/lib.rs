@@ -38,6 +38,7 @@ pub mod layers;
 pub mod manager;
 pub mod oracle;
 pub mod order;
+mod parked;
 mod process;
 mod refused;
 pub mod registry;

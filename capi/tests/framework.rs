@@ -4,7 +4,8 @@ mod bench;
 
 use std::ffi::{CString, c_void};
 use std::ptr::null_mut;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bench::{Bench, KIB, MIB, message};
 use millpond_c::cached::millpond_malloc_unlocked;
@@ -431,5 +432,55 @@ fn a_block_at_the_address_of_a_lost_one_goes_back_without_its_streams() {
             [lost, fresh].into_iter().for_each(|resource| millpond_resource_free(resource));
             millpond_device_free(device);
         }
+    }
+}
+
+/// A stream passes its blocks in their order, so the driver is asked for one of them, however many wait.
+#[test]
+fn a_request_asks_for_one_waiting_block_of_each_stream() {
+    const BLOCKS: usize = 60;
+    let _alone = alone();
+    let bench = Bench::new();
+    let pool = bench.resource("cuda+pool");
+    let (own, others) = (bench.stream(), [bench.stream(), bench.stream()]);
+    let queries = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&queries);
+    // SAFETY: all arguments are as asked for.
+    unsafe {
+        assert_eq!(millpond_set_per_device_resource(pool, null_mut()), Status::Ok);
+        for other in others {
+            bench.sim.launch_for(bench.stream_ref(other), &[], 1 << 40);
+        }
+        let take = || millpond_malloc(64 * KIB as usize, bench.number(), own);
+        let blocks: Vec<_> = (0..BLOCKS).map(|_| take()).collect();
+        for (at, block) in blocks.iter().enumerate() {
+            // Some wait for one of the streams, some for both.
+            for (other, stream) in others.iter().enumerate() {
+                if at % 3 != other {
+                    assert_eq!(millpond_record_stream(*block, *stream), Status::Ok);
+                }
+            }
+            millpond_free(*block, 0, 0, null_mut());
+        }
+        bench.sim.stream_synchronize(bench.stream_ref(own)).expect("the device is there");
+        let mut news = vec![take()];
+        bench.sim.observe_calls(Some(Arc::new(move |call| {
+            counted.fetch_add(usize::from(call == "cuEventQuery"), Ordering::Relaxed);
+        })));
+        news.extend((0..10).map(|_| take()));
+        bench.sim.observe_calls(None);
+        assert!(queries.load(Ordering::Relaxed) <= 10 * others.len(), "{queries:?} queries of 10 requests");
+        assert!(news.iter().all(|new| !blocks.contains(new)), "they wait");
+        assert_eq!(millpond_device_synchronize(bench.device), Status::Ok);
+        news.push(take());
+        let default = registry::get_per_device_resource(bench.sim.device()).expect("it was set");
+        let in_use = default.statistics().map(|statistics| statistics.blocks_in_use);
+        assert_eq!(in_use, Some(news.len() as u64), "all others are back");
+        drop(default);
+        news.into_iter().for_each(|block| millpond_free(block, 0, 0, null_mut()));
+        assert_eq!(millpond_empty_cache(), Status::Ok);
+        assert_eq!(bench.sim.live_bytes(), 0);
+        assert_eq!(millpond_reset_per_device_resource(bench.device), Status::Ok);
+        millpond_resource_free(pool);
     }
 }

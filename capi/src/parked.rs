@@ -1,0 +1,276 @@
+//! Blocks that came back while other streams may still use them.
+
+use std::collections::VecDeque;
+use std::mem;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use millpond_core::driver::{CaptureModeGuard, Event, EventFlags, call};
+use millpond_core::{DeviceId, Result, StreamId, StreamRef};
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+use crate::framework::{Block, Use};
+
+/// All parked blocks, but for those that a thread looks at.
+static PARKED: LazyLock<Mutex<Queues>> = LazyLock::new(Mutex::default);
+/// The blocks that are parked, and those that are on their way back.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// How many blocks were parked so far.
+static NUMBERS: AtomicU64 = AtomicU64::new(0);
+/// A request for which memory is out naps for this time, at most so often, while another thread looks through
+/// the parked blocks.
+const NAP: Duration = Duration::from_millis(1);
+const MOST_NAPS: u32 = 100;
+
+/// A block that waits for streams.
+struct Parked {
+    block: Block,
+    device: DeviceId,
+    /// Where each of these streams was when the block came back.
+    events: Vec<(StreamId, Event)>,
+    /// The blocks that were parked before.
+    number: u64,
+}
+
+/// Parked blocks by the stream that each waits for first. A stream passes its blocks in their order, so the
+/// driver is asked for one of each stream.
+#[derive(Default)]
+struct Queues {
+    by_stream: FxHashMap<(DeviceId, StreamId), VecDeque<Parked>>,
+    /// Blocks of which a stream is not marked yet, or that wait for the whole device.
+    others: Vec<Parked>,
+}
+
+/// The parked blocks while a thread looks at them: the driver is called without a lock. What is left at the
+/// end, or when the driver panics, is parked again.
+#[derive(Default)]
+struct Looked {
+    queues: Queues,
+    passed: Vec<Parked>,
+}
+
+impl Parked {
+    /// Marks where the streams are that are not marked yet. One that captures a graph is marked afterwards.
+    fn mark(&mut self) -> Result<()> {
+        if self.block.used_on.is_empty() {
+            return Ok(());
+        }
+        let Self { block, events, .. } = self;
+        let driver = block.driver().clone();
+        let _captures = CaptureModeGuard::relaxed(&*driver);
+        let mark = |stream: StreamRef| {
+            call(&*driver, |driver| {
+                match driver.stream_is_capturing(stream) {
+                    // The legacy default stream, while a blocking one captures.
+                    Err(error) if error.is_capture_refusal() => return Ok(None),
+                    Ok(true) => return Ok(None),
+                    Err(error) if !error.is_unsupported() => return Err(error),
+                    Ok(false) | Err(_) => {}
+                }
+                let event = driver.event_create(EventFlags::default())?;
+                let recorded = driver.event_record(event, stream);
+                // SAFETY: the event is this function's own, and nothing waits for it.
+                recorded.inspect_err(|_| drop(unsafe { driver.event_destroy(event) })).map(|()| Some(event))
+            })
+        };
+        let mut outcome = Ok(());
+        block.used_on.retain(|used| {
+            let event = mark(used.here()).unwrap_or_else(|error| {
+                outcome = Err(error);
+                None
+            });
+            events.extend(event.map(|event| (used.id, event)));
+            event.is_none()
+        });
+        outcome
+    }
+
+    /// Whether the device has passed the mark of the stream that the block waits for first, which is then no
+    /// longer one of its streams.
+    fn passes_first(&mut self) -> bool {
+        let Some((_, event)) = self.events.last().copied() else { return true };
+        let driver = self.block.driver();
+        if driver.health().is_lost() {
+            self.events.clear();
+            return true;
+        }
+        let _captures = CaptureModeGuard::relaxed(&**driver);
+        if !call(&**driver, |driver| driver.event_query(event)).unwrap_or(false) {
+            return false;
+        }
+        // SAFETY: the event is the block's own, and leaves the list here.
+        let _ = call(&**driver, |driver| unsafe { driver.event_destroy(event) });
+        self.events.pop();
+        true
+    }
+
+    /// Whether the device has passed all uses of a block that no queue has.
+    fn passes_aside(&mut self) -> bool {
+        if self.block.driver().health().is_lost() {
+            return true;
+        }
+        if self.block.may_be_free {
+            return self.wait_for_device();
+        }
+        self.mark().is_ok() && self.block.used_on.is_empty() && self.events.is_empty()
+    }
+
+    /// Waits for all work of the device, which names no stream; not while that would end a capture.
+    fn wait_for_device(&self) -> bool {
+        let driver = self.block.driver();
+        let _captures = CaptureModeGuard::relaxed(&**driver);
+        matches!(call(&**driver, |driver| driver.synchronize_beside_captures()), Ok(true))
+    }
+
+    /// Waits for all uses that are marked, and for those on streams that ended before they were.
+    fn wait(&mut self) {
+        let driver = self.block.driver().clone();
+        let _captures = CaptureModeGuard::relaxed(&*driver);
+        for (_, event) in &self.events {
+            let _ = call(&*driver, |driver| driver.event_synchronize(*event));
+        }
+        let is_gone = |used: &Use| driver.stream_is_gone(used.stream);
+        if self.block.used_on.iter().any(is_gone) && self.wait_for_device() {
+            self.block.used_on.retain(|used| !is_gone(used));
+        }
+    }
+}
+
+impl Queues {
+    fn is_empty(&self) -> bool {
+        self.by_stream.is_empty() && self.others.is_empty()
+    }
+
+    fn add(&mut self, parked: Parked) {
+        match parked.events.last() {
+            Some((stream, _)) if parked.block.used_on.is_empty() && !parked.block.may_be_free => {
+                let queue = self.by_stream.entry((parked.device, *stream)).or_default();
+                let place = queue.partition_point(|other| other.number < parked.number);
+                queue.insert(place, parked);
+            }
+            _ => self.others.push(parked),
+        }
+    }
+
+    fn iter_mut(&mut self) -> impl Iterator<Item = &mut Parked> {
+        self.by_stream.values_mut().flatten().chain(&mut self.others)
+    }
+
+    fn into_all(self) -> impl Iterator<Item = Parked> {
+        self.by_stream.into_values().flatten().chain(self.others)
+    }
+}
+
+impl Looked {
+    fn take() -> Self {
+        Self { queues: mem::take(&mut *PARKED.lock()), passed: Vec::new() }
+    }
+
+    /// Finds the blocks that the device has passed.
+    fn find_passed(&mut self) {
+        let Self { queues, passed } = self;
+        for at in (0..queues.others.len()).rev() {
+            let is_passed = queues.others[at].passes_aside();
+            let parked = queues.others.swap_remove(at);
+            if is_passed { passed.push(parked) } else { queues.add(parked) }
+        }
+        loop {
+            let before = passed.len();
+            for queue in queues.by_stream.values_mut() {
+                while queue.front_mut().is_some_and(Parked::passes_first) {
+                    passed.extend(queue.pop_front());
+                }
+            }
+            queues.by_stream.retain(|_, queue| !queue.is_empty());
+            // Some wait for another stream now, which may have passed them as well.
+            let waiting = passed.extract_if(before.., |parked| !parked.events.is_empty());
+            let mut waiting = waiting.peekable();
+            if waiting.peek().is_none() {
+                return;
+            }
+            waiting.for_each(|parked| queues.add(parked));
+        }
+    }
+}
+
+impl Drop for Looked {
+    fn drop(&mut self) {
+        let mut queues = mem::take(&mut self.queues);
+        self.passed.drain(..).for_each(|parked| queues.add(parked));
+        let mut parked = PARKED.lock();
+        if parked.is_empty() {
+            *parked = queues;
+        } else {
+            queues.into_all().for_each(|each| parked.add(each));
+        }
+    }
+}
+
+/// Whether any block is parked, or on its way back.
+pub(crate) fn are_any() -> bool {
+    COUNT.load(Ordering::Relaxed) > 0
+}
+
+/// Parks a block until the device has passed all its streams.
+///
+/// # Errors
+/// The driver's error if it does not say where they are; the block is parked nevertheless.
+pub(crate) fn park(mut block: Block) -> Result<()> {
+    let is_ended = block.names_ended();
+    // A default stream never ends: the block goes back in its order, and need not wait for its work.
+    let own = block.stream;
+    if !is_ended && !own.stream.is_legacy() && !own.stream.is_per_thread() {
+        block.used_on.push(own);
+    }
+    let device = block.driver().device();
+    let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+    let mut looked = Looked::default();
+    COUNT.fetch_add(1, Ordering::Relaxed);
+    looked.passed.push(Parked { block, device, events: Vec::new(), number });
+    if is_ended { Ok(()) } else { looked.passed[0].mark() }
+}
+
+/// Gives back the parked blocks that the device has passed; if `is_waiting`, after a wait. Returns whether
+/// any were parked, of which another thread may have given some back.
+pub(crate) fn give_back_passed(is_waiting: bool) -> bool {
+    if !are_any() {
+        return false;
+    }
+    let mut looked = Looked::take();
+    if is_waiting && looked.queues.is_empty() {
+        await_others();
+        looked = Looked::take();
+    }
+    if is_waiting {
+        looked.queues.iter_mut().for_each(Parked::wait);
+    }
+    looked.find_passed();
+    while let Some(parked) = looked.passed.pop() {
+        let _on_its_way = OnItsWay;
+        parked.block.give_back_passed();
+    }
+    true
+}
+
+/// A block that goes back, and is counted until then.
+struct OnItsWay;
+
+impl Drop for OnItsWay {
+    fn drop(&mut self) {
+        COUNT.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Waits for a moment while another thread has all parked blocks. That thread may be waiting for this one, or
+/// be this one, in code that the driver calls.
+fn await_others() {
+    for _ in 0..MOST_NAPS {
+        if !PARKED.lock().is_empty() || !are_any() {
+            return;
+        }
+        thread::sleep(NAP);
+    }
+}
