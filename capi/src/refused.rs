@@ -2,25 +2,35 @@
 
 use std::cell::RefCell;
 use std::sync::{Arc, Once};
+use std::thread;
 
-use millpond_core::misuse::{self, Misuse, MisuseKind};
-use millpond_core::{Error, Result};
+use millpond_core::misuse::{self, Misuse};
+use millpond_core::{DevicePtr, Error, Result};
 
 thread_local! {
-    /// The first refusal of the call that runs.
-    static REFUSED: RefCell<Option<Misuse>> = const { RefCell::new(None) };
+    /// The last misuse in each call that runs, the innermost call last: a call may run functions of the
+    /// program's, which call again.
+    static CALLS: RefCell<Vec<Option<Misuse>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Notices refusals from now on, unless the program has a hook of its own.
+/// Notes a misuse for the innermost call of this thread. Returns whether there is one.
+fn note(misuse: &Misuse) -> bool {
+    let note = |calls: &RefCell<Vec<Option<Misuse>>>| {
+        calls.borrow_mut().last_mut().map(|last| *last = Some(misuse.clone())).is_some()
+    };
+    CALLS.try_with(note).unwrap_or(false)
+}
+
+/// Notices misuse from now on, unless the program has a hook of its own. Outside of calls, the hook does what
+/// the default one does.
 fn notice() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let hook = |misuse: &Misuse| {
+            let is_noted = note(misuse);
             tracing::error!(target: "millpond::misuse", ptr = %misuse.ptr, bytes = misuse.bytes, "{misuse}");
-            if misuse.kind != MisuseKind::DeadStream {
-                let _ = REFUSED.try_with(|slot| {
-                    slot.borrow_mut().get_or_insert_with(|| misuse.clone());
-                });
+            if cfg!(debug_assertions) && !is_noted && !thread::panicking() {
+                panic!("{misuse}");
             }
         };
         if let Some(of_program) = misuse::set_hook(Some(Arc::new(hook))) {
@@ -29,15 +39,33 @@ fn notice() {
     });
 }
 
-/// Runs `free`, a call of `deallocate`.
+/// A call that runs, until it is dropped.
+struct Call;
+
+impl Call {
+    fn begin() -> Self {
+        let _ = CALLS.try_with(|calls| calls.borrow_mut().push(None));
+        Self
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        let _ = CALLS.try_with(|calls| calls.borrow_mut().pop());
+    }
+}
+
+/// Runs `free`, a call of `deallocate` with `ptr`.
 ///
 /// # Errors
 /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the block was refused.
-pub(crate) fn check_taken(free: impl FnOnce()) -> Result<()> {
+pub(crate) fn check_taken(ptr: DevicePtr, free: impl FnOnce()) -> Result<()> {
     notice();
-    let take = || REFUSED.try_with(RefCell::take).ok().flatten();
-    // What was left by a call that reports no error, as the end of a buffer.
-    drop(take());
-    free();
-    take().map_or(Ok(()), |misuse| Err(Error::invalid_argument(misuse.to_string())))
+    let _call = Call::begin();
+    if misuse::is_taken(ptr, free) {
+        return Ok(());
+    }
+    let last = CALLS.try_with(|calls| calls.borrow().last().cloned().flatten()).ok().flatten();
+    let why = last.map_or_else(|| format!("{ptr} was refused"), |misuse| misuse.to_string());
+    Err(Error::invalid_argument(why))
 }

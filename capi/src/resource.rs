@@ -221,7 +221,7 @@ pub unsafe extern "C" fn millpond_deallocate(
             named => named?,
         };
         // SAFETY: the caller's promise.
-        check_taken(|| unsafe { resource.deallocate(device_ptr(ptr), layout, stream) })
+        check_taken(device_ptr(ptr), || unsafe { resource.deallocate(device_ptr(ptr), layout, stream) })
     })
 }
 
@@ -260,7 +260,7 @@ pub unsafe extern "C" fn millpond_deallocate_sync(
     with_resource(resource, |resource| {
         let layout = layout_of(bytes, alignment)?;
         // SAFETY: the caller's promise.
-        check_taken(|| unsafe { resource.deallocate_sync(device_ptr(ptr), layout) })
+        check_taken(device_ptr(ptr), || unsafe { resource.deallocate_sync(device_ptr(ptr), layout) })
     })
 }
 

@@ -3,7 +3,8 @@
 mod bench;
 
 use std::ffi::{CStr, c_char, c_void};
-use std::ptr::{null, null_mut};
+use std::panic::catch_unwind;
+use std::ptr::{null, null_mut, without_provenance_mut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bench::{Bench, KIB, MIB, message};
@@ -14,7 +15,8 @@ use millpond_c::manager::*;
 use millpond_c::registry::*;
 use millpond_c::resource::*;
 use millpond_c::status::*;
-use millpond_core::DriverError;
+use millpond_core::misuse::{self, Misuse, MisuseKind};
+use millpond_core::{DevicePtr, DriverError, StreamRef};
 use millpond_driver::sim::FaultPlan;
 
 fn string(text: *mut c_char) -> String {
@@ -328,5 +330,51 @@ fn single_layers_say_more_than_their_text() {
         millpond_resource_free(managed);
         millpond_resource_free(small);
         millpond_resource_free(limited);
+    }
+}
+
+/// Misuse of a block that no call here is about.
+fn misuse_another() {
+    let (kind, ptr) = (MisuseKind::ForeignPointer, DevicePtr::new(256));
+    misuse::report(&Misuse { kind, ptr, bytes: 1, stream: StreamRef::LEGACY, resource: "other".to_owned() });
+}
+
+extern "C" fn hand_out(_: *mut c_void, _: u64, _: u64, _: *mut c_void) -> *mut c_void {
+    without_provenance_mut(1 << 20)
+}
+
+/// Gives a block back twice, while the caller's block goes back.
+extern "C" fn free_twice(context: *mut c_void, _: *mut c_void, _: u64, _: u64, _: *mut c_void) {
+    let (pool, mut block) = (context.cast::<Resource>(), null_mut());
+    // SAFETY: the context is a resource of the test's; a second free is what is asked about.
+    unsafe {
+        assert_eq!(millpond_allocate(pool, KIB, 0, null_mut(), &raw mut block), Status::Ok);
+        assert_eq!(millpond_deallocate(pool, block, KIB, 0, null_mut()), Status::Ok);
+        assert_eq!(millpond_deallocate(pool, block, KIB, 0, null_mut()), Status::InvalidArgument);
+    }
+    assert!(message().contains("free"), "{}", message());
+    misuse_another();
+    assert_eq!(
+        std::thread::spawn(misuse_another).join().is_err(),
+        cfg!(debug_assertions),
+        "it is another thread's"
+    );
+}
+
+#[test]
+fn misuse_within_a_free_is_no_error_of_it() {
+    let bench = Bench::new();
+    let (pool, mut made, mut block) = (bench.resource("cuda+pool"), null_mut(), null_mut());
+    let (device, own) = (bench.device, &raw mut made);
+    // SAFETY: all arguments are as asked for.
+    unsafe {
+        let built =
+            millpond_resource_callback(device, Some(hand_out), Some(free_twice), pool.cast(), None, own);
+        assert_eq!(built, Status::Ok, "{}", message());
+        assert_eq!(millpond_allocate(made, KIB, 0, null_mut(), &raw mut block), Status::Ok);
+        assert_eq!(millpond_deallocate(made, block, KIB, 0, null_mut()), Status::Ok, "{}", message());
+        assert_eq!(catch_unwind(misuse_another).is_err(), cfg!(debug_assertions), "no call runs");
+        millpond_resource_free(made);
+        millpond_resource_free(pool);
     }
 }
