@@ -58,13 +58,13 @@ struct DebugLog {
 struct Output(Arc<Mutex<Box<dyn Write + Send>>>);
 
 /// Installs the debug log as the process's subscriber of `tracing`, with information and all that is graver.
-/// A second call does nothing.
+/// A second call does nothing, also while the first one opens the file.
 ///
 /// # Errors
 /// [`Io`](ErrorKind::Io) if the file cannot be created, and
 /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the program has another subscriber.
 pub fn init() -> Result<()> {
-    install(|| match environment::variable(FILE_VARIABLE) {
+    install(LevelFilter::INFO, || match environment::variable(FILE_VARIABLE) {
         Some(name) => {
             let file = FilePath::new(name).resolve(None)?;
             let opened = empty_file(&file).map_err(|error| {
@@ -77,34 +77,37 @@ pub fn init() -> Result<()> {
     })
 }
 
-/// The same to the standard error, whatever `RMM_DEBUG_LOG_FILE` names: for a program whose file cannot be
-/// written, and that is to hear of errors.
+/// Does the same to the standard error, whatever `RMM_DEBUG_LOG_FILE` names, with errors alone.
 ///
 /// # Errors
 /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the program has another subscriber.
 pub fn init_to_stderr() -> Result<()> {
-    install(|| Ok(Box::new(io::stderr())))
+    install(LevelFilter::ERROR, || Ok(Box::new(io::stderr())))
 }
 
-fn install(open: impl FnOnce() -> Result<Box<dyn Write + Send>>) -> Result<()> {
-    let mut log = LOG.lock();
-    if log.is_some() {
-        return Ok(());
+fn install(level: LevelFilter, open: impl FnOnce() -> Result<Box<dyn Write + Send>>) -> Result<()> {
+    let output = Output(Arc::new(Mutex::new(Box::new(io::sink()))));
+    let (filter, level) = reload::Layer::new(level);
+    {
+        let mut log = LOG.lock();
+        if log.is_some() {
+            return Ok(());
+        }
+        *log = Some(DebugLog { level, output: output.clone() });
     }
-    let output = Output(Arc::new(Mutex::new(open()?)));
-    let (filter, level) = reload::Layer::new(LevelFilter::INFO);
-    let lines =
-        tracing_subscriber::fmt::layer().event_format(Lines).with_writer(output.clone()).with_ansi(false);
-    *log = Some(DebugLog { level, output });
-    // Without the lock: `tracing` asks the subscribers that the program has.
-    drop(log);
-    tracing_subscriber::registry().with(filter).with(lines).try_init().map_err(|_| {
-        *LOG.lock() = None;
-        Error::invalid_argument(
-            "the program has a subscriber of `tracing` already; millpond's events go there, and the debug \
-             log is not needed",
-        )
-    })
+    // Without the lock: a pipe opens when it is read, and `tracing` asks the program's own subscribers.
+    let start = || {
+        let opened = open()?;
+        *output.0.lock() = opened;
+        let lines = tracing_subscriber::fmt::layer().event_format(Lines).with_writer(output).with_ansi(false);
+        tracing_subscriber::registry().with(filter).with(lines).try_init().map_err(|_| {
+            Error::invalid_argument(
+                "the program has a subscriber of `tracing` already; millpond's events go there, and the \
+                 debug log is not needed",
+            )
+        })
+    };
+    start().inspect_err(|_| *LOG.lock() = None)
 }
 
 /// Empties a file, or makes it, and opens it for lines at its end. Processes that inherit the variable write

@@ -57,6 +57,34 @@ fn init_beside_a_subscriber() {
     assert!(!starts.load(Ordering::SeqCst), "the subscriber was asked");
 }
 
+/// A pipe opens when it is read. Until then, calls of other threads do not wait for the one that opens it.
+#[cfg(unix)]
+#[test]
+fn a_pipe_that_no_program_reads_yet_holds_up_its_thread_alone() {
+    let name = "a_pipe_that_no_program_reads_yet_holds_up_its_thread_alone";
+    if std::env::var_os(INSIDE).is_some() {
+        let (done, ended) = mpsc::channel();
+        thread::spawn(move || {
+            let first = thread::spawn(debug_log::init);
+            while debug_log::level().is_err() {
+                thread::yield_now();
+            }
+            debug_log::init().unwrap();
+            debug_log::set_level(Some(Level::ERROR)).unwrap();
+            assert!(!first.is_finished(), "no program has read yet");
+            done.send(()).unwrap();
+        });
+        return ended.recv_timeout(Duration::from_secs(60)).expect("no other thread waits");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let mut test = Command::new(std::env::current_exe().unwrap());
+    test.arg(name).arg("--nocapture").env(INSIDE, "1").env("RMM_DEBUG_LOG_FILE", &pipe);
+    let output = test.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 #[test]
 fn lines_go_to_the_file_that_the_environment_names() {
     if std::env::var_os(INSIDE).is_some() {
