@@ -670,8 +670,8 @@ millpond_status millpond_get_per_device_resource(const struct millpond_device *d
 // `resource` may be written.
 millpond_status millpond_get_current_device_resource(struct millpond_resource **resource);
 
-// Makes a resource the default of its device. The one before goes to `previous`, unless that is null. Blocks
-// still go back to the resource that they came from.
+// Makes a resource the default of its device. The one before goes to `previous`, unless that is null; it is
+// null if the device had no default yet. Blocks still go back to the resource that they came from.
 //
 // # Safety
 // `resource` is a handle of this library's, and stays the caller's; `previous` is null or may be written.

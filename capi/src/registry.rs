@@ -1,11 +1,13 @@
 //! The default resource of each device.
 
+use std::ptr::null_mut;
+
 use millpond_resources::registry;
 
 use crate::device::Device;
 use crate::framework::forget_served;
 use crate::resource::Resource;
-use crate::status::{Status, borrowed, guarded_here, put_handle};
+use crate::status::{Status, borrowed, guarded_here, put, put_handle};
 
 /// The default resource of a device: the one that was set, or else the stack of the environment variable
 /// `MILLPOND_STACK`, or else plain CUDA.
@@ -35,8 +37,8 @@ pub unsafe extern "C" fn millpond_get_current_device_resource(resource: *mut *mu
     guarded_here(|| unsafe { put_handle(resource, Resource::new(registry::get_current_device_resource()?)) })
 }
 
-/// Makes a resource the default of its device. The one before goes to `previous`, unless that is null. Blocks
-/// still go back to the resource that they came from.
+/// Makes a resource the default of its device. The one before goes to `previous`, unless that is null; it is
+/// null if the device had no default yet. Blocks still go back to the resource that they came from.
 ///
 /// # Safety
 /// `resource` is a handle of this library's, and stays the caller's; `previous` is null or may be written.
@@ -49,10 +51,15 @@ pub unsafe extern "C" fn millpond_set_per_device_resource(
         // SAFETY: the caller's promise.
         let resource = unsafe { borrowed(resource, "the resource") }?;
         let device = resource.0.driver().device();
-        let before = registry::set_per_device_resource(device, resource.0.clone())?;
+        let before = registry::replace_per_device_resource(device, resource.0.clone())?;
         forget_served(device);
-        // SAFETY: the caller's promise.
-        if previous.is_null() { Ok(()) } else { unsafe { put_handle(previous, Resource::new(before)) } }
+        match before {
+            _ if previous.is_null() => Ok(()),
+            // SAFETY: the caller's promise.
+            Some(before) => unsafe { put_handle(previous, Resource::new(before)) },
+            // SAFETY: the caller's promise.
+            None => unsafe { put(previous, null_mut()) },
+        }
     })
 }
 

@@ -160,6 +160,16 @@ def test_the_stack_of_the_environment():
     )
 
 
+def test_the_stack_of_the_environment_is_not_built_to_be_replaced(tmp_path):
+    file = tmp_path / "log.csv"
+    program = (
+        "import millpond\n"
+        "millpond.mr.set_current_device_resource(millpond.mr.CudaMemoryResource())\n"
+        "print(millpond.mr.get_current_device_resource().text)"
+    )
+    assert script(program, MILLPOND_STACK=f'cuda+logging:file="{file}"') == "cuda" and not file.exists()
+
+
 def test_a_device_of_the_environment():
     if not millpond.Device().is_simulated:
         pytest.skip("MILLPOND_DEVICE is for machines without CUDA")

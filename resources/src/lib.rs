@@ -80,8 +80,9 @@ pub use pool::{
     Decay, PagesMode, PeerList, Peers, Pool, PoolLayer, PoolMemoryResource, PoolOptions, Share, Slack,
 };
 pub use registry::{
-    get_current_device_resource, get_per_device_resource, reset_current_device_resource,
-    reset_per_device_resource, set_current_device_resource, set_per_device_resource,
+    get_current_device_resource, get_per_device_resource, replace_per_device_resource,
+    reset_current_device_resource, reset_per_device_resource, set_current_device_resource,
+    set_per_device_resource,
 };
 pub use stream_order::Reuse;
 

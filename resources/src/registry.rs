@@ -12,7 +12,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use dashmap::DashMap;
-use dashmap::mapref::entry::Entry;
 use millpond_core::stack::{LayerTable, STACK_VARIABLE, StackSpec};
 use millpond_core::{AnyResource, DeviceId, DeviceMemoryResourceExt, DriverHandle, Error, Result};
 use rustc_hash::FxBuildHasher;
@@ -101,36 +100,33 @@ pub fn changes() -> u64 {
 /// ```
 ///
 /// # Errors
-/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the resource is of another device;
-/// [`NoDevice`](millpond_core::ErrorKind::NoDevice) if there is no such device.
+/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the resource is of another device.
 pub fn set_per_device_resource(device: DeviceId, resource: AnyResource) -> Result<AnyResource> {
+    let driver = DriverHandle::clone(resource.driver());
+    if let Some(before) = replace_per_device_resource(device, resource)? {
+        return Ok(before);
+    }
+    Ok(initial(device).unwrap_or_else(|error| {
+        tracing::warn!(target: "millpond::resources", %error, "building the replaced default resource");
+        plain(driver)
+    }))
+}
+
+/// Does the same, but builds no initial default only to return it: `None` if the device had no default yet.
+///
+/// # Errors
+/// Those of [`set_per_device_resource`].
+pub fn replace_per_device_resource(device: DeviceId, resource: AnyResource) -> Result<Option<AnyResource>> {
     if resource.device() != device {
         return Err(Error::invalid_argument(format!(
             "`{resource}` allocates on {} and cannot be the default of {device}; build it on that device",
             resource.device()
         )));
     }
-    if let Some(mut slot) = DEFAULTS.get_mut(&device) {
-        let before = std::mem::replace(&mut *slot, resource);
-        CHANGES.fetch_add(1, Ordering::Release);
-        return Ok(before);
-    }
-    // Setting a resource must not fail because the initial default cannot be built.
-    let fresh = initial(device).or_else(|error| {
-        let plain = millpond_driver::find(device).map(plain);
-        tracing::warn!(target: "millpond::resources", %error, "building the replaced default resource");
-        plain
-    })?;
-    // An unneeded resource is dropped without the lock of the table: its end may call anything.
-    let known = match DEFAULTS.entry(device) {
-        Entry::Occupied(mut slot) => Some(slot.insert(resource)),
-        Entry::Vacant(slot) => {
-            drop(slot.insert(resource));
-            None
-        }
-    };
+    // The one before is dropped without the lock of the table: its end may call anything.
+    let before = DEFAULTS.insert(device, resource);
     CHANGES.fetch_add(1, Ordering::Release);
-    Ok(known.unwrap_or(fresh))
+    Ok(before)
 }
 
 /// Restores the initial default of `device` (see the [module](self)), and returns the one before.

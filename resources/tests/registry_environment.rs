@@ -8,8 +8,8 @@ use millpond_core::{AnyResource, DeviceMemoryResourceExt, Driver, ErrorKind, Str
 use millpond_driver::CurrentDeviceGuard;
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_resources::{
-    CudaMemoryResource, get_current_device_resource, get_per_device_resource, reset_current_device_resource,
-    reset_per_device_resource, set_per_device_resource,
+    CudaMemoryResource, get_current_device_resource, get_per_device_resource, replace_per_device_resource,
+    reset_current_device_resource, reset_per_device_resource, set_per_device_resource,
 };
 
 /// Not a test: the code that the tests below run with a variable set.
@@ -22,6 +22,12 @@ fn child_process() {
     let cuda = CudaMemoryResource::new(other.clone()).into_any();
     set_per_device_resource(other.device(), cuda).unwrap();
     assert_eq!(get_per_device_resource(other.device()).unwrap().to_string(), "cuda");
+    let unused = SimDevice::new(SimConfig::h200());
+    let (id, free) = (unused.device(), unused.mem_get_info().unwrap().free);
+    let own = CudaMemoryResource::new(unused.clone()).into_any();
+    assert!(replace_per_device_resource(id, own.clone()).unwrap().is_none(), "none was built to be replaced");
+    assert_eq!(unused.mem_get_info().unwrap().free, free);
+    assert!(Arc::ptr_eq(&replace_per_device_resource(id, own.clone()).unwrap().unwrap(), &own));
     // A default that no call has set is built once.
     let fresh = SimDevice::new(SimConfig::h200());
     if let Ok(before) = reset_per_device_resource(fresh.device()) {

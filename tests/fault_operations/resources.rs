@@ -12,7 +12,7 @@ use millpond::resources::{
     FixedSizeMemoryResource, FixedSizeOptions, HostMemoryResource, HostResource, ManagedMemoryResource,
     PageableHostMemoryResource, PagesMode, PinnedHostMemoryResource, PlanLayer, PlanMemoryResource,
     PlanOptions, PoolLayer, PoolMemoryResource, PoolOptions, ProgramPlan, SamHeadroomMemoryResource, Share,
-    SystemMemoryResource, get_current_device_resource, get_per_device_resource,
+    SystemMemoryResource, get_current_device_resource, get_per_device_resource, replace_per_device_resource,
     reset_current_device_resource, reset_per_device_resource, set_current_device_resource,
     set_per_device_resource,
 };
@@ -238,6 +238,15 @@ pub(crate) const OPERATIONS: &[Operation] = &[
             let before = set_per_device_resource(id, pool.into_any())?;
             let used = get_per_device_resource(id).and_then(|resource| use_of(&resource, stage));
             set_per_device_resource(id, before)?;
+            used
+        })
+    }),
+    Operation::new("replace_per_device_resource", |stage| {
+        on_stage(stage, |stage| {
+            let (id, pool) = (stage.device().device(), pool(stage, PoolLayer::new())?);
+            let before = replace_per_device_resource(id, pool.into_any())?;
+            let used = get_per_device_resource(id).and_then(|resource| use_of(&resource, stage));
+            before.map_or_else(|| reset_per_device_resource(id), |it| set_per_device_resource(id, it))?;
             used
         })
     }),
