@@ -1,9 +1,10 @@
 //! The checks of a simulated device, for the tests of the Python package. Not part of the C interface.
 
-use std::ffi::c_char;
+use std::ffi::{c_char, c_void};
 use std::fmt;
 use std::sync::Arc;
 
+use millpond_core::driver::{CaptureMode, call};
 use millpond_core::{
     Accessibility, AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle,
     Error, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, downcast,
@@ -12,7 +13,7 @@ use millpond_driver::sim::{Schedule, SimConfig, SimDevice};
 
 use crate::device::{Device, with_device};
 use crate::resource::{Resource, with_resource};
-use crate::status::{Status, guarded_here, put_handle, put_text};
+use crate::status::{Status, guarded_here, put_handle, put_text, stream_of};
 
 /// Tells a simulated device which blocks the resource below hands out and takes back, so that the device
 /// checks their order.
@@ -107,6 +108,25 @@ pub unsafe extern "C" fn millpond_oracle_watch(
         let watched = Watched { upstream: upstream.clone(), device: simulated(upstream.driver())? };
         // SAFETY: the caller's promise.
         unsafe { put_handle(resource, Resource::new(watched.into_any())) }
+    })
+}
+
+/// Begins a capture on a stream of a simulated device, or ends it.
+///
+/// # Safety
+/// `device` is a handle of this library's; the stream is alive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_oracle_capture(
+    device: *const Device,
+    stream: *mut c_void,
+    begins: bool,
+) -> Status {
+    with_device(device, |driver| {
+        let (sim, stream) = (simulated(driver)?, stream_of(driver, stream)?);
+        call(&**driver, |_| match begins {
+            true => sim.begin_capture(stream, CaptureMode::Relaxed),
+            false => sim.end_capture(stream),
+        })
     })
 }
 

@@ -46,12 +46,10 @@ fn wait_for_device(driver: &DriverHandle) -> Result<()> {
     Err(Error::invalid_argument(why))
 }
 
-/// Whether one of two streams captures a graph, and the other does not belong to it. Captured work does not
-/// run yet, so there is nothing to order.
-fn are_apart(driver: &DriverHandle, stream: StreamRef, other: StreamRef) -> bool {
-    let graph = |stream| call(&**driver, |driver| driver.stream_capture_id(stream)).ok().flatten();
-    let (stream, other) = (graph(stream), graph(other));
-    stream != other
+/// Whether the stream captures a graph. The driver cannot say it of the legacy default stream while a
+/// blocking stream captures: then neither may be made to wait for the other.
+fn captures(driver: &DriverHandle, stream: StreamRef) -> bool {
+    call(&**driver, |driver| driver.stream_is_capturing(stream)).unwrap_or(true)
 }
 
 /// Makes the later work of `stream` wait for what was submitted to `other`.
@@ -90,6 +88,25 @@ pub unsafe extern "C" fn millpond_stream_id(
     with_device(device, |driver| unsafe { put(id, stream_of(driver, stream)?.id().get()) })
 }
 
+/// Whether the stream captures a graph: what is submitted to it does not run yet. It is an error to ask this
+/// of the legacy default stream while a blocking stream captures.
+///
+/// # Safety
+/// `device` is a handle of this library's; the stream is alive; `captures` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_stream_captures(
+    device: *const Device,
+    stream: *mut c_void,
+    captures: *mut bool,
+) -> Status {
+    with_device(device, |driver| {
+        let stream = stream_of(driver, stream)?;
+        let is_capturing = call(&**driver, |driver| driver.stream_is_capturing(stream))?;
+        // SAFETY: the caller's promise.
+        unsafe { put(captures, is_capturing) }
+    })
+}
+
 /// Makes the later work of `stream` wait for what was submitted to `other`, as `millpond_stream_wait`. If the
 /// driver refuses that, the host waits for `other`. If one of the two captures a graph to which the other
 /// does not belong, it does nothing: what is captured does not run yet.
@@ -104,17 +121,26 @@ pub unsafe extern "C" fn millpond_stream_follow(
 ) -> Status {
     with_device(device, |driver| {
         let (stream, other) = (stream_of(driver, stream)?, stream_of(driver, other)?);
-        if stream == other || are_apart(driver, stream, other) {
+        if stream == other {
             return Ok(());
         }
-        order(driver, stream, other)
-            .or_else(|_| call(&**driver, |driver| driver.stream_synchronize(other)))
-            .or_else(|_| wait_for_device(driver))
+        let graph = |stream| call(&**driver, |driver| driver.stream_capture_id(stream));
+        match (graph(stream), graph(other)) {
+            (Ok(None), Ok(None)) => order(driver, stream, other)
+                .or_else(|_| call(&**driver, |driver| driver.stream_synchronize(other)))
+                .or_else(|_| wait_for_device(driver)),
+            // The host can wait for neither.
+            (Ok(one), Ok(two)) if one == two => order(driver, stream, other),
+            (Ok(_), Ok(_)) => Ok(()),
+            // One is the legacy default stream, and waits would end the capture of a blocking stream.
+            _ => wait_for_device(driver),
+        }
     })
 }
 
 /// The same for a stream of an earlier call, which may have ended since: `id` is what `millpond_stream_id`
-/// said of it then. If the stream is not known to live, the host waits for the device.
+/// said of it then. If the stream is not known to live, or one of the two captures a graph, the host waits
+/// for the device. No capture ends by it.
 ///
 /// # Safety
 /// `device` is a handle of this library's; `stream` is alive.
@@ -130,6 +156,10 @@ pub unsafe extern "C" fn millpond_stream_follow_if_alive(
         let stream = stream_of(driver, stream)?;
         if stream == other {
             return Ok(());
+        }
+        // A wait for work outside of a capture ends it. The driver itself looks at streams that may be gone.
+        if captures(driver, stream) || (other.is_per_thread() && captures(driver, other)) {
+            return wait_for_device(driver);
         }
         let followed = with_event(driver, |driver, event| {
             let is_recorded = if other.is_per_thread() {

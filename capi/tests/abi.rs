@@ -12,9 +12,11 @@ use millpond_c::callback::{millpond_resource_callback, millpond_resource_failure
 use millpond_c::device::*;
 use millpond_c::layers::*;
 use millpond_c::manager::*;
+use millpond_c::order::*;
 use millpond_c::registry::*;
 use millpond_c::resource::*;
 use millpond_c::status::*;
+use millpond_core::driver::{CaptureMode, Driver, StreamFlags};
 use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::{DevicePtr, DriverError, StreamRef};
 use millpond_driver::sim::FaultPlan;
@@ -377,4 +379,61 @@ fn misuse_within_a_free_is_no_error_of_it() {
         millpond_resource_free(made);
         millpond_resource_free(pool);
     }
+}
+
+fn handle(stream: StreamRef) -> *mut c_void {
+    without_provenance_mut(stream.handle() as usize)
+}
+
+/// A stream of an earlier call is followed by one that captures since.
+#[test]
+fn a_stream_that_captures_follows_one_of_an_earlier_call_and_captures_on() {
+    let bench = Bench::new();
+    let [own, other] = [(); 2].map(|()| bench.sim.stream_create(StreamFlags::default()).unwrap());
+    let (mut id, mut captures) = (0, false);
+    for (own, other) in [(own, other), (other, StreamRef::PER_THREAD), (own, StreamRef::LEGACY)] {
+        // SAFETY: all arguments are as asked for, and the streams live.
+        unsafe {
+            assert_eq!(millpond_stream_id(bench.device, handle(other), &raw mut id), Status::Ok);
+            bench.sim.begin_capture(own, CaptureMode::Relaxed).unwrap();
+            assert_eq!(millpond_stream_captures(bench.device, handle(own), &raw mut captures), Status::Ok);
+            assert!(captures);
+            let followed = millpond_stream_follow_if_alive(bench.device, handle(own), handle(other), id);
+            assert_eq!(followed, Status::Ok, "{}", message());
+        }
+        bench.sim.end_capture(own).expect("the capture is whole");
+    }
+    // SAFETY: as above.
+    let asked = unsafe { millpond_stream_captures(bench.device, handle(own), &raw mut captures) };
+    assert_eq!((asked, captures), (Status::Ok, false));
+}
+
+/// What the thread's own stream captures is no part of another stream.
+#[test]
+fn a_stream_that_follows_one_that_captures_stays_outside() {
+    let bench = Bench::new();
+    let own = bench.sim.stream_create(StreamFlags::default()).unwrap();
+    bench.sim.begin_capture(StreamRef::PER_THREAD, CaptureMode::Relaxed).unwrap();
+    let id = StreamRef::PER_THREAD.id().get();
+    let other = handle(StreamRef::PER_THREAD);
+    // SAFETY: all arguments are as asked for, and the streams live.
+    let followed = unsafe { millpond_stream_follow_if_alive(bench.device, handle(own), other, id) };
+    assert_eq!(followed, Status::Ok, "{}", message());
+    assert_eq!(bench.sim.stream_is_capturing(own), Ok(false));
+    bench.sim.end_capture(StreamRef::PER_THREAD).expect("the capture is whole");
+}
+
+/// The legacy default stream waits for blocking streams, and they for it.
+#[test]
+fn the_legacy_stream_ends_no_capture_of_a_blocking_stream() {
+    let bench = Bench::new();
+    let blocking = bench.sim.stream_create(StreamFlags::BLOCKING).unwrap();
+    let other = handle(bench.sim.stream_create(StreamFlags::NON_BLOCKING).unwrap());
+    bench.sim.begin_capture(blocking, CaptureMode::Relaxed).unwrap();
+    for (stream, followed) in [(other, null_mut()), (null_mut(), other)] {
+        // SAFETY: all arguments are as asked for, and the streams live.
+        let followed = unsafe { millpond_stream_follow(bench.device, stream, followed) };
+        assert_eq!(followed, Status::Ok, "{}", message());
+    }
+    bench.sim.end_capture(blocking).expect("the capture is whole");
 }

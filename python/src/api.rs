@@ -108,11 +108,13 @@ functions! {
     stream_query: fn(Raw, Raw, *mut bool) -> i32;
     stream_wait: fn(Raw, Raw, Raw) -> i32;
     stream_id: fn(Raw, Raw, *mut u64) -> i32;
+    stream_captures: fn(Raw, Raw, *mut bool) -> i32;
     stream_follow: fn(Raw, Raw, Raw) -> i32;
     stream_follow_if_alive: fn(Raw, Raw, Raw, u64) -> i32;
     device_wait: fn(Raw) -> i32;
     oracle_device: fn(u64, u64, *mut Raw) -> i32;
     oracle_watch: fn(Raw, *mut Raw) -> i32;
+    oracle_capture: fn(Raw, Raw, bool) -> i32;
     oracle_violations: fn(Raw, *mut *mut c_char) -> i32;
     copy_to_device: fn(Raw, Raw, Raw, u64, Raw) -> i32;
     copy_to_host: fn(Raw, Raw, Raw, u64, Raw) -> i32;

@@ -237,14 +237,14 @@ impl Block {
     ) -> Result<T, Failure> {
         let root = self.root();
         stream.check_on(root.device()?)?;
-        let (own, stream) = (root.own_stream(), stream.ptr());
-        if root.address == 0 || is_same(own, stream) {
+        let own = root.own_stream();
+        if root.address == 0 || is_same(own, stream.ptr()) {
             return submit();
         }
-        let device = root.device()?.0;
+        let device = root.device()?;
         if !makes(Mistake::Before) {
             // SAFETY: the device's handle is live, and so are both streams.
-            check(unsafe { (api().stream_follow)(device, stream, own) })?;
+            check(unsafe { (api().stream_follow)(device.0, stream.ptr(), own) })?;
         }
         let submitted = submit();
         if makes(Mistake::After) {
@@ -252,8 +252,8 @@ impl Block {
         }
         // Also if that failed: a part of it may be on its way.
         // SAFETY: as above.
-        let followed = check(unsafe { (api().stream_follow)(device, own, stream) });
-        if followed.is_err() {
+        let followed = check(unsafe { (api().stream_follow)(device.0, own, stream.ptr()) });
+        if followed.is_err() || stream.runs_beside_capture(device, own) {
             root.use_anywhere();
         }
         submitted.and_then(|done| followed.map(|()| done))
@@ -316,7 +316,7 @@ impl Block {
         check(unsafe { (api().stream_synchronize)(root.device()?.0, root.own_stream()) })
     }
 
-    fn wait_for_device(&self) -> Result<(), Failure> {
+    pub(crate) fn wait_for_device(&self) -> Result<(), Failure> {
         // SAFETY: the device's handle is live.
         check(unsafe { (api().device_wait)(self.device()?.0) })
     }

@@ -52,6 +52,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(resource::default_resource, module)?)?;
     module.add_function(wrap_pyfunction!(resource::reset_default_resource, module)?)?;
     module.add_function(wrap_pyfunction!(oracle::_oracle_device, module)?)?;
+    module.add_function(wrap_pyfunction!(oracle::_oracle_capture, module)?)?;
     module.add_function(wrap_pyfunction!(oracle::_oracle_violations, module)?)?;
     module.add_function(wrap_pyfunction!(oracle::_oracle_mistakes, module)?)?;
     module.add_function(wrap_pyfunction!(layers::build_layer_file, module)?)?;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use pyo3::prelude::*;
 
 use crate::api::{Raw, api, take_text};
-use crate::device::{Device, DeviceHandle};
+use crate::device::{Device, DeviceHandle, Stream};
 use crate::error::{Failure, check};
 
 /// A step of the order that a test leaves out on purpose.
@@ -48,6 +48,18 @@ pub(crate) fn _oracle_device(py: Python<'_>, nbytes: u64, seed: u64) -> PyResult
     // SAFETY: the result may be written.
     let open = |made: *mut Raw| unsafe { (api().oracle_device)(nbytes, seed, made) };
     Ok(py.detach(|| DeviceHandle::from_call(open)).map(Device)?)
+}
+
+/// Begins a capture on a stream of a simulated device, or ends it.
+#[pyfunction]
+pub(crate) fn _oracle_capture(
+    py: Python<'_>,
+    device: &Device,
+    stream: &Stream,
+    begins: bool,
+) -> PyResult<()> {
+    // SAFETY: the device's handle is live, and so is the stream.
+    Ok(py.detach(|| check(unsafe { (api().oracle_capture)(device.0.0, stream.0.ptr(), begins) }))?)
 }
 
 /// The findings of a simulated device's checks since the last call, a line each.

@@ -178,12 +178,14 @@ impl View {
         of_source: usize,
         stream: &StreamHandle,
     ) -> Result<(), Failure> {
-        let (device, of_source) = (self.device()?.0, without_provenance_mut(of_source));
+        let (device, of_source) = (self.device()?, without_provenance_mut(of_source));
         // SAFETY: the device's handle is live, and so are both streams.
-        check(unsafe { (api().stream_follow)(device, stream.ptr(), of_source) })?;
+        check(unsafe { (api().stream_follow)(device.0, stream.ptr(), of_source) })?;
         let copied = self.copy_from(source, bytes, stream);
         // SAFETY: as above.
-        copied.and(check(unsafe { (api().stream_follow)(device, of_source, stream.ptr()) }))
+        let followed = check(unsafe { (api().stream_follow)(device.0, of_source, stream.ptr()) });
+        let is_ordered = !stream.runs_beside_capture(device, of_source);
+        copied.and(followed).and(if is_ordered { Ok(()) } else { self.block.wait_for_device() })
     }
 
     /// Copies memory of which nothing but the address is known, and waits for it: its owner cannot know when

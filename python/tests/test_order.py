@@ -5,6 +5,7 @@ import gc
 import os
 import random
 import threading
+import types
 
 import numpy as np
 import oracle
@@ -335,6 +336,50 @@ def test_a_copy_to_another_device_follows_the_work_on_its_source(seed):
     target.copy_from_device(source)
     assert set(target.tobytes()) == {29}
     assert _native._oracle_violations(device) == ""
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_work_beside_a_capture_of_the_blocks_stream_comes_before_the_free(seed):
+    """The stream can wait for nothing outside of its capture."""
+    device, resource = watched(seed=seed)
+    own, other = Stream(device=device, flags=1), Stream(device=device, flags=1)
+    buffer = DeviceBuffer(size=5000, stream=own, mr=resource)
+    _native._oracle_capture(device, own, True)
+    for value in range(30):
+        buffer.fill(value, other)
+    _native._oracle_capture(device, own, False)
+    del buffer
+    DeviceBuffer(size=5000, stream=own, mr=resource).fill(99)
+    assert _native._oracle_violations(device) == ""
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_a_copy_beside_a_capture_of_its_sources_stream_is_done_when_the_call_returns(seed):
+    device, resource = watched(seed=seed)
+    own, other = Stream(device=device, flags=1), Stream(device=device, flags=1)
+    source = DeviceBuffer(size=5000, stream=own, mr=resource)
+    source.fill(7)
+    own.synchronize()
+    given = types.SimpleNamespace(
+        __cuda_array_interface__={**source.__cuda_array_interface__, "stream": own.ptr}
+    )
+    target = DeviceBuffer(size=5000, stream=other, mr=resource)
+    _native._oracle_capture(device, own, True)
+    target.copy_from_device(given, other)
+    assert other.query()
+    _native._oracle_capture(device, own, False)
+    assert set(target.tobytes()) == {7}
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_the_end_of_an_export_leaves_a_capture_of_the_blocks_stream_alone(seed):
+    device, resource = watched(seed=seed)
+    own, other = Stream(device=device, flags=1), Stream(device=device, flags=1)
+    buffer = DeviceBuffer(size=5000, stream=own, mr=resource)
+    taken = oracle.Taken(buffer.__dlpack__(stream=other.ptr), with_gil=True)
+    _native._oracle_capture(device, own, True)
+    taken.end()
+    _native._oracle_capture(device, own, False)
 
 
 @pytest.mark.parametrize("seed", range(1, 6))
