@@ -5,13 +5,16 @@ Each array is for use on CuPy's current stream, and its memory goes back in the 
 
 import contextlib
 import ctypes
+import threading
 
 from . import _errors, _library, _locks
 from . import mr as _mr
 from ._native import CupyFunctions
 
-_state = {"stack": None, "prepared": set(), "before": None, "limits": {}, "asked": {}, "functions": None}
+_state = {"stack": None, "prepared": set(), "before": None, "limits": {}, "functions": None}
 _lock = _locks.lock()
+#: The requests that are under way on devices with a limit: device, thread, bytes.
+_asked, _requests = threading.Condition(_lock), []
 
 
 class _Block:
@@ -112,19 +115,29 @@ def _counts(device):
 
 @contextlib.contextmanager
 def _asking(memory, device, size):
-    """Keep requests that are under way within the limit of a device, all together."""
-    asked = _state["asked"]
-    with _lock:
-        limit = _state["limits"].get(device)
-        used = _counts(device)["bytes_in_use"] + asked.get(device, 0)
-        if limit is not None and used + size > limit:
-            raise memory.OutOfMemoryError(size, used, limit)
-        asked[device] = asked.get(device, 0) + size
+    """Keep requests that are under way within the limit of a device, all together.
+
+    Bytes of a request that is under way may be in use already. If it depends on them whether there is room, a
+    thread waits until that request is over; but not within a request of its own, for which others may wait.
+    """
+    request = device, threading.get_ident(), size
+    with _asked:
+        while (limit := _state["limits"].get(device)) is not None:
+            used = _counts(device)["bytes_in_use"]
+            asked = sum(other[2] for other in _requests if other[0] == device)
+            if used + asked + size <= limit:
+                break
+            is_nested = any(other[1] == request[1] for other in _requests)
+            if is_nested or used + size > limit:
+                raise memory.OutOfMemoryError(size, used, limit)
+            _asked.wait()
+        _requests.append(request)
     try:
         yield
     finally:
-        with _lock:
-            asked[device] -= size
+        with _asked:
+            _requests.remove(request)
+            _asked.notify_all()
 
 
 def _error(memory, device, size):
@@ -191,6 +204,7 @@ class _Pool:
             else:
                 _state["limits"].pop(device, None)
             _note_plain(device)
+            _asked.notify_all()
 
     def get_limit(self):
         return _state["limits"].get(_current(), 0)

@@ -9,6 +9,7 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 import types
 import weakref
 
@@ -325,6 +326,57 @@ def test_cupy_raises_its_own_error_with_the_report(cupy):
         cupy.state.allocator(1 << 50)
     assert isinstance(caught.value.__cause__, millpond.OutOfMemoryError)
     assert caught.value.__cause__.report
+
+
+def test_cupys_limit_counts_a_request_that_is_served_once(cupy, monkeypatch):
+    """Another thread waits until it is over: its bytes are in use, and it is under way."""
+    import millpond.cupy as ours
+
+    cupy._default_memory_pool.set_limit(size=1 << 20)
+    is_served, may_end, kept = threading.Event(), threading.Event(), []
+    malloc, wait = ours._malloc, ours._asked.wait
+
+    def slow(*arguments):
+        ptr = malloc(*arguments)
+        is_served.set()
+        may_end.wait()
+        return ptr
+
+    def noticed():
+        may_end.set()
+        wait()
+
+    monkeypatch.setattr(ours, "_malloc", slow)
+    monkeypatch.setattr(ours._asked, "wait", noticed)
+    thread = threading.Thread(target=lambda: kept.append(cupy.state.allocator(1 << 19)))
+    thread.start()
+    is_served.wait()
+    try:
+        kept.append(cupy.state.allocator(1 << 19))
+    finally:
+        may_end.set()
+        thread.join()
+    assert len(kept) == 2 and cupy._default_memory_pool.used_bytes() == 1 << 20
+    with pytest.raises(cupy.cuda.memory.OutOfMemoryError):
+        cupy.state.allocator(1)
+
+
+def test_a_request_within_a_request_does_not_wait_for_cupys_limit(cupy):
+    import millpond.cupy as ours
+
+    base, refused = millpond.mr.CudaMemoryResource(), []
+
+    def allocate(nbytes, stream):
+        try:
+            cupy.state.allocator(1 << 19)
+        except cupy.cuda.memory.OutOfMemoryError:
+            refused.append(nbytes)
+        return base.allocate(nbytes, stream)
+
+    own = millpond.mr.CallbackMemoryResource(allocate, base.deallocate)
+    ours.use(millpond.mr.StatisticsResourceAdaptor(own))
+    cupy._default_memory_pool.set_limit(size=1 << 20)
+    assert cupy.state.allocator((1 << 19) + 1) and refused == [(1 << 19) + 1]
 
 
 def test_cupys_limit_holds(cupy):
