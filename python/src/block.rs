@@ -202,9 +202,10 @@ impl Block {
         }
     }
 
-    /// Says that an export has ended.
-    pub(crate) fn unhide(&self) {
-        if self.seen.fetch_sub(HIDDEN, Ordering::Relaxed) == SHOWN + HIDDEN {
+    /// Says that an export has ended, whose use of the block is dropped next. A block that ends with it stays
+    /// hidden: no Python object keeps it any more.
+    pub(crate) fn unhide(self: &Arc<Self>) {
+        if Arc::strong_count(self) > 1 && self.seen.fetch_sub(HIDDEN, Ordering::Relaxed) == SHOWN + HIDDEN {
             self.count(true);
         }
     }
