@@ -226,6 +226,17 @@ pub(crate) fn generation() -> usize {
     GENERATION.load(Ordering::Relaxed)
 }
 
+/// A value of each process: a lock of its parent's may be held by a thread that a forked child does not have.
+#[derive(Debug)]
+pub(crate) struct PerProcess<T>(pub(crate) [T; 8]);
+
+impl<T> PerProcess<T> {
+    #[inline]
+    pub(crate) fn get(&self) -> &T {
+        &self.0[generation() % self.0.len()]
+    }
+}
+
 /// A text of the library's, which ends it.
 pub(crate) fn take_text(text: *mut c_char) -> String {
     if text.is_null() {

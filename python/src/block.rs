@@ -14,7 +14,7 @@ use std::thread::{self, ThreadId};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 
-use crate::api::{api, generation};
+use crate::api::{PerProcess, api, generation};
 use crate::device::{DeviceHandle, StreamHandle};
 use crate::error::{Failure, check};
 use crate::gil;
@@ -58,18 +58,25 @@ const SHOWN: u32 = 1;
 const HIDDEN: u32 = 2;
 
 /// Blocks that work on streams that are not known may still use, and that nothing else keeps.
-static KEPT: Mutex<Vec<Block>> = Mutex::new(Vec::new());
-static KEPT_COUNT: AtomicUsize = AtomicUsize::new(0);
+struct Kept {
+    blocks: Mutex<Vec<Block>>,
+    count: AtomicUsize,
+}
+
+/// A forked child leaves its parent's alone.
+static KEPT: PerProcess<Kept> =
+    PerProcess([const { Kept { blocks: Mutex::new(Vec::new()), count: AtomicUsize::new(0) } }; 8]);
 
 /// Gives kept blocks back, if their devices can be waited for now.
 fn give_back_kept() {
-    if KEPT_COUNT.load(Ordering::Acquire) == 0 {
+    let kept = KEPT.get();
+    if kept.count.load(Ordering::Acquire) == 0 {
         return;
     }
     // They are this thread's while it waits; a block that is still in use is kept again.
-    let kept = std::mem::take(&mut *KEPT.lock());
-    KEPT_COUNT.fetch_sub(kept.len(), Ordering::AcqRel);
-    drop(kept);
+    let blocks = std::mem::take(&mut *kept.blocks.lock());
+    kept.count.fetch_sub(blocks.len(), Ordering::AcqRel);
+    drop(blocks);
 }
 
 /// Who uses memory that was exported.
@@ -372,8 +379,9 @@ impl Block {
         let Self { address, bytes, thread, made_in, .. } = *self;
         let (is_at_large, seen) = (AtomicBool::new(true), AtomicU32::new(0));
         let kept = Self { address, bytes, source, stream, thread, is_at_large, seen, made_in };
-        KEPT.lock().push(kept);
-        KEPT_COUNT.fetch_add(1, Ordering::Release);
+        let all = KEPT.get();
+        all.blocks.lock().push(kept);
+        all.count.fetch_add(1, Ordering::Release);
     }
 }
 

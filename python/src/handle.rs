@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 
-use crate::api::{Raw, api, generation, take_text};
+use crate::api::{PerProcess, Raw, api, generation, take_text};
 use crate::device::{DeviceHandle, ensure_default};
 use crate::error::{Failure, check};
 use crate::functions::context;
@@ -182,7 +182,7 @@ impl ResourceHandle {
         ensure_default();
         // SAFETY: the result may be written.
         let current = Self::from_call(|resource| unsafe { (api().get_current_device_resource)(resource) })?;
-        let before = recent().lock().replace(current.clone());
+        let before = RECENT.get().lock().replace(current.clone());
         // Not under the lock: its end may wait for the GIL, whose holder may wait for the lock.
         drop(before);
         Ok(current)
@@ -196,7 +196,7 @@ impl ResourceHandle {
 
     /// What was last found to be a default resource; it may be none any more.
     pub(crate) fn recent_default() -> Option<Arc<Self>> {
-        recent().lock().as_ref().filter(|recent| recent.made_in == generation()).cloned()
+        RECENT.get().lock().as_ref().filter(|recent| recent.made_in == generation()).cloned()
     }
 
     /// The resource's device.
@@ -226,16 +226,12 @@ impl ResourceHandle {
     }
 }
 
-/// The last default resource that [`ResourceHandle::current`] found; none after a default was set here. A
-/// forked child has a lock of its own: its parent's may be held by a thread that the child does not have.
-fn recent() -> &'static Mutex<Option<Arc<ResourceHandle>>> {
-    static RECENT: [Mutex<Option<Arc<ResourceHandle>>>; 8] = [const { Mutex::new(None) }; 8];
-    &RECENT[generation() % RECENT.len()]
-}
+/// The last default resource that [`ResourceHandle::current`] found; none after a default was set here.
+static RECENT: PerProcess<Mutex<Option<Arc<ResourceHandle>>>> = PerProcess([const { Mutex::new(None) }; 8]);
 
 /// Takes it, so that a default resource that was replaced ends with its last buffer.
 pub(crate) fn take_recent_default() -> Option<Arc<ResourceHandle>> {
-    recent().lock().take()
+    RECENT.get().lock().take()
 }
 
 /// The handle of a Python object, by which the collector sees the resource.

@@ -400,6 +400,40 @@ def test_copies_of_pinned_memory_of_the_host_are_done_when_the_call_returns(seed
         assert set(bytes(host)) == {100 + value}
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_forked_child_leaves_the_blocks_alone_that_its_parent_has_kept():
+    device, resource = watched()
+    stream, ended = Stream(device=device), []
+
+    class Noting(Foreign):
+        def _end(self, tensor):
+            ended.append(os.getpid())
+            self.end(tensor)
+
+    foreign = Noting(DeviceBuffer(size=5000, mr=resource), stream)
+    imported = millpond.from_dlpack(foreign, stream)
+    assert imported.__cuda_array_interface__["data"][0] == imported.ptr
+    _native._oracle_mistakes(oracle.WAIT)
+    try:
+        del imported
+        assert ended == [], "the block is kept"
+        child = os.fork()
+        if child == 0:
+            code = 9
+            try:
+                with pytest.raises(millpond.UnsupportedError, match="forked"):
+                    DeviceBuffer(size=5000, stream=stream, mr=resource)
+                code = len(ended)
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        _native._oracle_mistakes(0)
+    DeviceBuffer(size=5000, stream=stream, mr=resource)
+    assert ended == [os.getpid()]
+
+
 def test_a_block_that_cannot_be_waited_for_is_kept_and_comes_back_later():
     """The device refuses a wait while a graph is captured. Such a block was lost in silence."""
     device = _native._oracle_device(64 << 20, 1)
