@@ -21,14 +21,43 @@ pub(crate) struct ResourceHandle {
     made_in: usize,
     device: OnceLock<Arc<DeviceHandle>>,
     below: Below,
-    /// The Python objects that keep this handle.
+    links: Arc<Links>,
+    /// The buffers that keep one of those objects, if the collector has to know of them.
+    buffers: Mutex<Vec<Weak<dyn Collected>>>,
+}
+
+/// What the collector reads of a resource. Reading keeps no resource, as the collector may end none: an end
+/// runs code of the program's.
+#[derive(Debug)]
+struct Links {
+    raw: Raw,
+    /// The Python objects that keep the handle.
     objects: AtomicUsize,
     /// The blocks that are kept by Python objects alone, each of which keeps one of those objects.
     seen_blocks: AtomicUsize,
-    /// The resources on this one.
-    above: Mutex<Vec<Weak<Self>>>,
-    /// The buffers that keep one of those objects, if the collector has to know of them.
-    buffers: Mutex<Vec<Weak<dyn Collected>>>,
+    /// The resources on this one. Each takes itself out before its own handle of the library's ends.
+    above: Mutex<Vec<(Weak<ResourceHandle>, Arc<Self>)>>,
+}
+
+// SAFETY: as for the handle.
+unsafe impl Send for Links {}
+// SAFETY: as above.
+unsafe impl Sync for Links {}
+
+impl Links {
+    /// Whether one Python object alone keeps the resource, with buffers that keep the object, and with
+    /// resources on it of which the same holds. `handles` counts the owners of the handle, which is live.
+    fn is_seen(&self, handles: usize) -> bool {
+        // Another thread may hold it for a moment; then the resource is in use.
+        let Some(above) = self.above.try_lock() else { return false };
+        // SAFETY: the handle is live.
+        let owners = unsafe { (api().resource_owners)(self.raw) };
+        self.objects.load(Ordering::Relaxed) == 1
+            && handles == 1 + self.seen_blocks.load(Ordering::Relaxed) + above.len()
+            && owners == 1 + above.len()
+            // What is in the list is live while it is locked.
+            && above.iter().all(|(handle, links)| links.is_seen(handle.strong_count()))
+    }
 }
 
 /// An object that the collector ends with the resource that it keeps.
@@ -74,6 +103,9 @@ impl Drop for ResourceHandle {
     fn drop(&mut self) {
         // A forked child leaves its parent's memory alone.
         if self.made_in == generation() {
+            for resource in &self.below.resources {
+                resource.links.above.lock().retain(|(_, links)| !Arc::ptr_eq(links, &self.links));
+            }
             // A pool that ends reaches the driver, and may wait for a function of the program's.
             // SAFETY: the handle is this value's own.
             gil::released(|| unsafe { (api().resource_free)(self.raw) });
@@ -96,15 +128,16 @@ impl ResourceHandle {
             made_in: generation(),
             device: OnceLock::new(),
             below,
-            objects: AtomicUsize::new(0),
-            seen_blocks: AtomicUsize::new(0),
-            above: Mutex::new(Vec::new()),
+            links: Arc::new(Links {
+                raw,
+                objects: AtomicUsize::new(0),
+                seen_blocks: AtomicUsize::new(0),
+                above: Mutex::new(Vec::new()),
+            }),
             buffers: Mutex::new(Vec::new()),
         });
         for resource in &made.below.resources {
-            let mut above = resource.above.lock();
-            above.retain(|it| it.strong_count() > 0);
-            above.push(Arc::downgrade(&made));
+            resource.links.above.lock().push((Arc::downgrade(&made), made.links.clone()));
         }
         Ok(made)
     }
@@ -122,22 +155,7 @@ impl ResourceHandle {
     /// The program's functions, if the collector sees all that keeps the resource.
     pub(crate) fn seen_functions(self: &Arc<Self>) -> &[Py<PyAny>] {
         let functions = self.below.functions();
-        if functions.is_empty() || !self.is_seen(0) { &[] } else { functions }
-    }
-
-    /// Whether one Python object alone keeps the resource, with buffers that keep the object, and with
-    /// resources on it of which the same holds. `others` is the number of owners that the caller knows of.
-    fn is_seen(self: &Arc<Self>, others: usize) -> bool {
-        // Another thread may hold it for a moment; then the resource is in use.
-        let Some(above) = self.above.try_lock() else { return false };
-        let above: Vec<Arc<Self>> = above.iter().filter_map(Weak::upgrade).collect();
-        let handles = 1 + others + self.seen_blocks.load(Ordering::Relaxed) + above.len();
-        // SAFETY: the handle is live.
-        let owners = unsafe { (api().resource_owners)(self.raw) };
-        self.objects.load(Ordering::Relaxed) == 1
-            && Arc::strong_count(self) == handles
-            && owners == 1 + above.len()
-            && above.iter().all(|it| it.is_seen(1))
+        if functions.is_empty() || !self.links.is_seen(Arc::strong_count(self)) { &[] } else { functions }
     }
 
     /// Whether the collector has to know of the blocks: functions of the program's may keep them.
@@ -157,7 +175,7 @@ impl ResourceHandle {
     /// Ends the buffers of a resource whose last Python object ends. Each of them keeps that object, so the
     /// collector ends them all, and the functions that take their blocks back are whole now, and not later.
     pub(crate) fn end_buffers(&self) {
-        if self.objects.load(Ordering::Relaxed) != 1 {
+        if self.links.objects.load(Ordering::Relaxed) != 1 {
             return;
         }
         let buffers = std::mem::take(&mut *self.buffers.lock());
@@ -170,9 +188,9 @@ impl ResourceHandle {
     /// Counts a block that Python objects alone keep, or one less.
     pub(crate) fn count_block(&self, is_more: bool) {
         if is_more {
-            self.seen_blocks.fetch_add(1, Ordering::Relaxed);
+            self.links.seen_blocks.fetch_add(1, Ordering::Relaxed);
         } else {
-            self.seen_blocks.fetch_sub(1, Ordering::Relaxed);
+            self.links.seen_blocks.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -240,7 +258,7 @@ pub(crate) struct Owned(Arc<ResourceHandle>);
 
 impl Owned {
     pub(crate) fn new(handle: Arc<ResourceHandle>) -> Self {
-        handle.objects.fetch_add(1, Ordering::Relaxed);
+        handle.links.objects.fetch_add(1, Ordering::Relaxed);
         Self(handle)
     }
 
@@ -251,6 +269,6 @@ impl Owned {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        self.0.objects.fetch_sub(1, Ordering::Relaxed);
+        self.0.links.objects.fetch_sub(1, Ordering::Relaxed);
     }
 }
