@@ -273,7 +273,9 @@ def cycles():
             base.deallocate(ptr, nbytes, stream)
 
         pool = mr.PoolMemoryResource(mr.CallbackMemoryResource(allocate, deallocate))
-        DeviceBuffer(size=10, mr=pool)
+        # More than the thread caches of blocks of a pool.
+        for _ in range(50):
+            DeviceBuffer(size=10, mr=pool)
         deallocate.pool = allocate.pool = pool
 
     def buffers(big):
@@ -464,6 +466,41 @@ def test_an_export_of_a_buffer_in_a_cycle_keeps_its_memory(version):
     assert millpond.from_dlpack(Export()).tobytes() == b"abc"
     gc.collect()
     assert freed == [3] and counted.allocation_counts.current_count == 0
+
+
+@pytest.mark.parametrize("drops", range(9))
+def test_an_export_of_a_block_that_the_thread_has_cached_keeps_its_memory(drops):
+    """After some drops, the pool's blocks come from what the thread has cached, and go back there."""
+    counted, freed = mr.StatisticsResourceAdaptor(mr.CudaMemoryResource()), []
+
+    def make():
+        kept = []
+
+        def deallocate(ptr, nbytes, stream, kept=kept):
+            freed.append(nbytes)
+            counted.deallocate(ptr, nbytes, stream)
+
+        pool = mr.PoolMemoryResource(mr.CallbackMemoryResource(counted.allocate, deallocate), 1 << 20)
+        for _ in range(drops):
+            DeviceBuffer(size=3, mr=pool)
+        kept.append(DeviceBuffer(size=3, mr=pool))
+        kept[0].copy_from_host(b"abc")
+        return kept[0].__dlpack__(), kept[0].__dlpack_device__()
+
+    class Export:
+        capsule, device = make()
+
+        def __dlpack_device__(self):
+            return self.device
+
+        def __dlpack__(self, **_):
+            return self.capsule
+
+    gc.collect()
+    assert freed == []
+    assert millpond.from_dlpack(Export()).tobytes() == b"abc"
+    gc.collect()
+    assert freed == [1 << 20] and counted.allocation_counts.current_count == 0
 
 
 @pytest.mark.parametrize("has_super", [False, True])
