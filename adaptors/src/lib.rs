@@ -30,6 +30,7 @@ mod forward;
 pub mod limiting;
 #[cfg(feature = "logging")]
 pub mod logging;
+mod panicked;
 pub mod prefetch;
 #[cfg(test)]
 mod probe;

@@ -81,8 +81,8 @@ use settings::Settings;
 /// return, and are written after it. A [`flush`](Self::flush) from inside the writer is an error.
 ///
 /// A log that cannot be opened is an error when the adaptor is built. A write that fails later never fails
-/// an allocation: it is counted in [`write_errors`](Self::write_errors) and reported through `tracing`
-/// once.
+/// an allocation: it is counted in [`write_errors`](Self::write_errors), and the first one is reported
+/// through `tracing`, by the call that wrote or the next one.
 ///
 /// `millpond-replay` reads these logs, and RMM's.
 ///

@@ -56,6 +56,8 @@ impl Outlet {
 
     /// Writes at most `most` batches that are due, unless another thread is writing. `recycle` receives
     /// written batches. Returns whether a batch is due and no thread is writing it.
+    ///
+    /// Nothing is reported here: a subscriber may wait for the rows of this very batch.
     pub(super) fn write_due(&self, most: usize, recycle: impl Fn(Box<Batch>)) -> bool {
         let mut state = self.state.lock();
         if state.writing {
@@ -68,7 +70,6 @@ impl Outlet {
             state.writing = true;
             let result = MutexGuard::unlocked(&mut state, || {
                 let result = batch.write_to(&mut self.sink.lock());
-                self.status.report();
                 recycle(batch);
                 result
             });

@@ -171,6 +171,7 @@ impl Queue {
         if rows == MANY_ROWS || self.must_call.load(Ordering::SeqCst) {
             self.call();
         }
+        self.status().report();
     }
 
     /// The calling thread's lane, once there is room in it, or once the program's own writer may be waiting
@@ -254,7 +255,9 @@ impl Queue {
         if self.status().is_inside() {
             return Err(status::from_inside());
         }
-        self.write_all(self.status().is_programs())
+        let written = self.write_all(self.status().is_programs());
+        self.status().report();
+        written
     }
 
     /// Writes all rows that were pushed so far; `gives_up` if the destination takes nothing for a long time.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::settings::Flush;
 use super::status::Status;
+use crate::panicked::text_of;
 
 /// The bytes of rows that [`Flush::Buffered`] keeps before they are handed over.
 const BUFFER_BYTES: usize = 64 * 1024;
@@ -19,7 +20,7 @@ const PIECE_BYTES: usize = 64 * 1024;
 /// The destination of rows; hands over whole rows.
 ///
 /// A failed write loses its rows and is counted, and the next row begins on a new line. So does a panic of a
-/// caller's writer, because freeing memory must not panic.
+/// caller's writer or of its error: freeing memory must not panic, and the other threads' rows go on.
 pub(super) struct Sink {
     destination: Box<dyn Write + Send>,
     status: Arc<Status>,
@@ -117,10 +118,12 @@ impl Sink {
         let (destination, status) = (&mut self.destination, &*self.status);
         let write = || {
             let _inside = status.enter();
-            write_all(destination, text, &mut done, status).and_then(|()| destination.flush())
+            let written = write_all(destination, text, &mut done, status);
+            written.and_then(|()| destination.flush()).map_err(without_code)
         };
-        let result = catch_unwind(AssertUnwindSafe(write))
-            .unwrap_or_else(|_| Err(io::Error::other("the writer of the log panicked")));
+        let result = catch_unwind(AssertUnwindSafe(write)).unwrap_or_else(|payload| {
+            Err(io::Error::other(format!("the writer of the log panicked: {}", text_of(payload))))
+        });
         let written = &text[..done];
         match &result {
             Ok(()) => status.note_rows(rows),
@@ -137,8 +140,13 @@ impl Sink {
 
 fn write_all(destination: &mut dyn Write, text: &[u8], done: &mut usize, status: &Status) -> io::Result<()> {
     while *done < text.len() {
-        match destination.write(piece(&text[*done..])) {
+        let piece = piece(&text[*done..]);
+        match destination.write(piece) {
             Ok(0) => return Err(ErrorKind::WriteZero.into()),
+            Ok(bytes) if bytes > piece.len() => {
+                let why = format!("the writer of the log took {bytes} of {} bytes", piece.len());
+                return Err(io::Error::other(why));
+            }
             Ok(bytes) => {
                 *done += bytes;
                 status.note_taken(bytes);
@@ -148,6 +156,11 @@ fn write_all(destination: &mut dyn Write, text: &[u8], done: &mut usize, status:
         }
     }
     Ok(())
+}
+
+/// The error without code of the program: others show and drop it under locks of the log.
+fn without_code(error: io::Error) -> io::Error {
+    if error.get_ref().is_none() { error } else { io::Error::new(error.kind(), error.to_string()) }
 }
 
 /// The first whole rows.

@@ -72,6 +72,7 @@ impl Status {
         self.is_programs && self.inside.load(Ordering::Relaxed) == thread::id()
     }
 
+    /// Notes that the calling thread is in the program's own writer, until the result is dropped.
     pub(super) fn enter(&self) -> Inside<'_> {
         if !self.is_programs {
             return Inside(None);
@@ -127,10 +128,13 @@ impl Status {
         self.has_reports.store(true, Ordering::Release);
     }
 
-    /// Reports what was noted. The caller has no lock: a subscriber is the program's own code.
+    /// Reports what was noted, unless the thread is in the program's own writer.
+    ///
+    /// The caller is a call of the program that has no lock and writes nothing: a subscriber is the program's
+    /// own code. It may flush the log, open its file again, or panic.
     #[inline]
     pub(super) fn report(&self) {
-        if self.has_reports.load(Ordering::Acquire) {
+        if self.has_reports.load(Ordering::Acquire) && !self.is_inside() {
             self.report_noted();
         }
     }

@@ -24,6 +24,7 @@ mod ends;
 mod files;
 mod inside;
 mod queued;
+mod reports;
 
 const S: StreamRef = StreamRef::LEGACY;
 
