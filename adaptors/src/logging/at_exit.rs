@@ -1,6 +1,7 @@
 //! Writes the logs that no drop has written before the process ends: those in a `static`, in a leaked handle,
 //! or when `exit` is called.
 
+use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -45,15 +46,16 @@ pub(super) fn register(log: Weak<dyn KeepsRows>) {
 }
 
 extern "C" fn at_exit() {
-    let live = std::mem::take(&mut *LIVE.lock());
+    let live = mem::take(&mut *LIVE.lock());
     // A forked process has copies of its parent's logs, which the parent writes.
     let live: Vec<_> = live.iter().filter_map(Weak::upgrade).filter(|log| log.is_own_process()).collect();
-    // A subscriber's panic must not change how the process ends.
-    let _ = catch_unwind(AssertUnwindSafe(|| {
-        // All at once: several destinations that hang take no longer than one.
-        let endings: Vec<_> = live.iter().map(|log| Arc::clone(log).write_last()).collect();
-        for (log, ending) in live.iter().zip(endings) {
-            log.wait_for_last(ending);
+    // All at once: several destinations that hang take no longer than one.
+    let endings: Vec<_> = live.iter().map(|log| Arc::clone(log).write_last()).collect();
+    for (log, ending) in live.into_iter().zip(endings) {
+        // A subscriber's panic must not change how the process ends, nor end it before the other logs.
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(move || log.wait_for_last(ending))) {
+            // Its drop may panic, too.
+            mem::forget(payload);
         }
-    }));
+    }
 }

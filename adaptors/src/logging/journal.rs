@@ -65,8 +65,9 @@ impl Journal {
             let queue = Queue::new(sink, opened, |bytes| Text::new(columns, Arc::clone(&devices), bytes));
             Writing::Queued(Writers::start(queue)?)
         } else {
+            let keeps_rows = flush == Flush::Buffered || status.0.is_programs();
             let lines = Arc::new(Lines::new(text, sink, opened));
-            if flush == Flush::Buffered && !super::canary::without("kept") {
+            if keeps_rows && !super::canary::without("kept") {
                 at_exit::register(Arc::downgrade(&lines) as Weak<dyn KeepsRows>);
             }
             Writing::Direct(lines)

@@ -128,10 +128,15 @@ impl KeepsRows for Lines {
             let mut direct = self.direct.lock();
             self.write_left(&mut direct);
             direct.sink.keep_nothing();
+            // What the writer logged meanwhile, without what it logs for that.
+            self.write_left(&mut direct);
         })
     }
 
     fn wait_for_last(&self, ending: Ending) {
+        if self.status.is_inside() {
+            return; // The writer ends the process: the rows wait for it.
+        }
         ending.wait();
         self.status.report();
     }

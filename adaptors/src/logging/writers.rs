@@ -55,6 +55,9 @@ impl KeepsRows for Queue {
     }
 
     fn wait_for_last(&self, ending: Ending) {
+        if self.status().is_inside() {
+            return; // The writer ends the process: the rows wait for it.
+        }
         self.end(ending);
         self.status().report();
     }

@@ -4,12 +4,14 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use super::super::queue::{BATCHES, LANE_ROWS};
+use super::reports::OnError;
 use super::*;
 
 /// No drop runs for it.
 static RESOURCE: OnceLock<AnyResource> = OnceLock::new();
 
 const CHILD: &str = "logging::tests::ends::child_process";
+const CHILD_WITH_WRITER: &str = "logging::tests::ends::child_with_writer";
 const FEW: usize = 100;
 /// More than there is room for in a pipe, and less than in a queue.
 const MANY_BYTES: usize = 4000;
@@ -149,12 +151,85 @@ fn fork_and_drop<R: DeviceMemoryResource>(resource: R, first: impl Fn(&R)) {
 #[cfg(not(unix))]
 fn fork_and_exit() {}
 
+/// A writer of the program's into a file, which acts first.
+struct Acts<F>(std::fs::File, F);
+
+impl<F: FnMut()> Write for Acts<F> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        (self.1)();
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Not a test: the code that tests below run in another process, with writers of the program's.
+#[test]
+fn child_with_writer() {
+    let Ok(end) = std::env::var("MILLPOND_TEST_CHILD_ENDS_BY") else { return };
+    let flush = std::env::var("MILLPOND_TEST_CHILD_FLUSH").unwrap().parse().unwrap();
+    let file = std::fs::File::create(std::env::var_os("MILLPOND_LOG_FILE").unwrap()).unwrap();
+    let build = |writer: Box<dyn Write + Send>| {
+        LoggingLayer::new().writer(writer).flush(flush).layer(mock().0).unwrap().into_any()
+    };
+    let resource = match &*end {
+        "rows of the writer" => {
+            let mut writes = 0;
+            build(Box::new(Acts(file, move || {
+                writes += 1;
+                // The header is the first. What is logged in the last one waits for the next call.
+                if (2..4).contains(&writes) {
+                    RESOURCE.get().unwrap().allocate(Layout::new(1000), S).unwrap();
+                }
+            })))
+        }
+        "a subscriber panics" => {
+            tracing::subscriber::set_global_default(OnError(|_: &str| panic!("on purpose"))).unwrap();
+            let broken = Shared::default();
+            let layer = LoggingLayer::new().writer(broken.clone()).flush(Flush::Buffered);
+            let first = layer.layer(mock().0).unwrap();
+            broken.broken.store(true, Ordering::SeqCst);
+            first.allocate_bytes(1000, S).unwrap();
+            std::mem::forget(first);
+            // The process would end before.
+            build(Box::new(Acts(file, || std::thread::sleep(std::time::Duration::from_millis(300)))))
+        }
+        _ => panic!("`{end}` is not an end"),
+    };
+    RESOURCE.set(resource).unwrap();
+    RESOURCE.get().unwrap().allocate(Layout::new(1000), S).unwrap();
+    std::process::exit(0);
+}
+
+#[test]
+fn rows_that_wait_for_the_programs_writer_survive_a_normal_end() {
+    for flush in ["row", "buffered", "async"] {
+        let left = rows_left_by(CHILD_WITH_WRITER, flush, "rows of the writer", "");
+        // At the end, what the writer logs for the last rows; a thread of the log may have been in it before.
+        let expected = if flush == "row" { 3..=3 } else { 2..=3 };
+        assert!(expected.contains(&left), "{flush}: {left} rows");
+    }
+}
+
+#[test]
+fn a_subscriber_that_panics_at_the_end_loses_no_row_of_other_logs() {
+    for flush in ["buffered", "async"] {
+        assert_eq!(rows_left_by(CHILD_WITH_WRITER, flush, "a subscriber panics", ""), 1, "{flush}");
+    }
+}
+
 /// How many rows a child leaves that ends like this, without these mechanisms.
 fn rows_left(flush: &str, end: &str, without: &str) -> usize {
+    rows_left_by(CHILD, flush, end, without)
+}
+
+fn rows_left_by(child: &str, flush: &str, end: &str, without: &str) -> usize {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("log.csv");
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", CHILD])
+        .args(["--exact", child])
         .env("MILLPOND_TEST_CHILD_ENDS_BY", end)
         .env("MILLPOND_TEST_CHILD_FLUSH", flush)
         .env("MILLPOND_TEST_WITHOUT", without)

@@ -4,11 +4,14 @@ use std::sync::{OnceLock, Weak, mpsc};
 use std::thread;
 use std::time::Duration;
 
+use super::super::at_exit::KeepsRows;
+use super::super::lines::Lines;
 use super::super::queue::{BATCHES, LANE_ROWS, Queue};
 use super::super::record::Entry;
 use super::super::sink::Sink;
 use super::super::status::Status;
 use super::super::text::Text;
+use super::reports::OnError;
 use super::*;
 
 /// After this time a call hangs.
@@ -170,4 +173,48 @@ fn the_writer_may_drop_the_last_handle_of_the_stack() {
             thread::yield_now();
         }
     });
+}
+
+/// The writer calls `exit`: the log's end waits for nothing that this thread has to do first.
+#[test]
+fn the_end_of_the_process_does_not_wait_for_a_writer_that_ends_it() {
+    /// Ends its log while it writes a row.
+    struct Ends(Arc<OnceLock<Weak<dyn KeepsRows>>>);
+    impl Write for Ends {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let log = self.0.get().and_then(Weak::upgrade).unwrap();
+            let ending = Arc::clone(&log).write_last();
+            log.wait_for_last(ending);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    for is_queued in [false, true] {
+        let hung = Arc::new(AtomicU64::new(0));
+        let count = Arc::clone(&hung);
+        let subscriber = OnError(move |_: &str| _ = count.fetch_add(1, Ordering::SeqCst));
+        tracing::subscriber::with_default(subscriber, || {
+            let place = Arc::new(OnceLock::new());
+            let sink =
+                |flush| Sink::new(Box::new(Ends(Arc::clone(&place))), Status::new("ends", true), flush);
+            let text = |bytes| Text::new(Columns::Rmm, Arc::default(), bytes);
+            let (ptr, layout) = (DevicePtr::new(256), Layout::new(1));
+            let action = Action::Allocate;
+            let entry = Entry { action, ptr, layout, stream: S, duration_ns: None, device: 0 };
+            if is_queued {
+                let queue = Arc::new(Queue::new(sink(Flush::Async), None, text));
+                assert!(place.set(Arc::downgrade(&queue) as Weak<dyn KeepsRows>).is_ok());
+                queue.push(entry);
+                queue.flush().unwrap();
+            } else {
+                let lines = Arc::new(Lines::new(text(512), sink(Flush::EveryRow), None));
+                assert!(place.set(Arc::downgrade(&lines) as Weak<dyn KeepsRows>).is_ok());
+                lines.write(entry);
+            }
+        });
+        assert_eq!(hung.load(Ordering::SeqCst), 0, "queued: {is_queued}: it was waited for in vain");
+    }
 }
