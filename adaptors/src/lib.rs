@@ -24,6 +24,8 @@ pub mod aligned;
 mod debug_as_text;
 #[cfg(feature = "debug-log")]
 pub mod debug_log;
+#[cfg(test)]
+mod events;
 pub mod failure_callback; // no text: it has a function
 pub mod fallback;
 mod forward;

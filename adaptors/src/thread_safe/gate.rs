@@ -2,13 +2,18 @@
 
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use std::time::Duration;
 
 use millpond_core::{DeviceMemoryResource, DevicePtr, Layout, StreamRef};
 use parking_lot::{Mutex, ReentrantMutex, ReentrantMutexGuard};
 
+use crate::panicked::text_of;
 use crate::waiting::{Exclusive, Frees};
+
+type Deallocate<R> = unsafe fn(&R, DevicePtr, Layout, StreamRef);
 
 /// Lets one thread at a time into the upstream, and that thread as often as it comes.
 pub(super) struct Gate<R> {
@@ -17,7 +22,7 @@ pub(super) struct Gate<R> {
     turns: AtomicU64,
     left: Mutex<VecDeque<Free>>,
     /// The upstream's [`deallocate`](DeviceMemoryResource::deallocate).
-    deallocate: unsafe fn(&R, DevicePtr, Layout, StreamRef),
+    deallocate: Deallocate<R>,
     left_count: AtomicUsize,
     /// Wakes the requests that wait for other threads' frees, without the lock.
     pub(super) frees: Frees,
@@ -43,7 +48,13 @@ pub(super) struct Turn<'a, R> {
     /// Set until the end.
     inside: Option<ReentrantMutexGuard<'a, Inside<R>>>,
     pub(super) exclusive: Exclusive,
+    /// Dropped last.
+    panics: Panics,
 }
+
+/// The panics of frees that were left, reported at the end: a subscriber runs without the lock.
+#[derive(Default)]
+struct Panics(Vec<String>);
 
 impl<R: DeviceMemoryResource> Gate<R> {
     pub(super) fn new(upstream: R) -> Self {
@@ -86,7 +97,7 @@ impl<R> Gate<R> {
         if depth == 0 {
             self.turns.fetch_add(1, Ordering::Relaxed);
         }
-        Turn { gate: self, inside: Some(inside), exclusive: Exclusive::begin() }
+        Turn { gate: self, inside: Some(inside), exclusive: Exclusive::begin(), panics: Panics::default() }
     }
 
     /// Leaves a free to the thread inside, or to the next one.
@@ -116,13 +127,41 @@ impl<R> Gate<R> {
 impl<R> Inside<R> {
     /// Carries out the frees that were left before.
     #[cold]
-    fn carry_out(&self, gate: &Gate<R>) {
+    fn carry_out(&self, gate: &Gate<R>, panics: &mut Panics) {
         for _ in 0..gate.left_count.load(Ordering::SeqCst) {
-            let Some(Free { ptr, layout, stream }) = gate.left.lock().pop_front() else { return };
+            let Some(free) = gate.left.lock().pop_front() else { return };
             gate.left_count.fetch_sub(1, Ordering::SeqCst);
             // SAFETY: the thread that left the free vouched for it.
-            unsafe { (gate.deallocate)(&self.upstream, ptr, layout, stream) };
+            unsafe { panics.carry_out(&self.upstream, gate.deallocate, free) };
             gate.frees.note();
+        }
+    }
+}
+
+impl Panics {
+    /// Carries out a free that was left. A panic of it, as the default hook for misuse makes, is not the
+    /// calling thread's, and must not keep it from the other frees.
+    ///
+    /// # Safety
+    /// The promises of [`Gate::leave`] hold for this upstream.
+    unsafe fn carry_out<R>(&mut self, upstream: &R, deallocate: Deallocate<R>, free: Free) {
+        let Free { ptr, layout, stream } = free;
+        // SAFETY: the caller's promises.
+        let freed = catch_unwind(AssertUnwindSafe(|| unsafe { deallocate(upstream, ptr, layout, stream) }));
+        if let Err(payload) = freed {
+            self.0.push(text_of(payload));
+        }
+    }
+}
+
+impl Drop for Panics {
+    fn drop(&mut self) {
+        for panic in &self.0 {
+            tracing::warn!(
+                target: "millpond::thread_safe",
+                %panic,
+                "a free that its thread left to a call inside panicked"
+            );
         }
     }
 }
@@ -142,10 +181,10 @@ impl<R> Drop for Turn<'_, R> {
         let Some(inside) = self.inside.take() else { return };
         let is_outermost = inside.depth.get() == 1;
         let ending = Ending(&inside.depth);
-        // A free may panic, as the default hook for misuse does; the next call carries out the rest.
+        // A call that panics leaves the frees to the next one.
         let carries_out = is_outermost && !std::thread::panicking();
         if carries_out && self.gate.left_count.load(Ordering::Relaxed) > 0 {
-            inside.carry_out(self.gate);
+            inside.carry_out(self.gate, &mut self.panics);
         }
         drop(ending);
         drop(inside);
@@ -157,7 +196,7 @@ impl<R> Drop for Turn<'_, R> {
     }
 }
 
-/// Counts the end of a call, also if a free that was left panics.
+/// Counts the end of a call.
 struct Ending<'a>(&'a Cell<u32>);
 
 impl Drop for Ending<'_> {
@@ -168,9 +207,10 @@ impl Drop for Ending<'_> {
 
 impl<R> Drop for Gate<R> {
     fn drop(&mut self) {
-        for Free { ptr, layout, stream } in std::mem::take(self.left.get_mut()) {
+        let (upstream, mut panics) = (&self.inside.get_mut().upstream, Panics::default());
+        for free in mem::take(self.left.get_mut()) {
             // SAFETY: the thread that left the free vouched for it.
-            unsafe { (self.deallocate)(&self.inside.get_mut().upstream, ptr, layout, stream) };
+            unsafe { panics.carry_out(upstream, self.deallocate, free) };
         }
     }
 }

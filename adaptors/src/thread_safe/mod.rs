@@ -5,7 +5,7 @@ pub(crate) mod layer;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
+use std::fmt::{self, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -37,11 +37,13 @@ const FREE_PATIENCE: Duration = Duration::from_secs(1);
 /// ends. If one call does not end for the [patience](ThreadSafeLayer::patience), a minute by default, calls
 /// that wait fail with [`Busy`](ErrorKind::Busy), and [`statistics`](DeviceMemoryResource::statistics) are
 /// `None`. A free never fails: after a second it waits for the work of its stream and leaves the block to the
-/// call inside, which gives it back at its end. Only a free on a stream that captures a graph waits on.
+/// call inside, which gives it back at its end. Only a free on a stream that captures a graph waits on. A
+/// panic of such a free, as the default hook for misuse makes, is reported through `tracing`: the thread
+/// that carries it out did nothing wrong.
 ///
 /// A layer below that waits for other threads' frees, such as [`retry`](crate::RetryResourceAdaptor), leaves
 /// the wait to this adaptor, which gives the lock back first. Printing the resource takes no lock;
-/// `{:?}` prints the upstream if the lock is free, and holds it meanwhile.
+/// `{:?}` prints the upstream if the lock is free.
 ///
 /// [`upstream`](DeviceMemoryResource::upstream) cannot lend a value that only the holder of the lock may use,
 /// so [`find`](millpond_core::find) and the memory report do not look below this adaptor unless threads may
@@ -232,11 +234,13 @@ impl<R> fmt::Display for ThreadSafeResourceAdaptor<R> {
 /// Prints the upstream in full unless another thread has the lock.
 impl<R: fmt::Debug> fmt::Debug for ThreadSafeResourceAdaptor<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut all = f.debug_struct("ThreadSafeResourceAdaptor");
+        // A text of its own: what the caller's formatter writes to is code of the program, too.
+        let mut text = String::new();
         match self.gate.try_enter() {
-            Some(turn) => all.field("upstream", turn.upstream()),
-            None => all.field("upstream", &format_args!("{} (in use)", self.stack)),
-        };
-        all.finish()
+            Some(turn) if f.alternate() => write!(text, "{:#?}", turn.upstream())?,
+            Some(turn) => write!(text, "{:?}", turn.upstream())?,
+            None => write!(text, "{} (in use)", self.stack)?,
+        }
+        f.debug_struct("ThreadSafeResourceAdaptor").field("upstream", &format_args!("{text}")).finish()
     }
 }

@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 
 use super::{ThreadSafeLayer, ThreadSafeResourceAdaptor};
 use crate::StatisticsResourceAdaptor;
+use crate::events::Events;
 use crate::probe::Probe;
 
 const S: StreamRef = StreamRef::LEGACY;
@@ -226,6 +227,67 @@ fn issue_29_a_free_that_is_left_to_a_call_that_panics_is_not_lost() {
         drop(stack);
         assert_eq!(handle.live(), []);
     });
+}
+
+/// Another thread's mistake, which the misuse hook answers with a panic, and a sound free behind it: both are
+/// carried out by a call, or at the end.
+#[test]
+fn a_free_that_is_left_and_panics_is_no_panic_of_the_call_inside_and_loses_no_other() {
+    for at_end in [false, true] {
+        let events = Events::default();
+        tracing::subscriber::with_default(events.clone(), || frees_that_are_left(at_end));
+        let told = events.text();
+        assert_eq!(told.matches("millpond::thread_safe panic=the free is wrong").count(), 1, "{told}");
+    }
+}
+
+fn frees_that_are_left(at_end: bool) {
+    type Stack = ThreadSafeResourceAdaptor<Probe<MockResource, Box<dyn Fn(&str) + Send>>>;
+    let (upstream, handle) = mock();
+    let (place, live): (Arc<OnceLock<Weak<Stack>>>, Arc<Mutex<Vec<DevicePtr>>>) = Default::default();
+    let (known, given, is_wrong) = (Arc::clone(&place), Arc::clone(&live), Cell::new(true));
+    let before = Box::new(move |call: &str| match call {
+        "allocate" if given.lock().len() == 2 => {
+            let (stack, given) = (known.get().and_then(Weak::upgrade).unwrap(), Arc::clone(&given));
+            let frees = move || given.lock().drain(..).for_each(|ptr| free(&*stack, ptr, 512));
+            thread::spawn(frees).join().unwrap();
+            assert!(!at_end, "the code below fails");
+        }
+        "deallocate" if is_wrong.replace(false) => panic!("the free is wrong"),
+        _ => {}
+    });
+    let layer = ThreadSafeLayer::new().patience(Duration::from_millis(20));
+    let stack: Arc<Stack> = Arc::new(Probe { upstream, before: before as _ }.layer(layer).unwrap());
+    place.set(Arc::downgrade(&stack)).unwrap();
+    let wrong = stack.allocate_bytes(512, S).unwrap();
+    let sound = stack.allocate_bytes(512, S).unwrap();
+    live.lock().extend([wrong, sound]);
+    let mut left = vec![(wrong, Layout::new(512))];
+    match catch_unwind(AssertUnwindSafe(|| stack.allocate_bytes(300, S))) {
+        Ok(served) => left.push((served.unwrap(), Layout::new(300))),
+        Err(_) => assert!(at_end && handle.live().len() == 2, "it carried them out"),
+    }
+    drop(stack);
+    assert_eq!(handle.live(), left);
+}
+
+/// The caller's formatter is code of the program, which may wait for a thread that uses the stack.
+#[test]
+fn debug_text_is_written_without_the_lock() {
+    /// Uses the stack on another thread at each piece of text.
+    struct Uses<'a>(&'a ThreadSafeResourceAdaptor<MockResource>, String);
+    impl std::fmt::Write for Uses<'_> {
+        fn write_str(&mut self, text: &str) -> std::fmt::Result {
+            self.1.push_str(text);
+            let is_free = thread::scope(|scope| scope.spawn(|| self.0.gate.try_enter().is_some()).join());
+            if is_free.unwrap() { Ok(()) } else { Err(std::fmt::Error) }
+        }
+    }
+    let resource = ThreadSafeResourceAdaptor::new(mock().0);
+    let mut uses = Uses(&resource, String::new());
+    std::fmt::write(&mut uses, format_args!("{resource:?}")).expect("the lock is free");
+    let upstream = format!("{:?}", mock().0);
+    assert_eq!(uses.1, format!("ThreadSafeResourceAdaptor {{ upstream: {upstream} }}"));
 }
 
 #[test]

@@ -14,6 +14,7 @@ use millpond_testkit::misuse_recorder::record;
 use millpond_testkit::mock::{self, Call, MockResource};
 
 use super::{Stacks, TrackingLayer, TrackingResourceAdaptor};
+use crate::events::Events;
 use crate::probe::Probe;
 
 const S: StreamRef = StreamRef::LEGACY;
@@ -124,10 +125,10 @@ fn a_block_that_is_handed_out_again_is_reported_as_lost() {
             (0..2).for_each(|_| handle.answer_next(DevicePtr::new(0x9000)));
             resource.allocate_bytes(1000, S).unwrap();
             let lost = resource.report();
-            assert_eq!(*events.0.lock().unwrap(), "");
+            assert_eq!(events.text(), "");
             let again = resource.allocate_bytes(24, S).unwrap();
             assert_eq!(free(&resource, again, 24), []);
-            let reported = events.0.lock().unwrap().clone();
+            let reported = events.text();
             assert!(reported.contains("0x9000 was handed out again"), "{reported}");
             // With where it was allocated, if that is known.
             assert!(reported.contains(lost.trim_end()), "{reported} holds {lost}");
@@ -246,45 +247,19 @@ fn everything_else_is_the_upstreams() {
     handle.assert_calls([Call::allocate(layout, S), Call::deallocate(ptr, layout, S)]);
 }
 
-/// Notes the text of every event.
-#[derive(Clone, Default)]
-struct Events(Arc<Mutex<String>>);
-
-impl tracing::Subscriber for Events {
-    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
-        true
-    }
-
-    fn event(&self, event: &tracing::Event<'_>) {
-        let target = event.metadata().target();
-        event.record(&mut |field: &tracing::field::Field, value: &dyn std::fmt::Debug| {
-            self.0.lock().unwrap().push_str(&format!("{target} {field}={value:?}\n"));
-        });
-    }
-
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-    fn enter(&self, _: &tracing::span::Id) {}
-    fn exit(&self, _: &tracing::span::Id) {}
-}
-
 #[test]
 fn leaks_are_reported_at_drop_and_nothing_else_is() {
     let events = Events::default();
     let text = tracing::subscriber::with_default(events.clone(), || {
         drop(adaptor());
-        assert_eq!(*events.0.lock().unwrap(), "");
+        assert_eq!(events.text(), "");
         let (resource, _handle) = adaptor();
         resource.allocate_bytes(1000, S).unwrap();
         let given_back = resource.allocate_bytes(7, S).unwrap();
         assert_eq!(free(&resource, given_back, 7), []);
         resource.report()
     });
-    let reported = events.0.lock().unwrap().clone();
+    let reported = events.text();
     for part in ["millpond::tracking bytes=1000", "stack=\"mock\"", "1 allocations", &text] {
         assert!(reported.contains(part), "{part}: {reported}");
     }
