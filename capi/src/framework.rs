@@ -441,6 +441,8 @@ pub extern "C" fn millpond_empty_cache() -> Status {
         parked::give_back_passed(true);
         graph_pools::release_ended();
         let devices = DEVICES.lock().clone();
-        devices.into_iter().try_for_each(|id| get_per_device_resource(id)?.trim(0).map(drop))
+        // Each, also if one fails.
+        let trim = |id| get_per_device_resource(id)?.trim(0).map(drop);
+        devices.into_iter().map(trim).fold(Ok(()), Result::and)
     })
 }

@@ -16,10 +16,11 @@ use millpond_c::registry::*;
 use millpond_c::resource::*;
 use millpond_c::status::*;
 use millpond_core::driver::{CaptureMode, EventFlags};
-use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver, StreamRef};
+use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver, ErrorKind, StreamRef};
 use millpond_driver::sim::Access;
 use millpond_resources::{CudaMemoryResource, PoolLayer, registry};
 use millpond_testkit::hooked::HookedDriver;
+use millpond_testkit::mock;
 
 impl Bench {
     fn number(&self) -> i32 {
@@ -482,5 +483,30 @@ fn a_request_asks_for_one_waiting_block_of_each_stream() {
         assert_eq!(bench.sim.live_bytes(), 0);
         assert_eq!(millpond_reset_per_device_resource(bench.device), Status::Ok);
         millpond_resource_free(pool);
+    }
+}
+
+/// A device that fails keeps no other one's memory.
+#[test]
+fn a_device_whose_memory_stays_keeps_no_other_from_giving_back() {
+    let _alone = alone();
+    let [fails, other] = [(); 2].map(|()| Bench::new());
+    let (resource, handle) = mock::resource(fails.sim.clone());
+    registry::set_per_device_resource(fails.sim.device(), resource.into_any()).expect("it is of the device");
+    // SAFETY: all arguments are as asked for.
+    unsafe {
+        assert_eq!(millpond_set_per_device_resource(other.resource("cuda+pool"), null_mut()), Status::Ok);
+        for bench in [&fails, &other] {
+            let block = millpond_malloc(KIB as usize, bench.number(), null_mut());
+            millpond_free(block, KIB as usize, bench.number(), null_mut());
+        }
+        handle.fail_trims(Some(ErrorKind::Driver));
+        assert_ne!(millpond_empty_cache(), Status::Ok);
+        assert_eq!(other.sim.live_bytes(), 0);
+        handle.fail_trims(None);
+        assert_eq!(millpond_empty_cache(), Status::Ok);
+        for bench in [&fails, &other] {
+            assert_eq!(millpond_reset_per_device_resource(bench.device), Status::Ok);
+        }
     }
 }

@@ -16,7 +16,7 @@ use millpond_core::{
 use crate::binning::direct::Direct;
 use crate::debug_as_text::debug_as_text;
 use crate::driver_calls::is_capturing;
-use crate::upstream::trim_upstream;
+use crate::upstream::{Returned, trim_upstream};
 use crate::{FixedSizeMemoryResource, FixedSizeOptions};
 
 /// Builds `binning` from text.
@@ -246,16 +246,16 @@ impl<R: DeviceMemoryResource> BinningMemoryResource<R> {
         })
     }
 
-    /// Returns the bins' free regions to upstream, for a request on a stream if there is one. Returns their
-    /// bytes.
-    fn release_regions(&self, request: Option<StreamRef>) -> Result<u64> {
+    /// Returns the bins' free regions to upstream, for a request on a stream if there is one.
+    fn release_regions(&self, request: Option<StreamRef>) -> Returned {
         let blocks = self.bins.iter().filter_map(|bin| match &bin.source {
             Source::Blocks(blocks) => Some(blocks.pool().release_regions(request)),
             Source::Given(_) => None,
         });
-        let bytes: u64 = blocks.sum::<Result<u64>>()?;
+        let returned: Returned = blocks.collect();
+        let bytes = returned.bytes;
         tracing::debug!(target: "millpond::pool", stack = %self, bytes, "bins returned memory to upstream");
-        Ok(bytes)
+        returned
     }
 
     /// Replaces the bins' regions in a report of upstream by the callers' blocks in them.
@@ -303,35 +303,35 @@ impl<R: DeviceMemoryResource> BinningMemoryResource<R> {
 
     fn serve(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
         let resource = self.serving(layout);
-        let refused = match resource.allocate(layout, stream) {
+        let mut refused = match resource.allocate(layout, stream) {
             Err(error) if error.is_out_of_memory() && !error.is_impossible() => error,
             other => return other,
         };
         let explain =
             |error| if self.bin(layout).is_none() { self.name_callers_blocks(error) } else { error };
         // Other bins may hold the missing memory, and so may the resource of other sizes.
-        let released = self.release_regions(Some(stream)).and_then(|bytes| {
-            let trimmed = if bytes == 0 { self.trim_others(resource, stream)? } else { 0 };
-            Ok(bytes + trimmed)
-        });
-        match released {
-            Err(error) if error.is_sticky() => return Err(error),
-            Ok(1..) => {}
-            Ok(0) | Err(_) => return Err(explain(refused)),
-        }
-        match resource.allocate(layout, stream) {
-            Err(error) if error.is_out_of_memory() && self.trim_others(resource, stream)? > 0 => {
-                resource.allocate(layout, stream).map_err(explain)
+        let of_bins = || self.release_regions(Some(stream));
+        let of_others = || self.trim_others(resource, stream);
+        for make_room in [&of_bins as &dyn Fn() -> Returned, &of_others] {
+            let Returned { bytes, error } = make_room();
+            if let Some(error) = error.filter(Error::is_sticky) {
+                return Err(error);
             }
-            other => other.map_err(explain),
+            if bytes > 0 {
+                match resource.allocate(layout, stream) {
+                    Err(again) if again.is_out_of_memory() => refused = again,
+                    other => return other,
+                }
+            }
         }
+        Err(explain(refused))
     }
 
-    /// Gives back what all resources but the one that serves a request hold free; returns the bytes. That may
-    /// take a wait, so it is not done for a stream that captures a graph.
-    fn trim_others(&self, serving: &dyn DeviceMemoryResource, stream: StreamRef) -> Result<u64> {
+    /// Gives back what all resources but the one that serves a request hold free. That may take a wait, so it
+    /// is not done for a stream that captures a graph.
+    fn trim_others(&self, serving: &dyn DeviceMemoryResource, stream: StreamRef) -> Returned {
         if !matches!(is_capturing(&**self.driver(), stream), Ok(false)) {
-            return Ok(0);
+            return Returned::default();
         }
         let of_bins = self.bins.iter().filter_map(|bin| match &bin.source {
             Source::Blocks(_) => None,
@@ -339,7 +339,7 @@ impl<R: DeviceMemoryResource> BinningMemoryResource<R> {
         });
         let others = of_bins.chain([&*self.upstream as &dyn DeviceMemoryResource]);
         let others = others.filter(|other| !std::ptr::addr_eq(*other, serving));
-        others.map(|other| other.trim(0)).sum()
+        others.map(|other| other.trim(0)).collect()
     }
 
     fn serving(&self, layout: Layout) -> &dyn DeviceMemoryResource {
@@ -446,14 +446,11 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BinningMemoryResou
     }
 
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
-        let to_upstream = self.release_regions(None)?;
-        let mut released = 0;
-        for bin in &self.bins {
-            if let Source::Given(other) = &bin.source {
-                released += other.trim(keep_bytes)?;
-            }
-        }
-        Ok(released + trim_upstream(&*self.upstream, to_upstream, keep_bytes)?)
+        let Returned { bytes: to_upstream, error } = self.release_regions(None);
+        let mut returned = Returned { bytes: 0, error };
+        self.given().filter_map(|(_, other)| other).for_each(|other| returned.add(other.trim(keep_bytes)));
+        returned.add(trim_upstream(&*self.upstream, to_upstream, keep_bytes));
+        returned.bytes()
     }
 
     fn provide(&self, traits: &mut Traits) {

@@ -4,14 +4,17 @@ use std::sync::Arc;
 
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{
-    DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle, ErrorKind, Layout, RemedyAction,
-    Result, StreamRef,
+    AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle, ErrorKind, Layout,
+    RemedyAction, Result, StreamRef,
 };
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_resources::{BinningLayer, CudaMemoryResource, FixedSizeLayer, PoolLayer};
+use millpond_testkit::mock::{self, Call};
 
 const S: StreamRef = StreamRef::LEGACY;
 const BLOCK: u64 = 4096;
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
 
 /// A program that falls back on another resource when memory is out, and for no other error.
 fn allocate(
@@ -158,7 +161,6 @@ fn bins_take_nothing_until_they_are_used_and_serve_up_to_their_size() {
 /// A bin's pool holds free memory that other requests lack, and upstream holds free memory that a bin lacks.
 #[test]
 fn pools_of_bins_and_upstream_give_way_to_each_other() {
-    const MIB: u64 = 1 << 20;
     let table = LayerTable::new(millpond_resources::LAYERS.iter().copied());
     for (text, first, second) in [
         ("cuda+binning:bins=1MiB(cuda+pool)", MIB, 30 * MIB),
@@ -190,7 +192,6 @@ fn pools_of_bins_and_upstream_give_way_to_each_other() {
 /// once it is free, the bins return it.
 #[test]
 fn bins_give_way_to_larger_requests() {
-    const MIB: u64 = 1 << 20;
     let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::with_capacity(32 * MIB)));
     let pool = cuda.layer(PoolLayer::new()).expect("an empty pool");
     let bins = pool.layer(BinningLayer::new().add_bin(MIB)).expect("bins");
@@ -209,4 +210,39 @@ fn bins_give_way_to_larger_requests() {
         unsafe { bins.deallocate_bytes(*ptr, MIB, S) };
     }
     bins.allocate_bytes(16 * MIB, S).expect("the bins return what is free");
+}
+
+fn given(driver: &DriverHandle) -> (AnyResource, mock::Handle) {
+    let (resource, handle) = mock::resource(Arc::clone(driver));
+    (resource.into_any(), handle)
+}
+
+/// The error of a resource that cannot give memory back says nothing about the request, and does not keep the
+/// others from giving.
+#[test]
+fn a_bin_that_cannot_give_way_keeps_no_other_from_it_and_hides_no_lack_of_memory() {
+    let driver: DriverHandle = SimDevice::new(SimConfig::h200());
+    let (upstream, handle) = mock::resource(Arc::clone(&driver));
+    let [(small, of_small), (large, of_large)] = [given(&driver), given(&driver)];
+    let layer = BinningLayer::new().add_bin_with(KIB, small).add_bin(2 * KIB).add_bin_with(MIB, large);
+    let stack = upstream.layer(layer).expect("bins");
+    let fails =
+        |stack: &dyn DeviceMemoryResource, bytes| stack.allocate_bytes(bytes, S).map_err(|it| it.kind());
+
+    of_small.fail_trims(Some(ErrorKind::Driver));
+    handle.set_trimmed_bytes(1);
+    of_large.fail_next(ErrorKind::OutOfMemory);
+    assert!(fails(&stack, MIB).is_ok(), "upstream gave way");
+
+    // Another bin's block made room, but not enough.
+    let block = stack.allocate_bytes(2 * KIB, S).expect("there is room");
+    // SAFETY: the block is live, unused, and given back with its size.
+    unsafe { stack.deallocate_bytes(block, 2 * KIB, S) };
+    (0..3).for_each(|_| of_large.fail_next(ErrorKind::OutOfMemory));
+    assert_eq!(fails(&stack, MIB), Err(ErrorKind::OutOfMemory));
+
+    handle.take_calls();
+    assert_eq!(stack.trim(7).map_err(|it| it.kind()), Err(ErrorKind::Driver));
+    assert!(handle.take_calls().contains(&Call::Trim { keep_bytes: 7 }), "upstream is trimmed, too");
+    assert!(of_large.take_calls().contains(&Call::Trim { keep_bytes: 7 }), "so are the other bins");
 }

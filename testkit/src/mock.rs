@@ -87,6 +87,7 @@ struct State {
     memory_info: MemoryInfo,
     statistics: Option<ResourceStatistics>,
     trimmed_bytes: u64,
+    trims_fail: Option<ErrorKind>,
 }
 
 /// The resource of a script; see the [module](self).
@@ -113,6 +114,7 @@ pub fn resource(driver: DriverHandle) -> (MockResource, Handle) {
         memory_info: MemoryInfo { free: 1 << 30, total: 1 << 30 },
         statistics: None,
         trimmed_bytes: 0,
+        trims_fail: None,
     }));
     (MockResource { driver, state: Arc::clone(&state) }, Handle { state })
 }
@@ -142,6 +144,11 @@ impl Handle {
     /// Sets the result of `trim`, in bytes.
     pub fn set_trimmed_bytes(&self, bytes: u64) {
         self.state.lock().trimmed_bytes = bytes;
+    }
+
+    /// From now on `trim` fails with this kind, as [`fail_next`](Self::fail_next) says; `None` ends that.
+    pub fn fail_trims(&self, kind: Option<ErrorKind>) {
+        self.state.lock().trims_fail = kind;
     }
 
     /// The calls so far.
@@ -249,7 +256,7 @@ unsafe impl DeviceMemoryResource for MockResource {
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
         let mut state = self.state.lock();
         state.calls.push(Call::Trim { keep_bytes });
-        Ok(state.trimmed_bytes)
+        state.trims_fail.map_or(Ok(state.trimmed_bytes), |kind| Err(scripted(kind)))
     }
 
     fn provide(&self, _traits: &mut Traits) {}

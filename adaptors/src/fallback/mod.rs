@@ -109,7 +109,17 @@ impl<R: DeviceMemoryResource, F: DeviceMemoryResource> FallbackResourceAdaptor<R
     /// whether it was any. That may take a wait, so it is not done for a stream that captures a graph.
     fn make_room(&self, stream: StreamRef) -> bool {
         let is_capturing = call(&**self.driver(), |driver| driver.stream_is_capturing(stream));
-        matches!(is_capturing, Ok(false)) && self.trim(0).is_ok_and(|bytes| bytes > 0)
+        matches!(is_capturing, Ok(false)) && self.trim_both(0).0 > 0
+    }
+
+    /// Trims both, so that they hold at most `keep_bytes` together, the second one also if the first one
+    /// fails. Returns the bytes of both, and the first error.
+    fn trim_both(&self, keep_bytes: u64) -> (u64, Result<()>) {
+        let one = self.upstream.trim(keep_bytes);
+        let held = self.upstream.statistics().map_or(0, |known| known.bytes_free());
+        let other = self.fallback.trim(keep_bytes.saturating_sub(held));
+        let bytes = [&one, &other].into_iter().flatten().sum();
+        (bytes, one.and(other).map(drop))
     }
 }
 
@@ -185,14 +195,11 @@ unsafe impl<R: DeviceMemoryResource, F: DeviceMemoryResource> DeviceMemoryResour
         self.blocks.add_misuses(both.into_iter().flatten().reduce(ResourceStatistics::beside))
     }
 
-    /// Trims both, so that they hold at most `keep_bytes` together.
+    /// Trims both, so that they hold at most `keep_bytes` together, the second one also if the first one
+    /// fails.
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
-        let trim = || {
-            let released = self.upstream.trim(keep_bytes)?;
-            let held = self.upstream.statistics().map_or(0, |known| known.bytes_free());
-            Ok(released + self.fallback.trim(keep_bytes.saturating_sub(held))?)
-        };
-        trim().map_err(|error: Error| error.in_stack(self))
+        let (bytes, trimmed) = self.trim_both(keep_bytes);
+        trimmed.map(|()| bytes).map_err(|error| error.in_stack(self))
     }
 
     fn provide(&self, traits: &mut Traits) {

@@ -211,6 +211,22 @@ fn the_memory_is_reached_by_what_reaches_both() {
     assert!(error.message().ends_with("use two resources of one device"), "{error}");
 }
 
+/// The one that cannot give memory back does not keep the other one from it.
+#[test]
+fn a_trim_that_fails_is_not_the_last() {
+    let device = SimDevice::new(SimConfig::h200());
+    let [(upstream, first), (fallback, second)] = [(); 2].map(|()| mock::resource(device.clone()));
+    let resource = FallbackResourceAdaptor::new(upstream, fallback).unwrap();
+    first.fail_trims(Some(ErrorKind::Driver));
+    second.set_trimmed_bytes(77);
+    assert_eq!(resource.trim(5).unwrap_err().kind(), ErrorKind::Driver);
+    second.assert_calls([Call::Trim { keep_bytes: 5 }]);
+    for handle in [&first, &second] {
+        handle.fail_next(ErrorKind::OutOfMemory);
+    }
+    resource.allocate_bytes(100, S).expect("the fallback gave memory back");
+}
+
 #[test]
 fn threads_share_it() {
     let device = SimDevice::new(SimConfig::h200());

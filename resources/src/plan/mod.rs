@@ -66,7 +66,7 @@ use crate::plan::state::State;
 use crate::pool::Pool;
 use crate::process::Origin;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering};
-use crate::upstream::trim_upstream;
+use crate::upstream::{Returned, trim_upstream};
 
 /// Learns the part of a program that repeats, and places its blocks as a plan says.
 ///
@@ -292,13 +292,12 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
     /// Gives lanes without blocks back if that is needed beside what upstream can give. The plan takes them
     /// again when a request needs them.
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
-        let released = self.upstream.trim(keep_bytes).map_err(|error| error.in_stack(self))?;
+        let mut returned = Returned::from_iter([self.upstream.trim(keep_bytes)]);
         let to_upstream = self.trim_lanes(keep_bytes);
-        if to_upstream == 0 {
-            return Ok(released);
+        if to_upstream > 0 {
+            returned.add(trim_upstream(&self.upstream, to_upstream, keep_bytes));
         }
-        let again = trim_upstream(&self.upstream, to_upstream, keep_bytes);
-        Ok(released + again.map_err(|error| error.in_stack(self))?)
+        returned.bytes().map_err(|error| error.in_stack(self))
     }
 
     fn provide(&self, traits: &mut Traits) {

@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use millpond_adaptors::{FailedRequest, FailureCallbackLayer, LimitingLayer, RetryLayer};
 use millpond_core::driver::{CaptureMode, Driver, StreamFlags};
-use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, StreamRef};
+use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, ErrorKind, StreamRef};
 use millpond_driver::sim::{SimConfig, SimDevice};
+use millpond_testkit::mock;
 
 use crate::plan::{PlanLayer, PlanMemoryResource};
 use crate::{CallbackMemoryResource, CaptureScope, CaptureScopesLayer, CudaMemoryResource, Decay, PoolLayer};
@@ -196,4 +197,16 @@ fn a_lane_whose_memory_did_not_come_for_a_panic_is_taken_later() {
         assert_eq!(limited.allocated_bytes(), stack.plan_statistics().held_bytes, "request {at}");
     }
     assert!(panics > 30, "{panics}");
+}
+
+/// What the layer below cannot give back says nothing about the plan's own memory.
+#[test]
+fn a_trim_gives_lanes_back_although_the_upstream_cannot_be_trimmed() {
+    let (upstream, handle) = mock::resource(SimDevice::new(SimConfig::with_capacity(1 << 30)));
+    let stack = upstream.layer(PlanLayer::new().repeat(32).background(false)).unwrap();
+    (0..60).for_each(|_| body(&stack));
+    assert_eq!(stack.plan_statistics().held_bytes, BODY.iter().sum());
+    handle.fail_trims(Some(ErrorKind::Driver));
+    assert_eq!(stack.trim(0).unwrap_err().kind(), ErrorKind::Driver);
+    assert_eq!(stack.plan_statistics().held_bytes, 0);
 }
