@@ -54,16 +54,8 @@ fn observe(device: &Arc<SimDevice>, on_another: bool, act: impl Fn() + Send + Sy
     })));
 }
 
-/// Many changes of another device at once delay the end of a replaced pool, which the tests look at.
-static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
-
-fn alone() -> std::sync::MutexGuard<'static, ()> {
-    ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}
-
 #[test]
 fn issue_29_code_that_the_driver_calls_may_ask_for_the_current_pool_and_change_it() {
-    let _alone = alone();
     for on_another in [false, true] {
         watched(move || {
             let device = device();
@@ -92,7 +84,6 @@ fn issue_29_code_that_the_driver_calls_may_ask_for_the_current_pool_and_change_i
 /// A pool that is replaced while the driver is asked for it is not mistaken for the one that gets its handle.
 #[test]
 fn issue_29_a_pool_that_is_replaced_while_it_is_asked_for_is_kept_meanwhile() {
-    let _alone = alone();
     let device = device();
     let default = MemoryPool::default_of(device.clone()).unwrap();
     let made = pool(&device);
@@ -108,5 +99,20 @@ fn issue_29_a_pool_that_is_replaced_while_it_is_asked_for_is_kept_meanwhile() {
     let current = MemoryPool::current_of(device.clone()).unwrap();
     device.observe_calls(None);
     assert_eq!(current, default);
+    assert_eq!(device.live_allocations(), 0);
+}
+
+/// The programs of other devices are no concern of this one's pools.
+#[test]
+fn changes_of_another_device_delay_no_end_of_a_replaced_pool() {
+    let (device, other) = (device(), device());
+    let default = MemoryPool::default_of(device.clone()).unwrap();
+    let made = pool(&device);
+    made.set_current().unwrap();
+    let theirs = pool(&other);
+    observe(&device, false, move || theirs.set_current().unwrap());
+    default.set_current().unwrap();
+    device.observe_calls(None);
+    drop(made);
     assert_eq!(device.live_allocations(), 0);
 }

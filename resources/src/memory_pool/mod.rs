@@ -136,11 +136,9 @@ impl MemoryPool {
     pub fn current_of(driver: DriverHandle) -> Result<Self> {
         // Those that are current are kept until the answer is used: a pool that stops being current meanwhile
         // may end, and another may get its handle.
-        current::looked(|kept| {
+        current::looked(driver.health(), |kept| {
             let raw = call(&*driver, |driver| driver.device_get_mem_pool())?;
-            let is_it =
-                |pool: &Arc<Inner>| pool.raw == raw && Arc::ptr_eq(pool.driver.health(), driver.health());
-            let kept = kept.into_iter().find(is_it).map(Self);
+            let kept = kept.into_iter().find(|pool| pool.raw == raw).map(Self);
             Ok(kept.unwrap_or_else(|| Self::known(driver.clone(), raw)))
         })
     }
