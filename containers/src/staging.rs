@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::marker::PhantomData;
-use std::mem::MaybeUninit;
+use std::mem::{self, MaybeUninit};
 use std::sync::Arc;
 
 use bytemuck::Pod;
@@ -46,6 +46,8 @@ struct Shared {
     driver: DriverHandle,
     /// The blocks that no copy holds; the device may still have to pass them.
     idle: Mutex<VecDeque<Block>>,
+    /// Idle blocks whose last copy has no end that the device marks. A wait for the device covers them.
+    unmarked: Mutex<Vec<Block>>,
 }
 
 /// A block of pinned memory.
@@ -62,7 +64,7 @@ const LEAST_BYTES: u64 = 4096;
 impl HostStaging {
     /// Staging memory for copies to and from this driver's device; it takes none yet.
     pub fn new(driver: DriverHandle) -> Self {
-        Self { shared: Arc::new(Shared { driver, idle: Mutex::default() }) }
+        Self { shared: Arc::new(Shared { driver, idle: Mutex::default(), unmarked: Mutex::default() }) }
     }
 
     /// The device whose copies go through this memory.
@@ -72,7 +74,8 @@ impl HostStaging {
 
     /// The bytes of the blocks that no copy holds.
     pub fn idle_bytes(&self) -> u64 {
-        self.shared.idle.lock().iter().map(|block| block.bytes).sum()
+        let idle: u64 = self.shared.idle.lock().iter().map(|block| block.bytes).sum();
+        idle + self.shared.unmarked.lock().iter().map(|block| block.bytes).sum::<u64>()
     }
 
     /// Gives back the blocks that the device has passed; returns their bytes.
@@ -82,6 +85,7 @@ impl HostStaging {
     pub fn trim(&self) -> Result<u64> {
         let mut trimmed = 0;
         let _captures = CaptureModeGuard::relaxed(&*self.shared.driver);
+        self.shared.await_unmarked()?;
         while let Some(block) = self.shared.take_passed(|_| true)? {
             let bytes = block.bytes;
             if let Err(error) = self.shared.free(&block) {
@@ -125,8 +129,7 @@ impl HostStaging {
         // SAFETY: the block holds that many bytes, and the device has passed its last copy.
         unsafe { ptr.copy_from_nonoverlapping(data.as_ptr().cast(), size_of_val(data)) };
         let submitted = submit(ptr);
-        self.shared.put_after(block, stream)?;
-        submitted
+        submitted.and(self.shared.put_after(block, stream))
     }
 
     /// Takes a block into which `submit` copies, on `stream`, `len` values.
@@ -146,7 +149,7 @@ impl HostStaging {
         let submitted = submit(block.ptr.as_mut_ptr());
         let recorded = block.passed.record(stream);
         if let Err(error) = submitted.and(recorded) {
-            shared.put_after(block, stream)?;
+            let _ = shared.put_after(block, stream);
             return Err(error);
         }
         Ok(HostCopy { shared, block: Some(block), len, values: PhantomData })
@@ -190,14 +193,30 @@ impl Shared {
     }
 
     /// Puts a block back that the present work of `stream` uses. If the end of that work cannot be marked, it
-    /// is waited for, or the block is leaked.
+    /// is waited for, now or at the next trim.
     fn put_after(&self, block: Block, stream: StreamRef) -> Result<()> {
         let recorded = block.passed.record(stream);
         let waited = recorded.or_else(|_| call(&*self.driver, |driver| driver.stream_synchronize(stream)));
-        if waited.is_ok() {
-            self.idle.lock().push_back(block);
+        match waited {
+            Ok(()) => self.idle.lock().push_back(block),
+            Err(_) => self.unmarked.lock().push(block),
         }
         waited
+    }
+
+    /// Waits for the device, if there are unmarked blocks, so that they are like others. They stay as they
+    /// are while a capture forbids the wait.
+    fn await_unmarked(&self) -> Result<()> {
+        let unmarked = mem::take(&mut *self.unmarked.lock());
+        if unmarked.is_empty() {
+            return Ok(());
+        }
+        let waited = call(&*self.driver, |driver| driver.synchronize_beside_captures());
+        match waited {
+            Ok(true) => self.idle.lock().extend(unmarked),
+            Ok(false) | Err(_) => self.unmarked.lock().extend(unmarked),
+        }
+        waited.map(drop)
     }
 
     /// Ends a block that the device has passed.
@@ -210,11 +229,13 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
-        for block in std::mem::take(self.idle.get_mut()) {
-            // A block that the device may still use is leaked. A lost device has freed its memory.
-            if let Err(error) = block.passed.synchronize().and_then(|()| self.free(&block)) {
-                tracing::debug!(target: "millpond::containers", %error, "staging memory was not given back");
-            }
+        // A block that the device may still use is leaked. A lost device has freed its memory.
+        let warn = |error| {
+            tracing::debug!(target: "millpond::containers", %error, "staging memory was not given back");
+        };
+        self.await_unmarked().unwrap_or_else(warn);
+        for block in mem::take(self.idle.get_mut()) {
+            block.passed.synchronize().and_then(|()| self.free(&block)).unwrap_or_else(warn);
         }
     }
 }

@@ -210,6 +210,32 @@ fn a_failing_driver_call_leaks_nothing() {
     assert!(failures >= 5, "only {failures} of the faults hit");
 }
 
+/// The block may still be in use when neither its end can be marked nor the stream waited for.
+#[test]
+fn a_block_whose_end_cannot_be_marked_is_given_back_later() {
+    type Copies = fn(&mut DeviceBuffer<Pool>, &HostStaging) -> millpond_core::Result<()>;
+    let from_host: Copies = |buffer, staging| buffer.copy_from_host_async(&pattern(100), staging);
+    let to_host: Copies = |buffer, staging| buffer.copy_to_host_async::<u8>(staging).map(drop);
+    for (copy, trims) in [(from_host, true), (from_host, false), (to_host, true), (to_host, false)] {
+        let bench = Bench::new(SimConfig::h200());
+        let (stream, staging) = (bench.stream(), HostStaging::new(bench.device.clone()));
+        let mut buffer = bench.filled(100, stream.as_ref());
+        let refuse = |kind| FaultPlan::nth_of(kind, 0, DriverError::NOT_PERMITTED).persistent();
+        bench.device.set_faults(refuse(CallKind::EventRecord).and(refuse(CallKind::StreamSynchronize)));
+        copy(&mut buffer, &staging).unwrap_err();
+        bench.device.set_faults(FaultPlan::none());
+        assert_eq!(staging.idle_bytes(), 4096);
+        if trims {
+            assert_eq!((staging.trim().unwrap(), staging.idle_bytes()), (4096, 0));
+        }
+        drop((buffer, staging));
+        bench.assert_clean();
+        let Bench { device, pool } = bench;
+        drop((pool, stream));
+        assert_eq!((device.live_allocations(), device.live_events()), (0, 0), "trims: {trims}");
+    }
+}
+
 /// The device may not have passed the last copy through a block when the driver does not tell.
 #[test]
 fn a_block_that_cannot_be_asked_about_is_not_used_again() {
