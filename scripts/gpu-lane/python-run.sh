@@ -11,7 +11,7 @@
 #   predictions  programs that fail at a capacity run there with the line that `tune` prints
 #   costs        what an allocation costs, through millpond and beside the libraries' own
 #   ranks        on two GPUs: a job of two ranks (DDP, FSDP, NCCL) with each allocator, STEPS steps (300), and
-#                which devices each library touches; under five minutes
+#                which devices each library touches; under six minutes
 #
 # A step that fails does not stop the others. Output goes to the folder $OUT (gpu-out by default). WORKERS is
 # the number of processes that run the package's own tests, with pytest-xdist; without it, it is one.

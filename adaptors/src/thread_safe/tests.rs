@@ -244,7 +244,8 @@ fn a_free_that_is_left_and_panics_is_no_panic_of_the_call_inside_and_loses_no_ot
 fn frees_that_are_left(at_end: bool) {
     type Stack = ThreadSafeResourceAdaptor<Probe<MockResource, Box<dyn Fn(&str) + Send>>>;
     let (upstream, handle) = mock();
-    let (place, live): (Arc<OnceLock<Weak<Stack>>>, Arc<Mutex<Vec<DevicePtr>>>) = Default::default();
+    let place: Arc<OnceLock<Weak<Stack>>> = Arc::default();
+    let live: Arc<Mutex<Vec<DevicePtr>>> = Arc::default();
     let (known, given, is_wrong) = (Arc::clone(&place), Arc::clone(&live), Cell::new(true));
     let before = Box::new(move |call: &str| match call {
         "allocate" if given.lock().len() == 2 => {
