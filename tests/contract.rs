@@ -1,6 +1,9 @@
 //! Tests that every resource, every adaptor and every ordered pair of adaptors that keep accounts keeps the
 //! contract of the trait.
 
+#[allow(dead_code, reason = "its `main` is not called here")]
+#[path = "../examples/own_driver.rs"]
+mod own_driver;
 mod subjects;
 #[path = "contract/wrong.rs"]
 mod wrong;
@@ -8,8 +11,8 @@ mod wrong;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use millpond::ErrorKind;
 use millpond::stack::StackSpec;
+use millpond::{DriverHandle, ErrorKind};
 use millpond_testkit::conformance::{self, Refusals, Subject};
 use wrong::{Mistake, Wrong};
 
@@ -89,4 +92,24 @@ fn every_stack_on_a_gpu() {
         _ => true,
     };
     check(subjects.iter().filter(is_supported).map(|subject| conformance::run_on(subject, &driver)));
+}
+
+/// A driver that has no more than the methods without a default serves all that needs no more.
+#[test]
+fn every_stack_on_a_driver_of_ones_own() {
+    let subjects = subjects::all();
+    let is_left_out = |subject: &&Subject| {
+        let layers = subject.name().matches('+').count();
+        layers > 1
+            || ["managed", "host", "system", "sam", "async", "pages=on"]
+                .iter()
+                .any(|word| subject.name().contains(word))
+    };
+    let supported: Vec<_> = subjects.iter().filter(|subject| !is_left_out(subject)).collect();
+    assert!(supported.len() > 20, "{} stacks", supported.len());
+    check(supported.into_iter().map(|subject| {
+        let driver: DriverHandle = Arc::new(own_driver::HostDriver::default());
+        millpond::driver::register(&driver).expect("the device is its own");
+        conformance::run_on(subject, &driver)
+    }));
 }

@@ -124,7 +124,7 @@ pub unsafe extern "C" fn millpond_resource_new(
         };
         // A program that builds a stack works on the device: with its context, the pools of others give it
         // access.
-        if !driver.device().is_sim() {
+        if driver.device().is_cuda() {
             millpond_driver::open(driver.device())?;
         }
         // SAFETY: the caller's promise.

@@ -15,7 +15,7 @@ pub(crate) unsafe fn checked_stream(
     resource: &impl DeviceMemoryResource,
 ) -> Result<StreamRef> {
     let (device, ordinal) = (resource.driver().device(), stream.context().ordinal());
-    if device.is_sim() || device.ordinal() as usize != ordinal {
+    if !device.is_cuda() || device.ordinal() as usize != ordinal {
         return Err(Error::invalid_argument(format!(
             "the stream is of CUDA's device {ordinal}, but the memory is of {device}"
         )));

@@ -2,28 +2,41 @@
 
 use std::fmt;
 
-/// Names one device: a CUDA ordinal, or a simulated device.
+/// Names one device: a CUDA ordinal, a simulated device, or one behind a driver of the program's own.
 ///
 /// ```
 /// use millpond_core::DeviceId;
 /// assert_eq!(DeviceId::cuda(1).to_string(), "cuda:1");
 /// assert_eq!(DeviceId::sim(0).to_string(), "sim:0");
+/// assert_eq!(DeviceId::own(2).to_string(), "own:2");
 /// assert_eq!(DeviceId::cuda(1).ordinal(), 1);
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct DeviceId(u32);
 
 const SIM_BIT: u32 = 1 << 31;
+const OWN_BIT: u32 = 1 << 30;
+const ORDINAL: u32 = OWN_BIT - 1;
 
 impl DeviceId {
     /// The CUDA device with this ordinal.
     pub const fn cuda(ordinal: u32) -> Self {
-        Self(ordinal & !SIM_BIT)
+        Self(ordinal & ORDINAL)
     }
 
     /// The simulated device with this number; each simulated device of a process has its own.
     pub const fn sim(number: u32) -> Self {
-        Self(number | SIM_BIT)
+        Self(number & ORDINAL | SIM_BIT)
+    }
+
+    /// The device with this number behind a [driver of your own](crate::Driver#a-driver-of-your-own).
+    pub const fn own(number: u32) -> Self {
+        Self(number & ORDINAL | OWN_BIT)
+    }
+
+    /// Whether it is one of CUDA's devices.
+    pub const fn is_cuda(self) -> bool {
+        self.0 <= ORDINAL
     }
 
     /// Whether the device is simulated.
@@ -31,15 +44,33 @@ impl DeviceId {
         self.0 & SIM_BIT != 0
     }
 
-    /// The CUDA ordinal, or the number of the simulated device.
+    /// The CUDA ordinal, or the number of another device among those of its kind; below 2^30.
     pub const fn ordinal(self) -> u32 {
-        self.0 & !SIM_BIT
+        self.0 & ORDINAL
+    }
+
+    /// The kind of the device, as text has it before the colon: `cuda`, `sim` or `own`.
+    pub const fn kind(self) -> &'static str {
+        match self.0 & !ORDINAL {
+            0 => "cuda",
+            OWN_BIT => "own",
+            _ => "sim",
+        }
+    }
+
+    /// The device of a kind with this number; `None` if there is no such kind.
+    pub fn of_kind(kind: &str, number: u32) -> Option<Self> {
+        match kind {
+            "cuda" => Some(Self::cuda(number)),
+            "sim" => Some(Self::sim(number)),
+            "own" => Some(Self::own(number)),
+            _ => None,
+        }
     }
 }
 
 impl fmt::Display for DeviceId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = if self.is_sim() { "sim" } else { "cuda" };
-        write!(f, "{kind}:{}", self.ordinal())
+        write!(f, "{}:{}", self.kind(), self.ordinal())
     }
 }

@@ -43,7 +43,7 @@ impl CurrentDeviceGuard {
     /// # Errors
     /// Those of [`open`](crate::open).
     pub fn new(device: DeviceId) -> Result<Self> {
-        let (chosen, context) = if device.is_sim() {
+        let (chosen, context) = if !device.is_cuda() {
             registry::open(device)?;
             (Some(device), None)
         } else {
@@ -100,7 +100,7 @@ mod tests {
     fn a_device_that_is_not_there_changes_nothing() {
         let device = SimDevice::new(SimConfig::h200());
         let _guard = CurrentDeviceGuard::new(device.device()).unwrap();
-        for missing in [DeviceId::cuda(1000), DeviceId::sim(1 << 30)] {
+        for missing in [DeviceId::cuda(1000), DeviceId::sim(1 << 29)] {
             assert!(CurrentDeviceGuard::new(missing).unwrap_err().is_no_device());
             assert_eq!(current_device().unwrap(), device.device());
         }

@@ -10,12 +10,14 @@ use parking_lot::Mutex;
 
 use crate::cuda::{self, CudaDriver};
 use crate::environment::{DEVICE_VARIABLE, Environment};
+use crate::registry;
 use crate::sim::{self, Profile, SimConfig, SimDevice};
 
 /// A device as a command line names it: `cuda:0`, `sim:h200`, `sim:a100`, `sim:8GiB`, or `sim:FILE.toml` for
 /// a [profile](Profile) in a file.
 ///
-/// `cuda` is `cuda:0`, and `sim` is `sim:h200`. Upper and lower case are the same, but in a path. A path
+/// `cuda` is `cuda:0`, and `sim` is `sim:h200`. `own:0` is a driver of the program's own, which it has
+/// [registered](crate::register). Upper and lower case are the same, but in a path. A path
 /// ends in `.toml` or has a `/`.
 ///
 /// ```
@@ -40,6 +42,9 @@ pub enum DeviceSpec {
     SimCapacity(u64),
     /// A simulated device with the [profile](Profile) in this file.
     SimProfile(PathBuf),
+    /// The device with this number behind a driver of the program's own, which it has
+    /// [registered](crate::register).
+    Own(u32),
     /// The one simulated device that all of the process shares, where the
     /// [default device](Self::default_device) is simulated: what `MILLPOND_DEVICE` names, else an H200.
     SimDefault,
@@ -78,7 +83,7 @@ impl DeviceSpec {
     pub fn default_device() -> Self {
         let environment = Environment::get();
         match environment.device.as_deref().map(str::parse) {
-            Some(Ok(Self::Cuda(ordinal))) => Self::Cuda(ordinal),
+            Some(Ok(named @ (Self::Cuda(_) | Self::Own(_)))) => named,
             Some(_) => Self::SimDefault,
             None => match cuda::device_count() {
                 0 => Self::SimDefault,
@@ -93,6 +98,7 @@ impl DeviceSpec {
     pub(crate) fn default_id() -> Result<Option<DeviceId>> {
         match Self::default_device() {
             Self::Cuda(ordinal) => Ok(Some(DeviceId::cuda(ordinal))),
+            Self::Own(number) => Ok(Some(DeviceId::own(number))),
             spec if Environment::get().device.is_some() => Ok(Some(spec.open()?.device())),
             _ => Ok(SIM_DEFAULT.lock().as_ref().map(|device| device.device())),
         }
@@ -106,16 +112,16 @@ impl DeviceSpec {
 
     /// Whether the device is simulated.
     pub const fn is_sim(&self) -> bool {
-        !matches!(self, Self::Cuda(_))
+        !matches!(self, Self::Cuda(_) | Self::Own(_))
     }
 
-    /// The profile of a simulated device; `None` for a CUDA device.
+    /// The profile of a simulated device; `None` for another one.
     ///
     /// # Errors
     /// Those of [`Profile::from_file`].
     pub fn profile(&self) -> Result<Option<Profile>> {
         Ok(Some(match self {
-            Self::Cuda(_) => return Ok(None),
+            Self::Cuda(_) | Self::Own(_) => return Ok(None),
             Self::SimH200 => Profile::h200(),
             Self::SimA100 => Profile::a100(),
             Self::SimCapacity(bytes) => Profile::with_capacity(*bytes),
@@ -143,8 +149,10 @@ impl DeviceSpec {
     /// # Errors
     /// Fails as [`open`](Self::open) does, except by a refusal of the device's context.
     pub fn find(&self) -> Result<DriverHandle> {
-        if let Self::Cuda(ordinal) = self {
-            return Ok(CudaDriver::find(*ordinal)?);
+        match self {
+            Self::Cuda(ordinal) => return Ok(CudaDriver::find(*ordinal)?),
+            Self::Own(number) => return registry::find(DeviceId::own(*number)),
+            _ => {}
         }
         if *self != Self::SimDefault {
             return self.open_new();
@@ -170,6 +178,7 @@ impl DeviceSpec {
         match (self, self.profile()?) {
             (_, Some(profile)) => Ok(SimDevice::new(SimConfig::new(profile))),
             (Self::Cuda(ordinal), None) => Ok(CudaDriver::open(*ordinal)?),
+            (Self::Own(number), None) => registry::find(DeviceId::own(*number)),
             (_, None) => Err(self.without_profile()),
         }
     }
@@ -207,6 +216,10 @@ impl FromStr for DeviceSpec {
                     ordinal.parse().ok().filter(|number| DeviceId::cuda(*number).ordinal() == *number);
                 number.map(Self::Cuda).ok_or_else(|| fail("the device's number is missing or wrong"))
             }
+            ("own", Some(number)) => {
+                let number = number.parse().ok().filter(|number| DeviceId::own(*number).ordinal() == *number);
+                number.map(Self::Own).ok_or_else(|| fail("the number of the program's own driver is wrong"))
+            }
             ("sim", None | Some("h200")) => Ok(Self::SimH200),
             ("sim", Some("a100")) => Ok(Self::SimA100),
             ("sim", Some(size)) => {
@@ -219,7 +232,7 @@ impl FromStr for DeviceSpec {
                     _ => Err(fail("a simulated device has at most 16 TiB")),
                 }
             }
-            _ => Err(fail("the kind before the colon is neither `cuda` nor `sim`")),
+            _ => Err(fail("the kind before the colon is none of `cuda`, `sim` and `own`")),
         }
     }
 }
@@ -228,6 +241,7 @@ impl fmt::Display for DeviceSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+            Self::Own(number) => write!(f, "own:{number}"),
             Self::SimH200 => f.write_str("sim:h200"),
             Self::SimA100 => f.write_str("sim:a100"),
             Self::SimCapacity(bytes) => write!(f, "sim:{}", ByteSize::Bytes(*bytes)),
@@ -250,6 +264,7 @@ mod tests {
         for (text, spec, printed) in [
             ("cuda", DeviceSpec::Cuda(0), "cuda:0"),
             ("cuda:3", DeviceSpec::Cuda(3), "cuda:3"),
+            ("own:3", DeviceSpec::Own(3), "own:3"),
             ("sim", DeviceSpec::SimH200, "sim:h200"),
             ("SIM:H200", DeviceSpec::SimH200, "sim:h200"),
             (" sim:a100 ", DeviceSpec::SimA100, "sim:a100"),
@@ -268,9 +283,10 @@ mod tests {
     #[test]
     fn a_wrong_device_is_an_error_that_says_what_is_right() {
         for (text, why) in [
-            ("", "neither"),
-            ("gpu:0", "neither"),
-            ("0", "neither"),
+            ("", "none of"),
+            ("gpu:0", "none of"),
+            ("0", "none of"),
+            ("own:", "number"),
             ("cuda:", "number"),
             ("cuda:-1", "number"),
             ("cuda:2147483648", "number"),

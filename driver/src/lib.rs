@@ -21,4 +21,4 @@ mod thread_device;
 pub use counting::{CallCounts, CallKind, CountingDriver, KindCounts};
 pub use current::CurrentDeviceGuard;
 pub use device_spec::DeviceSpec;
-pub use registry::{current, current_device, find, open};
+pub use registry::{current, current_device, find, open, register};

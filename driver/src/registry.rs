@@ -1,6 +1,10 @@
 //! Opens devices, and finds the current one.
 
-use millpond_core::{DeviceId, DriverHandle, Error, ErrorKind, Result};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+
+use millpond_core::{DeviceId, Driver, DriverHandle, Error, ErrorKind, Result};
+use parking_lot::Mutex;
 
 use crate::cuda::{self, CudaDriver};
 use crate::environment::{DEVICE_VARIABLE, Environment, RANK_VARIABLE};
@@ -20,10 +24,10 @@ use crate::{DeviceSpec, sim, thread_device};
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::NoDevice`] if there is no such CUDA device, or the simulated device was dropped; the driver's
+/// [`ErrorKind::NoDevice`] if there is no such CUDA device, or the driver of another was dropped; the driver's
 /// error if it refuses the device's context.
 pub fn open(device: DeviceId) -> Result<DriverHandle> {
-    if device.is_sim() { find(device) } else { Ok(CudaDriver::open(device.ordinal())?) }
+    if device.is_cuda() { Ok(CudaDriver::open(device.ordinal())?) } else { find(device) }
 }
 
 /// The same driver as of [`open`], but a CUDA device is left alone until the first call that works on it:
@@ -32,19 +36,44 @@ pub fn open(device: DeviceId) -> Result<DriverHandle> {
 /// # Errors
 /// [`ErrorKind::NoDevice`], as [`open`].
 pub fn find(device: DeviceId) -> Result<DriverHandle> {
-    if !device.is_sim() {
+    if device.is_cuda() {
         return Ok(CudaDriver::find(device.ordinal())?);
     }
-    let found: DriverHandle = sim::find(device).ok_or_else(|| no_such_sim(device))?;
-    Ok(found)
+    if device.is_sim() {
+        let found: DriverHandle = sim::find(device).ok_or_else(|| no_such(device))?;
+        return Ok(found);
+    }
+    OWN_DEVICES.lock().get(&device).and_then(Weak::upgrade).ok_or_else(|| no_such(device))
 }
 
-fn no_such_sim(device: DeviceId) -> Error {
-    Error::new(
-        ErrorKind::NoDevice,
-        "this process has no such simulated device, or no more: it ends with its last user, so keep it",
-    )
-    .on_device(device)
+fn no_such(device: DeviceId) -> Error {
+    let why = match device.is_sim() {
+        true => {
+            "this process has no such simulated device, or no more: it ends with its last user, so keep it"
+        }
+        false => "no driver was registered for it, or no more: it ends with its last user, so keep it",
+    };
+    Error::new(ErrorKind::NoDevice, why).on_device(device)
+}
+
+static OWN_DEVICES: Mutex<BTreeMap<DeviceId, Weak<dyn Driver>>> = Mutex::new(BTreeMap::new());
+
+/// Registers a [driver of your own](Driver#a-driver-of-your-own): while the handle or a clone of it lives,
+/// [`open`], per-device defaults and the name `own:0` ([`DeviceSpec::Own`]) find it under its
+/// [`device`](Driver::device). A driver that is opened after a reset takes the place of the earlier one.
+///
+/// # Errors
+/// [`InvalidArgument`](ErrorKind::InvalidArgument) if the device is not a [`DeviceId::own`].
+pub fn register(driver: &DriverHandle) -> Result<()> {
+    let device = driver.device();
+    if device != DeviceId::own(device.ordinal()) {
+        let why = "a driver of your own needs a device of its own: DeviceId::own(0)";
+        return Err(Error::invalid_argument(why).on_device(device));
+    }
+    let mut devices = OWN_DEVICES.lock();
+    devices.retain(|_, driver| driver.strong_count() > 0);
+    devices.insert(device, Arc::downgrade(driver));
+    Ok(())
 }
 
 /// The calling thread's current device, which is the first of these:
@@ -82,7 +111,7 @@ pub fn current() -> Result<DriverHandle> {
     let device = current_device()?;
     find(device).map_err(|error| {
         let environment = Environment::get();
-        if !error.is_no_device() || device.is_sim() || cuda::current_ordinal().is_some() {
+        if !error.is_no_device() || !device.is_cuda() || cuda::current_ordinal().is_some() {
             return error;
         }
         match (&environment.device, environment.rank) {
@@ -97,8 +126,6 @@ pub fn current() -> Result<DriverHandle> {
 
 #[cfg(test)]
 mod tests {
-    use millpond_core::Driver;
-
     use super::*;
     use crate::sim::{SimConfig, SimDevice};
 

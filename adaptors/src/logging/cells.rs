@@ -1,5 +1,7 @@
 //! Cells of a row as text, without the formatting machinery of `std`, which costs several times as much.
 
+use millpond_core::DeviceId;
+
 use super::time_of_day::TimeOfDay;
 
 /// `00` to `99`.
@@ -23,11 +25,12 @@ pub(super) fn decimal(number: u64, digits: &mut Digits) -> &[u8] {
     &digits[start..]
 }
 
-/// `cuda:0`; the number has at most ten digits, and the word before it as many letters.
-pub(super) fn numbered<'a>(word: &str, number: u32, digits: &'a mut Digits) -> &'a [u8] {
-    let end = write_decimal(number.into(), digits);
-    let start = end - word.len();
-    digits[start..end].copy_from_slice(word.as_bytes());
+/// `cuda:0`; the number has at most ten digits, and the word before it fewer letters.
+pub(super) fn device(device: DeviceId, digits: &mut Digits) -> &[u8] {
+    let (number, kind) = (write_decimal(device.ordinal().into(), digits), device.kind());
+    let start = number - 1 - kind.len();
+    digits[start..number - 1].copy_from_slice(kind.as_bytes());
+    digits[number - 1] = b':';
     &digits[start..]
 }
 

@@ -104,8 +104,7 @@ impl Row {
         record.push_field(cells::decimal(self.size, digits));
         record.push_field(stream_cell(self.stream, digits));
         if let Some(device) = self.device {
-            let word = if device.is_sim() { "sim:" } else { "cuda:" };
-            record.push_field(cells::numbered(word, device.ordinal(), digits));
+            record.push_field(cells::device(device, digits));
             for number in [self.alignment, self.sequence, self.monotonic_ns, self.duration_ns] {
                 record.push_field(number.map_or(b"", |number| cells::decimal(number, digits)));
             }
@@ -228,9 +227,7 @@ impl FromStr for Device {
 
     fn from_str(text: &str) -> Result<Self> {
         let parse = || match text.split_once(':')? {
-            ("cuda", ordinal) => ordinal.parse().ok().map(DeviceId::cuda),
-            ("sim", number) => number.parse().ok().map(DeviceId::sim),
-            _ => None,
+            (kind, number) => DeviceId::of_kind(kind, number.parse().ok()?),
         };
         parse().map(Self).ok_or_else(|| {
             Error::invalid_argument(format!("`{text}` is not a device such as cuda:0 or sim:0"))

@@ -28,6 +28,11 @@ pub use types::{
 
 use crate::{DeviceId, DevicePtr, Layout, StreamRef};
 
+/// The answer of a driver that lacks a function.
+fn unsupported<T>(call: &'static str) -> DriverResult<T> {
+    Err(DriverError::new(DriverError::NOT_SUPPORTED, call))
+}
+
 /// A shared driver.
 pub type DriverHandle = Arc<dyn Driver>;
 
@@ -35,6 +40,13 @@ pub type DriverHandle = Arc<dyn Driver>;
 ///
 /// Methods are named for the driver API's functions without the prefix `cu`, and do what those do. They leave
 /// the calling thread's current context as it was.
+///
+/// # A driver of your own
+/// It implements the methods without a default: memory, streams, events and copies, which a pool over regions
+/// needs. All others answer for a device that cannot do more: [`DriverError::is_unsupported`], or that there
+/// is nothing, as no capture and no other device. They are in one trait, since an installed CUDA lacks single
+/// functions as well, and callers have to expect that of each. `examples/own_driver.rs` is a driver over host
+/// memory. A wrapper implements every method, and has `#[deny(clippy::missing_trait_methods)]` on the impl.
 ///
 /// # Errors
 /// Every method returns the driver's error unchanged. A function that the installed driver lacks returns
@@ -55,11 +67,18 @@ pub trait Driver: Debug + Send + Sync + 'static {
     /// Which device this is.
     fn device(&self) -> DeviceId;
     /// The device's name, for people.
-    fn name(&self) -> String;
+    fn name(&self) -> String {
+        self.device().to_string()
+    }
     /// The version of the driver API, as CUDA counts (13000 is 13.0); 0 on a simulated device.
-    fn version(&self) -> DriverResult<i32>;
+    fn version(&self) -> DriverResult<i32> {
+        Ok(0)
+    }
     /// One attribute of the device.
-    fn attribute(&self, attribute: DeviceAttribute) -> DriverResult<i64>;
+    fn attribute(&self, attribute: DeviceAttribute) -> DriverResult<i64> {
+        let _ = attribute;
+        unsupported("cuDeviceGetAttribute")
+    }
     /// Free and total bytes of the device (`cuMemGetInfo`; about 3 µs on an H200).
     fn mem_get_info(&self) -> DriverResult<MemoryInfo>;
     /// Whether the device is lost. The driver owns this value; callers note the driver's errors in it. It
@@ -74,7 +93,9 @@ pub trait Driver: Debug + Send + Sync + 'static {
     /// [`mem_pool_destroy`](Self::mem_pool_destroy): physical memory, its mappings and addresses, pools and
     /// the blocks of pools outlive the context, and must be given back. All else is gone with it.
     /// `millpond_driver::open` gives a new driver.
-    fn was_reset(&self) -> bool;
+    fn was_reset(&self) -> bool {
+        false
+    }
     /// Waits for all work on the device (`cuCtxSynchronize`), that of destroyed streams included.
     ///
     /// While a stream captures a graph, in any mode, this call fails and ends the capture. Only a program
@@ -89,35 +110,54 @@ pub trait Driver: Debug + Send + Sync + 'static {
     /// measured, and is used where it was seen to; elsewhere it is
     /// [`synchronize`](Self::synchronize), and `Ok(false)` while a capture is seen: of a stream from
     /// [`stream_create`](Self::stream_create), or of any blocking stream.
-    fn synchronize_beside_captures(&self) -> DriverResult<bool>;
+    fn synchronize_beside_captures(&self) -> DriverResult<bool> {
+        self.synchronize().map(|()| true)
+    }
     /// The simulated time in nanoseconds that driver calls have taken so far; `None` on a real device.
     fn virtual_time_ns(&self) -> Option<u64> {
         None
     }
     /// Whether `peer`, another device, can use this device's memory (`cuDeviceCanAccessPeer`); false if there
     /// is no such device.
-    fn can_be_accessed_by(&self, peer: DeviceId) -> DriverResult<bool>;
+    fn can_be_accessed_by(&self, peer: DeviceId) -> DriverResult<bool> {
+        let _ = peer;
+        Ok(false)
+    }
     /// The other devices that can use this device's memory and whose primary contexts are active now, in
     /// order (`cuDevicePrimaryCtxGetState`, about 25 ns for each device on an H200).
-    fn active_peers(&self) -> DriverResult<Vec<DeviceId>>;
+    fn active_peers(&self) -> DriverResult<Vec<DeviceId>> {
+        Ok(Vec::new())
+    }
     /// Sets what captures may forbid the calling thread, and gives what it was
     /// (`cuThreadExchangeStreamCaptureMode`, about 8 ns on an H200). Use [`CaptureModeGuard`], which puts it
     /// back.
-    fn thread_exchange_stream_capture_mode(&self, mode: CaptureMode) -> DriverResult<CaptureMode>;
+    fn thread_exchange_stream_capture_mode(&self, mode: CaptureMode) -> DriverResult<CaptureMode> {
+        let _ = mode;
+        unsupported("cuThreadExchangeStreamCaptureMode")
+    }
 
     // --- Memory ---
 
     /// Device memory, 256-byte aligned at least (`cuMemAlloc`).
     fn mem_alloc(&self, bytes: u64) -> DriverResult<DevicePtr>;
     /// Managed memory, attached globally (`cuMemAllocManaged`).
-    fn mem_alloc_managed(&self, bytes: u64) -> DriverResult<DevicePtr>;
+    fn mem_alloc_managed(&self, bytes: u64) -> DriverResult<DevicePtr> {
+        let _ = bytes;
+        unsupported("cuMemAllocManaged")
+    }
     /// Ends plain or managed memory (`cuMemFree`); synchronises with the device, but for what is captured and
     /// not yet launched.
     unsafe fn mem_free(&self, ptr: DevicePtr) -> DriverResult<()>;
     /// The allocation that holds `ptr`: its base and its size in bytes (`cuMemGetAddressRange`).
-    fn mem_get_address_range(&self, ptr: DevicePtr) -> DriverResult<(DevicePtr, u64)>;
+    fn mem_get_address_range(&self, ptr: DevicePtr) -> DriverResult<(DevicePtr, u64)> {
+        let _ = ptr;
+        unsupported("cuMemGetAddressRange")
+    }
     /// The kind of memory that `ptr` points into (`cuPointerGetAttribute`).
-    fn pointer_kind(&self, ptr: DevicePtr) -> DriverResult<MemoryKind>;
+    fn pointer_kind(&self, ptr: DevicePtr) -> DriverResult<MemoryKind> {
+        let _ = ptr;
+        unsupported("cuPointerGetAttribute")
+    }
     /// Moves managed memory to the device, or to the host (`cuMemPrefetchAsync`).
     unsafe fn mem_prefetch_async(
         &self,
@@ -125,22 +165,43 @@ pub trait Driver: Debug + Send + Sync + 'static {
         bytes: u64,
         to_host: bool,
         stream: StreamRef,
-    ) -> DriverResult<()>;
+    ) -> DriverResult<()> {
+        let _ = (ptr, bytes, to_host, stream);
+        unsupported("cuMemPrefetchAsync")
+    }
     /// Advises on managed memory (`cuMemAdvise`).
-    unsafe fn mem_advise(&self, ptr: DevicePtr, bytes: u64, advice: MemAdvice) -> DriverResult<()>;
+    unsafe fn mem_advise(&self, ptr: DevicePtr, bytes: u64, advice: MemAdvice) -> DriverResult<()> {
+        let _ = (ptr, bytes, advice);
+        unsupported("cuMemAdvise")
+    }
 
     // --- Host memory ---
 
     /// Pinned host memory (`cuMemHostAlloc`).
-    fn mem_host_alloc(&self, bytes: u64, flags: HostFlags) -> DriverResult<HostPtr>;
+    fn mem_host_alloc(&self, bytes: u64, flags: HostFlags) -> DriverResult<HostPtr> {
+        let _ = (bytes, flags);
+        unsupported("cuMemHostAlloc")
+    }
     /// Ends pinned host memory, after all work that was submitted to the device (`cuMemFreeHost`).
-    unsafe fn mem_free_host(&self, ptr: HostPtr) -> DriverResult<()>;
+    unsafe fn mem_free_host(&self, ptr: HostPtr) -> DriverResult<()> {
+        let _ = ptr;
+        unsupported("cuMemFreeHost")
+    }
     /// Pins memory that the caller allocated elsewhere (`cuMemHostRegister`).
-    unsafe fn mem_host_register(&self, ptr: HostPtr, bytes: u64, flags: HostFlags) -> DriverResult<()>;
+    unsafe fn mem_host_register(&self, ptr: HostPtr, bytes: u64, flags: HostFlags) -> DriverResult<()> {
+        let _ = (ptr, bytes, flags);
+        unsupported("cuMemHostRegister")
+    }
     /// Ends the pinning (`cuMemHostUnregister`).
-    unsafe fn mem_host_unregister(&self, ptr: HostPtr) -> DriverResult<()>;
+    unsafe fn mem_host_unregister(&self, ptr: HostPtr) -> DriverResult<()> {
+        let _ = ptr;
+        unsupported("cuMemHostUnregister")
+    }
     /// The device's address of mapped host memory (`cuMemHostGetDevicePointer`).
-    fn mem_host_get_device_pointer(&self, ptr: HostPtr) -> DriverResult<DevicePtr>;
+    fn mem_host_get_device_pointer(&self, ptr: HostPtr) -> DriverResult<DevicePtr> {
+        let _ = ptr;
+        unsupported("cuMemHostGetDevicePointer")
+    }
 
     /// Memory of the system's allocator, which is not pinned. CUDA is not called; the simulated device has a
     /// simulated host, with as much memory as it has pinned memory. The device reaches it where
@@ -160,48 +221,81 @@ pub trait Driver: Debug + Send + Sync + 'static {
         }
     }
     /// Available and total bytes of the host's memory.
-    fn host_memory_info(&self) -> DriverResult<MemoryInfo>;
+    fn host_memory_info(&self) -> DriverResult<MemoryInfo> {
+        unsupported("host_memory_info")
+    }
 
     // --- Stream-ordered memory and its pools ---
 
     /// Memory in stream order, from the device's current pool (`cuMemAllocAsync`).
-    fn mem_alloc_async(&self, bytes: u64, stream: StreamRef) -> DriverResult<DevicePtr>;
+    fn mem_alloc_async(&self, bytes: u64, stream: StreamRef) -> DriverResult<DevicePtr> {
+        let _ = (bytes, stream);
+        unsupported("cuMemAllocAsync")
+    }
     /// Memory in stream order, from this pool (`cuMemAllocFromPoolAsync`).
     fn mem_alloc_from_pool_async(
         &self,
         bytes: u64,
         pool: MemPool,
         stream: StreamRef,
-    ) -> DriverResult<DevicePtr>;
+    ) -> DriverResult<DevicePtr> {
+        let _ = (bytes, pool, stream);
+        unsupported("cuMemAllocFromPoolAsync")
+    }
     /// Ends memory in stream order (`cuMemFreeAsync`).
-    unsafe fn mem_free_async(&self, ptr: DevicePtr, stream: StreamRef) -> DriverResult<()>;
+    unsafe fn mem_free_async(&self, ptr: DevicePtr, stream: StreamRef) -> DriverResult<()> {
+        let _ = (ptr, stream);
+        unsupported("cuMemFreeAsync")
+    }
     /// A new pool (`cuMemPoolCreate`).
-    fn mem_pool_create(&self, props: MemPoolProps) -> DriverResult<MemPool>;
+    fn mem_pool_create(&self, props: MemPoolProps) -> DriverResult<MemPool> {
+        let _ = props;
+        unsupported("cuMemPoolCreate")
+    }
     /// Ends a pool (`cuMemPoolDestroy`). What it handed out stays until it is freed; the device's default
     /// pool becomes current where this one was.
-    unsafe fn mem_pool_destroy(&self, pool: MemPool) -> DriverResult<()>;
+    unsafe fn mem_pool_destroy(&self, pool: MemPool) -> DriverResult<()> {
+        let _ = pool;
+        unsupported("cuMemPoolDestroy")
+    }
     /// The device's default pool (`cuDeviceGetDefaultMemPool`).
-    fn device_get_default_mem_pool(&self) -> DriverResult<MemPool>;
+    fn device_get_default_mem_pool(&self) -> DriverResult<MemPool> {
+        unsupported("cuDeviceGetDefaultMemPool")
+    }
     /// The device's current pool, from which [`mem_alloc_async`](Self::mem_alloc_async) takes
     /// (`cuDeviceGetMemPool`).
-    fn device_get_mem_pool(&self) -> DriverResult<MemPool>;
+    fn device_get_mem_pool(&self) -> DriverResult<MemPool> {
+        unsupported("cuDeviceGetMemPool")
+    }
     /// Makes a pool of this device the current one, for the whole process (`cuDeviceSetMemPool`).
-    fn device_set_mem_pool(&self, pool: MemPool) -> DriverResult<()>;
+    fn device_set_mem_pool(&self, pool: MemPool) -> DriverResult<()> {
+        let _ = pool;
+        unsupported("cuDeviceSetMemPool")
+    }
     /// The default pool of a location and a kind of memory (`cuMemGetDefaultMemPool`, CUDA 13.0).
     fn mem_get_default_mem_pool(
         &self,
         location: MemLocation,
         kind: MemAllocationType,
-    ) -> DriverResult<MemPool>;
+    ) -> DriverResult<MemPool> {
+        let _ = (location, kind);
+        unsupported("cuMemGetDefaultMemPool")
+    }
     /// The current pool of a location and a kind of memory (`cuMemGetMemPool`, CUDA 13.0).
-    fn mem_get_mem_pool(&self, location: MemLocation, kind: MemAllocationType) -> DriverResult<MemPool>;
+    fn mem_get_mem_pool(&self, location: MemLocation, kind: MemAllocationType) -> DriverResult<MemPool> {
+        let _ = (location, kind);
+        unsupported("cuMemGetMemPool")
+    }
     /// Makes a pool the current one of a location and a kind of memory (`cuMemSetMemPool`, CUDA 13.0).
     fn mem_set_mem_pool(
         &self,
         location: MemLocation,
         kind: MemAllocationType,
         pool: MemPool,
-    ) -> DriverResult<()>;
+    ) -> DriverResult<()> {
+        let _ = (location, kind, pool);
+        unsupported("cuMemSetMemPool")
+    }
     /// Says how each of these devices may use a pool's memory, that of now and of later
     /// (`cuMemPoolSetAccess`). The device on which the memory lies keeps its access.
     fn mem_pool_set_access(
@@ -209,52 +303,102 @@ pub trait Driver: Debug + Send + Sync + 'static {
         pool: MemPool,
         access: AccessFlags,
         devices: &[DeviceId],
-    ) -> DriverResult<()>;
+    ) -> DriverResult<()> {
+        let _ = (pool, access, devices);
+        unsupported("cuMemPoolSetAccess")
+    }
     /// How a device may use a pool's memory (`cuMemPoolGetAccess`).
-    fn mem_pool_get_access(&self, pool: MemPool, device: DeviceId) -> DriverResult<AccessFlags>;
+    fn mem_pool_get_access(&self, pool: MemPool, device: DeviceId) -> DriverResult<AccessFlags> {
+        let _ = (pool, device);
+        unsupported("cuMemPoolGetAccess")
+    }
     /// A file descriptor by which another process imports a pool that was made with
     /// [`HandleTypes::POSIX_FD`] (`cuMemPoolExportToShareableHandle`). It is the caller's to close.
-    fn mem_pool_export_to_fd(&self, pool: MemPool) -> DriverResult<i32>;
+    fn mem_pool_export_to_fd(&self, pool: MemPool) -> DriverResult<i32> {
+        let _ = pool;
+        unsupported("cuMemPoolExportToShareableHandle")
+    }
     /// The pool behind such a file descriptor, which stays the caller's
     /// (`cuMemPoolImportFromShareableHandle`). An imported pool hands out what its exporter exports, and
     /// nothing else.
-    fn mem_pool_import_from_fd(&self, fd: i32) -> DriverResult<MemPool>;
+    fn mem_pool_import_from_fd(&self, fd: i32) -> DriverResult<MemPool> {
+        let _ = fd;
+        unsupported("cuMemPoolImportFromShareableHandle")
+    }
     /// Describes an allocation of an exported pool for the importer (`cuMemPoolExportPointer`).
-    fn mem_pool_export_pointer(&self, ptr: DevicePtr) -> DriverResult<MemPoolPtrData>;
+    fn mem_pool_export_pointer(&self, ptr: DevicePtr) -> DriverResult<MemPoolPtrData> {
+        let _ = ptr;
+        unsupported("cuMemPoolExportPointer")
+    }
     /// The allocation that the exporter described, at an address of this process
     /// (`cuMemPoolImportPointer`). It must be freed here before the exporter frees it.
-    fn mem_pool_import_pointer(&self, pool: MemPool, data: &MemPoolPtrData) -> DriverResult<DevicePtr>;
+    fn mem_pool_import_pointer(&self, pool: MemPool, data: &MemPoolPtrData) -> DriverResult<DevicePtr> {
+        let _ = (pool, data);
+        unsupported("cuMemPoolImportPointer")
+    }
     /// The pool that an address was taken from; `None` if it is in no memory of a pool
     /// (`cuPointerGetAttribute`).
-    fn pointer_mem_pool(&self, ptr: DevicePtr) -> DriverResult<Option<MemPool>>;
+    fn pointer_mem_pool(&self, ptr: DevicePtr) -> DriverResult<Option<MemPool>> {
+        let _ = ptr;
+        Ok(None)
+    }
     /// Gives memory back until `keep_bytes` are left (`cuMemPoolTrimTo`).
-    fn mem_pool_trim_to(&self, pool: MemPool, keep_bytes: u64) -> DriverResult<()>;
+    fn mem_pool_trim_to(&self, pool: MemPool, keep_bytes: u64) -> DriverResult<()> {
+        let _ = (pool, keep_bytes);
+        unsupported("cuMemPoolTrimTo")
+    }
     /// Reads an attribute of a pool (`cuMemPoolGetAttribute`).
-    fn mem_pool_get_attribute(&self, pool: MemPool, attribute: MemPoolAttribute) -> DriverResult<u64>;
+    fn mem_pool_get_attribute(&self, pool: MemPool, attribute: MemPoolAttribute) -> DriverResult<u64> {
+        let _ = (pool, attribute);
+        unsupported("cuMemPoolGetAttribute")
+    }
     /// Sets an attribute of a pool (`cuMemPoolSetAttribute`).
     fn mem_pool_set_attribute(
         &self,
         pool: MemPool,
         attribute: MemPoolAttribute,
         value: u64,
-    ) -> DriverResult<()>;
+    ) -> DriverResult<()> {
+        let _ = (pool, attribute, value);
+        unsupported("cuMemPoolSetAttribute")
+    }
 
     // --- Virtual memory management ---
 
     /// The size in bytes of which every mapping is a multiple (`cuMemGetAllocationGranularity`).
-    fn mem_get_allocation_granularity(&self) -> DriverResult<u64>;
+    fn mem_get_allocation_granularity(&self) -> DriverResult<u64> {
+        unsupported("cuMemGetAllocationGranularity")
+    }
     /// Reserves addresses (`cuMemAddressReserve`).
-    fn mem_address_reserve(&self, bytes: u64, alignment: u64) -> DriverResult<DevicePtr>;
+    fn mem_address_reserve(&self, bytes: u64, alignment: u64) -> DriverResult<DevicePtr> {
+        let _ = (bytes, alignment);
+        unsupported("cuMemAddressReserve")
+    }
     /// Ends a reservation (`cuMemAddressFree`).
-    unsafe fn mem_address_free(&self, ptr: DevicePtr, bytes: u64) -> DriverResult<()>;
+    unsafe fn mem_address_free(&self, ptr: DevicePtr, bytes: u64) -> DriverResult<()> {
+        let _ = (ptr, bytes);
+        unsupported("cuMemAddressFree")
+    }
     /// Physical memory without an address (`cuMemCreate`).
-    fn mem_create(&self, bytes: u64, props: PhysicalProps) -> DriverResult<PhysicalHandle>;
+    fn mem_create(&self, bytes: u64, props: PhysicalProps) -> DriverResult<PhysicalHandle> {
+        let _ = (bytes, props);
+        unsupported("cuMemCreate")
+    }
     /// Ends physical memory; it goes back when it is mapped nowhere (`cuMemRelease`).
-    unsafe fn mem_release(&self, handle: PhysicalHandle) -> DriverResult<()>;
+    unsafe fn mem_release(&self, handle: PhysicalHandle) -> DriverResult<()> {
+        let _ = handle;
+        unsupported("cuMemRelease")
+    }
     /// Maps a whole handle at reserved addresses (`cuMemMap`).
-    unsafe fn mem_map(&self, ptr: DevicePtr, bytes: u64, handle: PhysicalHandle) -> DriverResult<()>;
+    unsafe fn mem_map(&self, ptr: DevicePtr, bytes: u64, handle: PhysicalHandle) -> DriverResult<()> {
+        let _ = (ptr, bytes, handle);
+        unsupported("cuMemMap")
+    }
     /// Unmaps whole mappings (`cuMemUnmap`).
-    unsafe fn mem_unmap(&self, ptr: DevicePtr, bytes: u64) -> DriverResult<()>;
+    unsafe fn mem_unmap(&self, ptr: DevicePtr, bytes: u64) -> DriverResult<()> {
+        let _ = (ptr, bytes);
+        unsupported("cuMemUnmap")
+    }
     /// Says how each of these devices may use mapped memory (`cuMemSetAccess`); others keep what they may.
     unsafe fn mem_set_access(
         &self,
@@ -262,13 +406,22 @@ pub trait Driver: Debug + Send + Sync + 'static {
         bytes: u64,
         access: AccessFlags,
         devices: &[DeviceId],
-    ) -> DriverResult<()>;
+    ) -> DriverResult<()> {
+        let _ = (ptr, bytes, access, devices);
+        unsupported("cuMemSetAccess")
+    }
     /// A file descriptor by which another process imports physical memory that was made to be shared
     /// (`cuMemExportToShareableHandle`). It is the caller's to close, and keeps the memory until then.
-    fn mem_export_to_fd(&self, handle: PhysicalHandle) -> DriverResult<i32>;
+    fn mem_export_to_fd(&self, handle: PhysicalHandle) -> DriverResult<i32> {
+        let _ = handle;
+        unsupported("cuMemExportToShareableHandle")
+    }
     /// The physical memory behind such a file descriptor, which stays the caller's
     /// (`cuMemImportFromShareableHandle`). It ends with [`mem_release`](Self::mem_release), too.
-    fn mem_import_from_fd(&self, fd: i32) -> DriverResult<PhysicalHandle>;
+    fn mem_import_from_fd(&self, fd: i32) -> DriverResult<PhysicalHandle> {
+        let _ = fd;
+        unsupported("cuMemImportFromShareableHandle")
+    }
 
     // --- Streams ---
 
@@ -283,7 +436,13 @@ pub trait Driver: Debug + Send + Sync + 'static {
     /// so keep the result to name that stream again. The caller vouches that the handle names a living
     /// stream; and, if it was not made by this driver, that it lives as long as the result is
     /// [used](StreamRef::foreign).
-    unsafe fn stream_ref(&self, handle: u64) -> DriverResult<StreamRef>;
+    unsafe fn stream_ref(&self, handle: u64) -> DriverResult<StreamRef> {
+        match handle {
+            0 | 1 => Ok(StreamRef::LEGACY),
+            2 => Ok(StreamRef::PER_THREAD),
+            _ => unsupported("cuStreamGetId"),
+        }
+    }
     /// Whether a stream that was made by this driver was destroyed since, or never existed; it asks CUDA
     /// nothing. Of a stream from elsewhere, and of a default stream, the answer is `false`.
     fn stream_is_gone(&self, stream: StreamRef) -> bool;
@@ -295,12 +454,18 @@ pub trait Driver: Debug + Send + Sync + 'static {
     fn stream_wait_event(&self, stream: StreamRef, event: Event) -> DriverResult<()>;
     /// Whether the stream is capturing a graph (`cuStreamIsCapturing`). Of the legacy default stream it asks
     /// whether a blocking stream captures: then the answer is the error 906. It ends no capture.
-    fn stream_is_capturing(&self, stream: StreamRef) -> DriverResult<bool>;
+    fn stream_is_capturing(&self, stream: StreamRef) -> DriverResult<bool> {
+        let _ = stream;
+        Ok(false)
+    }
     /// The id of the capture that the stream belongs to, which no other capture of the process has; `None` if
     /// it captures nothing (`cuStreamGetCaptureInfo`). A stream that was forked into a capture belongs to it.
     /// Of the legacy default stream it answers as [`stream_is_capturing`](Self::stream_is_capturing). A
     /// capture that was invalidated may have no id: then the answer is the error 901.
-    fn stream_capture_id(&self, stream: StreamRef) -> DriverResult<Option<u64>>;
+    fn stream_capture_id(&self, stream: StreamRef) -> DriverResult<Option<u64>> {
+        let _ = stream;
+        Ok(None)
+    }
 
     // --- Events ---
 
@@ -320,7 +485,10 @@ pub trait Driver: Debug + Send + Sync + 'static {
     /// recorded on a stream that is capturing a graph, where the record would be a part of the graph; where
     /// a capture begins at this very moment, the answer is [`DriverError::CAPTURED_EVENT`], and the event
     /// must be recorded anew before anything waits for it.
-    fn event_record_if_alive(&self, event: Event, stream: StreamRef) -> DriverResult<bool>;
+    fn event_record_if_alive(&self, event: Event, stream: StreamRef) -> DriverResult<bool> {
+        let _ = (event, stream);
+        Ok(false)
+    }
     /// Whether all work before the event's last record is done (`cuEventQuery`).
     fn event_query(&self, event: Event) -> DriverResult<bool>;
     /// Waits for it (`cuEventSynchronize`).
@@ -362,7 +530,10 @@ pub trait Driver: Debug + Send + Sync + 'static {
         src_device: DeviceId,
         bytes: u64,
         stream: StreamRef,
-    ) -> DriverResult<()>;
+    ) -> DriverResult<()> {
+        let _ = (dst, src, src_device, bytes, stream);
+        unsupported("cuMemcpyPeerAsync")
+    }
     /// Fills bytes (`cuMemsetD8Async`).
     unsafe fn memset_d8_async(
         &self,
@@ -375,9 +546,18 @@ pub trait Driver: Debug + Send + Sync + 'static {
     // --- Between processes ---
 
     /// A handle by which another process opens the allocation at `ptr`, its base (`cuIpcGetMemHandle`).
-    fn ipc_get_mem_handle(&self, ptr: DevicePtr) -> DriverResult<IpcMemHandle>;
+    fn ipc_get_mem_handle(&self, ptr: DevicePtr) -> DriverResult<IpcMemHandle> {
+        let _ = ptr;
+        unsupported("cuIpcGetMemHandle")
+    }
     /// Opens another process's allocation (`cuIpcOpenMemHandle`).
-    fn ipc_open_mem_handle(&self, handle: &IpcMemHandle) -> DriverResult<DevicePtr>;
+    fn ipc_open_mem_handle(&self, handle: &IpcMemHandle) -> DriverResult<DevicePtr> {
+        let _ = handle;
+        unsupported("cuIpcOpenMemHandle")
+    }
     /// Closes it (`cuIpcCloseMemHandle`).
-    unsafe fn ipc_close_mem_handle(&self, ptr: DevicePtr) -> DriverResult<()>;
+    unsafe fn ipc_close_mem_handle(&self, ptr: DevicePtr) -> DriverResult<()> {
+        let _ = ptr;
+        unsupported("cuIpcCloseMemHandle")
+    }
 }

@@ -11,7 +11,7 @@ impl CudaDriver {
         if device == DeviceId::cuda(self.ordinal) {
             return Ok(self.device);
         }
-        let ordinal = i32::try_from(device.ordinal()).ok().filter(|_| !device.is_sim());
+        let ordinal = i32::try_from(device.ordinal()).ok().filter(|_| device.is_cuda());
         let invalid = || {
             let detail = format!("{device} is not a CUDA device of this machine");
             DriverError::new(DriverError::INVALID_DEVICE, call).with_detail(detail)

@@ -141,12 +141,14 @@ pub(super) fn time(text: &[u8]) -> Field<()> {
         .unwrap_or_else(|| format!("{} is not a time; it is written as `14:03:07.123456`", shown(text))))
 }
 
-/// Reads `cuda:0`, `sim:0`, or `0` for the first.
+/// Reads `cuda:0`, `sim:0`, `own:0`, or `0` for the first.
 pub(super) fn device(text: &[u8]) -> Field<DeviceId> {
-    let device = match text.strip_prefix(b"sim:") {
-        Some(number) => ordinal(number).map(DeviceId::sim),
-        None => ordinal(text.strip_prefix(b"cuda:").unwrap_or(text)).map(DeviceId::cuda),
+    let (kind, number) = match text.iter().position(|byte| *byte == b':') {
+        Some(colon) => (&text[..colon], &text[colon + 1..]),
+        None => (&b"cuda"[..], text),
     };
+    let kind = std::str::from_utf8(kind).ok();
+    let device = kind.and_then(|kind| DeviceId::of_kind(kind, ordinal(number)?));
     device.ok_or_else(|| {
         not_utf8(text)
             .unwrap_or_else(|| format!("{} is not a device; write for example `cuda:0`", shown(text)))

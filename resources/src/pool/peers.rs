@@ -60,9 +60,8 @@ impl Peers {
     pub(super) fn named(&self, driver: &dyn Driver) -> Result<Vec<DeviceId>> {
         let Self::Only(list) = self else { return Ok(Vec::new()) };
         let own = driver.device();
-        let id =
-            |ordinal: &u32| if own.is_sim() { DeviceId::sim(*ordinal) } else { DeviceId::cuda(*ordinal) };
-        let others: Vec<DeviceId> = list.ordinals().iter().map(id).filter(|device| *device != own).collect();
+        let ids = list.ordinals().iter().filter_map(|ordinal| DeviceId::of_kind(own.kind(), *ordinal));
+        let others: Vec<DeviceId> = ids.filter(|device| *device != own).collect();
         for device in &others {
             check(*device, driver)?;
         }
