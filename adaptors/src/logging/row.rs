@@ -226,8 +226,9 @@ impl FromStr for Device {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let parse = || match text.split_once(':')? {
-            (kind, number) => DeviceId::of_kind(kind, number.parse().ok()?),
+        let parse = || {
+            let (kind, number) = text.split_once(':')?;
+            DeviceId::of_kind(kind, number.parse().ok()?)
         };
         parse().map(Self).ok_or_else(|| {
             Error::invalid_argument(format!("`{text}` is not a device such as cuda:0 or sim:0"))
