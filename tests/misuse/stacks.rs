@@ -336,8 +336,8 @@ pub(crate) const REGISTRY: &[Program] = &[
     program(
         "a device that there is not",
         |_| error("gpu:0".parse::<DeviceSpec>()),
-        "invalid argument: `gpu:0` is not a device: the kind before the colon is neither `cuda` nor `sim`; \
-         write cuda:0, sim:h200, sim:a100, a size such as sim:8GiB, or sim:FILE.toml with a profile",
+        "invalid argument: `gpu:0` is not a device: the kind before the colon is none of `cuda`, `sim` and \
+         `own`; write cuda:0, sim:h200, sim:a100, a size such as sim:8GiB, or sim:FILE.toml with a profile",
     ),
     program(
         "a simulated device of an unknown kind",
