@@ -16,6 +16,7 @@
 //! | [`Several`] | several resources of one device behind one, so that they compete for its memory |
 //! | [`shadow`] | the plain model of an allocator that the others compare with |
 //! | [`layer_docs`] | the options of layers as pages of their documentation, made from their entries |
+//! | [`own_process`] | a test in a process of its own, for what a process has once |
 //! | [`misuse_recorder`] | which refused calls the current thread caused |
 //! | [`captured`] | seeded programs that capture graphs in scopes, with other work before, beside and after |
 //! | [`canary`] | a pool, scopes, and a layer that submits work, each wrong as chosen: the oracles see it |
@@ -32,6 +33,7 @@ pub mod hooked;
 pub mod layer_docs;
 pub mod misuse_recorder;
 pub mod mock;
+pub mod own_process;
 pub mod program;
 pub mod race;
 pub mod random_stacks;

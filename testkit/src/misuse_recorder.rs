@@ -38,7 +38,8 @@ pub fn record<T>(body: impl FnOnce() -> T) -> (T, Vec<Misuse>) {
     (result, recording.finish())
 }
 
-fn install() {
+/// Installs the hook, unless that was done.
+pub(crate) fn install() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
         let hook = Arc::new(|misuse: &Misuse| {

@@ -8,12 +8,14 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
 use super::probe::Probe;
+use crate::misuse_recorder;
 
 /// The hook of before, for threads without a probe.
 static OTHERS: Mutex<Option<Hook>> = Mutex::new(None);
 
-/// Installs the hook for misuse, unless it is there.
+/// Installs the hook for misuse, unless it is there. The recorder's is below it, and so never replaces it.
 pub(super) fn install() {
+    misuse_recorder::install();
     static OURS: Mutex<Option<Hook>> = Mutex::new(None);
     let mut ours = OURS.lock();
     let hook = ours.get_or_insert_with(|| Arc::new(report));
