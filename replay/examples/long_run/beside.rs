@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::run::Pass;
+use super::run::Pass;
 
 /// One log in one stack beside the first stack, or all logs.
 #[derive(Clone, PartialEq, Debug, Serialize)]

@@ -6,7 +6,7 @@ use millpond_core::Layout;
 use millpond_replay::log::StreamKey;
 use millpond_replay::program::{OpKind, Program};
 
-use crate::random::Random;
+use super::random::Random;
 
 /// One operation. Its size is an index into [`Log::sizes`], so that equal sizes change together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -6,8 +6,8 @@ use clap::ValueEnum;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde::Serialize;
 
-use crate::beside::Beside;
-use crate::run::Pass;
+use super::beside::Beside;
+use super::run::Pass;
 
 /// After which passes the memory is reported, and after the last one.
 const MARKS: [usize; 4] = [1, 5, 20, 60];

@@ -10,8 +10,8 @@ use millpond_driver::{CountingDriver, DeviceSpec};
 use millpond_replay::Result;
 use millpond_replay::program::OpKind;
 
-use crate::copy::{Log, Step};
-use crate::random::Random;
+use super::copy::{Log, Step};
+use super::random::Random;
 
 /// The work of a pass.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]

@@ -7,7 +7,7 @@ use std::path::Path;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-use crate::data::{Case, Data, distinct};
+use super::data::{Case, Data, distinct};
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Outcome = Result<(), Box<dyn Error>>;

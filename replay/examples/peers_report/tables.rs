@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use millpond_core::format_bytes;
 
-use crate::data::{Busy, Case, Data, Replay, distinct};
+use super::data::{Busy, Case, Data, Replay, distinct};
 
 /// A figure of a case, and the workloads of which it says something.
 struct Figure {

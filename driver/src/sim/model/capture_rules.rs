@@ -1,6 +1,6 @@
 //! The effect of each driver call while graphs are captured, as data. The rules are those of an H200 (driver
-//! 580.159.04, CUDA 13.0), measured call by call; docs/GPU.md has the table, and `driver/tests/captures.rs`
-//! compares it with these rules. Rules that were not measured are marked.
+//! 580.159.04, CUDA 13.0), measured call by call; docs/GPU.md has the table, and
+//! `driver/tests/it/captures.rs` compares it with these rules. Rules that were not measured are marked.
 
 use millpond_core::DriverError;
 use millpond_core::driver::CaptureMode;

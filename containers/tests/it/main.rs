@@ -1,0 +1,5 @@
+//! Tests of containers beside cudarc: on a GPU, and against a stand-in for libcuda.
+
+mod containers_gpu;
+mod cuda_buffer;
+mod cudarc_fake;

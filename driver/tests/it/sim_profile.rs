@@ -1,0 +1,199 @@
+//! Tests profiles as files: an error names the line and the field, and the built-in profile equals its file.
+#![cfg(feature = "profiles")]
+
+use millpond_core::Driver;
+use millpond_core::driver::PhysicalProps;
+use millpond_driver::sim::{Costs, Curve, Profile, SimConfig, SimDevice, SizeCosts, UnmapCosts};
+use millpond_driver::{CallKind, DeviceSpec};
+
+/// A profile that no change of the built-in one touches.
+fn sample() -> Profile {
+    let mut costs = Costs::default();
+    let calls = [(CallKind::MemMap, 500), (CallKind::MemGetInfo, 3274), (CallKind::EventRecord, 160)];
+    costs.calls_ns = calls.into_iter().collect();
+    costs.mem_create = Some(SizeCosts { by_bytes_ns: [(2 << 20, 10_000)][..].into() });
+    let mapping_by_bytes_ns = [(2 << 20, 11_600), (64 << 20, 12_000)][..].into();
+    costs.mem_unmap = Some(UnmapCosts { call_ns: 2300, mapping_by_bytes_ns });
+    Profile::measured("simulated H200", 149_250_113_536, 132, (9, 0), "somewhere", costs)
+}
+
+fn sample_toml() -> String {
+    sample().to_toml(|_, _| None)
+}
+
+#[test]
+fn a_profile_is_read_as_it_was_written() {
+    let text = sample_toml();
+    assert_eq!(Profile::from_toml(&text, "test").unwrap(), sample());
+    let commented = sample().to_toml(|field, bytes| Some(format!("{field} {bytes:?}")));
+    assert!(
+        commented.contains("# mem_create Some(2097152)") && commented.contains("# calls_ns.mem_map None")
+    );
+    assert_eq!(Profile::from_toml(&commented, "test").unwrap(), sample());
+    let built_in = Profile::h200();
+    assert_eq!(Profile::from_toml(&built_in.to_toml(|_, _| None), "test").unwrap(), built_in);
+}
+
+#[test]
+fn issue_9_a_device_is_what_its_file_says() {
+    let path = std::env::temp_dir().join(format!("millpond-profile-{}.toml", std::process::id()));
+    let text = sample_toml()
+        .replace("simulated H200", "a \\\"fast\\\" one")
+        .replace("mem_get_info = 3274", "mem_get_info = 7");
+    std::fs::write(&path, text.replace("149250113536", "1073741824")).unwrap();
+    let spec: DeviceSpec = format!("sim:{}", path.display()).parse().unwrap();
+    let driver = spec.open().unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(driver.name(), "a \"fast\" one");
+    assert_eq!(driver.mem_get_info().unwrap().total, 1 << 30);
+    assert_eq!(driver.virtual_time_ns(), Some(7));
+}
+
+#[test]
+fn what_was_not_measured_takes_no_time_and_says_so() {
+    let text = sample_toml()
+        .replace("event_record = ", "# ")
+        .replace("[costs.mem_create]", "[costs.mem_alloc_managed]");
+    let profile = Profile::from_toml(&text, "test").unwrap();
+    for (kind, is_measured) in
+        [(CallKind::EventRecord, false), (CallKind::MemCreate, false), (CallKind::MemAllocManaged, true)]
+    {
+        assert_eq!(profile.call_ns(kind).is_some(), is_measured, "{kind}");
+    }
+    let device = SimDevice::new(SimConfig::new(profile));
+    device.mem_create(2 << 20, PhysicalProps::default()).unwrap();
+    assert_eq!(device.virtual_time_ns(), 0);
+    device.mem_alloc_managed(2 << 20).unwrap();
+    assert_eq!(device.virtual_time_ns(), 10_000);
+}
+
+#[test]
+fn issue_9_a_wrong_file_is_an_error_that_says_where_and_what() {
+    let text = sample_toml();
+    for (is, becomes, told) in [
+        ("format = 1", "format = 2", &["line 8", "`format = 2`", "calibrate"][..]),
+        ("memory_bytes = 149250113536", "memory_bytes = 7", &["line 12", "`memory_bytes = 7`", "2 MiB"]),
+        ("memory_bytes = 149250113536", "memory_bytes = \"7\"", &["line 12", "invalid type"]),
+        ("memory_bytes = 149250113536\n", "", &["missing field `memory_bytes`", "[device]"]),
+        ("mem_map = 500", "mem_mop = 500", &["no call `mem_mop`", "mem_map"]),
+        ("mem_map = 500", "mem_map = -500", &["mem_map", "invalid value"]),
+        ("mem_map = 500", "mem_create = 500", &["mem_create", "depends on the size"]),
+        ("[2097152, 10000]", "[2097152, 1], [2097152, 2]", &["`by_bytes_ns = [`", "few bytes to many"]),
+        ("[costs.mem_unmap]\ncall_ns", "[costs.mem_unmap]\ncall", &["unknown field `call`"]),
+        ("[costs.mem_unmap]", "[costs.mem_unmap", &["[costs.mem_unmap"]),
+    ] {
+        assert!(text.contains(is), "{is}");
+        let error = Profile::from_toml(&text.replacen(is, becomes, 1), "h.toml").unwrap_err().to_string();
+        assert!(error.contains("the profile h.toml, line "), "{becomes}: {error}");
+        for words in told {
+            assert!(error.contains(words), "{becomes}: {words} is missing in: {error}");
+        }
+    }
+}
+
+const TOML: &str = include_str!("../../profiles/h200.toml");
+const RUST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/sim/profile/h200.rs");
+
+/// The library has the built-in profile as Rust, so that no program needs to read TOML for it. With
+/// MILLPOND_WRITE=1 this writes the Rust anew.
+#[test]
+fn issue_9_the_built_in_profile_is_that_of_the_file() {
+    let profile = Profile::from_toml(TOML, "driver/profiles/h200.toml").unwrap();
+    let rust = as_rust(&profile);
+    if std::env::var_os("MILLPOND_WRITE").is_some() {
+        std::fs::write(RUST, &rust).unwrap();
+        return;
+    }
+    assert_eq!(std::fs::read_to_string(RUST).unwrap(), rust, "pass this test once with MILLPOND_WRITE=1");
+    assert_eq!(Profile::h200(), profile);
+}
+
+const HEAD: &str = "\
+//! The profile in `driver/profiles/h200.toml`, as Rust: MILLPOND_WRITE=1 in the test `sim_profile` writes it.
+
+use super::{Costs, EventRecordCosts, PlainCosts, Profile, SetAccessCosts, SizeCosts, UnmapCosts};
+use crate::CallKind;
+
+type Points = &'static [(u64, u64)];
+
+";
+
+fn as_rust(profile: &Profile) -> String {
+    let costs = profile.costs();
+    let mut consts = String::new();
+    let (mut fields, mut calls) = (String::new(), String::new());
+    let mut points = |name: &str, curve: &Curve| {
+        let name = name.to_uppercase();
+        consts += &format!("const {name}: Points = &[\n");
+        for chunk in curve.points().chunks(3) {
+            let chunk: Vec<_> = chunk.iter().map(|(bytes, ns)| format!("({bytes}, {ns})")).collect();
+            consts += &format!("    {},\n", chunk.join(", "));
+        }
+        consts += "];\n";
+        format!("{name}.into()")
+    };
+    for (name, plain) in [("mem_alloc", &costs.mem_alloc), ("mem_free", &costs.mem_free)] {
+        let Some(plain) = plain else { continue };
+        let (ns, curve) = (plain.in_page_ns, points(name, &plain.by_bytes_ns));
+        fields +=
+            &format!("            {name}: Some(PlainCosts {{ in_page_ns: {ns}, by_bytes_ns: {curve} }}),\n");
+    }
+    for (name, by_size) in [
+        ("mem_alloc_managed", &costs.mem_alloc_managed),
+        ("mem_free_managed", &costs.mem_free_managed),
+        ("mem_host_alloc", &costs.mem_host_alloc),
+        ("mem_free_host", &costs.mem_free_host),
+        ("mem_create", &costs.mem_create),
+        ("mem_release", &costs.mem_release),
+    ] {
+        let Some(by_size) = by_size else { continue };
+        let curve = points(name, &by_size.by_bytes_ns);
+        fields += &format!("            {name}: Some(SizeCosts {{ by_bytes_ns: {curve} }}),\n");
+    }
+    if let Some(set) = &costs.mem_set_access {
+        let curve = points("mem_set_access", &set.mapping_by_bytes_ns);
+        let (call, second, new) = (set.call_ns, set.second_mapping_extra_ns, set.new_512_mib_extra_ns);
+        fields += "            mem_set_access: Some(SetAccessCosts {\n";
+        fields +=
+            &format!("                call_ns: {call},\n                mapping_by_bytes_ns: {curve},\n");
+        fields += &format!("                second_mapping_extra_ns: {second},\n");
+        fields += &format!("                new_512_mib_extra_ns: {new},\n            }}),\n");
+    }
+    if let Some(unmap) = &costs.mem_unmap {
+        let curve = points("mem_unmap", &unmap.mapping_by_bytes_ns);
+        let call = unmap.call_ns;
+        fields += &format!(
+            "            mem_unmap: Some(UnmapCosts {{ call_ns: {call}, mapping_by_bytes_ns: {curve} }}),\n"
+        );
+    }
+    for (kind, ns) in costs.calls_ns.iter() {
+        calls += &format!("    (CallKind::{kind:?}, {ns}),\n");
+    }
+    consts += &format!("const CALLS: &[(CallKind, u64)] = &[\n{calls}];\n");
+    whole(profile, &consts, &fields)
+}
+
+fn whole(profile: &Profile, consts: &str, fields: &str) -> String {
+    let (name, capacity, (major, minor)) = (profile.name(), profile.capacity(), profile.compute_capability());
+    let (count, measured_on) = (profile.multiprocessors(), profile.measured_on().unwrap_or_default());
+    let is_whole = (fields.matches("Some(").count()) == 10;
+    let rest = if is_whole { "" } else { "            ..Costs::default()\n" };
+    let legacy = profile.costs().event_record.legacy_stream_extra_ns;
+    format!(
+        "{HEAD}{consts}
+pub(super) fn profile() -> Profile {{
+    Profile::measured(
+        {name:?},
+        {capacity},
+        {count},
+        ({major}, {minor}),
+        {measured_on:?},
+        Costs {{
+            calls_ns: CALLS.iter().copied().collect(),
+            event_record: EventRecordCosts {{ legacy_stream_extra_ns: {legacy} }},
+{fields}{rest}        }},
+    )
+}}
+"
+    )
+}

@@ -1,0 +1,6 @@
+//! Tests of plans against an exhaustive search, bounds, and files of minimalloc.
+
+mod csv;
+mod minimalloc;
+mod oracle;
+mod program;

@@ -1,0 +1,13 @@
+//! Tests of the memory managers: the contract of NBEP 7, the registry, and the C functions for Numba.
+
+mod common;
+
+mod contract;
+mod cuda_manager;
+mod gpu;
+mod ipc_stacks;
+mod millpond_manager;
+mod numba;
+mod reentrancy;
+mod registry;
+mod reset;

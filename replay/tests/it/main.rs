@@ -1,0 +1,23 @@
+//! Tests of the binary and of the library behind it.
+
+mod support;
+
+mod advice;
+mod bad_input;
+mod bench;
+mod busy;
+mod calibrate;
+mod export;
+mod failed_rows;
+mod gate;
+mod import;
+mod long_run;
+mod memory;
+mod out_of_memory;
+mod overwrite;
+mod own_layers;
+mod page;
+mod peers;
+mod peers_report;
+mod properties;
+mod replay;

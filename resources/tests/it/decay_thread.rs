@@ -1,0 +1,175 @@
+//! Tests the thread that lets pools on real devices decay: one for all, while there is a pool. It is one
+//! test in a process of its own, since it inspects the threads of the process. The device is simulated, and
+//! hides its virtual time.
+#![cfg(all(target_os = "linux", not(miri)))]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
+
+use millpond_core::driver::{Driver, StreamFlags};
+use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
+use millpond_driver::sim::{SimConfig, SimDevice};
+use millpond_resources::{CudaMemoryResource, Decay, PagesMode, PoolLayer, PoolMemoryResource};
+use millpond_testkit::hooked::HookedDriver;
+use millpond_testkit::own_process;
+
+const MIB: u64 = 1 << 20;
+
+fn pool(layer: PoolLayer) -> PoolMemoryResource<CudaMemoryResource> {
+    let driver = HookedDriver::new(SimDevice::new(SimConfig::with_capacity(256 * MIB)));
+    driver.hide_virtual_time();
+    CudaMemoryResource::new(driver).layer(layer).expect("there is memory")
+}
+
+fn use_and_free(pool: &PoolMemoryResource<CudaMemoryResource>) {
+    let ptr = pool.allocate_bytes(100 * MIB, StreamRef::LEGACY).expect("there is memory");
+    // SAFETY: the block came from the pool with this size, and nothing uses it.
+    unsafe { pool.deallocate_bytes(ptr, 100 * MIB, StreamRef::LEGACY) };
+}
+
+/// How many threads of the process decay pools.
+fn threads() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("Linux has it");
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.filter(|name| name.trim() == "millpond-decay").count()
+}
+
+/// Returns when it is so. Where it never is, the test does not end.
+fn until(is_so: impl Fn() -> bool) {
+    while !is_so() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Runs `body` in a forked process, which has copies of the pools; returns whether it exited with success.
+fn in_a_fork(body: impl FnOnce() -> bool) -> bool {
+    // SAFETY: the child makes no call that needs another thread of the parent's, and ends by `_exit`.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0, "a process can be forked");
+    if child == 0 {
+        let went_well = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(false);
+        // SAFETY: nothing of the parent's is cleaned up.
+        unsafe { libc::_exit(i32::from(!went_well)) };
+    }
+    let mut status = 0;
+    // SAFETY: the child is this process's own.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+}
+
+#[test]
+fn one_thread_serves_all_pools_while_there_are_any() {
+    own_process::run(|| {
+        let soon = PoolLayer::new().decay(Decay::Over(Duration::from_millis(20)));
+        let never = [PoolLayer::new().decay(Decay::Off), soon.pages(PagesMode::Off)].map(pool);
+        never.iter().for_each(use_and_free);
+        assert_eq!(threads(), 0, "a pool that does not decay needs no thread");
+
+        // The first one's next step is far away; that of the second is not kept waiting.
+        let late = pool(PoolLayer::new().decay(Decay::Over(Duration::from_secs(24 * 60 * 60))));
+        let pools = [soon, soon].map(pool);
+        until(|| threads() == 1);
+        pools.iter().for_each(use_and_free);
+        use_and_free(&late);
+        until(|| pools.iter().all(|pool| pool.pool_bytes() == 0));
+        assert_eq!(threads(), 1);
+        assert!(late.pool_bytes() > 0);
+
+        // The thread is between steps of `late` for hours: it has no lock that the copy would find taken.
+        let mut late = Some(late);
+        let forked = in_a_fork(|| {
+            let fresh = pool(soon);
+            use_and_free(&fresh);
+            drop((fresh, late.take()));
+            threads() == 0
+        });
+        assert!(forked, "a forked process has a thread, or waits for one");
+        pools.iter().for_each(use_and_free);
+        until(|| pools.iter().all(|pool| pool.pool_bytes() == 0));
+        drop(pools);
+        assert_eq!(threads(), 1, "there is one more pool");
+        drop((never, late));
+        until(|| threads() == 0);
+
+        a_fork_waits_for_the_step(soon);
+        pools_end_in_the_middle_of_a_step(soon);
+
+        let again = pool(soon);
+        use_and_free(&again);
+        until(|| again.pool_bytes() == 0);
+        // The process ends with the thread running: its end waits for it.
+        std::mem::forget(again);
+    });
+}
+
+/// The copy finds no lock taken by the thread, which it has not: it can use the pool, and end it.
+fn a_fork_waits_for_the_step(layer: PoolLayer) {
+    let driver = HookedDriver::new(SimDevice::new(SimConfig::with_capacity(256 * MIB)));
+    driver.hide_virtual_time();
+    let (in_step, ending) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
+    let (entered, may_go_on) = (Arc::clone(&in_step), Arc::clone(&ending));
+    driver.before_query(move || {
+        entered.wait();
+        may_go_on.wait();
+    });
+    let pool = CudaMemoryResource::new(driver).layer(layer).expect("there is memory");
+    use_and_free(&pool);
+    in_step.wait();
+    let mut pool = Some(pool);
+    let went_well = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // The fork begins, and waits.
+            std::thread::sleep(Duration::from_millis(50));
+            ending.wait();
+        });
+        in_a_fork(|| {
+            // SAFETY: it ends a process that would wait for ever.
+            unsafe { libc::alarm(20) };
+            pool.take().is_some_and(|pool| {
+                use_and_free(&pool);
+                pool.trim(0).is_ok()
+            })
+        })
+    });
+    assert!(went_well, "the copy waits for a lock of a thread that it has not");
+}
+
+/// After a pool has ended, the decay thread does not touch it, in whichever step that happens.
+fn pools_end_in_the_middle_of_a_step(layer: PoolLayer) {
+    static PANICS: AtomicU64 = AtomicU64::new(0);
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        PANICS.fetch_add(1, Ordering::Relaxed);
+        before(info);
+    }));
+    for _ in 0..100 {
+        let driver = HookedDriver::new(SimDevice::new(SimConfig::with_capacity(256 * MIB)));
+        driver.hide_virtual_time();
+        let stream = || driver.stream_create(StreamFlags::NON_BLOCKING).expect("a stream");
+        let (small, large) = (stream(), stream());
+        let pool = CudaMemoryResource::new(driver.clone()).layer(layer).expect("there is memory");
+        let (in_step, ending) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
+        let (entered, may_go_on) = (Arc::clone(&in_step), Arc::clone(&ending));
+        driver.before_query(move || {
+            entered.wait();
+            may_go_on.wait();
+            std::thread::sleep(Duration::from_micros(200)); // likelier, not needed
+        });
+        // A span of small blocks that is free from end to end, and a stream that is looked at later.
+        let blocks = std::iter::repeat_n((5000, small), 300).chain([(5 * MIB, large)]);
+        let take =
+            |(bytes, stream)| (pool.allocate_bytes(bytes, stream).expect("there is memory"), bytes, stream);
+        for (ptr, bytes, stream) in blocks.map(take).collect::<Vec<_>>() {
+            // SAFETY: the block came from the pool with this size, and nothing uses it.
+            unsafe { pool.deallocate_bytes(ptr, bytes, stream) };
+        }
+        in_step.wait();
+        std::thread::scope(|scope| {
+            let end = scope.spawn(|| drop(pool));
+            ending.wait();
+            end.join().expect("a pool can end");
+        });
+    }
+    assert_eq!(PANICS.load(Ordering::Relaxed), 0, "the thread looked at a pool that was over");
+}

@@ -1,0 +1,45 @@
+//! Tests of the resources: pools, arenas, host memory, the pools of the driver, scopes for captured graphs.
+
+mod looks;
+
+mod arena;
+mod backlog;
+mod capture_order;
+mod capture_scopes;
+mod crowds;
+mod cuda_async;
+mod cuda_async_gpu;
+mod current_pool;
+mod debug;
+mod decay;
+mod decay_gpu;
+mod decay_thread;
+mod device_memory;
+mod device_memory_gpu;
+mod driver_memory;
+mod driver_reports;
+mod fixed_size;
+mod foreign_code;
+mod foreign_streams;
+mod host_memory;
+mod initial;
+mod layer_docs;
+mod long_run;
+mod many_streams;
+mod memory_pool;
+mod ordered_upstream;
+mod panics;
+mod peak;
+mod peers;
+mod peers_gpu;
+mod pool;
+mod programs;
+mod random_stacks;
+mod registry_environment;
+mod reset;
+mod reset_gpu;
+mod share;
+mod trace;
+mod training;
+mod two_processes_gpu;
+mod wrapped;

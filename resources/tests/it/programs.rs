@@ -1,0 +1,76 @@
+//! The order programs and the races of the testkit over every sort of pool, with its inside walked. The
+//! root's `order` runs many more, over every stack; these end soon enough to run them on each mistake of
+//! `tests/it/museum`.
+
+use millpond_core::stack::LayerTable;
+use millpond_core::{DeviceMemoryResourceExt, StreamRef};
+use millpond_driver::sim::{SimConfig, SimDevice};
+use millpond_resources::{CudaMemoryResource, LAYERS, PagesMode, PoolLayer};
+use millpond_testkit::conformance::Subject;
+use millpond_testkit::program::{self, Config, StatisticsCheck};
+use millpond_testkit::race::Race;
+
+use crate::looks::{decay_pools, validate_pools};
+
+const SEEDS: u64 = if cfg!(miri) { 1 } else { 400 };
+const RACES: u64 = if cfg!(miri) { 1 } else { 6 };
+
+fn subjects() -> Vec<Subject> {
+    use StatisticsCheck::{Counts, Exact};
+    let table = LayerTable::new(LAYERS.iter().copied());
+    let pools = [
+        ("cuda+pool:pages=off", Exact),
+        ("cuda+pool:pages=off,reuse=own,max=50%", Exact),
+        ("cuda+pool:pages=on", Exact),
+        ("cuda+pool:pages=on,reuse=waited,max=50%", Exact),
+        ("cuda+pool:pages=on+pool", Counts),
+    ];
+    let subject = |(text, statistics)| Subject::from_text(text, &table).statistics(statistics);
+    pools.map(|pool| subject(pool).inspected_by(validate_pools).decayed_by(decay_pools)).into()
+}
+
+#[test]
+fn programs_over_every_pool_keep_the_order() {
+    for (subject, index) in subjects().iter().zip(0..) {
+        let command = "cargo test -p millpond-resources --test it programs::".to_owned();
+        let operations = if cfg!(miri) { 40 } else { 256 };
+        let config = Config { command, operations, ..Config::for_subject(subject) };
+        for seed in index * SEEDS..(index + 1) * SEEDS {
+            if let Err(failure) = program::run(seed, &config, &|driver| subject.build(driver)) {
+                panic!("{failure}");
+            }
+        }
+    }
+}
+
+#[test]
+fn races_over_every_pool_keep_the_order() {
+    for subject in subjects() {
+        for seed in 0..RACES {
+            let race = Race::new(seed, if cfg!(miri) { 40 } else { 2_000 });
+            if let Err(message) = race.run(&subject) {
+                panic!("race {seed} over `{}`: {message}", subject.name());
+            }
+        }
+    }
+}
+
+/// Under a maximum that the class of a size exceeds and the size does not, blocks are cut to the size: they
+/// must not serve a request that fills the class.
+#[test]
+fn a_block_of_an_odd_size_is_in_no_class() {
+    const MIB: u64 = 1 << 20;
+    let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
+    let options = PoolLayer::new().maximum_bytes(MIB - 1024).pages(PagesMode::Off);
+    let pool = CudaMemoryResource::new(device).layer(options).expect("the device has as much");
+    // More often than a stream is called before its thread keeps blocks of it.
+    for _ in 0..10 {
+        let odd = MIB - 2048;
+        let block = pool.allocate_bytes(odd, StreamRef::LEGACY).expect("it is within the maximum");
+        pool.validate();
+        // SAFETY: the block came from the pool with this size, and nothing uses it.
+        unsafe { pool.deallocate_bytes(block, odd, StreamRef::LEGACY) };
+        pool.validate();
+        assert!(pool.allocate_bytes(MIB, StreamRef::LEGACY).is_err());
+    }
+}

@@ -1,0 +1,115 @@
+//! Tests that every resource, every adaptor and every ordered pair of adaptors that keep accounts keeps the
+//! contract of the trait.
+
+#[allow(dead_code, reason = "its `main` is not called here")]
+#[path = "../../examples/own_driver.rs"]
+mod own_driver;
+mod wrong;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use millpond::stack::StackSpec;
+use millpond::{DriverHandle, ErrorKind};
+use millpond_testkit::conformance::{self, Refusals, Subject};
+use wrong::{Mistake, Wrong};
+
+use crate::subjects;
+
+fn check(reports: impl Iterator<Item = conformance::Report>) {
+    let failed: Vec<String> = reports
+        .inspect(|report| println!("{report}"))
+        .filter(|report| !report.passed())
+        .map(|report| report.to_string())
+        .collect();
+    assert!(failed.is_empty(), "\n{}", failed.join("\n"));
+}
+
+#[test]
+fn the_suite_is_large_enough_to_mean_something() {
+    let names: std::collections::BTreeSet<&str> = conformance::names().collect();
+    assert_eq!(names.len(), conformance::names().count(), "two bodies have one name");
+    assert!(names.len() >= 60, "{} bodies", names.len());
+}
+
+#[test]
+fn every_stack_on_the_simulated_device() {
+    check(subjects::all().iter().map(conformance::run));
+}
+
+/// The bodies that fail over a layer with a mistake.
+fn failed(mistake: Mistake) -> Vec<&'static str> {
+    let subject = Subject::new("cuda+pool+wrong", move |driver| {
+        let upstream = "cuda+pool".parse::<StackSpec>()?.build(&millpond::layers(), driver)?;
+        Ok(Arc::new(Wrong { upstream, mistake, used: AtomicU64::new(0) }))
+    });
+    conformance::run(&subject.refuses(Refusals::ALL)).failures().map(|(body, _)| body).collect()
+}
+
+/// One class for each size, a report with each error, and counts that follow what was taken back.
+#[test]
+fn the_suite_finds_mistakes_about_memory_that_is_out() {
+    assert_eq!(failed(Mistake::None), [""; 0]);
+    for (mistake, bodies) in [
+        (
+            Mistake::NoReport,
+            &[
+                "more_than_the_device_is_out_of_memory",
+                "two_to_the_63_is_refused",
+                "the_largest_number_is_refused",
+                "a_huge_request_is_out_of_memory_at_any_alignment",
+                "full_device_recovers",
+                "driver_out_of_memory_from_now_on",
+            ][..],
+        ),
+        (
+            Mistake::InvalidArgument,
+            &[
+                "more_than_the_device_is_out_of_memory",
+                "two_to_the_63_is_refused",
+                "the_largest_number_is_refused",
+            ],
+        ),
+        (Mistake::CountsRefusedFrees, &["misuse_changes_nothing"]),
+    ] {
+        let found = failed(mistake);
+        let missing: Vec<_> = bodies.iter().filter(|body| !found.contains(body)).collect();
+        assert!(missing.is_empty(), "{mistake:?} is not found by {missing:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU; run by the GPU lane"]
+fn every_stack_on_a_gpu() {
+    let driver = millpond::driver::open(millpond::DeviceId::cuda(0)).expect("a CUDA GPU");
+    let subjects = subjects::all();
+    // Not every system lets its GPU reach pageable memory.
+    let is_supported = |subject: &&Subject| match subject.build(&driver) {
+        Err(error) if error.kind() == ErrorKind::Unsupported => {
+            println!("`{}` is skipped: {error}", subject.name());
+            false
+        }
+        _ => true,
+    };
+    check(subjects.iter().filter(is_supported).map(|subject| conformance::run_on(subject, &driver)));
+}
+
+/// A driver that has no more than the methods without a default serves all that needs no more.
+#[test]
+fn every_stack_on_a_driver_of_ones_own() {
+    let subjects = subjects::all();
+    let is_left_out = |subject: &&Subject| {
+        let layers = subject.name().matches('+').count();
+        layers > 1
+            || ["managed", "host", "system", "sam", "async", "pages=on"]
+                .iter()
+                .any(|word| subject.name().contains(word))
+    };
+    let supported: Vec<_> = subjects.iter().filter(|subject| !is_left_out(subject)).collect();
+    assert!(supported.len() > 20, "{} stacks", supported.len());
+    check(supported.into_iter().map(|subject| {
+        let driver: DriverHandle = Arc::new(own_driver::HostDriver::default());
+        millpond::driver::register(&driver).expect("the device is its own");
+        conformance::run_on(subject, &driver)
+    }));
+}

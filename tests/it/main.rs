@@ -1,0 +1,22 @@
+//! Tests of every stack: the contract, faults, order programs, captures; and the mistakes they must find.
+
+mod subjects;
+
+mod beside_captures;
+mod capture_programs;
+mod capture_scopes;
+mod captures;
+mod contract;
+mod fault_operations;
+mod faults;
+mod fork;
+mod glob;
+mod interleavings;
+mod memory_report;
+mod misuse;
+mod museum;
+mod order;
+mod out_of_memory;
+mod reentrancy;
+mod same_peak;
+mod soak;

@@ -1,0 +1,157 @@
+//! Tests seeded programs over several streams, on every stack, under the oracles of stream order.
+//!
+//! `MILLPOND_SEED` runs one seed, `MILLPOND_SUBJECT` one stack, `MILLPOND_ORDER_OPS` says how many
+//! operations are run in all, and `MILLPOND_ORDER_RACES` how many races over each stack.
+
+use std::io::Write;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use millpond::adaptors::logging::LoggingLayer;
+use millpond::resources::{CudaMemoryResource, PoolLayer};
+use millpond::{DeviceMemoryResourceExt, Layout};
+use millpond_replay::log::{Action, LogReader};
+use millpond_testkit::conformance::Subject;
+use millpond_testkit::program::{self, Config, StatisticsCheck, Summary, Sweep};
+use millpond_testkit::race::Race;
+use millpond_testkit::shadow::ShadowAllocator;
+
+use crate::subjects;
+
+/// Operations in the ordinary test run, all stacks together.
+const OPERATIONS: u64 = 10_000_000;
+
+/// Races of eight threads over each stack.
+const RACES: u64 = 4;
+
+/// Memory that the host reaches is real, and each block of it a mapping: one operation there costs what a
+/// hundred cost elsewhere.
+fn share(subject: &Subject) -> u64 {
+    let of_host = ["managed", "pinned_host", "host", "system", "sam_headroom"];
+    if of_host.iter().any(|base| subject.name().contains(base)) { 1 } else { 20 }
+}
+
+fn number(variable: &str, default: u64) -> u64 {
+    let text = std::env::var(variable).ok().map(|text| text.replace('_', ""));
+    text.map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{variable} is a number")))
+}
+
+#[test]
+fn programs_on_every_stack_keep_the_order() {
+    let wanted = number("MILLPOND_ORDER_OPS", OPERATIONS);
+    let subjects = subjects::wanted();
+    let shares: u64 = subjects.iter().map(share).sum();
+    let mut failed = Vec::new();
+    let mut total = Summary::default();
+    for (subject, index) in subjects.iter().zip(0..) {
+        let start = Instant::now();
+        let command = "cargo test --test it order::".to_owned();
+        let config = Config { command, ..Config::for_subject(subject) };
+        // Each stack gets programs of its own.
+        let seeds = (index * 10_000_000)..u64::MAX;
+        let operations = (wanted * share(subject)).div_ceil(shares);
+        let sweep = Sweep { seeds, ..Sweep::operations(operations) }.or_seed_of_environment();
+        match program::sweep(&sweep, &config, &|driver| subject.build(driver)) {
+            Ok(summary) => {
+                println!("`{}`: {summary} in {:.1} s", subject.name(), start.elapsed().as_secs_f64());
+                total += summary;
+            }
+            Err(failure) => failed.push(failure.to_string()),
+        }
+    }
+    assert!(failed.is_empty(), "\n{}", failed.join("\n\n"));
+    println!("all: {total}");
+    if std::env::var_os("MILLPOND_SEED").is_none() {
+        assert!(total.operations >= wanted, "{total}");
+        assert!(total.out_of_memory > 0 && total.streams_destroyed > 0 && total.cross_stream_frees > 0);
+    }
+}
+
+/// A layer of a user's clears blocks on the stream of each call, and says that it submits work. It keeps the
+/// order below every layer and above every stack, and each layer of ours above it does.
+#[test]
+fn a_layer_that_submits_work_keeps_the_order_wherever_it_stands() {
+    let mut failed = Vec::new();
+    let subjects = subjects::with_submitted_work();
+    assert!(subjects.len() > 80, "{}", subjects.len());
+    for (subject, index) in subjects.iter().zip(0..) {
+        let config = Config { verify_out_of_memory: false, ..Config::for_subject(subject) };
+        let operations = 500 * share(subject);
+        let sweep = Sweep { seeds: index * 1_000_000..u64::MAX, ..Sweep::operations(operations) };
+        if let Err(failure) = program::sweep(&sweep, &config, &|driver| subject.build(driver)) {
+            failed.push(failure.to_string());
+        }
+    }
+    assert!(failed.is_empty(), "\n{}", failed.join("\n\n"));
+}
+
+/// Tests that no single thread can run: blocks change hands while others free, allocate, record and wait.
+#[test]
+fn racing_threads_keep_the_order() {
+    let races = number("MILLPOND_ORDER_RACES", RACES);
+    for subject in subjects::wanted() {
+        let mut total = Summary::default();
+        for seed in 0..races {
+            match Race::new(seed, 2_000).run(&subject) {
+                Ok(summary) => total += summary,
+                Err(message) => panic!("race {seed} over `{}`: {message}", subject.name()),
+            }
+        }
+        println!("`{}`: {total}", subject.name());
+        assert_eq!(total.programs, races);
+    }
+}
+
+/// A writer whose bytes are looked at afterwards.
+#[derive(Clone, Default)]
+struct Shared(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Shared {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().expect("no writer panics").write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Oracle 10: what the log says is what happened. Its rows, followed by an allocator that does what they say,
+/// never contradict each other, and they lead to where the program ended.
+#[test]
+fn a_log_replays_to_the_same_state() {
+    let config = Config {
+        statistics: StatisticsCheck::Exact,
+        verify_out_of_memory: false, // It would try again, which the log would rightly tell.
+        ..Config::new("cuda+pool+logging")
+    };
+    for seed in 0..200 {
+        let log = Shared::default();
+        let summary = program::run(seed, &config, &|driver| {
+            let pool = CudaMemoryResource::new(Arc::clone(driver)).layer(PoolLayer::new())?;
+            Ok(pool.layer(LoggingLayer::new().writer(log.clone()))?.into_any())
+        });
+        let summary = summary.unwrap_or_else(|failure| panic!("{failure}"));
+        let bytes = log.0.lock().expect("no writer panics").clone();
+        let mut shadow = ShadowAllocator::new();
+        let (mut served, mut failures) = (0, 0);
+        for event in LogReader::from_reader("log", &bytes[..]).expect("a header") {
+            let event = event.expect("a row");
+            let layout = Layout::with_alignment(event.bytes, event.alignment).expect("a power of two");
+            let noted = match event.action {
+                Action::Allocate => {
+                    served += 1;
+                    shadow.allocate(event.pointer, layout)
+                }
+                Action::Free => shadow.deallocate(event.pointer, layout),
+                Action::AllocateFailure => {
+                    failures += 1;
+                    Ok(())
+                }
+            };
+            noted.unwrap_or_else(|fault| panic!("seed {seed}, line {}: {fault}", event.line));
+        }
+        assert_eq!((served, failures), (summary.allocations, summary.out_of_memory), "seed {seed}");
+        assert_eq!(shadow.live_blocks(), 0, "seed {seed}: blocks are left after the last row");
+    }
+}
