@@ -21,6 +21,7 @@
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -107,7 +108,11 @@ fn install(level: LevelFilter, open: impl FnOnce() -> Result<Box<dyn Write + Sen
             )
         })
     };
-    start().inspect_err(|_| *LOG.lock() = None)
+    let started = catch_unwind(AssertUnwindSafe(start));
+    if !matches!(started, Ok(Ok(()))) {
+        *LOG.lock() = None;
+    }
+    started.unwrap_or_else(|panic| resume_unwind(panic))
 }
 
 /// Empties a file, or makes it, and opens it for lines at its end. Processes that inherit the variable write

@@ -362,18 +362,10 @@ millpond_status millpond_stream_id(const struct millpond_device *device,
                                    void *stream,
                                    uint64_t *id);
 
-// Whether the stream captures a graph: what is submitted to it does not run yet. It is an error to ask this
-// of the legacy default stream while a blocking stream captures.
-//
-// # Safety
-// `device` is a handle of this library's; the stream is alive; `captures` may be written.
-millpond_status millpond_stream_captures(const struct millpond_device *device,
-                                         void *stream,
-                                         bool *captures);
-
 // Makes the later work of `stream` wait for what was submitted to `other`, as `millpond_stream_wait`. If the
 // driver refuses that, the host waits for `other`. If one of the two captures a graph to which the other
-// does not belong, it does nothing: what is captured does not run yet.
+// does not belong, the host waits for the device: work from before the capture runs, and captured work does
+// not yet. No capture ends by it.
 //
 // # Safety
 // `device` is a handle of this library's; both streams are alive.

@@ -11,58 +11,18 @@ use std::sync::{Arc, LazyLock, Weak};
 
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
-use millpond_core::{
-    DeviceId, DeviceMemoryResource, DevicePtr, DriverHandle, Error, ErrorKind, Layout, Result, StreamId,
-    StreamRef,
-};
+use millpond_core::{DeviceId, DeviceMemoryResource, DevicePtr, Error, ErrorKind, Layout, Result};
 use millpond_resources::registry::{changes, get_per_device_resource, is_per_device_resource};
 use parking_lot::Mutex;
 use rustc_hash::FxBuildHasher;
 
+use crate::block::{Block, Served, Use};
 use crate::device::{device_id, device_ptr};
 use crate::graph_pools;
 use crate::parked;
 use crate::process::{check_process, is_copy, notice_forks};
 use crate::resource::Resource;
 use crate::status::{Status, default_stream, guarded, put, stream_on};
-
-/// A stream that uses a block, with its identity at the time: the name of the per-thread stream is another
-/// stream's on another thread.
-#[derive(Clone, Copy)]
-pub(crate) struct Use {
-    pub(crate) stream: StreamRef,
-    pub(crate) id: StreamId,
-}
-
-impl Use {
-    fn of(stream: StreamRef) -> Self {
-        Self { stream, id: stream.id() }
-    }
-
-    /// A stream that comes after this use, as the present thread names it. Per-thread streams are blocking:
-    /// the legacy default stream comes after those of all threads.
-    pub(crate) fn here(self) -> StreamRef {
-        if self.stream.id() == self.id { self.stream } else { StreamRef::LEGACY }
-    }
-}
-
-/// A resource that serves a device, with its outermost pool, to which blocks go back.
-pub(crate) struct Served(Resource);
-
-/// A block that is handed out.
-pub(crate) struct Block {
-    ptr: DevicePtr,
-    served: Arc<Served>,
-    bytes: u64,
-    pub(crate) stream: Use,
-    /// Other streams that use it.
-    pub(crate) used_on: Vec<Use>,
-    /// How many blocks at this address were lost in resets of the device, and may yet be freed: a free says
-    /// nothing but the address, so as many are ignored.
-    stale: u32,
-    /// Whether one was ignored. It may have been this block's own: then its streams may have ended since.
-    pub(crate) may_be_free: bool,
-}
 
 /// What is left to do for a block that was entered in the table. It may wait for others.
 enum Unsettled {
@@ -82,43 +42,6 @@ static DEVICES: Mutex<Vec<DeviceId>> = Mutex::new(Vec::new());
 /// A bit for each of them, by whether it is simulated and by its number, readable without the lock. Those
 /// with numbers from 64 on have none.
 static KNOWN_DEVICES: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
-
-impl Block {
-    fn new(ptr: DevicePtr, served: Arc<Served>, bytes: u64, stream: StreamRef) -> Self {
-        let (stream, used_on) = (Use::of(stream), Vec::new());
-        Self { ptr, served, bytes, stream, used_on, stale: 0, may_be_free: false }
-    }
-
-    pub(crate) fn driver(&self) -> &DriverHandle {
-        self.served.0.0.driver()
-    }
-
-    /// Whether a stream that it names may have ended.
-    pub(crate) fn names_ended(&self) -> bool {
-        let may_end = |stream: StreamRef| !stream.is_legacy() && !stream.is_per_thread();
-        self.may_be_free && (may_end(self.stream.stream) || !self.used_on.is_empty())
-    }
-
-    /// Gives the block back, in the order of the stream that it was allocated on.
-    fn give_back(self) {
-        let stream = self.stream.here();
-        // SAFETY: the block came from this resource with this layout, and was taken out of the table, where
-        // it was once. By the rules of `millpond_free` the stream is alive, and after all uses: none other
-        // was recorded.
-        unsafe { self.served.0.0.deallocate(self.ptr, Layout::new(self.bytes), stream) };
-    }
-
-    /// Gives a block back that the device has passed. Its stream may have ended since it was freed, which is
-    /// not known of those that were made elsewhere.
-    pub(crate) fn give_back_passed(self) {
-        let own = self.stream.here();
-        let may_be_gone = own.is_foreign() || self.driver().stream_is_gone(own);
-        let stream = if may_be_gone { StreamRef::LEGACY } else { own };
-        // SAFETY: as above, and the device has passed the uses that were recorded. Those of its own stream
-        // are before the stream: that is a default stream's, or they were recorded as well.
-        unsafe { self.served.0.0.deallocate(self.ptr, Layout::new(self.bytes), stream) };
-    }
-}
 
 /// What serves a device, if that is its default now. The driver is asked without the lock of the table.
 fn still_served(id: DeviceId) -> Option<Arc<Served>> {

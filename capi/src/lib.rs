@@ -26,6 +26,7 @@
 //!   call, and belongs to the device.
 //! - All functions may be called on any thread. None unwinds, but those that say so.
 
+mod block;
 pub mod cached;
 pub mod callback;
 pub mod debug_log;

@@ -6,7 +6,7 @@
 use std::ffi::c_void;
 
 use millpond_core::driver::{CaptureModeGuard, DriverResult, Event, EventFlags, call};
-use millpond_core::{Driver, DriverHandle, Error, Result, StreamRef};
+use millpond_core::{Driver, DriverHandle, Error, ErrorKind, Result, StreamRef};
 
 use crate::device::{Device, with_device};
 use crate::status::{Status, put, stream_of};
@@ -88,28 +88,10 @@ pub unsafe extern "C" fn millpond_stream_id(
     with_device(device, |driver| unsafe { put(id, stream_of(driver, stream)?.id().get()) })
 }
 
-/// Whether the stream captures a graph: what is submitted to it does not run yet. It is an error to ask this
-/// of the legacy default stream while a blocking stream captures.
-///
-/// # Safety
-/// `device` is a handle of this library's; the stream is alive; `captures` may be written.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn millpond_stream_captures(
-    device: *const Device,
-    stream: *mut c_void,
-    captures: *mut bool,
-) -> Status {
-    with_device(device, |driver| {
-        let stream = stream_of(driver, stream)?;
-        let is_capturing = call(&**driver, |driver| driver.stream_is_capturing(stream))?;
-        // SAFETY: the caller's promise.
-        unsafe { put(captures, is_capturing) }
-    })
-}
-
 /// Makes the later work of `stream` wait for what was submitted to `other`, as `millpond_stream_wait`. If the
 /// driver refuses that, the host waits for `other`. If one of the two captures a graph to which the other
-/// does not belong, it does nothing: what is captured does not run yet.
+/// does not belong, the host waits for the device: work from before the capture runs, and captured work does
+/// not yet. No capture ends by it.
 ///
 /// # Safety
 /// `device` is a handle of this library's; both streams are alive.
@@ -124,15 +106,16 @@ pub unsafe extern "C" fn millpond_stream_follow(
         if stream == other {
             return Ok(());
         }
-        let graph = |stream| call(&**driver, |driver| driver.stream_capture_id(stream));
+        let graph = |stream| match call(&**driver, |driver| driver.stream_capture_id(stream)) {
+            Err(error) if error.kind() == ErrorKind::Unsupported => Ok(None),
+            answer => answer,
+        };
         match (graph(stream), graph(other)) {
             (Ok(None), Ok(None)) => order(driver, stream, other)
                 .or_else(|_| call(&**driver, |driver| driver.stream_synchronize(other)))
                 .or_else(|_| wait_for_device(driver)),
-            // The host can wait for neither.
             (Ok(one), Ok(two)) if one == two => order(driver, stream, other),
-            (Ok(_), Ok(_)) => Ok(()),
-            // One is the legacy default stream, and waits would end the capture of a blocking stream.
+            // Also if one is the legacy default stream, while a blocking stream captures.
             _ => wait_for_device(driver),
         }
     })

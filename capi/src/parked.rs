@@ -12,13 +12,13 @@ use millpond_core::{DeviceId, Result, StreamId, StreamRef};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-use crate::framework::{Block, Use};
+use crate::block::{Block, Use};
 
 /// All parked blocks, but for those that a thread looks at.
 static PARKED: LazyLock<Mutex<Queues>> = LazyLock::new(Mutex::default);
 /// The blocks that are parked, and those that are on their way back.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// How many blocks were parked so far.
+/// How many blocks were marked so far.
 static NUMBERS: AtomicU64 = AtomicU64::new(0);
 /// A request for which memory is out naps for this time, at most so often, while another thread looks through
 /// the parked blocks.
@@ -31,7 +31,7 @@ struct Parked {
     device: DeviceId,
     /// Where each of these streams was when the block came back.
     events: Vec<(StreamId, Event)>,
-    /// The blocks that were parked before.
+    /// How many blocks were marked before.
     number: u64,
 }
 
@@ -72,8 +72,17 @@ impl Parked {
                 }
                 let event = driver.event_create(EventFlags::default())?;
                 let recorded = driver.event_record(event, stream);
-                // SAFETY: the event is this function's own, and nothing waits for it.
-                recorded.inspect_err(|_| drop(unsafe { driver.event_destroy(event) })).map(|()| Some(event))
+                // A capture that another thread began meanwhile may have the record.
+                let is_marked = recorded.and_then(|()| match driver.stream_is_capturing(stream) {
+                    Err(error) if error.is_capture_refusal() => Ok(false),
+                    Err(error) if !error.is_unsupported() => Err(error),
+                    answer => Ok(!answer.unwrap_or(false)),
+                });
+                if !matches!(is_marked, Ok(true)) {
+                    // SAFETY: the event is this function's own, and nothing waits for it.
+                    drop(unsafe { driver.event_destroy(event) });
+                }
+                is_marked.map(|is_marked| is_marked.then_some(event))
             })
         };
         let mut outcome = Ok(());
@@ -85,11 +94,12 @@ impl Parked {
             events.extend(event.map(|event| (used.id, event)));
             event.is_none()
         });
+        self.number = NUMBERS.fetch_add(1, Ordering::Relaxed);
         outcome
     }
 
-    /// Whether the device has passed the mark of the stream that the block waits for first, which is then no
-    /// longer one of its streams.
+    /// Whether the block need not wait for the stream any longer that it waited for first: the device has
+    /// passed its mark, or cannot say.
     fn passes_first(&mut self) -> bool {
         let Some((_, event)) = self.events.last().copied() else { return true };
         let driver = self.block.driver();
@@ -97,13 +107,17 @@ impl Parked {
             self.events.clear();
             return true;
         }
-        let _captures = CaptureModeGuard::relaxed(&**driver);
-        if !call(&**driver, |driver| driver.event_query(event)).unwrap_or(false) {
+        let captures = CaptureModeGuard::relaxed(&**driver);
+        let answer = call(&**driver, |driver| driver.event_query(event));
+        if matches!(answer, Ok(false)) {
             return false;
         }
         // SAFETY: the event is the block's own, and leaves the list here.
         let _ = call(&**driver, |driver| unsafe { driver.event_destroy(event) });
+        drop(captures);
         self.events.pop();
+        // The event says nothing, so all work of the device comes before the block goes back.
+        self.block.may_be_free |= answer.is_err();
         true
     }
 
@@ -113,9 +127,20 @@ impl Parked {
             return true;
         }
         if self.block.may_be_free {
-            return self.wait_for_device();
+            return self.wait_for_device() && self.end_events();
         }
         self.mark().is_ok() && self.block.used_on.is_empty() && self.events.is_empty()
+    }
+
+    /// Ends events that nothing waits for any more; returns true.
+    fn end_events(&mut self) -> bool {
+        let driver = self.block.driver().clone();
+        let _captures = CaptureModeGuard::relaxed(&*driver);
+        while let Some((_, event)) = self.events.pop() {
+            // SAFETY: the event was the block's own.
+            let _ = call(&*driver, |driver| unsafe { driver.event_destroy(event) });
+        }
+        true
     }
 
     /// Waits for all work of the device, which names no stream; not while that would end a capture.
@@ -169,7 +194,7 @@ impl Looked {
         Self { queues: mem::take(&mut *PARKED.lock()), passed: Vec::new() }
     }
 
-    /// Finds the blocks that the device has passed.
+    /// Finds the blocks that the device has passed, but for those that turn out to wait for all of it.
     fn find_passed(&mut self) {
         let Self { queues, passed } = self;
         for at in (0..queues.others.len()).rev() {
@@ -185,8 +210,9 @@ impl Looked {
                 }
             }
             queues.by_stream.retain(|_, queue| !queue.is_empty());
-            // Some wait for another stream now, which may have passed them as well.
-            let waiting = passed.extract_if(before.., |parked| !parked.events.is_empty());
+            // Some wait for another stream now, which may have passed them as well, or for the device.
+            let waits = |parked: &mut Parked| !parked.events.is_empty() || parked.block.may_be_free;
+            let waiting = passed.extract_if(before.., waits);
             let mut waiting = waiting.peekable();
             if waiting.peek().is_none() {
                 return;
@@ -226,10 +252,9 @@ pub(crate) fn park(mut block: Block) -> Result<()> {
         block.used_on.push(own);
     }
     let device = block.driver().device();
-    let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
     let mut looked = Looked::default();
     COUNT.fetch_add(1, Ordering::Relaxed);
-    looked.passed.push(Parked { block, device, events: Vec::new(), number });
+    looked.passed.push(Parked { block, device, events: Vec::new(), number: 0 });
     if is_ended { Ok(()) } else { looked.passed[0].mark() }
 }
 
@@ -248,7 +273,14 @@ pub(crate) fn give_back_passed(is_waiting: bool) -> bool {
         looked.queues.iter_mut().for_each(Parked::wait);
     }
     looked.find_passed();
-    while let Some(parked) = looked.passed.pop() {
+    if is_waiting {
+        looked.find_passed();
+    }
+    // The others are parked again before the first block goes back, which may take long.
+    let mut passed = Looked::default();
+    mem::swap(&mut passed.passed, &mut looked.passed);
+    drop(looked);
+    while let Some(parked) = passed.passed.pop() {
         let _on_its_way = OnItsWay;
         parked.block.give_back_passed();
     }

@@ -85,7 +85,8 @@ impl HostStaging {
     pub fn trim(&self) -> Result<u64> {
         let mut trimmed = 0;
         let _captures = CaptureModeGuard::relaxed(&*self.shared.driver);
-        self.shared.await_unmarked()?;
+        // Blocks that must stay keep no others.
+        let waited = self.shared.await_unmarked();
         while let Some(block) = self.shared.take_passed(|_| true)? {
             let bytes = block.bytes;
             if let Err(error) = self.shared.free(&block) {
@@ -94,7 +95,7 @@ impl HostStaging {
             }
             trimmed += bytes;
         }
-        Ok(trimmed)
+        waited.map(|()| trimmed)
     }
 
     /// Checks that the stream is no part of a graph, which would use a block again at each launch.

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use crate::cuda::{self, CudaDriver};
 use crate::environment::{DEVICE_VARIABLE, Environment};
-use crate::registry;
+use crate::own;
 use crate::sim::{self, Profile, SimConfig, SimDevice};
 
 /// A device as a command line names it: `cuda:0`, `sim:h200`, `sim:a100`, `sim:8GiB`, or `sim:FILE.toml` for
@@ -151,7 +151,7 @@ impl DeviceSpec {
     pub fn find(&self) -> Result<DriverHandle> {
         match self {
             Self::Cuda(ordinal) => return Ok(CudaDriver::find(*ordinal)?),
-            Self::Own(number) => return registry::find(DeviceId::own(*number)),
+            Self::Own(number) => return own::find(DeviceId::own(*number)),
             _ => {}
         }
         if *self != Self::SimDefault {
@@ -178,7 +178,7 @@ impl DeviceSpec {
         match (self, self.profile()?) {
             (_, Some(profile)) => Ok(SimDevice::new(SimConfig::new(profile))),
             (Self::Cuda(ordinal), None) => Ok(CudaDriver::open(*ordinal)?),
-            (Self::Own(number), None) => registry::find(DeviceId::own(*number)),
+            (Self::Own(number), None) => own::find(DeviceId::own(*number)),
             (_, None) => Err(self.without_profile()),
         }
     }

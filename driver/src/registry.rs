@@ -1,14 +1,10 @@
 //! Opens devices, and finds the current one.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Weak};
-
-use millpond_core::{DeviceId, Driver, DriverHandle, Error, ErrorKind, Result};
-use parking_lot::Mutex;
+use millpond_core::{DeviceId, DriverHandle, Error, ErrorKind, Result};
 
 use crate::cuda::{self, CudaDriver};
 use crate::environment::{DEVICE_VARIABLE, Environment, RANK_VARIABLE};
-use crate::{DeviceSpec, sim, thread_device};
+use crate::{DeviceSpec, own, sim, thread_device};
 
 /// The driver of a device. The same device gives the same driver each time, and a new one after its context
 /// was reset. A CUDA device gets a context, if it has none yet.
@@ -24,8 +20,8 @@ use crate::{DeviceSpec, sim, thread_device};
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::NoDevice`] if there is no such CUDA device, or the driver of another was dropped; the driver's
-/// error if it refuses the device's context.
+/// [`ErrorKind::NoDevice`] if there is no such CUDA device, or the driver of another was dropped; the
+/// driver's error if it refuses the device's context.
 pub fn open(device: DeviceId) -> Result<DriverHandle> {
     if device.is_cuda() { Ok(CudaDriver::open(device.ordinal())?) } else { find(device) }
 }
@@ -43,37 +39,15 @@ pub fn find(device: DeviceId) -> Result<DriverHandle> {
         let found: DriverHandle = sim::find(device).ok_or_else(|| no_such(device))?;
         return Ok(found);
     }
-    OWN_DEVICES.lock().get(&device).and_then(Weak::upgrade).ok_or_else(|| no_such(device))
+    own::find(device)
 }
 
 fn no_such(device: DeviceId) -> Error {
-    let why = match device.is_sim() {
-        true => {
-            "this process has no such simulated device, or no more: it ends with its last user, so keep it"
-        }
-        false => "no driver was registered for it, or no more: it ends with its last user, so keep it",
-    };
-    Error::new(ErrorKind::NoDevice, why).on_device(device)
-}
-
-static OWN_DEVICES: Mutex<BTreeMap<DeviceId, Weak<dyn Driver>>> = Mutex::new(BTreeMap::new());
-
-/// Registers a [driver of your own](Driver#a-driver-of-your-own): while the handle or a clone of it lives,
-/// [`open`], per-device defaults and the name `own:0` ([`DeviceSpec::Own`]) find it under its
-/// [`device`](Driver::device). A driver that is opened after a reset takes the place of the earlier one.
-///
-/// # Errors
-/// [`InvalidArgument`](ErrorKind::InvalidArgument) if the device is not a [`DeviceId::own`].
-pub fn register(driver: &DriverHandle) -> Result<()> {
-    let device = driver.device();
-    if device != DeviceId::own(device.ordinal()) {
-        let why = "a driver of your own needs a device of its own: DeviceId::own(0)";
-        return Err(Error::invalid_argument(why).on_device(device));
-    }
-    let mut devices = OWN_DEVICES.lock();
-    devices.retain(|_, driver| driver.strong_count() > 0);
-    devices.insert(device, Arc::downgrade(driver));
-    Ok(())
+    Error::new(
+        ErrorKind::NoDevice,
+        "this process has no such simulated device, or no more: it ends with its last user, so keep it",
+    )
+    .on_device(device)
 }
 
 /// The calling thread's current device, which is the first of these:
@@ -126,6 +100,8 @@ pub fn current() -> Result<DriverHandle> {
 
 #[cfg(test)]
 mod tests {
+    use millpond_core::Driver;
+
     use super::*;
     use crate::sim::{SimConfig, SimDevice};
 

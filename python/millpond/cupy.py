@@ -5,7 +5,9 @@ Each array is for use on CuPy's current stream, and its memory goes back in the 
 
 import contextlib
 import ctypes
+import os
 import threading
+import time
 
 from . import _errors, _library, _locks
 from . import mr as _mr
@@ -15,6 +17,17 @@ _state = {"stack": None, "prepared": set(), "before": None, "limits": {}, "funct
 _lock = _locks.lock()
 #: The requests that are under way on devices with a limit: device, thread, bytes.
 _asked, _requests = threading.Condition(_lock), []
+#: How many seconds a request waits for others at most. They may run code of the program, which waits for it.
+_PATIENCE = 1.0
+
+
+def _forget_other_threads():
+    # A forked child has one thread, whose requests go on in it.
+    _requests[:] = [request for request in _requests if request[1] == threading.get_ident()]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_other_threads)
 
 
 class _Block:
@@ -118,9 +131,10 @@ def _asking(memory, device, size):
     """Keep requests that are under way within the limit of a device, all together.
 
     Bytes of a request that is under way may be in use already. If it depends on them whether there is room, a
-    thread waits until that request is over; but not within a request of its own, for which others may wait.
+    thread waits until that request is over, for a moment, but not within a request of its own, for which
+    others may wait.
     """
-    request = device, threading.get_ident(), size
+    request, deadline = (device, threading.get_ident(), size), time.monotonic() + _PATIENCE
     with _asked:
         while (limit := _state["limits"].get(device)) is not None:
             used = _counts(device)["bytes_in_use"]
@@ -128,9 +142,10 @@ def _asking(memory, device, size):
             if used + asked + size <= limit:
                 break
             is_nested = any(other[1] == request[1] for other in _requests)
-            if is_nested or used + size > limit:
+            patience = deadline - time.monotonic()
+            if is_nested or used + size > limit or patience <= 0:
                 raise memory.OutOfMemoryError(size, used, limit)
-            _asked.wait()
+            _asked.wait(patience)
         _requests.append(request)
     try:
         yield

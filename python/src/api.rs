@@ -108,7 +108,6 @@ functions! {
     stream_query: fn(Raw, Raw, *mut bool) -> i32;
     stream_wait: fn(Raw, Raw, Raw) -> i32;
     stream_id: fn(Raw, Raw, *mut u64) -> i32;
-    stream_captures: fn(Raw, Raw, *mut bool) -> i32;
     stream_follow: fn(Raw, Raw, Raw) -> i32;
     stream_follow_if_alive: fn(Raw, Raw, Raw, u64) -> i32;
     device_wait: fn(Raw) -> i32;

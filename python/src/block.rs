@@ -261,7 +261,7 @@ impl Block {
         // Also if that failed: a part of it may be on its way.
         // SAFETY: as above.
         let followed = check(unsafe { (api().stream_follow)(device.0, own, stream.ptr()) });
-        if followed.is_err() || stream.runs_beside_capture(device, own) {
+        if followed.is_err() {
             root.use_anywhere();
         }
         submitted.and_then(|done| followed.map(|()| done))

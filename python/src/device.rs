@@ -203,16 +203,6 @@ impl StreamHandle {
         }
     }
 
-    /// Whether work on the stream runs while `other` captures a graph: then neither can wait for the other.
-    pub(crate) fn runs_beside_capture(&self, device: &DeviceHandle, other: *mut c_void) -> bool {
-        let captures = |stream| {
-            let mut captures = false;
-            // SAFETY: the device's handle is live, and so are both streams; the result may be written.
-            check(unsafe { (api().stream_captures)(device.0, stream, &raw mut captures) }).is_ok() && captures
-        };
-        captures(other) && !captures(self.ptr())
-    }
-
     /// The stream's device; of a default stream, the current one.
     pub(crate) fn device(&self) -> Result<Arc<DeviceHandle>, Failure> {
         if let Some((device, _)) = &self.made_on {

@@ -184,8 +184,8 @@ impl View {
         let copied = self.copy_from(source, bytes, stream);
         // SAFETY: as above.
         let followed = check(unsafe { (api().stream_follow)(device.0, of_source, stream.ptr()) });
-        let is_ordered = !stream.runs_beside_capture(device, of_source);
-        copied.and(followed).and(if is_ordered { Ok(()) } else { self.block.wait_for_device() })
+        // The owner may end its memory at once, so the copy is done at the end if nothing else comes after it.
+        copied.and(followed.or_else(|_| self.block.wait_for_device()))
     }
 
     /// Copies memory of which nothing but the address is known, and waits for it: its owner cannot know when

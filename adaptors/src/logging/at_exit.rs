@@ -45,17 +45,19 @@ pub(super) fn register(log: Weak<dyn KeepsRows>) {
     }
 }
 
+/// A panic of a subscriber or a writer must not change how the process ends, nor end it before other logs.
+fn caught<T>(call: impl FnOnce() -> T) -> Option<T> {
+    // The drop of what was panicked with may panic, too.
+    catch_unwind(AssertUnwindSafe(call)).map_err(mem::forget).ok()
+}
+
 extern "C" fn at_exit() {
     let live = mem::take(&mut *LIVE.lock());
     // A forked process has copies of its parent's logs, which the parent writes.
     let live: Vec<_> = live.iter().filter_map(Weak::upgrade).filter(|log| log.is_own_process()).collect();
     // All at once: several destinations that hang take no longer than one.
-    let endings: Vec<_> = live.iter().map(|log| Arc::clone(log).write_last()).collect();
+    let endings: Vec<_> = live.iter().map(|log| caught(|| Arc::clone(log).write_last())).collect();
     for (log, ending) in live.into_iter().zip(endings) {
-        // A subscriber's panic must not change how the process ends, nor end it before the other logs.
-        if let Err(payload) = catch_unwind(AssertUnwindSafe(move || log.wait_for_last(ending))) {
-            // Its drop may panic, too.
-            mem::forget(payload);
-        }
+        caught(move || ending.map(|ending| log.wait_for_last(ending)));
     }
 }

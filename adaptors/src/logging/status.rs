@@ -1,5 +1,6 @@
 //! What a log's destination took and refused, and which thread is in it; readable without the log's locks.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 use std::{io, mem};
@@ -131,7 +132,7 @@ impl Status {
     /// Reports what was noted, unless the thread is in the program's own writer.
     ///
     /// The caller is a call of the program that has no lock and writes nothing: a subscriber is the program's
-    /// own code. It may flush the log, open its file again, or panic.
+    /// own code. It may flush the log, open its file again, or panic, which ends here.
     #[inline]
     pub(super) fn report(&self) {
         if self.has_reports.load(Ordering::Acquire) && !self.is_inside() {
@@ -145,7 +146,7 @@ impl Status {
         let reports = mem::take(&mut *self.reports.lock());
         let log = &*self.name;
         for report in reports {
-            match report {
+            let tell = || match report {
                 Report::Failed(error) => tracing::error!(
                     target: "millpond::logging",
                     log,
@@ -158,6 +159,10 @@ impl Status {
                     "the allocation log's destination took nothing for {seconds} seconds; the last rows are \
                      lost"
                 ),
+            };
+            // The call that reports is about memory: a subscriber's panic must not cost its block.
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(tell)) {
+                mem::forget(payload);
             }
         }
     }

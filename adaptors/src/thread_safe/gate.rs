@@ -157,11 +157,17 @@ impl Panics {
 impl Drop for Panics {
     fn drop(&mut self) {
         for panic in &self.0 {
-            tracing::warn!(
-                target: "millpond::thread_safe",
-                %panic,
-                "a free that its thread left to a call inside panicked"
-            );
+            let warn = || {
+                tracing::warn!(
+                    target: "millpond::thread_safe",
+                    %panic,
+                    "a free that its thread left to a call inside panicked"
+                );
+            };
+            // The call that ends here has its block, or panics itself: a subscriber's panic is not its own.
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(warn)) {
+                mem::forget(payload);
+            }
         }
     }
 }

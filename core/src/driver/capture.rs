@@ -54,9 +54,11 @@ impl Drop for CaptureModeGuard<'_> {
     fn drop(&mut self) {
         if let Some((mode, outer)) = self.previous {
             let _ = RELAXED.try_with(|relaxed| relaxed.set(outer));
-            // A driver that took the relaxed mode takes the old one, unless it was lost meanwhile. If it panics,
-            // the caller still gets its block, and a panic under way does not end the process.
-            let _ = catch_unwind(AssertUnwindSafe(|| exchange(self.driver, mode)));
+            // A driver that took the relaxed mode takes the old one, unless it was lost meanwhile. If it
+            // panics, the caller still gets its block, and a panic under way does not end the process.
+            let exchanged = catch_unwind(AssertUnwindSafe(|| exchange(self.driver, mode)));
+            // The end of what was panicked with may panic, too.
+            exchanged.map_or_else(std::mem::forget, drop);
         }
     }
 }

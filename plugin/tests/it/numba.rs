@@ -1,7 +1,7 @@
 //! The C functions of examples/numba, over a simulated device.
 
 #[path = "../../examples/numba/lib.rs"]
-#[allow(unreachable_pub)] // a library there
+#[allow(unreachable_pub, clippy::module_inception)] // a library there, of the same name
 mod numba;
 
 use std::ffi::CStr;

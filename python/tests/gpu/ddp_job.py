@@ -3,11 +3,11 @@
     python ddp_job.py [--steps 300] [--json FILE]
 
 Each run prints one line of JSON: the kind of job (DDP, FSDP, or NCCL's collectives and sends with checked
-contents), the order of the lines at its begin, each rank's losses, milliseconds a step and reserved MiB, the
-MiB that the job uses on each GPU by nvidia-smi, and the other devices on which a rank has a context. Before
-them a line for each library lists the devices on which a process with LOCAL_RANK=1 has contexts; `--touch`
-prints those alone. The last line is the verdict, about the means where a job runs several times; the exit code
-is 1 if it is not fine. It takes under six minutes.
+contents), the order of the lines at its begin, each rank's losses, milliseconds a step and reserved MiB,
+the MiB that the job uses on each GPU by nvidia-smi, and the other devices on which a rank has a context.
+Before them a line for each library lists the devices on which a process with LOCAL_RANK=1 has contexts;
+`--touch` prints those alone. The last line is the verdict, about the means where a job runs several times;
+the exit code is 1 if it is not fine. It takes under six minutes.
 """
 
 import argparse
