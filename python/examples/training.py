@@ -1,4 +1,4 @@
-"""Trains a transformer or a ResNet on a GPU with one of five allocators, and says what that cost.
+"""Trains a transformer or a ResNet on a GPU with one of four allocators, and says what that cost.
 
 python python/examples/training.py --model transformer --allocator millpond --shapes changing --steps 40
 python python/examples/training.py --compare --steps 40      # all of them, as a table in Markdown
@@ -24,9 +24,7 @@ import sys
 import threading
 import time
 
-ALLOCATORS = ("default", "expandable", "millpond", "plan", "mempool")
-#: Those that serve the whole process; `plan` puts the layer of that name on the stack.
-PROCESS_WIDE = {"millpond": "", "plan": "+plan"}
+ALLOCATORS = ("default", "expandable", "millpond", "mempool")
 MODELS = ("transformer", "resnet")
 SHAPES = ("fixed", "changing")
 WARM_UP = 3
@@ -168,10 +166,10 @@ def train(options):
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
     scope = contextlib.nullcontext()
-    if options.allocator in PROCESS_WIDE:
+    if options.allocator == "millpond":
         import millpond.torch
 
-        millpond.torch.use(options.stack + PROCESS_WIDE[options.allocator])
+        millpond.torch.use(options.stack)
     torch.cuda.init()
     torch.cuda.synchronize()
     memory = DeviceMemory(torch)
@@ -223,7 +221,7 @@ def served(torch, options, pool):
             sizes[tuple(segment["segment_pool_id"]) == tuple(pool.id)] += segment["total_size"]
         return sizes[True] / sum(sizes.values())
     # In the process-wide mode there is no other allocator.
-    return float(options.allocator in PROCESS_WIDE)
+    return float(options.allocator == "millpond")
 
 
 # --- All runs ---

@@ -37,7 +37,7 @@ STACKS = [
     "cuda+pool+thread_safe",
     "cuda+pool+aligned:alignment=4KiB",
     "cuda+pool+capture_scopes",
-    "cuda+pool+plan",
+    f"cuda+pool+plan:file={Path(__file__).parent / 'one_block.plan'}",
     "cuda+pool+prefetch",
     "cuda+pool+retry:timeout=1ms",
     "cuda+pool+fallback:to=(managed)",

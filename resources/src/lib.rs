@@ -17,7 +17,7 @@
 //! | [`FixedSizeMemoryResource`] | `fixed_size` | blocks of one size, in stream order |
 //! | [`BinningMemoryResource`] | `binning` | a resource per range of sizes |
 //! | [`CaptureScopesMemoryResource`] | `capture_scopes` | memory that stays with captured graphs, by scope |
-//! | [`PlanMemoryResource`] | `plan` | a plan for the part of a program that repeats, over any resource |
+//! | [`PlanMemoryResource`] | `plan` | the plan of a program, made before, over any resource |
 //!
 //! [`registry`] holds the default resource of each device; [`memory_pool`] has the driver's pools as a type.
 //!
@@ -75,7 +75,7 @@ pub use host_memory::{
     SystemMemoryResource,
 };
 pub use millpond_planning::ProgramPlan;
-pub use plan::{PlanLayer, PlanMemoryResource, PlanOptions, PlanStatistics};
+pub use plan::{PlanLayer, PlanMemoryResource, PlanStatistics};
 pub use pool::{
     Decay, PagesMode, PeerList, Peers, Pool, PoolLayer, PoolMemoryResource, PoolOptions, Share, Slack,
 };

@@ -7,7 +7,7 @@
 #   soak       tags written and checked by kernels, 10^6 operations on each stack, and its canary
 #   sanitizer  compute-sanitizer's memcheck over a short soak
 #   replay     the logs through the standard stacks, on the GPU and, to compare, on the simulated device
-#   plan       the logs through the pool with and without the layer `plan`, 20 passes, and beside kernels
+#   plan       the logs through the pool with and without a plan of each, 20 passes, and beside kernels
 #   numba      those of numba-cuda's own tests that have to do with memory, over millpond's plug-in
 #
 # A step that fails or hangs does not stop the others; the exit code is 0 if none did. Output goes to the
@@ -128,9 +128,11 @@ numba() {
 
 # The tables of each log go to plan.txt.
 plan() {
-    local path name stacks=(--stack cuda+pool --stack cuda+pool+plan:background=off --stack cuda+pool+plan)
+    local path name stacks=(--stack cuda+pool --stack "cuda+pool+plan:file=$out/log.plan")
     for path in logs/*; do
         name=$(basename "$path" | cut -d . -f 1)
+        rm -f "$out/log.plan"
+        attempt "plan of $name" ./millpond-replay plan "$path" -o "$out/log.plan"
         attempt "plan $name" ./millpond-replay --device cuda:0 -n 20 "${stacks[@]}" "$path"
         cat "$one" >>"$out/plan.txt"
         attempt "plan $name, busy" ./millpond-replay busy --device cuda:0 -n 6 \

@@ -112,7 +112,7 @@ fn issue_29_each_layer_is_the_same_from_rust_and_from_text() {
     });
     check("fixed_size", || cuda().layer(FixedSizeLayer::new().block_bytes(4096).preallocated_blocks(2)));
     check("limiting", || cuda().layer(LimitingLayer::new(SHARE)));
-    check("plan", || cuda().layer(PlanLayer::new().repeat(64)));
+    check("plan", || cuda().layer(PlanLayer::file("../testkit/plans/equal_1024.plan")));
     check("pool", || {
         cuda().layer(PoolLayer::new().initial_bytes(SHARE).maximum_bytes(ByteSize::PercentOfFree(33.0)))
     });

@@ -26,7 +26,7 @@ const LAYERS: [&str; 14] = [
     "thread_safe",
     "binning:bins=64KiB/1MiB(cuda+pool)",
     "fixed_size:block_size=4096,preallocate=1",
-    "plan",
+    "plan:file=step.plan",
     "capture_scopes",
     "arena:size=1MiB",
     "fallback:to=(managed+pool)",
@@ -79,13 +79,14 @@ fn everything(folder: &Path) -> BTreeMap<String, Option<String>> {
     found
 }
 
-/// A folder with a log of an earlier run, and a device.
+/// A folder with a log of an earlier run and a plan, and a device.
 fn stage() -> (tempfile::TempDir, DriverHandle) {
     let folder = tempfile::tempdir().unwrap();
     std::fs::create_dir(folder.path().join("folder")).unwrap();
     for name in ["precious.csv", "notes.txt", "other.csv"] {
         std::fs::write(folder.path().join(name), "rows of an earlier run\n").unwrap();
     }
+    std::fs::copy("../testkit/plans/equal_1024.plan", folder.path().join("step.plan")).unwrap();
     (folder, SimDevice::new(SimConfig::with_capacity(64 << 30)))
 }
 

@@ -45,6 +45,13 @@ pub struct LayerEntry {
     pub kind: LayerKind,
 }
 
+/// Parameters that layers had: the layer, their names, and what took their place.
+const GONE: [(&str, &[&str], &str); 1] = [(
+    "plan",
+    &["repeat", "time", "background", "share"],
+    "it learns none any more; write plan:file=FILE.plan: `millpond-replay plan LOG -o FILE.plan` makes one",
+)];
+
 /// The names that stacks may use.
 ///
 /// `millpond::layers()` is the table of everything in millpond; [`with`](Self::with) adds one's own.
@@ -102,6 +109,12 @@ impl<'a> Params<'a> {
     pub fn new(entry: &'a LayerEntry, values: &'a [(String, Value)], table: &'a LayerTable) -> Result<Self> {
         for (index, (key, _)) in values.iter().enumerate() {
             if !entry.params.iter().any(|(known, _)| known == key) {
+                let is_it = |(layer, keys, _): &&(&str, &[&str], &str)| {
+                    *layer == entry.name && keys.contains(&key.as_str())
+                };
+                if let Some((layer, _, why)) = GONE.iter().find(is_it) {
+                    return Err(Error::invalid_stack(format!("`{key}` of `{layer}` is gone: {why}")));
+                }
                 let known: Vec<&str> = entry.params.iter().map(|(name, _)| *name).collect();
                 return Err(Error::invalid_stack(if known.is_empty() {
                     format!("`{}` takes no parameters, so not `{key}`; leave it out", entry.name)

@@ -21,4 +21,4 @@ def test_the_losses_of_all_allocators_are_the_same():
     assert len(rows) == 20
     for row in rows:
         share = float(row[8].strip().rstrip("%"))
-        assert share > 95 if row[3].strip() in ("millpond", "plan", "mempool") else share == 0, row
+        assert share > 95 if row[3].strip() in ("millpond", "mempool") else share == 0, row

@@ -171,7 +171,7 @@ fn passes_resize_or_skip_or_take_one_of_two_logs() {
         }
     }
     let counts = |mode, logs| {
-        let passes = replay(logs, "cuda+pool+plan:background=off", mode, 12);
+        let passes = replay(logs, "cuda+pool", mode, 12);
         assert!(passes.iter().all(|pass| pass.failures == 0));
         passes.iter().map(|pass| pass.operations).collect::<HashSet<_>>().len()
     };

@@ -1,4 +1,4 @@
-//! Begins with a plan that was made before the program runs.
+//! Begins with a plan: reads its file, and looks whether the device has the memory for it.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -7,44 +7,28 @@ use std::path::Path;
 use millpond_core::{ALLOCATION_ALIGNMENT, DeviceMemoryResource, Error, ErrorKind, Result, format_bytes};
 use millpond_planning::ProgramPlan;
 
-use crate::plan::body::Body;
-use crate::plan::options::PlanOptions;
-use crate::plan::running::Running;
-use crate::plan::state::State;
+use crate::plan::following::Following;
 
-/// Checks the options, and returns the state in which the program begins.
-pub(crate) fn begin(upstream: &impl DeviceMemoryResource, options: &PlanOptions) -> Result<State> {
-    options.check()?;
-    let mut state = State::new(options.repeat as usize);
-    if let Some(path) = &options.file {
-        let shown = path.display();
-        let plan = read(path)?;
-        follow(upstream, &mut state, &plan)
-            .map_err(|why| Error::invalid_argument(format!("the plan {shown}: {why}")))?;
-    }
-    Ok(state)
-}
+/// How to come by a plan.
+pub(crate) const ADVICE: &str = "`millpond-replay plan LOG -o FILE.plan` makes one of a log";
 
-fn read(path: &Path) -> Result<ProgramPlan> {
+/// Reads the plan of a file.
+pub(crate) fn read(path: &Path) -> Result<ProgramPlan> {
     let shown = path.display();
     let file = File::open(path).map_err(|error| {
-        let advice = "write one with `millpond-replay plan LOG -o FILE.plan`";
-        Error::new(ErrorKind::Io, format!("the plan {shown} cannot be opened; {advice}")).caused_by(error)
+        Error::new(ErrorKind::Io, format!("the plan {shown} cannot be opened; {ADVICE}")).caused_by(error)
     })?;
     ProgramPlan::read(BufReader::new(file))
         .map_err(|error| Error::invalid_argument(format!("the plan {shown}: {error}")))
 }
 
-/// Follows a plan from the next request on, if the device has the memory for it.
-pub(crate) fn follow(
-    upstream: &impl DeviceMemoryResource,
-    state: &mut State,
-    plan: &ProgramPlan,
-) -> std::result::Result<(), String> {
+/// The plan, to be followed from the next request on; `None` if the device has no memory for it.
+pub(crate) fn follow(upstream: &impl DeviceMemoryResource, plan: &ProgramPlan) -> Result<Option<Following>> {
     let parts = plan.parts();
     if parts.alignment != ALLOCATION_ALIGNMENT {
         let alignment = parts.alignment;
-        return Err(format!("its alignment is {alignment}, and that of requests {ALLOCATION_ALIGNMENT}"));
+        let why = format!("its alignment is {alignment}, and that of requests {ALLOCATION_ALIGNMENT}");
+        return Err(Error::invalid_argument(why));
     }
     let (log, needed) = (parts.log, parts.bytes());
     // Without an answer the plan is tried.
@@ -56,13 +40,11 @@ pub(crate) fn follow(
             target: "millpond::plan", stack = %upstream, %log, needed, free,
             "no memory for a plan; it is left out"
         );
-        return Ok(());
+        return Ok(None);
     }
     let allocations = parts.allocations.len();
     tracing::info!(
         target: "millpond::plan", stack = %upstream, %log, allocations, bytes = needed, "follows a plan"
     );
-    state.counts.plans += 1;
-    state.running = Some(Running::new(state.counts.plans, Body::of_plan(plan), None));
-    Ok(())
+    Ok(Some(Following::new(plan)))
 }

@@ -17,7 +17,7 @@ use millpond_planning::{LogHash, PlanParts, PlannedAllocation, PlannedSlot, Prog
 use parking_lot::Mutex as UnseenMutex;
 use rustc_hash::FxHashMap;
 
-use crate::plan::running::{Mistake, Running};
+use crate::plan::following::Mistake;
 use crate::plan::*;
 use crate::sync::{MutexGuard, explore, explore_canary};
 
@@ -158,7 +158,7 @@ impl World {
         let books = Books { free, made: 0, blocks: BTreeMap::new(), ended: 0 };
         let driver = SimDevice::new(SimConfig::with_capacity(1 << 20));
         let upstream = Upstream { driver, books: Arc::new(Mutex::new(books)), asked: Default::default() };
-        let stack = Stack::with_plan(upstream, PlanOptions::default(), &plan).expect("the options are right");
+        let stack = Stack::new(upstream, &plan).expect("the plan is right");
         let (in_use, kept) = Default::default();
         Arc::new(Self { stack, in_use, kept, used: AtomicU64::new(0) })
     }
@@ -231,10 +231,9 @@ impl World {
         let mut world = Arc::into_inner(self).expect("the other threads have ended");
         let kept = std::mem::take(world.kept.get_mut());
         kept.into_iter().for_each(|block| world.give(block));
-        let is_bypassed = world.stack.is_bypassed.load(Ordering::Relaxed);
+        let has_plan = world.stack.has_plan.load(Ordering::Relaxed);
         let state = world.stack.state.get_mut();
-        let is_over = (state.has_given_up || state.is_resting) && state.plans().next().is_none();
-        assert_eq!(is_bypassed, is_over, "bypassed once the layer gave up or rests, and holds nothing");
+        assert_eq!(has_plan, state.plan.is_some(), "bypassed once the plan was dropped, and nothing is held");
         assert_eq!(world.stack.misuses.load(Ordering::Relaxed), 0, "a free was refused");
         let books = Arc::clone(&world.stack.upstream.books);
         drop(world);
@@ -261,7 +260,7 @@ fn beside(world: Arc<World>, own: impl FnOnce(&World) + 'static, other: impl FnO
 fn two_allocate_and_free(mistake: Option<Mistake>) {
     let world = World::new(1792, &[768], &[(256, 0, 256), (768, 0, 0)]);
     world.give(world.take(256));
-    world.stack.locked(|state| state.running.iter_mut().for_each(|running| running.mistake = mistake));
+    world.stack.locked(|state| state.plan.iter_mut().for_each(|plan| plan.mistake = mistake));
     let large = |world: &World| world.take_and_give(768);
     let small = |world: &World| (0..2).for_each(|_| world.take_and_give(256));
     beside(world, large, small);
@@ -279,38 +278,28 @@ fn canary_slots_that_are_handed_out_unchecked() {
 
 /// A thread frees the last block of a lane, and the other one makes a request for which the lane has to go
 /// back. `before` is called before.
-fn the_last_block_is_freed(before: fn(&Stack, &mut State), ask: Ask, free: fn(&World, Block)) {
+fn the_last_block_is_freed(before: fn(&mut State), ask: Ask, free: fn(&World, Block)) {
     let world = World::new(1024, &[512], &[(256, 0, 0), (512, 0, 0)]);
     let last = world.take(256);
-    world.stack.locked(|state| before(&world.stack, state));
+    world.stack.locked(before);
     let request = move |world: &World| {
         world.try_take(1024, STREAM, ask).into_iter().for_each(|block| world.give(block));
     };
     beside(world, request, move |world| free(world, last));
 }
 
-fn drop_the_plan(_: &Stack, state: &mut State) {
-    state.retire();
+fn drop_the_plan(state: &mut State) {
+    state.drop_plan("a model says so");
 }
 
 #[test]
 fn a_request_gets_what_another_thread_frees() {
-    explore(|| the_last_block_is_freed(|_, _| {}, Stack::allocate, World::give));
+    explore(|| the_last_block_is_freed(|_| {}, Stack::allocate, World::give));
 }
 
 #[test]
 fn a_request_gets_what_another_thread_gives_back() {
     explore(|| the_last_block_is_freed(drop_the_plan, Stack::allocate, World::give));
-}
-
-fn give_up(stack: &Stack, state: &mut State) {
-    state.retire();
-    stack.give_up(state, "a model says so");
-}
-
-#[test]
-fn a_request_gets_what_goes_back_from_a_layer_that_gave_up() {
-    explore(|| the_last_block_is_freed(give_up, Stack::allocate, World::give));
 }
 
 const REFUSED: &str = "refused although there was memory";
@@ -334,13 +323,13 @@ fn canary_refused_once_the_layer_is_bypassed() {
         let ask: Ask = |stack, layout, stream| {
             let given_back = stack.given_back.load(Ordering::Acquire);
             match stack.upstream.allocate(layout, stream) {
-                Err(error) if !stack.is_bypassed.load(Ordering::Acquire) => {
+                Err(error) if stack.has_plan.load(Ordering::Acquire) => {
                     stack.recover(layout, stream, true, given_back, error)
                 }
                 other => other,
             }
         };
-        the_last_block_is_freed(give_up, ask, World::give);
+        the_last_block_is_freed(drop_the_plan, ask, World::give);
     });
 }
 
@@ -351,10 +340,11 @@ fn canary_counted_before_the_memory_is_back() {
             world.leave(&block);
             let stack = &world.stack;
             let mut state = stack.state.lock();
-            let State { draining, marks, .. } = &mut *state;
-            let freed = draining[0].free(0, block.ptr, block.bytes, block.stream, marks);
-            assert_eq!(freed, Ok(None));
-            state.release_all(STREAM, false, u64::MAX);
+            let State { plan, marks, .. } = &mut *state;
+            let plan = plan.as_mut().expect("it has memory");
+            let place = plan.lane_at(block.ptr).expect("it is a block of the lane");
+            assert_eq!(plan.free(place, block.bytes, block.stream, marks), Ok(None));
+            state.release_dropped(STREAM);
             let (leaving, _) = state.take_left();
             drop(state);
             stack.given_back.fetch_add(1, Ordering::Release);
@@ -388,8 +378,7 @@ fn canary_a_lane_that_two_threads_give_back() {
     explore_canary("not a block of upstream", || {
         two_requests_need_a_lane(|stack, layout, stream| {
             stack.upstream.allocate(layout, stream).or_else(|_| {
-                let base_of = |running: &Running| running.lanes[0].base;
-                let base = stack.locked(|state| state.running.as_ref().and_then(base_of));
+                let base = stack.locked(|state| state.plan.as_ref().and_then(|plan| plan.lanes[0].base));
                 let base = base.flatten().unwrap_or(DevicePtr::NULL);
                 // SAFETY: none. The other thread may give the lane back, too.
                 unsafe { stack.upstream.deallocate(base, Layout::new(1024), stream) };
@@ -399,13 +388,11 @@ fn canary_a_lane_that_two_threads_give_back() {
     });
 }
 
-/// The layer gives up in a thread's request, while another one has a block of a lane, frees it and takes
+/// The plan is dropped in a thread's request, while another one has a block of a lane, frees it and takes
 /// another block. `bypass` is called after the request.
-fn the_layer_gives_up(bypass: fn(&Stack)) {
+fn the_plan_is_dropped(bypass: fn(&Stack)) {
     let world = World::new(1024, &[512], &[(256, 0, 0), (512, 0, 0)]);
     let held = world.take(256);
-    // This is the last plan that may be dropped.
-    world.stack.locked(|state| state.strikes = 11);
     let request = move |world: &World| {
         let served = world.try_take(768, STREAM, Stack::allocate);
         bypass(&world.stack);
@@ -419,53 +406,18 @@ fn the_layer_gives_up(bypass: fn(&Stack)) {
 }
 
 #[test]
-fn a_layer_that_gives_up_gives_its_lane_back_once() {
-    explore(|| the_layer_gives_up(|_| {}));
+fn a_dropped_plan_gives_its_lane_back_once() {
+    explore(|| the_plan_is_dropped(|_| {}));
 }
 
 #[test]
 fn canary_bypassed_while_a_lane_has_a_block() {
     explore_canary("not a block of upstream", || {
-        the_layer_gives_up(|stack| {
-            if stack.state.lock().has_given_up {
-                stack.is_bypassed.store(true, Ordering::Release);
+        the_plan_is_dropped(|stack| {
+            if stack.state.lock().counts.is_dropped {
+                stack.has_plan.store(false, Ordering::Release);
             }
         });
-    });
-}
-
-/// The layer begins to rest in one thread, and goes on with its next request or another thread's, which had a
-/// block of a lane before. `bypass` is called at the begin of the rest.
-fn the_layer_rests(bypass: fn(&Stack)) {
-    let world = World::new(1024, &[512], &[(256, 0, 0), (512, 0, 0)]);
-    let held = world.take(256);
-    let own = move |world: &World| {
-        let stack = &world.stack;
-        stack.locked(|state| {
-            state.retire();
-            stack.rest(state);
-            stack.rest.store(1, Ordering::Relaxed);
-            stack.note_end(state);
-        });
-        bypass(stack);
-        world.take_and_give(256);
-    };
-    let other = |world: &World| {
-        world.give(held);
-        world.take_and_give(256);
-    };
-    beside(world, own, other);
-}
-
-#[test]
-fn a_rest_begins_and_ends_while_a_lane_goes_back() {
-    explore(|| the_layer_rests(|_| {}));
-}
-
-#[test]
-fn canary_a_rest_that_bypasses_a_lane_with_a_block() {
-    explore_canary("not a block of upstream", || {
-        the_layer_rests(|stack| stack.is_bypassed.store(true, Ordering::Release));
     });
 }
 
@@ -489,8 +441,7 @@ fn a_lane_is_taken_once() {
 fn canary_a_lane_that_two_threads_take() {
     explore_canary("upstream did not get everything back", || {
         two_need_a_lane(|stack| {
-            let forget = |running: &mut Running| running.lanes[0].is_awaited = false;
-            stack.locked(|state| state.running.iter_mut().for_each(forget));
+            stack.locked(|state| state.plan.iter_mut().for_each(|plan| plan.lanes[0].is_awaited = false));
         });
     });
 }
@@ -523,17 +474,17 @@ fn canary_a_lane_put_without_a_look_at_the_plan() {
         two_lanes_without_room(|world, one| {
             let stack = &world.stack;
             let at = stack.locked(|state| {
-                let running = state.running.as_mut()?;
-                let at = running.locate(256, one.id())?;
-                running.lanes[1].is_awaited = true;
+                let plan = state.followed()?;
+                let at = plan.locate(256, one.id())?;
+                plan.lanes[1].is_awaited = true;
                 Some(at)
             });
             assert_eq!(at, Some(Some(1)), "the request is expected");
             let Ok(base) = stack.upstream.allocate(Layout::new(768), one) else { return };
             stack.locked(|state| {
-                if let Some(running) = &mut state.running {
-                    running.lanes[1].is_awaited = false;
-                    running.lanes[1].put(base, 768, one);
+                if let Some(plan) = state.followed() {
+                    plan.lanes[1].is_awaited = false;
+                    plan.lanes[1].put(base, one);
                 }
             });
         });

@@ -1,37 +1,38 @@
-//! Tests what the plan does where memory is out, and what counts for a plan and against it.
+//! Tests what the layer does when memory is out, and when it drops its plan.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-use millpond_adaptors::{FailedRequest, FailureCallbackLayer, StatisticsLayer};
+use millpond_adaptors::{FailedRequest, FailureCallbackLayer};
 use millpond_core::driver::{CaptureMode, Driver, StreamFlags};
 use millpond_core::{
     DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Layout, ReportsMemory, StreamRef,
 };
 use millpond_driver::sim::{SimConfig, SimDevice};
 
-use crate::plan::{PlanLayer, PlanMemoryResource};
+use crate::plan::PlanMemoryResource;
+use crate::plan::tests::{Call, layer, layer_of_steps, plan_of};
 use crate::pool::PagesMode;
 use crate::{CudaMemoryResource, Decay, PoolLayer, PoolMemoryResource};
 
-pub(super) type Stack = PlanMemoryResource<PoolMemoryResource<CudaMemoryResource>>;
+type Stack = PlanMemoryResource<PoolMemoryResource<CudaMemoryResource>>;
 
 const MIB: u64 = 1 << 20;
 const BLOCKED_NS: u64 = 1 << 50;
 
-pub(super) fn give(stack: &dyn DeviceMemoryResource, (ptr, bytes): (DevicePtr, u64), stream: StreamRef) {
+fn give(stack: &dyn DeviceMemoryResource, (ptr, bytes): (DevicePtr, u64), stream: StreamRef) {
     // SAFETY: the block came from the stack with this size, and nothing uses it.
     unsafe { stack.deallocate_bytes(ptr, bytes, stream) };
 }
 
 /// Runs a body of blocks, each on a stream.
-pub(super) fn body(stack: &dyn DeviceMemoryResource, blocks: &[(u64, StreamRef)]) {
+fn body(stack: &dyn DeviceMemoryResource, blocks: &[(u64, StreamRef)]) {
     let take = |&(bytes, stream): &(u64, StreamRef)| (stack.allocate_bytes(bytes, stream).unwrap(), bytes);
     let held: Vec<_> = blocks.iter().map(take).collect();
     held.into_iter().zip(blocks).for_each(|(held, (_, stream))| give(stack, held, *stream));
 }
 
-pub(super) fn on_legacy(sizes: impl IntoIterator<Item = u64>) -> Vec<(u64, StreamRef)> {
+fn on_legacy(sizes: impl IntoIterator<Item = u64>) -> Vec<(u64, StreamRef)> {
     sizes.into_iter().map(|bytes| (bytes, StreamRef::LEGACY)).collect()
 }
 
@@ -41,12 +42,17 @@ fn of_two_streams(device: &Arc<SimDevice>) -> (Stack, StreamRef, StreamRef) {
     let pool = CudaMemoryResource::new(Arc::clone(device) as _);
     let pool =
         pool.layer(PoolLayer::new().pages(PagesMode::On).maximum_bytes(64 * MIB).decay(Decay::Off)).unwrap();
-    let stack = pool.layer(PlanLayer::new().repeat(32).background(false)).unwrap();
+    let sizes = [(12 * MIB, 0), (24 * MIB, 1), (8 * MIB, 0)];
+    let blocks = sizes.iter().enumerate();
+    let mut calls: Vec<_> =
+        blocks.clone().map(|(block, &(bytes, stream))| Call::Allocate { block, bytes, stream }).collect();
+    calls.extend(blocks.map(|(block, &(_, stream))| Call::Free { block, stream }));
+    let stack = pool.layer(layer(plan_of(&calls, 0))).unwrap();
     let [one, other] = [0; 2].map(|_| device.stream_create(StreamFlags::NON_BLOCKING).unwrap());
-    let blocks = [(12 * MIB, one), (24 * MIB, other), (8 * MIB, one)];
-    (0..40).for_each(|_| body(&stack, &blocks));
+    let blocks = sizes.map(|(bytes, stream)| (bytes, [one, other][stream]));
+    (0..4).for_each(|_| body(&stack, &blocks));
     assert_eq!(stack.plan_statistics().held_bytes, 44 * MIB);
-    stack.state.lock().running.as_mut().unwrap().limit_bytes = None;
+    stack.state.lock().plan.as_mut().unwrap().limit_bytes = None;
     (stack, one, other)
 }
 
@@ -66,7 +72,7 @@ fn a_request_beside_a_live_block_gets_the_rest_of_the_lane_where_memory_is_out()
             device.end_capture(one).expect("the capture is valid");
         }
         let counts = stack.plan_statistics();
-        assert_eq!((counts.held_bytes, counts.dropped), (44 * MIB, 0), "{counts:?}");
+        assert_eq!((counts.held_bytes, counts.is_dropped), (44 * MIB, false), "{counts:?}");
         assert!(device.virtual_time_ns() < BLOCKED_NS, "nothing waits");
         give(&stack, (rest, 20 * MIB), StreamRef::LEGACY);
         give(&stack, (live, 8 * MIB), one);
@@ -98,13 +104,13 @@ fn what_no_memory_could_serve_drops_no_plan() {
         assert!(stack.allocate_bytes(bytes, one).is_err());
     }
     assert!(stack.allocate(Layout::with_alignment(MIB, 1 << 40).unwrap(), one).is_err());
-    assert_eq!(stack.plan_statistics().dropped, 0);
+    assert!(!stack.plan_statistics().is_dropped);
     assert!(stack.allocate_bytes(65 * MIB, one).is_err());
-    assert_eq!(stack.plan_statistics().dropped, 0, "the pool may have no more than 64 MiB");
+    assert!(!stack.plan_statistics().is_dropped, "the pool may have no more than 64 MiB");
     let held = stack.allocate_bytes(8 * MIB, one).unwrap();
     assert!(stack.allocate_bytes(62 * MIB, one).is_err());
     let counts = stack.plan_statistics();
-    assert_eq!(counts.dropped, 1, "its memory goes back as its blocks are freed");
+    assert!(counts.is_dropped, "its memory goes back as its blocks are freed");
     give(&stack, (held, 8 * MIB), one);
     give(&stack, (stack.allocate_bytes(62 * MIB, one).unwrap(), 62 * MIB), one);
 }
@@ -112,8 +118,8 @@ fn what_no_memory_could_serve_drops_no_plan() {
 #[test]
 fn a_request_for_all_of_the_memory_gets_that_of_the_plan() {
     let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::with_capacity(64 * MIB)));
-    let stack = cuda.layer(PlanLayer::new().repeat(32).background(false)).unwrap();
-    (0..40).for_each(|_| body(&stack, &on_legacy([20 * MIB, 24 * MIB])));
+    let stack = cuda.layer(layer_of_steps(&[20 * MIB, 24 * MIB])).unwrap();
+    body(&stack, &on_legacy([20 * MIB, 24 * MIB]));
     assert_eq!(stack.plan_statistics().held_bytes, 44 * MIB);
     let all = stack.allocate_bytes(64 * MIB, StreamRef::LEGACY).expect("the plan has what is missing");
     give(&stack, (all, 64 * MIB), StreamRef::LEGACY);
@@ -136,101 +142,67 @@ fn a_request_is_tried_again_if_memory_was_given_back_since_it_began() {
         .layer(PoolLayer::new().pages(PagesMode::On).maximum_bytes(64 * MIB))
         .unwrap();
     let stack = pool.layer(FailureCallbackLayer::new(give_back)).unwrap();
-    let stack = Arc::new(stack.layer(PlanLayer::new().repeat(32).background(false)).unwrap());
+    let stack = Arc::new(stack.layer(layer_of_steps(&[20 * MIB, 24 * MIB])).unwrap());
     let weak: Top = Arc::downgrade(&(Arc::clone(&stack) as Arc<dyn DeviceMemoryResource + Send + Sync>));
     assert!(top.set(weak).is_ok());
     let blocks = on_legacy([20 * MIB, 24 * MIB]);
-    (0..40).for_each(|_| body(&*stack, &blocks));
-    stack.state.lock().running.as_mut().unwrap().limit_bytes = None;
+    (0..4).for_each(|_| body(&*stack, &blocks));
+    stack.state.lock().plan.as_mut().unwrap().limit_bytes = None;
     let ptr = stack.allocate_bytes(60 * MIB, StreamRef::LEGACY).expect("memory was given back");
-    assert_eq!((calls.load(Ordering::Relaxed), stack.plan_statistics().dropped), (1, 0));
+    assert_eq!((calls.load(Ordering::Relaxed), stack.plan_statistics().is_dropped), (1, false));
     give(&*stack, (ptr, 60 * MIB), StreamRef::LEGACY);
 }
 
-pub(super) fn over_a_pool(device: &Arc<SimDevice>) -> Stack {
+fn over_a_pool(device: &Arc<SimDevice>, sizes: &[u64]) -> Stack {
     let pool = CudaMemoryResource::new(Arc::clone(device) as _).layer(PoolLayer::new().decay(Decay::Off));
-    pool.unwrap().layer(PlanLayer::new().repeat(32).background(false)).unwrap()
+    pool.unwrap().layer(layer_of_steps(sizes)).unwrap()
+}
+
+fn device() -> Arc<SimDevice> {
+    SimDevice::new(SimConfig::with_capacity(1 << 30))
 }
 
 #[test]
-fn dropped_plans_are_forgiven_once_a_plan_was_worth_its_cost() {
-    let stack = over_a_pool(&SimDevice::new(SimConfig::with_capacity(1 << 30)));
-    let blocks = on_legacy((1..80).map(|size| size << 12));
-    (0..4).for_each(|_| body(&stack, &blocks));
-    stack.state.lock().strikes = 11;
-    (0..120).for_each(|_| body(&stack, &blocks));
-    assert_eq!(stack.state.lock().strikes, 11);
-    (0..20).for_each(|_| body(&stack, &blocks));
-    assert_eq!(stack.state.lock().strikes, 0);
-    let other = on_legacy((1..80).map(|size| size << 10));
-    (0..10).for_each(|_| body(&stack, &other));
-    let counts = stack.plan_statistics();
-    assert_eq!((counts.plans, counts.has_given_up), (2, false));
-}
-
-#[test]
-fn a_plan_that_misses_most_bytes_is_set_aside() {
-    for (last, is_left) in [(MIB / 4, false), (8 * MIB, true)] {
-        let stack = over_a_pool(&SimDevice::new(SimConfig::with_capacity(1 << 30)));
-        let sizes = |last| on_legacy((1..40).map(|size| size << 12).chain([last]));
-        (0..10).for_each(|_| body(&stack, &sizes(last)));
+fn a_plan_that_misses_most_bytes_is_dropped() {
+    for (last, is_dropped) in [(MIB / 4, false), (8 * MIB, true)] {
+        let sizes = |last| (1..70).map(|size| size << 12).chain([last]).collect::<Vec<_>>();
+        let stack = over_a_pool(&device(), &sizes(last));
+        body(&stack, &on_legacy(sizes(last)));
         assert!(stack.plan_statistics().held_bytes > 0);
-        // One request in forty misses.
-        (1..20).for_each(|round| body(&stack, &sizes(last + (round << 8))));
-        assert_eq!(stack.plan_statistics().left > 0, is_left, "a last block of {last} bytes");
+        // One request in seventy misses: the last one is larger than its slot.
+        (1..20).for_each(|round| body(&stack, &on_legacy(sizes(last + (round << 8)))));
+        assert_eq!(stack.plan_statistics().is_dropped, is_dropped, "a last block of {last} bytes");
     }
 }
 
+/// Once the device has done the work behind its blocks, the memory of a dropped plan goes back at any call.
 #[test]
-fn a_plan_that_never_begins_gives_way_to_what_the_program_does() {
-    let stack = over_a_pool(&SimDevice::new(SimConfig::with_capacity(1 << 30)));
-    let [one, other] = [1, 40].map(|from| on_legacy((from..from + 30).map(|size| size << 12)));
-    for _ in 0..20 {
-        if stack.plan_statistics().plans == 0 {
-            body(&stack, &one);
-        }
-        if stack.plan_statistics().plans == 0 {
-            body(&stack, &other);
-        }
-    }
-    let first = stack.state.lock().running.as_ref().expect("both together repeat").body.slots[0].bytes;
-    let rest = if one.iter().any(|(bytes, _)| *bytes == first) { other } else { one };
-    (0..12).for_each(|_| body(&stack, &rest));
-    let counts = stack.plan_statistics();
-    assert_eq!((counts.plans, counts.body_allocations), (2, 30), "{counts:?}");
-}
-
-#[test]
-fn a_layer_that_gave_up_gives_its_memory_back() {
-    let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
-    let stack = over_a_pool(&device);
+fn a_dropped_plan_gives_its_memory_back() {
+    let device = device();
+    let sizes: Vec<u64> = (1..40).map(|size| size << 12).collect();
+    let stack = over_a_pool(&device, &sizes);
     let stream = device.stream_create(StreamFlags::NON_BLOCKING).unwrap();
-    let blocks: Vec<_> = (1..40).map(|size| (size << 12, stream)).collect();
+    let blocks: Vec<_> = sizes.iter().map(|bytes| (*bytes, stream)).collect();
     (0..10).for_each(|_| body(&stack, &blocks));
     // One block is freed on a stream that is busy.
     let other = device.stream_create(StreamFlags::NON_BLOCKING).unwrap();
     device.launch_for(other, &[], 1 << 30);
     give(&stack, (stack.allocate_bytes(1 << 12, stream).unwrap(), 1 << 12), other);
-    {
-        let mut state = stack.state.lock();
-        state.retire();
-        stack.give_up(&mut state, "a test says so");
-    }
+    stack.locked(|state| state.drop_plan("a test says so"));
     let random = on_legacy((1..200).map(|size| size << 8));
     body(&stack, &random);
     let counts = stack.plan_statistics();
-    assert!(counts.has_given_up && counts.held_bytes > 0, "{counts:?}");
+    assert!(counts.is_dropped && counts.held_bytes > 0, "{counts:?}");
     device.advance(1 << 31);
     body(&stack, &random);
     assert_eq!(stack.plan_statistics().held_bytes, 0);
-    assert!(stack.is_bypassed.load(Ordering::Relaxed));
+    assert!(!stack.has_plan.load(Ordering::Relaxed));
 }
 
 #[test]
 fn trimming_keeps_what_it_is_asked_to_keep() {
-    let stack = over_a_pool(&SimDevice::new(SimConfig::with_capacity(1 << 30)));
-    let blocks = on_legacy([20 * MIB, 24 * MIB]);
-    (0..40).for_each(|_| body(&stack, &blocks));
+    let stack = over_a_pool(&device(), &[20 * MIB, 24 * MIB]);
+    body(&stack, &on_legacy([20 * MIB, 24 * MIB]));
     let reserved = stack.statistics().unwrap().bytes_reserved;
     stack.trim(reserved).unwrap();
     stack.trim(44 * MIB).unwrap();
@@ -241,9 +213,8 @@ fn trimming_keeps_what_it_is_asked_to_keep() {
 
 #[test]
 fn a_block_of_a_plan_is_known_by_the_bytes_that_were_asked_for() {
-    let stack = over_a_pool(&SimDevice::new(SimConfig::with_capacity(1 << 30)));
-    let blocks = on_legacy([4000, 9000]);
-    (0..60).for_each(|_| body(&stack, &blocks));
+    let stack = over_a_pool(&device(), &[4096, 9216]);
+    body(&stack, &on_legacy([4000, 9000]));
     let slot = stack.allocate_bytes(4000, StreamRef::LEGACY).unwrap();
     let gap = stack.serve_from_gap(Layout::new(700), StreamRef::LEGACY).unwrap();
     let bytes_at = |ptr| ReportsMemory::block_at(&stack, ptr).map(|block| block.bytes);
@@ -253,39 +224,22 @@ fn a_block_of_a_plan_is_known_by_the_bytes_that_were_asked_for() {
     give(&stack, (gap, 700), StreamRef::LEGACY);
 }
 
-/// Sizes whose sum, rounded up to 256 each, is more than their sum.
+/// What upstream refuses to take back is still in use there, so the plan leaves as much room as before.
 #[test]
-fn rounding_does_not_keep_a_plan_from_its_memory() {
-    let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
-    let counted = CudaMemoryResource::new(device).layer(StatisticsLayer).unwrap();
-    let stack = counted.layer(PlanLayer::new().repeat(32).background(false)).unwrap();
-    let blocks = on_legacy((1..40).map(|size| size * 1000 + 1));
-    (0..10).for_each(|_| body(&stack, &blocks));
-    assert!(stack.plan_statistics().served > 0, "{:?}", stack.plan_statistics());
-}
-
-/// A pool of regions cannot make one block of free memory that is in pieces.
-#[test]
-fn a_plan_takes_no_more_than_a_pool_of_regions_held() {
-    let peak = |has_plan: bool| {
-        let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
-        let pool = CudaMemoryResource::new(Arc::clone(&device) as _);
-        let pool = pool.layer(PoolLayer::new().pages(PagesMode::Off).decay(Decay::Off)).unwrap();
-        let repeat = if has_plan { 32 } else { 1 << 18 };
-        let stack = pool.layer(PlanLayer::new().repeat(repeat).background(false)).unwrap();
-        let take = |bytes| (stack.allocate_bytes(bytes, StreamRef::LEGACY).unwrap(), bytes);
-        // A small block in each region lives on.
-        let mut regions = Vec::new();
-        for _ in 0..8 {
-            give(&stack, take(24 * MIB), StreamRef::LEGACY);
-            regions.push((take(2 * MIB), take(22 * MIB)));
-        }
-        regions.iter().for_each(|(_, large)| give(&stack, *large, StreamRef::LEGACY));
-        let blocks = on_legacy((0..7).map(|size| 22 * MIB - (size << 12)));
-        (0..40).for_each(|_| body(&stack, &blocks));
-        assert_eq!(stack.plan_statistics().plans > 0, has_plan);
-        regions.iter().for_each(|(small, _)| give(&stack, *small, StreamRef::LEGACY));
-        device.peak_bytes()
-    };
-    assert!(peak(true) <= peak(false), "{} {}", peak(true), peak(false));
+fn a_refused_free_leaves_the_count_beside_the_plan() {
+    let sizes: Vec<u64> = (1..12).map(|size| MIB + (size << 16)).collect();
+    let stack = over_a_pool(&device(), &sizes);
+    (0..40).for_each(|_| body(&stack, &on_legacy(sizes.iter().copied())));
+    let now = || stack.state.lock().followed().expect("a plan is in use").most_beside();
+    let [kept, freed] =
+        [300 * MIB, 200 * MIB].map(|bytes| stack.allocate_bytes(bytes, StreamRef::LEGACY).unwrap());
+    give(&stack, (freed, 200 * MIB), StreamRef::LEGACY);
+    let before = now();
+    let ((), reports) = millpond_testkit::misuse_recorder::record(|| {
+        give(&stack, (freed, 200 * MIB), StreamRef::LEGACY);
+        give(&stack, (kept, 100 * MIB), StreamRef::LEGACY);
+    });
+    assert_eq!((reports.len(), now()), (2, before), "{reports:?}");
+    give(&stack, (kept, 300 * MIB), StreamRef::LEGACY);
+    assert_eq!(now(), before + 300 * MIB);
 }

@@ -1,4 +1,4 @@
-//! Gives the memory of plans back to upstream: of dropped plans, and of all before memory is out.
+//! Gives the memory of the plan back to upstream: when it was dropped, and before memory is out.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,8 +12,7 @@ use millpond_core::{
 use crate::driver_calls::{ask, is_capturing, record_unless_capturing};
 use crate::plan::PlanMemoryResource;
 use crate::plan::marks::Question;
-use crate::plan::running::Running;
-use crate::plan::state::State;
+use crate::plan::state::{Dropped, State};
 use crate::pool::Pool;
 use crate::sync::{MutexGuard, Ordering, bounded, sleep};
 
@@ -36,9 +35,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     pub(crate) fn locked<T>(&self, body: impl FnOnce(&mut State) -> T) -> Option<T> {
         let mut state = self.state.try_lock().or_else(|| self.wait_for_lock())?;
         let result = body(&mut state);
-        let has_plans = state.running.is_some() || !state.draining.is_empty();
-        if has_plans != self.has_plans.load(Ordering::Relaxed) {
-            self.has_plans.store(has_plans, Ordering::Release);
+        if state.plan.is_none() && self.has_plan.load(Ordering::Relaxed) {
+            self.has_plan.store(false, Ordering::Release);
         }
         if state.has_left() {
             self.settle(state);
@@ -53,7 +51,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
 
     #[cold]
     fn settle(&self, mut state: MutexGuard<'_, State>) {
-        let (leaving, notes) = state.take_left();
+        let (leaving, dropped) = state.take_left();
         let is_giving = !leaving.is_empty() && !self.process.is_elsewhere();
         if is_giving {
             self.giving.fetch_add(1, Ordering::AcqRel);
@@ -63,7 +61,9 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
             self.give_back(leaving);
             self.giving.fetch_sub(1, Ordering::AcqRel);
         }
-        notes.into_iter().for_each(|note| note.report(self));
+        if let Some(Dropped { why, log }) = dropped {
+            tracing::info!(target: "millpond::plan", stack = %self, why, log, "dropped a plan");
+        }
     }
 
     fn give_back(&self, leaving: Vec<(DevicePtr, u64, StreamRef)>) {
@@ -138,14 +138,11 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         self.locked(|state| state.note_answers(questions));
     }
 
-    /// Gives back the lanes of dropped plans whose work is done, as far as the driver says so without a wait.
+    /// Gives back the lanes of a dropped plan whose work is done, as far as the driver knows without a wait.
     #[cold]
     pub(crate) fn query_dropped(&self, stream: StreamRef) {
-        self.ask_driver(stream, |state| state.ask_idle(false));
-        self.locked(|state| {
-            state.release_all(stream, false, u64::MAX);
-            self.note_end(state);
-        });
+        self.ask_driver(stream, State::ask_idle);
+        self.locked(|state| state.release_dropped(stream));
     }
 
     /// Has a pool below give back what the program does not need beside the plan, without a wait.
@@ -153,7 +150,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     pub(crate) fn release_excess(&self, stream: StreamRef) {
         let pool = find_trait::<dyn Pool>(&self.upstream).filter(|_| self.has_driver());
         let Some((pool, known)) = pool.zip(self.upstream.statistics()) else { return };
-        let beside = self.locked(|state| state.running.as_ref().map(Running::most_beside));
+        let beside = self.locked(|state| state.followed().map(|plan| plan.most_beside()));
         let Some(beside) = beside.flatten() else { return };
         let keep = known.bytes_in_use.saturating_add(beside).max(pool.options().initial_bytes);
         if known.bytes_reserved <= keep.saturating_add(LEAST_EXCESS.max(keep / EXCESS_SHARE)) {
@@ -162,7 +159,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         match pool.release_unused(keep, stream) {
             Ok(0) => {}
             // Each request gives a part of it back.
-            Ok(_) => _ = self.locked(|state| state.is_excess_due = state.running.is_some()),
+            Ok(_) => _ = self.locked(|state| state.is_excess_due = state.followed().is_some()),
             Err(error) => {
                 let why = "memory could not be released";
                 tracing::warn!(target: "millpond::plan", stack = %self, %error, why);
@@ -183,8 +180,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         has_waited
     }
 
-    /// Gives lanes without blocks back, of the plan in use, too, until `most` bytes are given back; returns
-    /// their bytes. Waits for the device if it `may_wait`.
+    /// Gives lanes without blocks back until `most` bytes are given back; returns their bytes. Waits for the
+    /// device if it `may_wait`.
     fn release_idle(&self, stream: StreamRef, may_wait: bool, most: u64) -> u64 {
         if self.locked(|state| state.has_waits()) != Some(true) {
             return 0;
@@ -192,14 +189,9 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         if may_wait {
             self.wait();
         } else {
-            self.ask_driver(stream, |state| state.ask_idle(true));
+            self.ask_driver(stream, State::ask_idle);
         }
-        let released = self.locked(|state| {
-            let released = state.release_all(stream, true, most);
-            self.note_end(state);
-            released
-        });
-        released.unwrap_or(0)
+        self.locked(|state| state.release_all(stream, most)).unwrap_or(0)
     }
 
     /// Asks upstream. Where memory is out, the plan's free memory serves the request, or goes back. `is_open`
@@ -213,7 +205,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     ) -> Result<DevicePtr> {
         let given_back = self.given_back.load(Ordering::Acquire);
         match self.upstream.allocate(layout, stream) {
-            // Also of a layer that gave up: its last lane may have gone back meanwhile.
+            // Also after the plan was dropped: its last lane may have gone back meanwhile.
             Err(error) if error.is_out_of_memory() && !error.is_impossible() => {
                 self.recover(layout, stream, is_open, given_back, error)
             }
@@ -260,8 +252,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         let count = || self.given_back.load(Ordering::Acquire);
         if count() == before && step != Recovery::OfOthers && self.could_serve(layout) {
             self.locked(|state| {
-                if state.running.as_ref().is_some_and(|running| running.bytes().0 > 0) {
-                    self.drop_plan(state, "upstream is out of memory");
+                if state.held().0 > 0 {
+                    state.drop_plan("upstream is out of memory");
                 }
             });
             let driver = &**self.driver();
@@ -291,9 +283,9 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         }
     }
 
-    /// Whether a request could be served if all memory of plans were free.
+    /// Whether a request could be served if all memory of the plan were free.
     fn could_serve(&self, layout: Layout) -> bool {
-        let held = self.locked(|state| state.bytes().0).unwrap_or(0);
+        let held = self.locked(|state| state.held().0).unwrap_or(0);
         let of_layers = self.upstream.memory_report().layers;
         let of_pool = find_trait::<dyn Pool>(&self.upstream).and_then(|pool| pool.options().maximum_bytes);
         let most = of_layers.iter().filter_map(|layer| layer.limit_bytes).chain(of_pool).min();
@@ -306,7 +298,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
 
     /// Gives lanes without blocks back until upstream holds at most `keep_bytes`; returns their bytes.
     pub(crate) fn trim_lanes(&self, keep_bytes: u64) -> u64 {
-        let held = self.locked(|state| state.bytes().0).unwrap_or(0);
+        let held = self.locked(|state| state.held().0).unwrap_or(0);
         let known = self.upstream.statistics().filter(|known| !known.knows_only_misuses());
         let holds = known.map_or(held, |known| known.bytes_reserved);
         match holds.saturating_sub(keep_bytes) {
@@ -319,14 +311,14 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     pub(crate) fn end(&mut self) {
         if self.process.is_elsewhere() {
             // Another thread may have changed the state in the middle of the fork.
-            return std::mem::forget(std::mem::replace(self.state.get_mut(), State::new(1)));
+            return std::mem::forget(std::mem::take(self.state.get_mut()));
         }
         // Memory of upstream's may outlive the context; events do not.
         let was_reset = self.driver().was_reset();
         if self.driver().health().is_lost() && !was_reset {
             return;
         }
-        let has_waited = was_reset || self.state.get_mut().bytes().0 == 0 || self.wait();
+        let has_waited = was_reset || self.state.get_mut().held().0 == 0 || self.wait();
         let driver = Arc::clone(self.driver());
         let _captures = CaptureModeGuard::relaxed(&*driver);
         let state = self.state.get_mut();

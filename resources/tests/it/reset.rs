@@ -233,6 +233,8 @@ fn use_all(stack: &AnyResource, device: &SimDevice) -> (Vec<DevicePtr>, Option<C
     (blocks, scope)
 }
 
+const PLAN: &str = "+plan:file=../testkit/plans/equal_1024.plan";
+
 /// Each resource that may hold what outlives a context, alone and below what holds memory of its own.
 #[test]
 fn every_stack_gives_back_what_outlives_its_context() {
@@ -246,7 +248,7 @@ fn every_stack_gives_back_what_outlives_its_context() {
         "+binning:bins=4MiB",
         "+binning:bins=4MiB(cuda_async+pool)",
         "+capture_scopes",
-        "+plan",
+        PLAN,
     ];
     let table = LayerTable::new(millpond_resources::LAYERS.iter().copied());
     for (base, layer) in bases.into_iter().flat_map(|base| layers.map(|layer| (base, layer))) {
@@ -264,7 +266,7 @@ fn every_stack_gives_back_what_outlives_its_context() {
                 let (blocks, scope) = use_all(&stack, &device);
                 device.reset_context();
                 // Only the resource that made a pool may free what its user forgot.
-                let passes_on = ["", "+capture_scopes", "+plan"].contains(&layer);
+                let passes_on = ["", "+capture_scopes", PLAN].contains(&layer);
                 if frees_after || (passes_on && base != "cuda_async") {
                     for ptr in blocks {
                         // SAFETY: the block came from this stack with this size, once.

@@ -118,7 +118,7 @@ fn trim_counts_what_reached_the_device() {
         "managed+pool+pool",
         "managed+prefetch+pool+pool",
         "cuda+pool:pages=off+binning:min=20,max=26",
-        "managed+plan:background=off+pool",
+        "managed+plan:file=../testkit/plans/equal_1024.plan+pool",
     ] {
         let device = SimDevice::new(SimConfig::h200());
         let driver: DriverHandle = device.clone();

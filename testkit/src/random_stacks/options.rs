@@ -8,22 +8,28 @@ type Options = &'static [(&'static str, &'static [&'static str])];
 /// The stacks that take the place of a stack in parentheses.
 const OTHERS: &[&str] = &["(cuda)", "(cuda+pool)", "(managed)", "(cuda_async)", "(cuda+pool+tracking)"];
 
+/// Plans whose first requests are those of many programs.
+const PLANS: &[&str] = &[
+    concat!("\"", env!("CARGO_MANIFEST_DIR"), "/plans/equal_256.plan\""),
+    concat!("\"", env!("CARGO_MANIFEST_DIR"), "/plans/equal_1024.plan\""),
+];
+
 /// Options that a layer cannot do without.
-const REQUIRED: &[(&str, &str)] =
-    &[("limiting", "limit"), ("fallback", "to"), ("logging", "file"), ("sam_headroom", "headroom")];
+const REQUIRED: &[(&str, &str)] = &[
+    ("limiting", "limit"),
+    ("fallback", "to"),
+    ("logging", "file"),
+    ("sam_headroom", "headroom"),
+    ("plan", "file"),
+];
 
 /// Options that are in every stack, since the default would not be the same each time.
-const ALWAYS: &[(&str, &str)] = &[("plan", "repeat"), ("plan", "background"), ("retry", "timeout")];
+const ALWAYS: &[(&str, &str)] = &[("retry", "timeout")];
 
 /// Options that no stack has: they name files of other runs or a program's own writer, or bound a hang, which
 /// the watchdog finds.
-const NEVER: &[(&str, &str)] = &[
-    ("plan", "file"),
-    ("plan", "time"),
-    ("logging", "to"),
-    ("arena", "dump_log_on_failure"),
-    ("thread_safe", "patience"),
-];
+const NEVER: &[(&str, &str)] =
+    &[("logging", "to"), ("arena", "dump_log_on_failure"), ("thread_safe", "patience")];
 
 const DRAWN: &[(&str, Options)] = &[
     ("cuda", &[]),
@@ -72,7 +78,7 @@ const DRAWN: &[(&str, Options)] = &[
         ],
     ),
     ("capture_scopes", &[]),
-    ("plan", &[("repeat", &["4", "8", "16"]), ("background", &["off"]), ("share", &["on", "off"])]),
+    ("plan", &[("file", PLANS)]),
     ("aligned", &[("alignment", &["512", "4KiB", "64KiB"]), ("threshold", &["0", "64KiB"])]),
     ("fallback", &[("to", OTHERS)]),
     ("limiting", &[("limit", &["50%", "100%", "16MiB"])]),

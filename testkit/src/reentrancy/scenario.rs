@@ -9,10 +9,10 @@ use millpond_core::{
 
 use super::probe::Probe;
 
-/// The rounds of requests that repeat, for layers that learn what repeats.
+/// The rounds of requests that repeat.
 const ROUNDS: usize = 24;
 
-/// The sizes of one round, in bytes.
+/// The sizes of one round, in bytes; `plans/reentrancy.plan` is for these.
 const SIZES: [u64; 6] = [700, 5000, 200 << 10, 1 << 20, 2 << 20, 5 << 20];
 
 /// The sizes of requests until memory is out, and how many blocks of each are taken at most.

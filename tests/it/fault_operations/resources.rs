@@ -10,9 +10,9 @@ use millpond::resources::share::ImportedBlock;
 use millpond::resources::{
     ArenaMemoryResource, ArenaOptions, BinningLayer, CaptureScope, CudaMemoryResource, Decay,
     FixedSizeMemoryResource, FixedSizeOptions, HostMemoryResource, HostResource, ManagedMemoryResource,
-    PageableHostMemoryResource, PagesMode, PinnedHostMemoryResource, PlanLayer, PlanMemoryResource,
-    PlanOptions, PoolLayer, PoolMemoryResource, PoolOptions, ProgramPlan, SamHeadroomMemoryResource, Share,
-    SystemMemoryResource, get_current_device_resource, get_per_device_resource, replace_per_device_resource,
+    PageableHostMemoryResource, PagesMode, PinnedHostMemoryResource, PlanMemoryResource, PoolLayer,
+    PoolMemoryResource, PoolOptions, ProgramPlan, SamHeadroomMemoryResource, Share, SystemMemoryResource,
+    get_current_device_resource, get_per_device_resource, replace_per_device_resource,
     reset_current_device_resource, reset_per_device_resource, set_current_device_resource,
     set_per_device_resource,
 };
@@ -154,14 +154,14 @@ pub(crate) const OPERATIONS: &[Operation] = &[
     }),
     Operation::new("PlanMemoryResource::new", |stage| {
         on_stage(stage, |stage| {
-            let stack = pool(stage, PoolLayer::new())?.layer(PlanLayer::new().repeat(8).background(false))?;
-            (0..12).try_for_each(|_| use_of(&stack, stage))
+            let stack = PlanMemoryResource::new(pool(stage, PoolLayer::new())?, &plan())?;
+            (0..4).try_for_each(|_| use_of(&stack, stage))
         })
     }),
-    Operation::new("PlanMemoryResource::with_plan", |stage| {
+    Operation::new("PlanMemoryResource::open", |stage| {
         on_stage(stage, |stage| {
-            let pool = pool(stage, PoolLayer::new())?;
-            let stack = PlanMemoryResource::with_plan(pool, PlanOptions::default(), &plan())?;
+            let file = "testkit/plans/equal_1024.plan";
+            let stack = PlanMemoryResource::open(pool(stage, PoolLayer::new())?, file)?;
             (0..4).try_for_each(|_| use_of(&stack, stage))
         })
     }),
