@@ -34,6 +34,7 @@
 //! | [`DeviceMemoryResource`] | the trait: its documentation is the contract between resource and caller |
 //! | [`resources`] | `cuda`, `managed`, `cuda_async`, memory of the host, `pool`, `arena`, … and defaults |
 //! | [`adaptors`] | `logging`, `statistics`, `limiting`, `tracking`, `fallback`, `retry`, `prefetch`, … |
+//! | [`plan`] | a layer that serves a program from a plan of its allocations, made before |
 //! | [`containers`] | buffers, vectors and scalars that give their memory back, streams and events |
 //! | [`driver`] | CUDA, loaded at run time, and the simulated device |
 //! | [`stack`] | a stack as text (`cuda+pool:max=50%+statistics`) and back |
@@ -75,6 +76,7 @@ pub mod core {
 }
 
 pub use millpond_driver as driver;
+pub use millpond_plan as plan;
 pub use millpond_plugin as plugin;
 pub use millpond_resources as resources;
 
@@ -82,7 +84,8 @@ pub use millpond_core::*;
 
 /// Every layer that a stack's text can name.
 pub fn layers() -> stack::LayerTable {
-    stack::LayerTable::new(resources::LAYERS.iter().copied()).with(adaptors::LAYERS.iter().copied())
+    stack::LayerTable::new(resources::LAYERS.iter().chain(plan::LAYERS).copied())
+        .with(adaptors::LAYERS.iter().copied())
 }
 
 /// The README's programs are run as tests; its links are for the repository, not for this page.

@@ -99,7 +99,7 @@ pub struct LevelCounters {
 
 /// Every layer that text can name.
 pub(crate) fn layers() -> LayerTable {
-    LayerTable::new(millpond_resources::LAYERS.iter().copied())
+    LayerTable::new(millpond_resources::LAYERS.iter().chain(millpond_plan::LAYERS).copied())
         .with(millpond_adaptors::LAYERS.iter().copied())
 }
 

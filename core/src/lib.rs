@@ -20,6 +20,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod accessibility;
+mod below;
 mod device;
 pub mod driver;
 pub mod environment;
@@ -42,8 +43,10 @@ mod size;
 pub mod stack;
 mod statistics;
 mod stream;
+mod upstream;
 
 pub use accessibility::Accessibility;
+pub use below::{PoolBelow, ScopesBelow};
 pub use device::DeviceId;
 pub use driver::{Driver, DriverError, DriverHandle, MemoryInfo};
 pub use error::{Error, ErrorKind, Result};
@@ -62,3 +65,4 @@ pub use shortage::{FreeMemory, LiveBlock, OutOfMemoryReport, Remedy, RemedyActio
 pub use size::{ByteSize, parse_block_bytes, parse_bytes, parse_memory};
 pub use statistics::{LadderCounts, ResourceStatistics};
 pub use stream::{StreamId, StreamRef};
+pub use upstream::trim_upstream;

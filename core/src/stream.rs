@@ -17,16 +17,6 @@ impl StreamId {
         self.0
     }
 
-    /// The id of no stream, for a stream that is not known yet: no [`StreamRef`] has it.
-    pub const fn placeholder(number: u32) -> Self {
-        Self(FOREIGN_BIT | number as u64)
-    }
-
-    /// Whether this is the id of no stream.
-    pub const fn is_placeholder(self) -> bool {
-        self.0 & FOREIGN_BIT != 0
-    }
-
     /// Whether this is the per-thread default stream of any thread.
     pub const fn is_per_thread(self) -> bool {
         self.0 & PER_THREAD_BIT != 0
@@ -180,7 +170,6 @@ mod tests {
             assert!(!unsafe { StreamRef::foreign(handle, 7) }.is_foreign());
         }
         let numbered = StreamRef::from_raw_parts(0x100, u64::MAX);
-        assert!(!numbered.is_foreign() && !numbered.id().is_placeholder(), "no number vouches");
-        assert!(StreamId::placeholder(7).is_placeholder() && !foreign.id().is_placeholder());
+        assert!(!numbered.is_foreign(), "no number vouches");
     }
 }

@@ -68,8 +68,9 @@ impl ManagerRegistry {
     /// The registry of the process.
     pub fn process() -> &'static Self {
         static PROCESS: LazyLock<ManagerRegistry> = LazyLock::new(|| {
-            let layers = LayerTable::new(millpond_resources::LAYERS.iter().copied())
-                .with(millpond_adaptors::LAYERS.iter().copied());
+            let layers =
+                LayerTable::new(millpond_resources::LAYERS.iter().chain(millpond_plan::LAYERS).copied())
+                    .with(millpond_adaptors::LAYERS.iter().copied());
             // A value that is not Unicode is not a stack either: it must be refused, not overlooked.
             let lossy = |value: std::ffi::OsString| value.to_string_lossy().into_owned();
             let environment = Box::new(move |name: &str| variable(name).map(lossy));

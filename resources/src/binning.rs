@@ -15,9 +15,10 @@ use millpond_core::{
 
 use crate::binning::direct::Direct;
 use crate::debug_as_text::debug_as_text;
-use crate::driver_calls::is_capturing;
-use crate::upstream::{Returned, trim_upstream};
+use crate::upstream::Returned;
 use crate::{FixedSizeMemoryResource, FixedSizeOptions};
+use millpond_core::driver::is_capturing;
+use millpond_core::trim_upstream;
 
 /// Builds `binning` from text.
 pub(crate) const ENTRY: LayerEntry = LayerEntry {

@@ -1,45 +1,8 @@
-//! Calls to the driver whose errors the caller handles, and a stream of a resource's own.
+//! Streams that a resource keeps: by their names, and one of its own.
 
-use millpond_core::driver::{Driver, DriverError, DriverResult, Event, StreamFlags};
+use millpond_core::driver::{Driver, DriverResult, StreamFlags, ask};
 use millpond_core::{StreamId, StreamRef};
 use parking_lot::Mutex;
-
-/// Makes a call whose error the caller handles; notes in the device's health if it is lost.
-pub(crate) fn ask<T>(
-    driver: &dyn Driver,
-    body: impl FnOnce(&dyn Driver) -> DriverResult<T>,
-) -> DriverResult<T> {
-    body(driver).inspect_err(|error| driver.health().note(error))
-}
-
-/// Whether work that is submitted to the stream now would be a part of a graph, or end its capture.
-pub(crate) fn is_capturing(driver: &dyn Driver, stream: StreamRef) -> DriverResult<bool> {
-    match ask(driver, |driver| driver.stream_is_capturing(stream)) {
-        Err(error) if error.is_capture_refusal() => Ok(true),
-        Err(error) if error.is_unsupported() => Ok(false),
-        answer => answer,
-    }
-}
-
-/// Records the event on a stream that is certainly alive, unless the stream captures a graph.
-///
-/// # Errors
-/// What the driver reports; [`DriverError::CAPTURED_EVENT`] if a capture began during the call.
-pub(crate) fn record_unless_capturing(
-    driver: &dyn Driver,
-    event: Event,
-    stream: StreamRef,
-) -> DriverResult<bool> {
-    if is_capturing(driver, stream)? {
-        return Ok(false);
-    }
-    driver.event_record(event, stream)?;
-    // If a capture began before the record, the record is a part of it.
-    if is_capturing(driver, stream)? {
-        return Err(DriverError::new(DriverError::CAPTURED_EVENT, "cuEventRecord"));
-    }
-    Ok(true)
-}
 
 /// A stream under the identity that it had when it was named. On another thread the reference of a per-thread
 /// stream names another stream.

@@ -17,7 +17,6 @@
 //! | [`FixedSizeMemoryResource`] | `fixed_size` | blocks of one size, in stream order |
 //! | [`BinningMemoryResource`] | `binning` | a resource per range of sizes |
 //! | [`CaptureScopesMemoryResource`] | `capture_scopes` | memory that stays with captured graphs, by scope |
-//! | [`PlanMemoryResource`] | `plan` | the plan of a program, made before, over any resource |
 //!
 //! [`registry`] holds the default resource of each device; [`memory_pool`] has the driver's pools as a type.
 //!
@@ -47,7 +46,6 @@ mod heap;
 pub mod host_memory;
 pub mod memory_pool;
 mod out_of_memory;
-pub mod plan;
 pub mod pool;
 mod process;
 pub mod registry;
@@ -74,8 +72,6 @@ pub use host_memory::{
     AnyHostResource, HostMemoryResource, HostResource, PageableHostMemoryResource, SamHeadroomMemoryResource,
     SystemMemoryResource,
 };
-pub use millpond_planning::ProgramPlan;
-pub use plan::{PlanLayer, PlanMemoryResource, PlanStatistics};
 pub use pool::{
     Decay, PagesMode, PeerList, Peers, Pool, PoolLayer, PoolMemoryResource, PoolOptions, Share, Slack,
 };
@@ -104,5 +100,4 @@ pub const LAYERS: &[LayerEntry] = &[
     binning::ENTRY,
     arena::ENTRY,
     capture_scopes::ENTRY,
-    plan::ENTRY,
 ];

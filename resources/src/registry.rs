@@ -1,9 +1,9 @@
 //! Holds the default resource of each device.
 //!
 //! Until one is set, a device's default is the stack that the environment variable `MILLPOND_STACK` names,
-//! with the layers of resources and adaptors; or else its plain [`CudaMemoryResource`]. What is returned is
-//! an owned handle: a replaced resource lives as long as a handle to it, and blocks return to the resource
-//! they came from. Any thread may call all functions at any time.
+//! with all layers of millpond; or else its plain [`CudaMemoryResource`]. What is returned is an owned
+//! handle: a replaced resource lives as long as a handle to it, and blocks return to the resource they came
+//! from. Any thread may call all functions at any time.
 //!
 //! A default whose device's context was reset (`cuDevicePrimaryCtxReset`) is lost with it; the initial
 //! default takes its place.
@@ -28,8 +28,8 @@ fn initial(device: DeviceId) -> Result<AnyResource> {
     // A program that asks for a default may want no memory of the device.
     let driver = millpond_driver::find(device)?;
     let Some(stack) = StackSpec::from_env()? else { return Ok(plain(driver)) };
-    let layers =
-        LayerTable::new(crate::LAYERS.iter().copied()).with(millpond_adaptors::LAYERS.iter().copied());
+    let layers = LayerTable::new(crate::LAYERS.iter().chain(millpond_plan::LAYERS).copied())
+        .with(millpond_adaptors::LAYERS.iter().copied());
     stack.build(&layers, &driver).map_err(|error| {
         error.context(format_args!("building the default resource that {STACK_VARIABLE} names"))
     })

@@ -1,8 +1,6 @@
 //! What becomes of memory that a resource gives back to its upstream.
 
-use std::iter;
-
-use millpond_core::{DeviceMemoryResource, Error, Result};
+use millpond_core::{Error, Result};
 
 /// What several resources gave back. One that fails keeps none of the others from doing so.
 #[derive(Debug, Default)]
@@ -33,23 +31,4 @@ impl FromIterator<Result<u64>> for Returned {
         each.into_iter().for_each(|returned| all.add(returned));
         all
     }
-}
-
-/// Trims `upstream`, to which a resource has just returned `released` bytes; returns the bytes that reached
-/// the device.
-pub(crate) fn trim_upstream(
-    upstream: &dyn DeviceMemoryResource,
-    released: u64,
-    keep_bytes: u64,
-) -> Result<u64> {
-    let arrived = if passes_frees_on(upstream) { released } else { 0 };
-    Ok(arrived + upstream.trim(keep_bytes)?)
-}
-
-/// Whether memory that goes back to `upstream` reaches the device at once: the base of the stack is plain
-/// memory, and no layer keeps free memory. A layer that submits work is stream-ordered, and keeps nothing.
-fn passes_frees_on(upstream: &dyn DeviceMemoryResource) -> bool {
-    let base = iter::successors(Some(upstream), |resource| resource.upstream()).last();
-    let keeps_none = || upstream.statistics().is_none_or(|known| known.bytes_free() == 0);
-    base.is_some_and(|base| !base.is_stream_ordered()) && keeps_none()
 }

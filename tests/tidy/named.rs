@@ -4,7 +4,14 @@ use crate::markdown;
 use crate::repo::File;
 
 /// Names in the guide to the pool that other crates define.
-const OF_OTHERS: [&str; 5] = ["trim", "LadderCounts", "event_record_if_alive", "resources/src/", "allocate"];
+const OF_OTHERS: [&str; 6] = [
+    "trim",
+    "LadderCounts",
+    "event_record_if_alive",
+    "record_unless_capturing",
+    "resources/src/",
+    "allocate",
+];
 
 /// Each function, type, constant or file that the guide to the pool names in backticks and no source has.
 pub(crate) fn unknown_in_guide(document: &File, sources: &[File]) -> Vec<String> {

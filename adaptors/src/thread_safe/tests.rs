@@ -438,7 +438,7 @@ fn a_lock_lends_nothing_of_what_threads_may_not_share() {
     shared::<millpond_resources::ArenaMemoryResource<Cuda>>();
     shared::<millpond_resources::FixedSizeMemoryResource<Cuda>>();
     shared::<millpond_resources::BinningMemoryResource<Cuda>>();
-    shared::<millpond_resources::PlanMemoryResource<Cuda>>();
+    shared::<millpond_plan::PlanMemoryResource<Cuda>>();
     #[cfg(feature = "logging")]
     shared::<crate::LoggingResourceAdaptor<Cuda>>();
 }

@@ -11,16 +11,17 @@ use millpond_core::{
     find_trait,
 };
 use millpond_driver::sim::{SimConfig, SimDevice};
+use millpond_plan::PlanLayer;
 use millpond_resources::{
     ArenaLayer, BinningLayer, CaptureScopesLayer, CudaMemoryResource, FixedSizeLayer, ManagedMemoryResource,
-    PlanLayer, PoolLayer,
+    PoolLayer,
 };
 
 const S: StreamRef = StreamRef::LEGACY;
 const SHARE: ByteSize = ByteSize::PercentOfFree(12.5);
 
 fn layers_of_all() -> LayerTable {
-    LayerTable::new(millpond_resources::LAYERS.iter().copied())
+    LayerTable::new(millpond_resources::LAYERS.iter().chain(millpond_plan::LAYERS).copied())
         .with(millpond_adaptors::LAYERS.iter().copied())
 }
 

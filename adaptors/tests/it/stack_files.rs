@@ -10,7 +10,7 @@ use millpond_driver::CountingDriver;
 use millpond_driver::sim::{SimConfig, SimDevice};
 
 fn layers_of_all() -> LayerTable {
-    LayerTable::new(millpond_resources::LAYERS.iter().copied())
+    LayerTable::new(millpond_resources::LAYERS.iter().chain(millpond_plan::LAYERS).copied())
         .with(millpond_adaptors::LAYERS.iter().copied())
 }
 

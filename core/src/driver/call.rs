@@ -21,3 +21,12 @@ pub fn call<T>(driver: &dyn Driver, body: impl FnOnce(&dyn Driver) -> DriverResu
     };
     outcome.map_err(|error| error.on_device(driver.device()))
 }
+
+/// Calls the driver, and notes in the device's [`Health`](super::Health) if it is lost. The caller handles
+/// the error.
+///
+/// # Errors
+/// What the driver reports.
+pub fn ask<T>(driver: &dyn Driver, body: impl FnOnce(&dyn Driver) -> DriverResult<T>) -> DriverResult<T> {
+    body(driver).inspect_err(|error| driver.health().note(error))
+}

@@ -5,8 +5,8 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::{CaptureMode, Driver};
-use crate::DeviceId;
+use super::{CaptureMode, Driver, DriverError, DriverResult, Event, ask};
+use crate::{DeviceId, StreamRef};
 
 thread_local! {
     /// The device whose guard is the outermost that is in effect on this thread.
@@ -67,6 +67,35 @@ impl Drop for CaptureModeGuard<'_> {
 fn exchange(driver: &dyn Driver, mode: CaptureMode) -> Option<CaptureMode> {
     let exchanged = driver.thread_exchange_stream_capture_mode(mode);
     exchanged.inspect_err(|error| driver.health().note(error)).ok()
+}
+
+/// Whether work that is submitted to the stream now would be a part of a graph, or end its capture.
+///
+/// # Errors
+/// What the driver reports, but for a refusal because of a capture, and if it knows no captures.
+pub fn is_capturing(driver: &dyn Driver, stream: StreamRef) -> DriverResult<bool> {
+    match ask(driver, |driver| driver.stream_is_capturing(stream)) {
+        Err(error) if error.is_capture_refusal() => Ok(true),
+        Err(error) if error.is_unsupported() => Ok(false),
+        answer => answer,
+    }
+}
+
+/// Records the event on a stream that is certainly alive, unless the stream captures a graph; returns whether
+/// it did.
+///
+/// # Errors
+/// What the driver reports; [`DriverError::CAPTURED_EVENT`] if a capture began during the call.
+pub fn record_unless_capturing(driver: &dyn Driver, event: Event, stream: StreamRef) -> DriverResult<bool> {
+    if is_capturing(driver, stream)? {
+        return Ok(false);
+    }
+    driver.event_record(event, stream)?;
+    // If a capture began before the record, the record is a part of it.
+    if is_capturing(driver, stream)? {
+        return Err(DriverError::new(DriverError::CAPTURED_EVENT, "cuEventRecord"));
+    }
+    Ok(true)
 }
 
 impl fmt::Debug for CaptureModeGuard<'_> {

@@ -14,8 +14,8 @@ mod types;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-pub use call::call;
-pub use capture::CaptureModeGuard;
+pub use call::{ask, call};
+pub use capture::{CaptureModeGuard, is_capturing, record_unless_capturing};
 pub use error::{DriverError, DriverResult};
 pub use health::Health;
 pub use pools::{

@@ -4,7 +4,7 @@ use millpond_core::stack::{LayerEntry, LayerTable};
 
 /// Every layer that a stack's text can name here, [models of other allocators](crate::peers) included.
 pub fn layers() -> LayerTable {
-    LayerTable::new(millpond_resources::LAYERS.iter().copied())
+    LayerTable::new(millpond_resources::LAYERS.iter().chain(millpond_plan::LAYERS).copied())
         .with(millpond_adaptors::LAYERS.iter().copied())
         .with(crate::peers::LAYERS.iter().copied())
 }

@@ -19,9 +19,10 @@ use rustc_hash::FxBuildHasher;
 use super::memory::{Held, Memory, Side};
 use super::parked::Wait;
 use super::scope::{Host, Scope};
-use crate::driver_calls::{NamedStream, OwnStream, ask, is_capturing, record_unless_capturing};
+use crate::driver_calls::{NamedStream, OwnStream};
 use crate::heap::request::Request;
 use crate::process;
+use millpond_core::driver::{ask, is_capturing, record_unless_capturing};
 
 /// The unit of a span in bytes, and its least size: a page of the device.
 const SPAN_UNIT: u64 = 2 << 20;

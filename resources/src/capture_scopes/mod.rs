@@ -13,6 +13,7 @@ use std::fmt::{self, Display};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use millpond_core::ScopesBelow;
 use millpond_core::{
     Accessibility, BlockInfo, DeviceMemoryResource, DevicePtr, DriverHandle, Error, LayerMemory, Layout,
     MemoryInfo, ReportsMemory, ResourceStatistics, Result, ScopeMemory, StreamRef, Traits, is_same,
@@ -65,6 +66,12 @@ impl<R: DeviceMemoryResource + Send + Sync> CaptureScopes for CaptureScopesMemor
 
     fn open_streams(&self) -> usize {
         self.0.open.load(Ordering::Relaxed)
+    }
+}
+
+impl<R: DeviceMemoryResource + Send + Sync> ScopesBelow for CaptureScopesMemoryResource<R> {
+    fn open_streams(&self) -> usize {
+        CaptureScopes::open_streams(self)
     }
 }
 
@@ -161,6 +168,7 @@ unsafe impl<R: DeviceMemoryResource + Send + Sync> DeviceMemoryResource for Capt
 
     fn provide(&self, traits: &mut Traits) {
         traits.add::<Self, dyn CaptureScopes>(|it| it).add::<Self, dyn ReportsMemory>(|it| it);
+        traits.add::<Self, dyn ScopesBelow>(|it| it);
         traits.share::<Self>();
     }
 }

@@ -16,9 +16,10 @@ use millpond_core::{
 use parking_lot::Mutex;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
-use crate::driver_calls::{NamedStream, OwnStream, ask, is_capturing, record_unless_capturing};
+use crate::driver_calls::{NamedStream, OwnStream};
 use crate::out_of_memory::note_memory;
 use crate::process;
+use millpond_core::driver::{ask, is_capturing, record_unless_capturing};
 
 /// The pools that live, by the opening of their device and their handle: all that ask for the same pool get
 /// the same blocks.

@@ -53,6 +53,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use millpond_core::PoolBelow;
 use millpond_core::{
     Accessibility, DeviceId, DeviceMemoryResource, DevicePtr, DriverHandle, Error, ErrorKind, Layout,
     LiveBlock, MemoryInfo, ReportsMemory, ResourceStatistics, Result, StreamRef, Traits, downcast,
@@ -396,8 +397,23 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PoolMemoryResource
 
     fn provide(&self, traits: &mut Traits) {
         traits.add::<Self, dyn Pool>(|it| it).add::<Self, dyn ReportsMemory>(|it| it);
+        traits.add::<Self, dyn PoolBelow>(|it| it);
         // SAFETY: threads may share all parts but the upstream.
         unsafe { traits.share_over(&[self.central.upstream()]) };
+    }
+}
+
+impl<R: DeviceMemoryResource> PoolBelow for PoolMemoryResource<R> {
+    fn initial_bytes(&self) -> u64 {
+        self.options().initial_bytes
+    }
+
+    fn maximum_bytes(&self) -> Option<u64> {
+        self.options().maximum_bytes
+    }
+
+    fn release_unused(&self, keep_bytes: u64, stream: StreamRef) -> Result<u64> {
+        self.release_unused(keep_bytes, stream)
     }
 }
 

@@ -7,7 +7,7 @@
 pub(crate) mod spin_lock;
 
 #[cfg(not(millpond_loom))]
-pub(crate) use parking_lot::{Mutex, MutexGuard};
+pub(crate) use parking_lot::Mutex;
 #[cfg(not(millpond_loom))]
 pub(crate) use std::sync::atomic::{
     AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering, fence,

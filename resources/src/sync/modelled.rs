@@ -5,7 +5,6 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-pub(crate) use loom::sync::MutexGuard;
 pub(crate) use loom::sync::atomic::Ordering;
 pub(crate) use loom::{hint::spin_loop, thread::yield_now};
 
@@ -141,11 +140,11 @@ impl<T> Mutex<T> {
         Self(loom::sync::Mutex::new(value))
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+    pub(crate) fn lock(&self) -> loom::sync::MutexGuard<'_, T> {
         self.0.lock().expect("loom ends at the first panic")
     }
 
-    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+    pub(crate) fn try_lock(&self) -> Option<loom::sync::MutexGuard<'_, T>> {
         self.0.try_lock().ok()
     }
 

@@ -64,7 +64,7 @@ const FAILURE_CALLBACK: LayerEntry = LayerEntry {
 };
 
 fn table() -> LayerTable {
-    let layers = LayerTable::new(millpond_resources::LAYERS.iter().copied());
+    let layers = LayerTable::new(millpond_resources::LAYERS.iter().chain(millpond_plan::LAYERS).copied());
     layers.with(millpond_adaptors::LAYERS.iter().copied()).with([FAILURE_CALLBACK])
 }
 

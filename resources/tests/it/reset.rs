@@ -250,7 +250,7 @@ fn every_stack_gives_back_what_outlives_its_context() {
         "+capture_scopes",
         PLAN,
     ];
-    let table = LayerTable::new(millpond_resources::LAYERS.iter().copied());
+    let table = LayerTable::new(millpond_resources::LAYERS.iter().chain(millpond_plan::LAYERS).copied());
     for (base, layer) in bases.into_iter().flat_map(|base| layers.map(|layer| (base, layer))) {
         let text = format!("{base}{layer}");
         for frees_after in [false, true] {

@@ -108,7 +108,8 @@ fn a_wrapper_is_stream_ordered_unless_it_says_otherwise() {
 /// driver's keeps them until it is trimmed itself.
 #[test]
 fn trim_counts_what_reached_the_device() {
-    let layers = millpond_resources::LAYERS.iter().chain(millpond_adaptors::LAYERS).copied();
+    let layers = millpond_resources::LAYERS.iter().chain(millpond_adaptors::LAYERS);
+    let layers = layers.chain(millpond_plan::LAYERS).copied();
     let table = LayerTable::new(layers);
     for text in [
         "managed+prefetch+pool",

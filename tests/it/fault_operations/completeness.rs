@@ -9,7 +9,7 @@ use millpond_testkit::faults::Operation;
 use super::table::CRATES;
 
 /// The sources whose public functions call the driver.
-const SOURCES: [&str; 3] = ["containers/src", "resources/src", "plugin/src"];
+const SOURCES: [&str; 4] = ["containers/src", "resources/src", "plan/src", "plugin/src"];
 
 /// Functions that return a result and call no driver, or that only pass on to one of the table.
 const WITHOUT_CALLS: &[(&str, &str)] = &[

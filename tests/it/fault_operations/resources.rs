@@ -6,15 +6,15 @@ use std::time::Duration;
 use millpond::adaptors::{
     AlignedLayer, FallbackResourceAdaptor, LimitingLayer, PrefetchResourceAdaptor, RetryLayer,
 };
+use millpond::plan::{PlanMemoryResource, ProgramPlan};
 use millpond::resources::share::ImportedBlock;
 use millpond::resources::{
     ArenaMemoryResource, ArenaOptions, BinningLayer, CaptureScope, CudaMemoryResource, Decay,
     FixedSizeMemoryResource, FixedSizeOptions, HostMemoryResource, HostResource, ManagedMemoryResource,
-    PageableHostMemoryResource, PagesMode, PinnedHostMemoryResource, PlanMemoryResource, PoolLayer,
-    PoolMemoryResource, PoolOptions, ProgramPlan, SamHeadroomMemoryResource, Share, SystemMemoryResource,
-    get_current_device_resource, get_per_device_resource, replace_per_device_resource,
-    reset_current_device_resource, reset_per_device_resource, set_current_device_resource,
-    set_per_device_resource,
+    PageableHostMemoryResource, PagesMode, PinnedHostMemoryResource, PoolLayer, PoolMemoryResource,
+    PoolOptions, SamHeadroomMemoryResource, Share, SystemMemoryResource, get_current_device_resource,
+    get_per_device_resource, replace_per_device_resource, reset_current_device_resource,
+    reset_per_device_resource, set_current_device_resource, set_per_device_resource,
 };
 use millpond::stack::StackSpec;
 use millpond::{

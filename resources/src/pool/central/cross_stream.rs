@@ -9,7 +9,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use millpond_core::driver::{Event, EventFlags};
 use millpond_core::{DriverError, Error, Result, StreamId, StreamRef};
 
-use crate::driver_calls::{is_capturing, record_unless_capturing};
 use crate::heap::request::Request;
 use crate::pool::central::trace::event;
 use crate::pool::central::{CentralCore, State};
@@ -17,6 +16,7 @@ use crate::stream_order::backlog::Backlog;
 use crate::stream_order::streams::{PendingRecord, Slot};
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::tuning::{STREAMS_ASKED_AT_LEAST, STREAMS_ASKED_PERCENT};
+use millpond_core::driver::{is_capturing, record_unless_capturing};
 
 /// A stream whose free blocks another stream may take.
 #[derive(Clone, Copy, Debug)]

@@ -59,7 +59,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::Instant;
 
-use crate::driver_calls::record_unless_capturing;
 use crate::driver_memory::CudaMemoryResource;
 use crate::heap::request::Request;
 use crate::pool::central::device_books::Device;
@@ -74,6 +73,7 @@ use crate::stream_order::streams::StreamCell;
 use crate::stream_order::{Epoch, Owner, Reuse};
 use crate::sync::spin_lock::SpinLock;
 use crate::tuning::CALLS_WITHOUT_CACHE;
+use millpond_core::driver::record_unless_capturing;
 use millpond_core::driver::{CaptureModeGuard, Health};
 use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::{

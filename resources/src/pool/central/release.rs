@@ -14,7 +14,7 @@ use crate::pool::central::{Central, CentralCore, State};
 use crate::pool::protocol::Reclaim;
 use crate::stream_order::ANY_STREAM;
 use crate::tuning::CALLS_PER_RELEASE;
-use crate::upstream::trim_upstream;
+use millpond_core::trim_upstream;
 
 impl CentralCore {
     /// Waits for the recorded events of all streams that own free blocks; the blocks are then unowned.
@@ -296,11 +296,14 @@ mod tests {
     #[test]
     fn unused_memory_is_released_as_far_as_its_work_is_done() {
         const BYTES: u64 = 64 << 20;
+        const BLOCKED_NS: u64 = 1 << 50;
         for (pages, may_release) in [(PagesMode::On, true), (PagesMode::Off, false)] {
             let device = SimDevice::new(SimConfig::h200());
             let pool = CudaMemoryResource::new(device.clone()).layer(PoolLayer::new().pages(pages));
             let pool = pool.expect("an empty pool");
-            let stream = device.stream_create(StreamFlags::NON_BLOCKING).expect("a stream");
+            let [stream, busy] =
+                [(); 2].map(|()| device.stream_create(StreamFlags::NON_BLOCKING).expect("a stream"));
+            device.launch_for(busy, &[], BLOCKED_NS);
             let release = |keep| pool.release_unused(keep, stream).expect("the device is there");
             let ptr = pool.allocate_bytes(BYTES, stream).expect("there is room");
             assert_eq!(release(0), 0, "all is in use");
@@ -320,6 +323,7 @@ mod tests {
                 }
             }
             assert!(held >= keep && (held < BYTES / 2) == may_release, "{pages}: {held}");
+            assert!(device.virtual_time_ns() < BLOCKED_NS, "nothing waits for the other stream");
             pool.validate();
         }
     }

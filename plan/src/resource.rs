@@ -1,30 +1,4 @@
-//! A layer that serves a program from a plan of its allocations, which was made before.
-//!
-//! `slots` has a slot for each allocation of the plan, and checks that it is free; `following` follows the
-//! program through the plan, in the memory of its `lane`s. `docs/plan.md` says when the layer is worth it.
-
-mod file;
-#[cfg(test)]
-mod file_tests;
-mod following;
-mod gaps;
-mod lane;
-mod layer;
-mod marks;
-#[cfg(all(test, millpond_loom))]
-mod models;
-#[cfg(test)]
-mod order_tests;
-#[cfg(test)]
-mod recovery_tests;
-mod returning;
-mod serving;
-mod slots;
-mod state;
-#[cfg(test)]
-mod tests;
-#[cfg(test)]
-mod upstream_tests;
+//! The layer `plan` as a memory resource.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -33,21 +7,15 @@ use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::stack::{FilePath, LayerSpec};
 use millpond_core::{
     ALLOCATION_ALIGNMENT, Accessibility, BlockInfo, DeviceMemoryResource, DevicePtr, DriverHandle,
-    LayerMemory, Layout, MemoryInfo, ReportsMemory, ResourceStatistics, Result, StreamRef, Traits,
-    find_trait, is_same,
+    LayerMemory, Layout, MemoryInfo, ReportsMemory, ResourceStatistics, Result, ScopesBelow, StreamRef,
+    Traits, find_trait, is_same, trim_upstream,
 };
+
 use millpond_planning::ProgramPlan;
 
-pub(crate) use crate::plan::layer::ENTRY;
-pub use crate::plan::layer::PlanLayer;
-pub use crate::plan::state::PlanStatistics;
-
-use crate::capture_scopes::CaptureScopes;
-use crate::debug_as_text::debug_as_text;
-use crate::plan::state::State;
-use crate::process::Origin;
+use crate::file;
+use crate::state::{PlanStatistics, State};
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering};
-use crate::upstream::{Returned, trim_upstream};
 
 /// Serves a program from a plan of its allocations, which was made before.
 ///
@@ -67,7 +35,8 @@ use crate::upstream::{Returned, trim_upstream};
 /// ```
 /// use millpond_core::{DeviceMemoryResourceExt, StreamRef};
 /// use millpond_driver::sim::{SimConfig, SimDevice};
-/// use millpond_resources::{CudaMemoryResource, PlanLayer, PoolLayer, ProgramPlan};
+/// use millpond_plan::{PlanLayer, ProgramPlan};
+/// use millpond_resources::{CudaMemoryResource, PoolLayer};
 ///
 /// let log = "07".repeat(32);
 /// let plan = format!(
@@ -83,21 +52,22 @@ use crate::upstream::{Returned, trim_upstream};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct PlanMemoryResource<R: DeviceMemoryResource> {
-    upstream: R,
+    pub(crate) upstream: R,
     /// The file that the plan is from, if it was read from one.
     file: Option<PathBuf>,
-    state: Mutex<State>,
+    pub(crate) state: Mutex<State>,
     /// Whether there is a plan, or memory of a dropped one: else no call needs the lock, unless upstream is
     /// out of memory.
-    has_plan: AtomicBool,
+    pub(crate) has_plan: AtomicBool,
     /// Whether a layer below serves captures from scopes of its own.
-    has_scopes: bool,
+    pub(crate) has_scopes: bool,
     /// How often lanes were given back.
-    given_back: AtomicU64,
+    pub(crate) given_back: AtomicU64,
     /// The threads that are giving lanes back.
-    giving: AtomicU32,
-    misuses: AtomicU64,
-    process: Origin,
+    pub(crate) giving: AtomicU32,
+    pub(crate) misuses: AtomicU64,
+    /// The process that made the layer: a forked child leaves it as it is.
+    process: u32,
 }
 
 impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
@@ -126,7 +96,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     pub fn new(upstream: R, plan: &ProgramPlan) -> Result<Self> {
         let state = State::new(file::follow(&upstream, plan)?);
         Ok(Self {
-            has_scopes: find_trait::<dyn CaptureScopes>(&upstream).is_some(),
+            has_scopes: find_trait::<dyn ScopesBelow>(&upstream).is_some(),
             has_plan: AtomicBool::new(state.plan.is_some()),
             given_back: AtomicU64::new(0),
             giving: AtomicU32::new(0),
@@ -134,7 +104,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
             file: None,
             state: Mutex::new(state),
             misuses: AtomicU64::new(0),
-            process: Origin::here(),
+            process: std::process::id(),
         })
     }
 
@@ -147,7 +117,12 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     /// are the scope's, so the plan serves none.
     fn is_beside_captures(&self) -> bool {
         self.has_scopes
-            && find_trait::<dyn CaptureScopes>(&self.upstream).is_some_and(|scopes| scopes.open_streams() > 0)
+            && find_trait::<dyn ScopesBelow>(&self.upstream).is_some_and(|scopes| scopes.open_streams() > 0)
+    }
+
+    /// Whether this is a forked child of the process that made the layer.
+    pub(crate) fn is_forked(&self) -> bool {
+        self.process != std::process::id()
     }
 
     fn refuse(&self, kind: MisuseKind, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
@@ -168,7 +143,11 @@ impl<R: DeviceMemoryResource> fmt::Display for PlanMemoryResource<R> {
     }
 }
 
-debug_as_text!(PlanMemoryResource<R: DeviceMemoryResource>);
+impl<R: DeviceMemoryResource> fmt::Debug for PlanMemoryResource<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PlanMemoryResource({self})")
+    }
+}
 
 // SAFETY: blocks are those of upstream, or slots of lanes that came from upstream. Slots whose blocks are in
 // use do not overlap (`Slots::claim`), are as large as their requests, and start at multiples of 256. A lane
@@ -258,12 +237,12 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
     /// Gives lanes without blocks back if that is needed beside what upstream can give. The plan takes them
     /// again when a request needs them.
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
-        let mut returned = Returned::from_iter([self.upstream.trim(keep_bytes)]);
-        let to_upstream = self.trim_lanes(keep_bytes);
-        if to_upstream > 0 {
-            returned.add(trim_upstream(&self.upstream, to_upstream, keep_bytes));
-        }
-        returned.bytes().map_err(|error| error.in_stack(self))
+        let released = self.upstream.trim(keep_bytes);
+        let of_lanes = match self.trim_lanes(keep_bytes) {
+            0 => Ok(0),
+            to_upstream => trim_upstream(&self.upstream, to_upstream, keep_bytes),
+        };
+        released.and_then(|bytes| Ok(bytes + of_lanes?)).map_err(|error| error.in_stack(self))
     }
 
     fn provide(&self, traits: &mut Traits) {

@@ -14,10 +14,10 @@ use millpond_planning::{
 use millpond_testkit::Checked;
 use millpond_testkit::{Rng, misuse_recorder};
 
-use crate::plan::following::Mistake;
-use crate::plan::slots::Slots;
-use crate::plan::{PlanLayer, PlanMemoryResource};
-use crate::{CudaMemoryResource, Decay, PoolLayer, PoolMemoryResource};
+use crate::following::Mistake;
+use crate::slots::Slots;
+use crate::{PlanLayer, PlanMemoryResource};
+use millpond_resources::{CudaMemoryResource, Decay, PoolLayer, PoolMemoryResource};
 
 pub(super) type Stack = PlanMemoryResource<PoolMemoryResource<CudaMemoryResource>>;
 

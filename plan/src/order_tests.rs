@@ -7,9 +7,9 @@ use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, La
 use millpond_driver::sim::{Access, SimConfig, SimDevice};
 use millpond_testkit::Checked;
 
-use crate::plan::tests::layer_of_steps;
-use crate::plan::{PlanMemoryResource, PlanStatistics};
-use crate::{
+use crate::tests::layer_of_steps;
+use crate::{PlanMemoryResource, PlanStatistics};
+use millpond_resources::{
     CudaAsyncMemoryResource, CudaAsyncOptions, CudaMemoryResource, Decay, PoolLayer, PoolMemoryResource,
 };
 

@@ -8,9 +8,9 @@ use millpond_driver::sim::{Schedule, SimConfig, SimDevice};
 use millpond_planning::ProgramPlan;
 use tracing_subscriber::layer::{Context, SubscriberExt};
 
-use crate::plan::tests::{Call, World, layer, layer_of_steps, plan_of, steps};
-use crate::plan::{PlanLayer, PlanMemoryResource};
-use crate::{CudaMemoryResource, PoolLayer};
+use crate::tests::{Call, World, layer, layer_of_steps, plan_of, steps};
+use crate::{PlanLayer, PlanMemoryResource};
+use millpond_resources::{CudaMemoryResource, PoolLayer};
 
 /// A body of three streams, which the first pass follows from its first request on.
 #[test]
@@ -171,7 +171,7 @@ fn a_plan_over_the_maximum_of_the_pool_is_dropped() {
 fn a_file_is_named_in_text_and_refused_with_its_line() {
     let folder = tempfile::tempdir().unwrap();
     let device = SimDevice::new(SimConfig::with_capacity(1 << 30)) as _;
-    let table = LayerTable::new(crate::LAYERS.iter().copied());
+    let table = LayerTable::new(millpond_resources::LAYERS.iter().chain(crate::LAYERS).copied());
     let build = |text: &str| text.parse::<StackSpec>().and_then(|spec| spec.build(&table, &device));
     let text = ProgramPlan::new(plan_of(&steps(&[1024, 512]), 0)).unwrap().to_string();
     for name in ["step.plan", "a+b,c:d=(e).plan", "a \"quoted\" one.plan"] {
@@ -207,7 +207,7 @@ fn a_file_is_named_in_text_and_refused_with_its_line() {
 #[test]
 fn what_asks_for_a_learnt_plan_is_refused() {
     let device = SimDevice::new(SimConfig::with_capacity(1 << 30)) as _;
-    let table = LayerTable::new(crate::LAYERS.iter().copied());
+    let table = LayerTable::new(millpond_resources::LAYERS.iter().chain(crate::LAYERS).copied());
     for text in ["plan", "plan:repeat=9", "plan:file=x.plan,share=on", "plan:time=5", "plan:background=off"] {
         let spec: StackSpec = format!("cuda+pool+{text}").parse().unwrap();
         let error = spec.build(&table, &device).unwrap_err();

@@ -7,8 +7,8 @@ use millpond_core::stack::{LayerEntry, LayerKind};
 use millpond_core::{DeviceMemoryResource, Error, Layer, Result};
 use millpond_planning::ProgramPlan;
 
-use crate::plan::PlanMemoryResource;
-use crate::plan::file::ADVICE;
+use crate::file::ADVICE;
+use crate::resource::PlanMemoryResource;
 
 /// Builds the layer `plan` from text.
 pub(crate) const ENTRY: LayerEntry = LayerEntry {
@@ -30,7 +30,7 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
 
 /// Puts a [`PlanMemoryResource`] on top of a resource.
 ///
-#[doc = include_str!("../../layers/plan.md")]
+#[doc = include_str!("../layers/plan.md")]
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[must_use]
 pub struct PlanLayer(Source);

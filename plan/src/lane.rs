@@ -3,8 +3,8 @@
 use millpond_core::{DevicePtr, StreamId, StreamRef};
 use rustc_hash::FxHashMap;
 
-use crate::plan::gaps::Gaps;
-use crate::plan::marks::{Mark, Marks, Question};
+use crate::gaps::Gaps;
+use crate::marks::{Mark, Marks, Question};
 
 /// The blocks about which the driver is asked in one call, the oldest first.
 const MOST_ASKED: usize = 64;

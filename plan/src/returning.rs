@@ -3,18 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millpond_core::driver::{CaptureModeGuard, EventFlags};
+use millpond_core::driver::{CaptureModeGuard, EventFlags, ask, is_capturing, record_unless_capturing};
 use millpond_core::{
-    ALLOCATION_ALIGNMENT, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Error, Layout, Result,
-    StreamRef, find_trait,
+    ALLOCATION_ALIGNMENT, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Error, Layout, PoolBelow,
+    Result, StreamRef, find_trait,
 };
 
-use crate::driver_calls::{ask, is_capturing, record_unless_capturing};
-use crate::plan::PlanMemoryResource;
-use crate::plan::marks::Question;
-use crate::plan::state::{Dropped, State};
-use crate::pool::Pool;
-use crate::sync::{MutexGuard, Ordering, bounded, sleep};
+use crate::marks::Question;
+use crate::resource::PlanMemoryResource;
+use crate::state::{Dropped, State};
+use crate::sync::{MutexGuard, Ordering, sleep};
 
 /// A pool below gives memory back if it holds more than this part above what is in use.
 const EXCESS_SHARE: u64 = 128;
@@ -24,7 +22,7 @@ const LEAST_EXCESS: u64 = 8 << 20;
 
 /// A request waits for this time, at most so often, for another thread to give memory back.
 const NAP: Duration = Duration::from_millis(1);
-const MOST_NAPS: usize = 100;
+const MOST_NAPS: usize = if cfg!(millpond_loom) { 0 } else { 100 };
 
 impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     /// Runs `body` under the lock; `None` in a forked child, where a thread that is not there may have it.
@@ -46,13 +44,13 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
 
     #[cold]
     fn wait_for_lock(&self) -> Option<MutexGuard<'_, State>> {
-        if self.process.is_elsewhere() { None } else { Some(self.state.lock()) }
+        if self.is_forked() { None } else { Some(self.state.lock()) }
     }
 
     #[cold]
     fn settle(&self, mut state: MutexGuard<'_, State>) {
         let (leaving, dropped) = state.take_left();
-        let is_giving = !leaving.is_empty() && !self.process.is_elsewhere();
+        let is_giving = !leaving.is_empty() && !self.is_forked();
         if is_giving {
             self.giving.fetch_add(1, Ordering::AcqRel);
         }
@@ -77,7 +75,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
 
     /// Whether the driver may be asked.
     fn has_driver(&self) -> bool {
-        !self.process.is_elsewhere() && !self.driver().health().is_lost()
+        !self.is_forked() && !self.driver().health().is_lost()
     }
 
     /// Records the event behind a block that was just freed on `stream`.
@@ -148,11 +146,11 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     /// Has a pool below give back what the program does not need beside the plan, without a wait.
     #[cold]
     pub(crate) fn release_excess(&self, stream: StreamRef) {
-        let pool = find_trait::<dyn Pool>(&self.upstream).filter(|_| self.has_driver());
+        let pool = find_trait::<dyn PoolBelow>(&self.upstream).filter(|_| self.has_driver());
         let Some((pool, known)) = pool.zip(self.upstream.statistics()) else { return };
         let beside = self.locked(|state| state.followed().map(|plan| plan.most_beside()));
         let Some(beside) = beside.flatten() else { return };
-        let keep = known.bytes_in_use.saturating_add(beside).max(pool.options().initial_bytes);
+        let keep = known.bytes_in_use.saturating_add(beside).max(pool.initial_bytes());
         if known.bytes_reserved <= keep.saturating_add(LEAST_EXCESS.max(keep / EXCESS_SHARE)) {
             return;
         }
@@ -274,7 +272,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     /// Waits for a moment while other threads give lanes back: what they have is neither here nor upstream.
     /// It is no longer than a moment, as such a thread may be waiting for this one, or be this one.
     fn await_others(&self, before: u64) {
-        for _ in 0..bounded(MOST_NAPS, 0) {
+        for _ in 0..MOST_NAPS {
             let is_over = self.given_back.load(Ordering::Acquire) != before;
             if is_over || self.giving.load(Ordering::Acquire) == 0 {
                 return;
@@ -287,7 +285,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     fn could_serve(&self, layout: Layout) -> bool {
         let held = self.locked(|state| state.held().0).unwrap_or(0);
         let of_layers = self.upstream.memory_report().layers;
-        let of_pool = find_trait::<dyn Pool>(&self.upstream).and_then(|pool| pool.options().maximum_bytes);
+        let of_pool = find_trait::<dyn PoolBelow>(&self.upstream).and_then(|pool| pool.maximum_bytes());
         let most = of_layers.iter().filter_map(|layer| layer.limit_bytes).chain(of_pool).min();
         let free = self.upstream.memory_info().map(|info| info.free.saturating_add(held));
         // Blocks of upstream are aligned to 256 as they are.
@@ -309,7 +307,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
 
     /// Gives all lanes back when the layer ends. Nothing has the lock.
     pub(crate) fn end(&mut self) {
-        if self.process.is_elsewhere() {
+        if self.is_forked() {
             // Another thread may have changed the state in the middle of the fork.
             return std::mem::forget(std::mem::take(self.state.get_mut()));
         }

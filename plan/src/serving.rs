@@ -8,9 +8,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use millpond_core::misuse::MisuseKind;
 use millpond_core::{DeviceMemoryResource, DevicePtr, Layout, Result, StreamRef};
 
-use crate::plan::PlanMemoryResource;
-use crate::plan::following::{Following, Verdict};
-use crate::plan::state::State;
+use crate::following::{Following, Verdict};
+use crate::resource::PlanMemoryResource;
+use crate::state::State;
 
 /// What becomes of a request.
 #[derive(Clone, Copy)]

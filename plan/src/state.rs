@@ -3,8 +3,8 @@
 use millpond_core::driver::Event;
 use millpond_core::{DevicePtr, StreamId, StreamRef};
 
-use crate::plan::following::Following;
-use crate::plan::marks::{Marks, Question};
+use crate::following::Following;
+use crate::marks::{Marks, Question};
 
 /// Counts of a [`PlanMemoryResource`](crate::PlanMemoryResource).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

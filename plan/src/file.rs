@@ -7,7 +7,7 @@ use std::path::Path;
 use millpond_core::{ALLOCATION_ALIGNMENT, DeviceMemoryResource, Error, ErrorKind, Result, format_bytes};
 use millpond_planning::ProgramPlan;
 
-use crate::plan::following::Following;
+use crate::following::Following;
 
 /// How to come by a plan.
 pub(crate) const ADVICE: &str = "`millpond-replay plan LOG -o FILE.plan` makes one of a log";

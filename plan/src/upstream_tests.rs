@@ -13,9 +13,11 @@ use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Er
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_testkit::mock;
 
-use crate::plan::PlanMemoryResource;
-use crate::plan::tests::layer_of_steps;
-use crate::{CallbackMemoryResource, CaptureScope, CaptureScopesLayer, CudaMemoryResource, Decay, PoolLayer};
+use crate::PlanMemoryResource;
+use crate::tests::layer_of_steps;
+use millpond_resources::{
+    CallbackMemoryResource, CaptureScope, CaptureScopesLayer, CudaMemoryResource, Decay, PoolLayer,
+};
 
 const MIB: u64 = 1 << 20;
 const BODY: [u64; 3] = [8 * MIB, 4 * MIB, 3 * MIB];

@@ -11,15 +11,19 @@ use std::sync::Arc;
 
 use loom::thread::{self, ThreadId};
 use millpond_core::driver::StreamFlags;
-use millpond_core::{DeviceMemoryResourceExt, Error, ErrorKind};
+use millpond_core::{
+    Accessibility, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle, Error, ErrorKind,
+    Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, is_same,
+};
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_planning::{LogHash, PlanParts, PlannedAllocation, PlannedSlot, ProgramPlan};
 use parking_lot::Mutex as UnseenMutex;
 use rustc_hash::FxHashMap;
 
-use crate::plan::following::Mistake;
-use crate::plan::*;
-use crate::sync::{MutexGuard, explore, explore_canary};
+use crate::following::Mistake;
+use crate::resource::PlanMemoryResource;
+use crate::state::State;
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, explore, explore_canary};
 
 type Stack = PlanMemoryResource<Upstream>;
 
@@ -345,6 +349,7 @@ fn canary_counted_before_the_memory_is_back() {
             let place = plan.lane_at(block.ptr).expect("it is a block of the lane");
             assert_eq!(plan.free(place, block.bytes, block.stream, marks), Ok(None));
             state.release_dropped(STREAM);
+            stack.has_plan.store(false, Ordering::Release);
             let (leaving, _) = state.take_left();
             drop(state);
             stack.given_back.fetch_add(1, Ordering::Release);

@@ -7,14 +7,14 @@ use millpond_core::misuse::MisuseKind;
 use millpond_core::{DevicePtr, StreamId, StreamRef};
 use millpond_planning::ProgramPlan;
 
-use crate::plan::following::locate::Position;
-use crate::plan::following::window::Window;
-use crate::plan::gaps::Gaps;
-use crate::plan::lane::{Bytes, Guests, Lane};
-use crate::plan::marks::{Mark, Marks, Question};
-use crate::plan::slots::Slots;
+use crate::following::locate::Position;
+use crate::following::window::Window;
+use crate::gaps::Gaps;
+use crate::lane::{Bytes, Guests, Lane};
+use crate::marks::{Mark, Marks, Question};
+use crate::slots::Slots;
 
-pub(crate) use crate::plan::following::window::Verdict;
+pub(crate) use crate::following::window::Verdict;
 
 /// Slots catch up once in this part of a pass at most, as that looks at all of them.
 const CATCH_UP_SHARE: u32 = 4;

@@ -10,10 +10,9 @@ use millpond_core::{
 };
 use millpond_driver::sim::{SimConfig, SimDevice};
 
-use crate::plan::PlanMemoryResource;
-use crate::plan::tests::{Call, layer, layer_of_steps, plan_of};
-use crate::pool::PagesMode;
-use crate::{CudaMemoryResource, Decay, PoolLayer, PoolMemoryResource};
+use crate::PlanMemoryResource;
+use crate::tests::{Call, layer, layer_of_steps, plan_of};
+use millpond_resources::{CudaMemoryResource, Decay, PagesMode, PoolLayer, PoolMemoryResource};
 
 type Stack = PlanMemoryResource<PoolMemoryResource<CudaMemoryResource>>;
 

@@ -2,7 +2,7 @@
 
 use millpond_core::StreamId;
 
-use crate::plan::slots::{GRAM, Slots};
+use crate::slots::{GRAM, Slots};
 
 /// How far ahead of its position a request is looked for after the program left something out.
 const WINDOW: u32 = 8;

@@ -1,0 +1,3 @@
+//! Tests of the layer's page of documentation.
+
+mod layer_docs;
