@@ -30,11 +30,10 @@ impl File {
     }
 }
 
-/// Every text file that git knows or would add, sorted; without git, every file outside build folders.
+/// Every text file that git tracks, sorted: not the output of a command, or notes beside the sources. Without
+/// git, as in a packaged crate, every file outside build folders.
 pub(crate) fn files() -> Vec<File> {
-    let mut paths = listed_by_git().unwrap_or_else(walked);
-    paths.sort();
-    paths.dedup();
+    let paths = paths();
     assert!(paths.iter().any(|path| path == "Cargo.toml"), "the listing of files is broken: {paths:?}");
     paths
         .into_iter()
@@ -51,10 +50,12 @@ pub(crate) fn file(path: &str) -> File {
 
 /// The names in a folder, sorted.
 pub(crate) fn names(folder: &str) -> Vec<String> {
-    let entries = fs::read_dir(root().join(folder)).unwrap_or_else(|error| panic!("{folder}: {error}"));
-    let mut names: Vec<String> =
-        entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
-    names.sort();
+    let below = |path: &String| {
+        let name = path.strip_prefix(folder)?.strip_prefix('/')?.split('/').next()?;
+        root().join(path).exists().then(|| name.to_owned())
+    };
+    let mut names: Vec<String> = paths().iter().filter_map(below).collect();
+    names.dedup();
     names
 }
 
@@ -66,10 +67,18 @@ pub(crate) fn members() -> Vec<String> {
     list.split(',').map(|name| name.trim().trim_matches('"').to_owned()).filter(|n| !n.is_empty()).collect()
 }
 
-fn listed_by_git() -> Option<Vec<String>> {
+/// The paths of all files, sorted.
+fn paths() -> Vec<String> {
+    let mut paths = tracked(&root()).unwrap_or_else(walked);
+    paths.sort();
+    paths.dedup();
+    paths
+}
+
+fn tracked(folder: &Path) -> Option<Vec<String>> {
     let output = Command::new("git")
-        .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
-        .current_dir(root())
+        .args(["ls-files", "-z"])
+        .current_dir(folder)
         .output()
         .ok()
         .filter(|output| output.status.success())?;
@@ -83,7 +92,8 @@ fn walked() -> Vec<String> {
     let mut found = Vec::new();
     let mut folders = vec![PathBuf::new()];
     while let Some(folder) = folders.pop() {
-        for name in names(&folder.to_string_lossy()) {
+        let entries = fs::read_dir(root().join(&folder)).expect("a folder of the repository");
+        for name in entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()) {
             let path = folder.join(&name);
             if !root().join(&path).is_dir() {
                 found.push(path.to_string_lossy().replace('\\', "/"));
@@ -97,11 +107,31 @@ fn walked() -> Vec<String> {
 
 #[test]
 fn both_listings_find_the_same_sources() {
-    let Some(mut listed) = listed_by_git() else { return };
-    let mut found = walked();
-    for paths in [&mut listed, &mut found] {
-        paths.retain(|path| path.contains("/src/") && path.ends_with(".rs") && root().join(path).exists());
-        paths.sort();
+    let Some(tracked) = tracked(&root()) else { return };
+    let found = walked();
+    let is_source =
+        |path: &&String| path.contains("/src/") && path.ends_with(".rs") && root().join(path).exists();
+    let missed: Vec<&String> =
+        tracked.iter().filter(is_source).filter(|path| !found.contains(path)).collect();
+    assert!(missed.is_empty(), "without git these are not read: {missed:?}");
+}
+
+/// `cargo test >test.log` writes into the checkout what no rule is for.
+#[test]
+fn files_that_git_does_not_track_are_not_read() {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("tracked");
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).expect("a folder can be made");
+    let git = |arguments: &[&str]| {
+        let status = Command::new("git").args(arguments).current_dir(&folder).status();
+        status.is_ok_and(|status| status.success())
+    };
+    if !git(&["init", "--quiet"]) {
+        return println!("SKIPPED: there is no git");
     }
-    assert_eq!(listed, found);
+    for name in ["a.rs", "test.log", "notes.md"] {
+        fs::write(folder.join(name), "").expect("a file can be written");
+    }
+    assert!(git(&["add", "a.rs"]));
+    assert_eq!(tracked(&folder), Some(vec!["a.rs".to_owned()]));
 }
