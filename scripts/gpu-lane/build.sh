@@ -67,7 +67,10 @@ while read -r _package name path; do
 done <"$target_dir/built"
 rm "$target_dir/built"
 [[ -x $target_dir/millpond-replay ]] || { echo "cargo named no replay binary" >&2; exit 1; }
-[[ -x $target_dir/tests/millpond.soak ]] || { echo "cargo named no soak" >&2; exit 1; }
+"$target_dir/tests/millpond.it" --list --ignored | grep '^soak::' >/dev/null || {
+    echo "millpond.it has no soak" >&2
+    exit 1
+}
 
 echo "== building the plug-in for Numba"
 cargo build --release --locked -p millpond-plugin --example millpond_numba --message-format=json |
@@ -87,6 +90,8 @@ find "$logs" -maxdepth 1 -type f \( -name '*.csv' -o -name '*.csv.gz' -o -name '
 
 cd "$target_dir"
 glibc=$(grep -aoh 'GLIBC_2\.[0-9]*' tests/* millpond-replay | sort -uV | tail -n 1)
+# run.sh unpacks them.
+gzip tests/*
 {
     echo "commit $(git -C "$repository" describe --always --dirty 2>/dev/null || echo unknown)"
     echo "built $(date -u +%Y-%m-%dT%H:%M:%SZ) by $(rustc --version)"

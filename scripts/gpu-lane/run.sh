@@ -26,6 +26,7 @@ log=$out/gpu.log
 summary=$out/summary.tsv
 one=$(mktemp)
 trap 'rm -f "$one"' EXIT
+if compgen -G "tests/*.gz" >/dev/null; then gunzip --force tests/*.gz || exit 2; fi
 limit=${STEP_SECONDS:-240}
 failures=0
 : >"$log"
@@ -65,21 +66,29 @@ attempt() {
     record "$name" "$code" "$((SECONDS - start))"
 }
 
+# The tests of a binary that need a GPU, one name a line.
+names_in() { "$1" --list --ignored 2>/dev/null | sed -n 's/: test$//p'; }
+
+# Each file of a crate's tests is a row and has the time limit for itself.
 tests() {
-    local binary blas
+    local binary blas module row names
     # cuBLAS of Python's packages, for the matrix product of one test; without any, the log says so.
     blas=$(python3 -c 'import glob, nvidia
 found = [lib for path in nvidia.__path__ for lib in glob.glob(path + "/*/lib/libcublas.so.*")]
 print(*{lib.rsplit("/", 1)[0] for lib in found}, sep=":")' 2>/dev/null)
     [[ -z $blas ]] || local -x LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$blas
     for binary in tests/*; do
-        [[ $binary == tests/millpond.soak ]] && continue
-        attempt "${binary#tests/}" "$binary" --ignored --test-threads=1
+        for module in $(names_in "$binary" | sed 's/::.*//' | sort -u); do
+            row=$(basename "$binary" .it).$module
+            [[ $row == millpond.soak ]] && continue
+            mapfile -t names < <(names_in "$binary" | grep -E "^$module(::|\$)")
+            attempt "$row" "$binary" --ignored --test-threads=1 --exact "${names[@]}"
+        done
     done
 }
 
 soak() {
-    attempt soak tests/millpond.soak --ignored --test-threads=1 --nocapture
+    attempt soak tests/millpond.it --ignored --test-threads=1 --nocapture soak::
     grep -aoE '([A-Z][A-Za-z()]*: )?soak of .*' "$one" | sed 's/^/   /'
 }
 
@@ -90,7 +99,7 @@ sanitizer() {
     done
     attempt memcheck env MILLPOND_SOAK_OPS="${SANITIZER_OPS:-20000}" \
         "$tool" --tool memcheck --error-exitcode 99 \
-        tests/millpond.soak --ignored --test-threads=1 --nocapture no_block_is_shared
+        tests/millpond.it --ignored --test-threads=1 --nocapture no_block_is_shared
     grep -a 'ERROR SUMMARY' "$one" | sed 's/^/   /'
 }
 
