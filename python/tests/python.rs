@@ -1,7 +1,9 @@
 //! Runs the tests of the Python package, in an environment of its own below `target/`.
 //!
 //! The package is put together from what Cargo built for this run. MILLPOND_PYTHON names the Python to use;
-//! without Python 3.11 or later the test is skipped, and says so, or fails if MILLPOND_REQUIRE_PYTHON is set.
+//! without Python 3.11 or later the test is skipped, and says so. MILLPOND_REQUIRE_PYTHON makes that a
+//! failure, and installs the frameworks beside which the package is tested; otherwise those tests are
+//! skipped.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,37 +26,44 @@ fn python() -> Option<PathBuf> {
     })
 }
 
-/// The environment with pytest, made once.
+/// What every test of the package needs.
+const PACKAGES: &[&str] = &["pytest", "pytest-xdist", "numpy", "hypothesis"];
+
+/// What the tests beside frameworks need, if MILLPOND_REQUIRE_PYTHON is set: hundreds of MB. Otherwise those
+/// tests are skipped.
+const FRAMEWORKS: &[&str] = &[
+    // Their classes can be made without a GPU.
+    "dask[distributed]",
+    "cuda-core",
+    "numba-cuda",
+    "nvidia-cuda-runtime<14",
+    "rmm-cu13",
+    // For the bridge to RMM, which a test compiles.
+    "cython",
+    "nvidia-cuda-crt<14",
+];
+
+fn is_required() -> bool {
+    std::env::var_os("MILLPOND_REQUIRE_PYTHON").is_some()
+}
+
+/// The environment with pytest, made once: a file in it names what it has.
 fn environment(target: &Path) -> Option<PathBuf> {
     let folder = target.join("python/env");
-    let python_of = folder.join("bin/python");
-    let wanted = "import pytest, xdist, numpy, hypothesis, distributed, cuda.core, numba.cuda, rmm, Cython; \
-                  import importlib.metadata; importlib.metadata.version('accelerate')";
-    let is_ready = Command::new(&python_of).args(["-c", wanted]).output();
-    if !is_ready.is_ok_and(|answer| answer.status.success()) {
+    let (python_of, note) = (folder.join("bin/python"), folder.join("packages"));
+    let packages = [PACKAGES, if is_required() { FRAMEWORKS } else { &[] }].concat();
+    let known = std::fs::read_to_string(&note).unwrap_or_default();
+    let has_all = packages.iter().all(|package| known.lines().any(|line| line == *package));
+    let runs = Command::new(&python_of).arg("--version").output();
+    if !has_all || !runs.is_ok_and(|answer| answer.status.success()) {
         run(Command::new(python()?).args(["-m", "venv", "--clear"]).arg(&folder));
-        run(Command::new(&python_of).args([
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "pytest",
-            "pytest-xdist",
-            "numpy",
-            "hypothesis",
-            // Frameworks whose classes can be made without a GPU.
-            "dask[distributed]",
-            "cuda-core",
-            "numba-cuda",
-            "nvidia-cuda-runtime<14",
-            "rmm-cu13",
-            // For the bridge to RMM, which a test compiles.
-            "cython",
-            "nvidia-cuda-crt<14",
-        ]));
-        // Without PyTorch, whose wheel has hundreds of MB: the tests load the one file that they are about.
-        let accelerate = ["-m", "pip", "install", "--quiet", "--no-deps", "accelerate"];
-        run(Command::new(&python_of).args(accelerate));
+        run(Command::new(&python_of).args(["-m", "pip", "install", "--quiet"]).args(&packages));
+        if is_required() {
+            // Without PyTorch, whose wheel has hundreds of MB: the tests load the one file they are about.
+            let accelerate = ["-m", "pip", "install", "--quiet", "--no-deps", "accelerate"];
+            run(Command::new(&python_of).args(accelerate));
+        }
+        std::fs::write(note, packages.join("\n")).expect("the environment can be written");
     }
     Some(python_of)
 }
@@ -88,7 +97,7 @@ fn the_tests_of_the_package_pass() {
     let deps = this.parent().expect("the test is in a folder");
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("it is below `target`");
     let Some(python) = environment(target) else {
-        assert!(std::env::var_os("MILLPOND_REQUIRE_PYTHON").is_none(), "there is no Python 3.11 or later");
+        assert!(!is_required(), "there is no Python 3.11 or later");
         // The harness hides what a test that passes prints.
         let _ = std::fs::write("/dev/stderr", "SKIPPED: no Python 3.11 or later to test the package with\n");
         return;

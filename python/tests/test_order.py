@@ -15,8 +15,10 @@ import millpond
 from millpond import DeviceBuffer, Stream, _native, mr
 
 #: The calls of a run, all programs together.
-CALLS = int(os.environ.get("MILLPOND_ORDER_CALLS", "100000"))
+CALLS = int(os.environ.get("MILLPOND_ORDER_CALLS", "20000"))
 PROGRAMS = 50
+#: The calls of a program in the ordinary run: as many find each mistake.
+SHORTEST = 400
 STACKS = ["cuda+pool", "cuda+pool:pages=off", "cuda+binning", "cuda_async", "cuda+pool+statistics"]
 FIRST_SEED = int(os.environ.get("MILLPOND_ORDER_SEED", "1"))
 
@@ -43,7 +45,7 @@ def test_the_checks_find_a_mistake(mistake):
     """Each mistake is one step of the order that the package leaves out."""
     _native._oracle_mistakes(mistake)
     try:
-        assert any(program(seed, 2000) for seed in range(1, 40)), "nothing was found"
+        assert any(program(seed, SHORTEST) for seed in range(1, 40)), "nothing was found"
     finally:
         _native._oracle_mistakes(0)
 
@@ -63,7 +65,7 @@ def test_the_device_itself_finds_a_block_that_goes_back_too_early(mistake):
         for seed in range(1, 40):
             wrong = oracle.Program(seed)
             wrong.compares = False
-            if "StreamOrder" in wrong.run(2000):
+            if "StreamOrder" in wrong.run(SHORTEST):
                 return
         raise AssertionError("nothing was found")
     finally:
