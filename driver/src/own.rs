@@ -9,8 +9,9 @@ use parking_lot::Mutex;
 static OWN_DEVICES: Mutex<BTreeMap<DeviceId, Weak<dyn Driver>>> = Mutex::new(BTreeMap::new());
 
 /// Registers a [driver of your own](Driver#a-driver-of-your-own): while the handle or a clone of it lives,
-/// [`open`](crate::open), per-device defaults and the name `own:0` ([`DeviceSpec::Own`](crate::DeviceSpec::Own)) find it under its
-/// [`device`](Driver::device). A driver that is opened after a reset takes the place of the earlier one.
+/// [`open`](crate::open), per-device defaults and the name `own:0`
+/// ([`DeviceSpec::Own`](crate::DeviceSpec::Own)) find it under its [`device`](Driver::device). A driver that
+/// is opened after a reset takes the place of the earlier one.
 ///
 /// # Errors
 /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the device is not a [`DeviceId::own`].

@@ -184,7 +184,7 @@ impl View {
         let copied = self.copy_from(source, bytes, stream);
         // SAFETY: as above.
         let followed = check(unsafe { (api().stream_follow)(device.0, of_source, stream.ptr()) });
-        // The owner may end its memory at once, so the copy is done at the end if nothing else comes after it.
+        // The owner may end its memory at once.
         copied.and(followed.or_else(|_| self.block.wait_for_device()))
     }
 
