@@ -342,10 +342,11 @@ def test_cupys_limit_counts_a_request_that_is_served_once(cupy, monkeypatch):
         may_end.wait()
         return ptr
 
-    def noticed():
+    def noticed(patience):
         may_end.set()
-        wait()
+        wait(patience)
 
+    monkeypatch.setattr(ours, "_PATIENCE", 60)
     monkeypatch.setattr(ours, "_malloc", slow)
     monkeypatch.setattr(ours._asked, "wait", noticed)
     thread = threading.Thread(target=lambda: kept.append(cupy.state.allocator(1 << 19)))
@@ -359,6 +360,32 @@ def test_cupys_limit_counts_a_request_that_is_served_once(cupy, monkeypatch):
     assert len(kept) == 2 and cupy._default_memory_pool.used_bytes() == 1 << 20
     with pytest.raises(cupy.cuda.memory.OutOfMemoryError):
         cupy.state.allocator(1)
+
+
+def test_a_request_that_waits_for_another_thread_is_not_waited_for_by_it(cupy, monkeypatch):
+    """Each of two threads waits for the other, but the one at CuPy's limit for a moment only."""
+    import millpond.cupy as ours
+
+    cupy._default_memory_pool.set_limit(size=1 << 20)
+    is_asked, is_refused, malloc, kept = threading.Event(), threading.Event(), ours._malloc, []
+
+    def waits_for_the_other(*arguments):
+        is_asked.set()
+        is_refused.wait()
+        return malloc(*arguments)
+
+    monkeypatch.setattr(ours, "_PATIENCE", 0.01)
+    monkeypatch.setattr(ours, "_malloc", waits_for_the_other)
+    thread = threading.Thread(target=lambda: kept.append(cupy.state.allocator(1 << 20)))
+    thread.start()
+    is_asked.wait()
+    try:
+        with pytest.raises(cupy.cuda.memory.OutOfMemoryError):
+            cupy.state.allocator(1)
+    finally:
+        is_refused.set()
+        thread.join()
+    assert len(kept) == 1
 
 
 def test_a_request_within_a_request_does_not_wait_for_cupys_limit(cupy):
