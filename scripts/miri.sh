@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs each unit test of millpond-resources alone under Miri, and says of each whether it passed.
+# Runs each unit test of millpond-resources and millpond-plan alone under Miri, and says of each whether it
+# passed.
 #
 #   scripts/miri.sh [SECONDS] [NAME]
 #
@@ -13,7 +14,8 @@ name=${2:-}
 export MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-permissive-provenance"
 
 miri() {
-    cargo +nightly miri test --locked --quiet --package millpond-resources --lib -- "$@" 2>&1
+    cargo +nightly miri test --locked --quiet --package millpond-resources --package millpond-plan \
+        --lib -- "$@" 2>&1
 }
 
 tests=$(miri --list | sed -n 's/: test$//p' | grep -F -- "$name")
