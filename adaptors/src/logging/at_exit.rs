@@ -2,13 +2,13 @@
 //! or when `exit` is called.
 
 use std::mem;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
 use super::ending::Ending;
+use crate::panicked::caught;
 
 /// A log that keeps rows, which are written before the process ends.
 pub(super) trait KeepsRows: Send + Sync {
@@ -45,16 +45,11 @@ pub(super) fn register(log: Weak<dyn KeepsRows>) {
     }
 }
 
-/// A panic of a subscriber or a writer must not change how the process ends, nor end it before other logs.
-fn caught<T>(call: impl FnOnce() -> T) -> Option<T> {
-    // The drop of what was panicked with may panic, too.
-    catch_unwind(AssertUnwindSafe(call)).map_err(mem::forget).ok()
-}
-
 extern "C" fn at_exit() {
     let live = mem::take(&mut *LIVE.lock());
     // A forked process has copies of its parent's logs, which the parent writes.
     let live: Vec<_> = live.iter().filter_map(Weak::upgrade).filter(|log| log.is_own_process()).collect();
+    // No panic of a subscriber or a writer changes how the process ends, or keeps other logs from their end.
     // All at once: several destinations that hang take no longer than one.
     let endings: Vec<_> = live.iter().map(|log| caught(|| Arc::clone(log).write_last())).collect();
     for (log, ending) in live.into_iter().zip(endings) {

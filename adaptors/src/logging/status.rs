@@ -1,6 +1,5 @@
 //! What a log's destination took and refused, and which thread is in it; readable without the log's locks.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 use std::{io, mem};
@@ -8,6 +7,7 @@ use std::{io, mem};
 use parking_lot::Mutex;
 
 use super::thread;
+use crate::panicked::caught;
 
 /// How long a call waits for the program's own writer, if that takes nothing: it may be waiting for the call.
 pub(super) const WRITER_PATIENCE: Duration = Duration::from_secs(30);
@@ -161,9 +161,7 @@ impl Status {
                 ),
             };
             // The call that reports is about memory: a subscriber's panic must not cost its block.
-            if let Err(payload) = catch_unwind(AssertUnwindSafe(tell)) {
-                mem::forget(payload);
-            }
+            caught(tell);
         }
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use millpond_core::{DeviceMemoryResource, DevicePtr, Layout, StreamRef};
 use parking_lot::{Mutex, ReentrantMutex, ReentrantMutexGuard};
 
-use crate::panicked::text_of;
+use crate::panicked::{caught, text_of};
 use crate::waiting::{Exclusive, Frees};
 
 type Deallocate<R> = unsafe fn(&R, DevicePtr, Layout, StreamRef);
@@ -165,9 +165,7 @@ impl Drop for Panics {
                 );
             };
             // The call that ends here has its block, or panics itself: a subscriber's panic is not its own.
-            if let Err(payload) = catch_unwind(AssertUnwindSafe(warn)) {
-                mem::forget(payload);
-            }
+            caught(warn);
         }
     }
 }
