@@ -2,7 +2,6 @@
 
 use millpond_core::{ALLOCATION_ALIGNMENT, DeviceId};
 
-pub(crate) mod lack;
 pub(crate) mod paged;
 
 use crate::backing::paged::Pages;
@@ -354,6 +353,14 @@ impl Large {
         match self {
             Self::Regions(heap) => heap.chunk(block).addr == base && heap.chunk(block).bytes == bytes,
             Self::Pages(pages) => pages.bytes_of(block) == bytes,
+        }
+    }
+
+    /// Returns whether a region may be free as a whole, whoever owns its parts.
+    pub(crate) fn may_have_free_region(&self) -> bool {
+        match self {
+            Self::Regions(heap) => heap.regions().iter().any(|region| region.bytes <= heap.bytes_free),
+            Self::Pages(_) => false,
         }
     }
 

@@ -216,14 +216,13 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         if let Some(ptr) = self.take_in_arena(stream_cache, layout) {
             return Ok(ptr);
         }
-        if !self.shared.block_size(layout.bytes()).is_small() {
-            // The cached block may be large enough, or join a free neighbour.
-            self.evict_large(stream_cache);
-        }
+        // The cached block may be large enough, or join a free neighbour.
+        let is_large = layout.bytes() > 0 && !self.shared.block_size(layout.bytes()).is_small();
+        let evicted = if is_large { stream_cache.evict_large() } else { None };
         let shard = stream_cache.thread.shard.load(Ordering::Relaxed);
         let ptr = self
             .central
-            .allocate(layout, stream, shard, Some(&stream_cache.stream))
+            .allocate(layout, stream, shard, Some(&stream_cache.stream), evicted)
             .map_err(|error| error.in_stack(self))?;
         if !ptr.is_null() {
             self.shared.count_allocation(&stream_cache.thread, layout.bytes());
@@ -241,7 +240,8 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
                 .map_or_else(|| self.allocate_past_cache(stream_cache, layout, stream), Ok);
         }
         let shard = thread_cache.counts.shard.load(Ordering::Relaxed);
-        let ptr = self.central.allocate(layout, stream, shard, None).map_err(|error| error.in_stack(self))?;
+        let ptr =
+            self.central.allocate(layout, stream, shard, None, None).map_err(|error| error.in_stack(self))?;
         if !ptr.is_null() {
             self.shared.count_allocation(&thread_cache.counts, layout.bytes());
         }

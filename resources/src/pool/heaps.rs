@@ -409,21 +409,30 @@ impl Heaps {
         self.set_cache_limits();
     }
 
-    pub(crate) fn remove_free_region(&mut self) -> Option<(DevicePtr, u64)> {
-        let (base, bytes) = self.large.remove_free_region()?;
-        Some((DevicePtr::new(base), bytes))
+    #[cfg(test)]
+    pub(crate) fn prefer_regions_of(&mut self, bytes: u64) {
+        self.next_region = bytes;
     }
 
-    pub(crate) fn remove_all_regions(&mut self) -> Vec<(DevicePtr, u64)> {
-        let Large::Regions(heap) = &mut self.large else { return Vec::new() };
-        let regions = heap.remove_all_regions();
-        regions.into_iter().map(|region| (DevicePtr::new(region.base), region.bytes)).collect()
+    /// Returns whether a region may be free as a whole, whoever owns its parts.
+    pub(crate) fn may_have_free_region(&self) -> bool {
+        self.large.may_have_free_region()
+    }
+
+    /// Returns the bytes held from upstream or the driver.
+    pub(crate) fn bytes_reserved(&self) -> u64 {
+        self.large.bytes_reserved()
+    }
+
+    /// Returns the most bytes held so far.
+    pub(crate) fn peak_bytes_reserved(&self) -> u64 {
+        self.peak_bytes_reserved.max(self.large.peak_bytes_reserved())
     }
 
     pub(crate) fn totals(&self) -> PoolTotals {
         let mut totals = PoolTotals {
             bytes_reserved: self.large.bytes_reserved(),
-            peak_bytes_reserved: self.peak_bytes_reserved.max(self.large.peak_bytes_reserved()),
+            peak_bytes_reserved: self.peak_bytes_reserved(),
             bytes_beyond_slack: self.large.bytes_beyond_slack(),
             blocks_free: self.large.blocks_free(),
             regions: self.large.regions() as u64,
@@ -453,9 +462,11 @@ impl Heaps {
         totals
     }
 
-    /// Returns an upper bound of the reserved bytes that are in no block in use.
+    /// Returns an upper bound of the reserved bytes that are in no block in use, and of those that are on their
+    /// way back.
     pub(crate) fn idle_bytes(&self) -> u64 {
-        self.large.bytes_reserved().saturating_sub(self.shared.least_live_bytes())
+        let held = self.large.bytes_reserved() + self.tasks.returning_bytes();
+        held.saturating_sub(self.shared.least_live_bytes())
     }
 
     /// Returns whether at least `bytes` may be idle.

@@ -1,16 +1,17 @@
 //! The tasks of a pool at the driver or upstream: planned and committed under the pool's lock, run without
 //! it.
 
+use std::iter;
 use std::sync::Arc;
 
 use millpond_core::driver::{Driver, DriverResult};
 use millpond_core::{ALLOCATION_ALIGNMENT, DeviceId, DevicePtr};
 
-use crate::backing::lack::Lack;
-use crate::backing::paged::{Admission, Plan, Release};
+use crate::backing::paged::{Admission, Pages, Plan, Refused, Release};
 use crate::backing::{Large, NewSpan};
 use crate::block_map::{Block, NIL};
 use crate::heap::request::Request;
+use crate::pool::central::NoMemory;
 use crate::pool::heaps::{Heaps, LARGE};
 use crate::pool::protocol::{Growth, Purpose, Reclaim, Try};
 use crate::pool::tasks_under_way::Kind;
@@ -30,6 +31,8 @@ pub(crate) enum Task {
     Region(NewRegion),
     /// Unmaps memory, and releases it to the driver.
     Release(Release),
+    /// Returns free regions to upstream.
+    Return(ReturnedRegions),
     /// Gives other devices access.
     Admit(Admission),
 }
@@ -48,6 +51,27 @@ pub(crate) struct NewRegion {
     pub(crate) owner: (Owner, Epoch),
 }
 
+/// Returns what a refused plan of pages lacked.
+fn no_memory(pages: &Pages, refused: &Refused) -> NoMemory {
+    if pages.is_at_limit(refused) { NoMemory::OwnLimit } else { NoMemory::Below(None) }
+}
+
+/// Regions that the pool returns to upstream.
+#[derive(Debug)]
+pub(crate) struct ReturnedRegions {
+    bytes: u64,
+    /// Base and bytes of those that upstream does not have yet.
+    pub(crate) left: Vec<(DevicePtr, u64)>,
+}
+
+impl ReturnedRegions {
+    fn new(regions: impl IntoIterator<Item = (u64, u64)>) -> Self {
+        let left: Vec<(DevicePtr, u64)> =
+            regions.into_iter().map(|(base, bytes)| (DevicePtr::new(base), bytes)).collect();
+        Self { bytes: left.iter().map(|(_, bytes)| bytes).sum(), left }
+    }
+}
+
 impl Heaps {
     /// Plans a growth with at most `most_new` bytes of new memory.
     pub(crate) fn plan_growth(
@@ -57,7 +81,7 @@ impl Heaps {
         purpose: Purpose,
         this: Try,
         most_new: u64,
-    ) -> Result<Task, Lack> {
+    ) -> Result<Task, NoMemory> {
         let task = match (&self.large, purpose) {
             (Large::Regions(_), _) => self.plan_region(request, purpose, this, most_new),
             (Large::Pages(_), Purpose::Serve) => self.plan_pages(owner, request, most_new),
@@ -78,9 +102,9 @@ impl Heaps {
         purpose: Purpose,
         this: Try,
         most_new: u64,
-    ) -> Result<Task, Lack> {
+    ) -> Result<Task, NoMemory> {
         let growth = match purpose {
-            Purpose::Serve => self.growth(request).ok_or(Lack::OwnLimit)?,
+            Purpose::Serve => self.growth(request).ok_or(NoMemory::OwnLimit)?,
             Purpose::Reserve => {
                 let bytes = request.bytes;
                 Growth { preferred: bytes, least: bytes, unit: ALLOCATION_ALIGNMENT }
@@ -92,7 +116,7 @@ impl Heaps {
         };
         // The driver serves regions below a page from pages that it has.
         while bytes >= DEVICE_PAGE && bytes > most_new {
-            bytes = growth.after_refusal(bytes).ok_or(Lack::NewMemory)?;
+            bytes = growth.after_refusal(bytes).ok_or(NoMemory::Below(None))?;
         }
         Ok(Task::Region(NewRegion {
             bytes,
@@ -103,14 +127,14 @@ impl Heaps {
         }))
     }
 
-    fn plan_pages(&mut self, owner: Owner, request: &Request, most_new: u64) -> Result<Task, Lack> {
+    fn plan_pages(&mut self, owner: Owner, request: &Request, most_new: u64) -> Result<Task, NoMemory> {
         let (live, operations) = self.live_bytes_and_operations();
         self.last_growth_at = operations;
         let span = self.is_small(request).then(|| {
             let arena = self.shared.arenas.lock(request.shard);
             self.span_wanted(&arena, request)
         });
-        let Large::Pages(pages) = &mut self.large else { return Err(Lack::OwnLimit) };
+        let Large::Pages(pages) = &mut self.large else { return Err(NoMemory::OwnLimit) };
         pages.note_operations(operations);
         let request = *request;
         match span {
@@ -128,20 +152,31 @@ impl Heaps {
                 if bytes > PAGED_SPAN_BYTES { span.or_else(|_| span_of(PAGED_SPAN_BYTES)) } else { span }
             }
         }
-        .map_err(|refused| pages.lack(&refused))
+        .map_err(|refused| no_memory(pages, &refused))
     }
 
-    fn plan_reserve(&mut self, bytes: u64, most_new: u64) -> Result<Task, Lack> {
-        let Large::Pages(pages) = &mut self.large else { return Err(Lack::OwnLimit) };
+    fn plan_reserve(&mut self, bytes: u64, most_new: u64) -> Result<Task, NoMemory> {
+        let Large::Pages(pages) = &mut self.large else { return Err(NoMemory::OwnLimit) };
         let plan = pages.plan_reserve(bytes, most_new).map(Task::Reserve);
-        plan.map_err(|refused| pages.lack(&refused))
+        plan.map_err(|refused| no_memory(pages, &refused))
     }
 
+    /// Plans the return of some unowned memory, while the pool holds more than `keep_bytes`: of regions or
+    /// handles, with about `most_calls` driver calls.
     pub(crate) fn plan_release(&mut self, keep_bytes: u64, most_calls: usize) -> Option<Task> {
-        let Large::Pages(pages) = &mut self.large else { return None };
-        let may_release = self.tasks.may_release();
-        let release = if may_release { pages.plan_release(keep_bytes, most_calls) } else { None };
-        release.map(|release| self.begin(Task::Release(release)))
+        let task = match &mut self.large {
+            large @ Large::Regions(_) => {
+                let next =
+                    || if large.bytes_reserved() > keep_bytes { large.remove_free_region() } else { None };
+                let regions = ReturnedRegions::new(iter::from_fn(next).take(most_calls));
+                (regions.bytes > 0).then_some(Task::Return(regions))
+            }
+            Large::Pages(pages) if self.tasks.may_release() => {
+                pages.plan_release(keep_bytes, most_calls).map(Task::Release)
+            }
+            Large::Pages(_) => None,
+        };
+        task.map(|task| self.begin(task))
     }
 
     /// Returns whether the pool should release excess memory now.
@@ -185,10 +220,19 @@ impl Heaps {
         self.tasks.is_empty()
     }
 
-    /// Plans the release of all memory.
-    pub(crate) fn plan_shutdown(&mut self) -> Option<Task> {
-        let Large::Pages(pages) = &mut self.large else { return None };
-        Some(Task::Release(pages.release_all()))
+    /// Plans the release of all memory, in use or not.
+    pub(crate) fn plan_shutdown(&mut self) -> Task {
+        match &mut self.large {
+            Large::Pages(pages) => {
+                // Counted until the pool's parts are gone.
+                self.tasks.begin(Kind::Return { bytes: pages.bytes_reserved() });
+                Task::Release(pages.release_all())
+            }
+            Large::Regions(heap) => {
+                let regions = heap.remove_all_regions().into_iter();
+                Task::Return(ReturnedRegions::new(regions.map(|region| (region.base, region.bytes))))
+            }
+        }
     }
 }
 
@@ -204,6 +248,7 @@ impl Task {
     fn kind(&self) -> Kind {
         match self {
             Self::Region(region) => Kind::Region { bytes: region.bytes },
+            Self::Return(regions) => Kind::Return { bytes: regions.bytes },
             Self::Admit(_) => Kind::Admission,
             _ => Kind::Other,
         }
@@ -214,7 +259,7 @@ impl Task {
         match self {
             Self::Block { plan, .. } | Self::Span { plan, .. } | Self::Reserve(plan) => plan.new_bytes(),
             Self::Region(region) => region.bytes,
-            Self::Release(_) | Self::Admit(_) => 0,
+            Self::Release(_) | Self::Return(_) | Self::Admit(_) => 0,
         }
     }
 
@@ -222,15 +267,15 @@ impl Task {
     pub(crate) fn take_at_once(&mut self) {
         match self {
             Self::Block { plan, .. } | Self::Span { plan, .. } | Self::Reserve(plan) => plan.take_at_once(),
-            Self::Region(_) | Self::Release(_) | Self::Admit(_) => {}
+            Self::Region(_) | Self::Release(_) | Self::Return(_) | Self::Admit(_) => {}
         }
     }
 
-    /// Makes the task's driver calls. A region's memory comes from upstream, which the caller calls.
+    /// Makes the task's driver calls. Regions come from upstream and return there, which the caller calls.
     pub(crate) fn run(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         match self {
             Self::Block { plan, .. } | Self::Span { plan, .. } | Self::Reserve(plan) => plan.run(driver),
-            Self::Region(_) => Ok(()),
+            Self::Region(_) | Self::Return(_) => Ok(()),
             Self::Release(release) => release.run(driver),
             Self::Admit(admission) => admission.run(driver),
         }
@@ -240,7 +285,7 @@ impl Task {
     pub(crate) fn undo(&mut self, driver: &dyn Driver) {
         match self {
             Self::Block { plan, .. } | Self::Span { plan, .. } | Self::Reserve(plan) => plan.undo(driver),
-            Self::Region(_) | Self::Release(_) | Self::Admit(_) => {}
+            Self::Region(_) | Self::Release(_) | Self::Return(_) | Self::Admit(_) => {}
         }
     }
 
@@ -248,7 +293,7 @@ impl Task {
     pub(crate) fn commit(self, heaps: &mut Heaps) -> Option<DevicePtr> {
         heaps.tasks.end(self.kind());
         let shared = Arc::clone(&heaps.shared);
-        if !matches!(self, Self::Release(_) | Self::Admit(_)) {
+        if self.is_growth() {
             heaps.set_short(false);
         }
         if let Self::Region(region) = self {
@@ -258,7 +303,7 @@ impl Task {
         }
         let Large::Pages(pages) = &mut heaps.large else { return None };
         match self {
-            Self::Region(_) => None,
+            Self::Region(_) | Self::Return(_) => None,
             Self::Block { plan, request } => {
                 let (chunk, addr) = pages.commit(plan);
                 pages.insert_block(
@@ -294,12 +339,21 @@ impl Task {
     /// Undoes the plan of a task whose run failed, or that was not run.
     pub(crate) fn abort(self, heaps: &mut Heaps) {
         heaps.tasks.end(self.kind());
-        let Large::Pages(pages) = &mut heaps.large else { return };
+        let pages = match (&mut heaps.large, &self) {
+            (Large::Pages(pages), _) => pages,
+            (Large::Regions(heap), Self::Return(regions)) => {
+                for (base, bytes) in &regions.left {
+                    heap.add_region(base.address(), *bytes, ANY_STREAM, 0);
+                }
+                return;
+            }
+            (Large::Regions(_), _) => return,
+        };
         match self {
             Self::Block { plan, .. } | Self::Span { plan, .. } | Self::Reserve(plan) => pages.abort(plan),
             Self::Release(release) => pages.commit_release(release),
             Self::Admit(admission) => pages.abort_admission(&admission),
-            Self::Region(_) => {}
+            Self::Region(_) | Self::Return(_) => {}
         }
     }
 
@@ -307,7 +361,22 @@ impl Task {
     pub(crate) fn released_bytes(&self) -> u64 {
         match self {
             Self::Release(release) => release.released_bytes(),
+            Self::Return(regions) if regions.left.is_empty() => regions.bytes,
             _ => 0,
         }
+    }
+
+    /// Returns whether a shutdown has no memory to return.
+    pub(crate) fn is_empty(&self) -> bool {
+        matches!(self, Self::Return(regions) if regions.bytes == 0)
+    }
+
+    /// Returns whether the task takes memory.
+    pub(crate) fn is_growth(&self) -> bool {
+        !matches!(self, Self::Release(_) | Self::Return(_) | Self::Admit(_))
+    }
+
+    pub(crate) fn is_admission(&self) -> bool {
+        matches!(self, Self::Admit(_))
     }
 }

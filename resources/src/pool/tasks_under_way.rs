@@ -5,6 +5,8 @@
 pub(crate) enum Kind {
     /// It takes a region of this many bytes from upstream.
     Region { bytes: u64 },
+    /// It returns regions of this many bytes to upstream.
+    Return { bytes: u64 },
     /// It gives other devices access to all that is mapped, so nothing may be unmapped meanwhile.
     Admission,
     /// Any other.
@@ -18,6 +20,7 @@ pub(crate) struct TasksUnderWay {
     count: u32,
     admissions: u32,
     region_bytes: u64,
+    returning_bytes: u64,
 }
 
 impl TasksUnderWay {
@@ -25,6 +28,7 @@ impl TasksUnderWay {
         self.count += 1;
         match kind {
             Kind::Region { bytes } => self.region_bytes += bytes,
+            Kind::Return { bytes } => self.returning_bytes += bytes,
             Kind::Admission => self.admissions += 1,
             Kind::Other => {}
         }
@@ -34,6 +38,7 @@ impl TasksUnderWay {
         self.count -= 1;
         match kind {
             Kind::Region { bytes } => self.region_bytes -= bytes,
+            Kind::Return { bytes } => self.returning_bytes -= bytes,
             Kind::Admission => self.admissions -= 1,
             Kind::Other => {}
         }
@@ -52,6 +57,11 @@ impl TasksUnderWay {
     /// Returns the bytes of regions that the pool is about to take from upstream.
     pub(crate) fn region_bytes(&self) -> u64 {
         self.region_bytes
+    }
+
+    /// Returns the bytes of regions that the pool no longer holds and that upstream does not have yet.
+    pub(crate) fn returning_bytes(&self) -> u64 {
+        self.returning_bytes
     }
 }
 

@@ -114,7 +114,7 @@ impl Slot {
     /// after the recorded event.
     pub(crate) fn pending_record(&mut self) -> PendingRecord {
         self.pending_records += 1;
-        PendingRecord { id: self.id, epoch: self.end_epoch(), seen: self.seen.clone() }
+        PendingRecord { id: self.id, epoch: self.end_epoch(), seen: self.seen.clone(), event: self.event }
     }
 }
 
@@ -126,6 +126,8 @@ pub(crate) struct PendingRecord {
     pub(crate) id: StreamId,
     pub(crate) epoch: Epoch,
     pub(crate) seen: Vec<(Owner, Epoch)>,
+    /// The stream's event; if it has none yet, the caller creates one.
+    pub(crate) event: Option<Event>,
 }
 
 fn raise(known: &mut Vec<(Owner, Epoch)>, owner: Owner, epoch: Epoch) {
@@ -238,16 +240,29 @@ impl Streams {
         self.by_id.len()
     }
 
-    /// Ends a pending record: the stream's event was recorded, at the latest at `now_ns`, or was not.
-    pub(crate) fn settle(&mut self, pending_record: PendingRecord, recorded: bool, now_ns: u64) {
+    /// Ends a pending record: its event was recorded, at the latest at `now_ns`, or was not. Returns whether it
+    /// is the stream's event and was recorded.
+    ///
+    /// Two threads may each have created the stream's first event. The second one is kept for another stream,
+    /// and counts as not recorded: whoever has it then may record it again at any time.
+    pub(crate) fn settle(&mut self, pending_record: PendingRecord, recorded: bool, now_ns: u64) -> bool {
         let (_, slot) =
             self.find_mut(pending_record.id).expect("a stream with a pending record is not forgotten");
         slot.pending_records -= 1;
+        let is_its_event = match pending_record.event {
+            None => false,
+            Some(event) => *slot.event.get_or_insert(event) == event,
+        };
+        let recorded = recorded && is_its_event;
         if recorded && slot.recorded_epoch.is_none_or(|old| old < pending_record.epoch) {
             slot.recorded_epoch = Some(pending_record.epoch);
             slot.recorded_seen = pending_record.seen;
             slot.recorded_ns = now_ns;
         }
+        if !is_its_event {
+            self.spare_events.extend(pending_record.event);
+        }
+        recorded
     }
 
     /// Notes that `waiter` waits for a recorded event of `donor` that covers `epoch`. The waiter is then also
@@ -265,11 +280,6 @@ impl Streams {
 
     pub(crate) fn take_spare_event(&mut self) -> Option<Event> {
         self.spare_events.pop()
-    }
-
-    /// Keeps an event that was created and not needed.
-    pub(crate) fn keep_event(&mut self, event: Event) {
-        self.spare_events.push(event);
     }
 
     /// Panics if the streams break an invariant. No other thread is in a call of the resource meanwhile.
@@ -338,6 +348,7 @@ mod tests {
         for first_settles_last in [false, true] {
             let mut streams = Streams::new();
             let owner = streams.owner_of(StreamRef::LEGACY);
+            streams.slot_mut(owner).event = Some(Event(1));
             let mut records = [(); 2].map(|()| streams.slot_mut(owner).pending_record());
             let [first, latest] = [records[0].epoch, records[1].epoch];
             assert!(first < latest);
@@ -392,6 +403,7 @@ mod tests {
         let (mut streams, owners) = streams();
         let [first, second, third] = owners[..] else { panic!("there are three") };
         streams.waited(first, second, 5, &[]);
+        streams.slot_mut(first).event = Some(Event(1));
         let pending = streams.slot_mut(first).pending_record();
         streams.waited(first, third, 6, &[]);
         streams.settle(pending, true, 1);
@@ -403,6 +415,7 @@ mod tests {
     fn a_requested_record_is_taken_once() {
         let (mut streams, owners) = streams();
         let slot = streams.slot_mut(owners[0]);
+        slot.event = Some(Event(1));
         assert!(slot.take_requested_record().is_none() && !slot.cell.is_record_requested());
         slot.set_record_requested(true);
         assert!(slot.cell.is_record_requested());
@@ -412,7 +425,26 @@ mod tests {
         assert!(slot.take_requested_record().is_none() && !slot.cell.is_record_requested());
         streams.settle(pending, true, 1);
         assert_eq!(streams.slot(owners[0]).recorded_epoch, Some(epoch));
-        streams.slot_mut(owners[0]).event = Some(Event(1));
+        streams.validate(|_| 0);
+    }
+
+    /// Of two events that were created for a stream at once, one is the stream's. The other one serves another
+    /// stream, so that nobody may rely on its record.
+    #[test]
+    fn a_stream_has_one_event() {
+        let (mut streams, owners) = streams();
+        let mut records = [(); 2].map(|()| streams.slot_mut(owners[0]).pending_record());
+        for (number, record) in (1..).zip(&mut records) {
+            record.event = Some(Event(number));
+        }
+        let epochs = [records[0].epoch, records[1].epoch];
+        assert_eq!(records.map(|record| streams.settle(record, true, 1)), [true, false]);
+        let slot = streams.slot(owners[0]);
+        assert_eq!((slot.event, slot.recorded_epoch), (Some(Event(1)), Some(epochs[0])));
+        let mut again = streams.slot_mut(owners[0]).pending_record();
+        assert_eq!(again.event.take(), Some(Event(1)));
+        assert!(!streams.settle(again, false, 2) && streams.slot(owners[0]).event.is_some());
+        assert_eq!((streams.take_spare_event(), streams.take_spare_event()), (Some(Event(2)), None));
         streams.validate(|_| 0);
     }
 
@@ -441,7 +473,7 @@ mod tests {
         streams.validate(|owner| u64::from(owner == owns));
         assert_eq!(streams.owner_of(StreamRef::LEGACY), idle, "the number is given again");
         assert_eq!((streams.take_spare_event(), streams.take_spare_event()), (Some(event), None));
-        streams.keep_event(event);
+        streams.spare_events.push(event);
         assert_eq!(streams.drain_events(), [event]);
         assert!(cell.owner == used && streams.drain_events().is_empty());
     }

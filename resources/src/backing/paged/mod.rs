@@ -62,5 +62,5 @@ pub(crate) use access::{Admission, Backing};
 pub(crate) use admission::Part;
 pub(crate) use find::Found;
 pub(crate) use pages::Pages;
-pub(crate) use plan::Plan;
+pub(crate) use plan::{Plan, Refused};
 pub(crate) use release::Release;

@@ -3,7 +3,6 @@
 use millpond_core::ALLOCATION_ALIGNMENT;
 use millpond_core::driver::{Driver, DriverResult};
 
-use crate::backing::lack::Lack;
 use crate::backing::paged::driver_calls::{Addresses, Source, Work};
 use crate::backing::paged::free_ends::{FreeEnds, OwnerFilter, Piece};
 use crate::backing::paged::handles::AddressRange;
@@ -182,9 +181,9 @@ impl Pages {
         self.plan_growth(AddressRange::Large, new, None, 0, most_new)
     }
 
-    /// Returns what a refused plan lacked.
-    pub(crate) fn lack(&self, refused: &Refused) -> Lack {
-        if refused.needed > self.available(u64::MAX) { Lack::OwnLimit } else { Lack::NewMemory }
+    /// Returns whether the pool's maximum refused a plan.
+    pub(crate) fn is_at_limit(&self, refused: &Refused) -> bool {
+        refused.needed > self.available(u64::MAX)
     }
 
     /// Returns the free end of an address range.

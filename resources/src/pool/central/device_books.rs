@@ -36,8 +36,6 @@ pub(crate) struct Device {
     ended: Condvar,
     /// How often memory was returned to the driver, or was promised and not taken.
     returned: AtomicU64,
-    /// Bytes that driver calls in progress return.
-    returning: AtomicU64,
     peer_pools: Mutex<Vec<Weak<dyn PeerPool>>>,
 }
 
@@ -65,6 +63,11 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
+    #[cfg(test)]
+    pub(crate) fn of(available: u64) -> Self {
+        Self { info: None, available, promised: 0, begun: 0, ended: 0, is_a_hint: false }
+    }
+
     /// Returns the most new bytes that a growth should plan with.
     pub(crate) fn most_new(&self) -> u64 {
         if self.is_a_hint { u64::MAX } else { self.available }
@@ -77,7 +80,7 @@ impl Reading {
 }
 
 /// How often memory was returned to the device up to a moment.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Returns {
     pub(crate) all: u64,
     pub(crate) own: u64,
@@ -106,18 +109,6 @@ impl Drop for Promise<'_> {
     }
 }
 
-/// Bytes that no resource holds any more and that the driver does not yet count as free.
-pub(crate) struct PendingReturn<'a> {
-    device: &'a Device,
-    bytes: u64,
-}
-
-impl Drop for PendingReturn<'_> {
-    fn drop(&mut self) {
-        self.device.returning.fetch_sub(self.bytes, Ordering::Release);
-    }
-}
-
 impl Device {
     /// Returns the books of the driver's device, which all resources on the device share.
     pub(crate) fn of(driver: &dyn Driver) -> Arc<Self> {
@@ -133,7 +124,6 @@ impl Device {
             books: Mutex::default(),
             ended: Condvar::new(),
             returned: AtomicU64::new(0),
-            returning: AtomicU64::new(0),
             peer_pools: Mutex::default(),
         });
         let mut devices = DEVICES.lock();
@@ -215,19 +205,6 @@ impl Device {
             }
         }
         true
-    }
-
-    /// Counts bytes as on their way to the driver. The caller holds the lock of the resource that held them
-    /// until now, and drops the result after the driver call.
-    pub(crate) fn begin_return(&self, bytes: u64) -> PendingReturn<'_> {
-        self.returning.fetch_add(bytes, Ordering::Relaxed);
-        PendingReturn { device: self, bytes }
-    }
-
-    /// Returns the bytes on their way to the driver. To miss none, a caller reads the resources before this,
-    /// and the driver after it.
-    pub(crate) fn returning_bytes(&self) -> u64 {
-        self.returning.load(Ordering::Acquire)
     }
 
     /// Notes that memory was returned to the driver, or was promised and is free again.
@@ -332,7 +309,6 @@ mod tests {
             books: Mutex::default(),
             ended: Condvar::new(),
             returned: AtomicU64::new(0),
-            returning: AtomicU64::new(0),
             peer_pools: Mutex::default(),
         };
         reading = shares.read(&*driver, 0).expect("the device is there");
@@ -362,13 +338,8 @@ mod tests {
             let devices = DEVICES.lock();
             devices.iter().filter(|(id, _)| *id == driver.device()).count()
         };
-        let first = Device::of(&*driver);
+        let _first = Device::of(&*driver);
         assert_eq!((known(&driver), known(&other)), (1, 0), "the books of the other device are gone");
-        assert_eq!(first.returning_bytes(), 0);
-        let returns = [first.begin_return(300), first.begin_return(500)];
-        assert_eq!(first.returning_bytes(), 800);
-        drop(returns);
-        assert_eq!(first.returning_bytes(), 0);
     }
 
     /// What the driver's default pool keeps counts as free only where the device alone has too little.

@@ -7,7 +7,7 @@
 use millpond_core::{Result, StreamId};
 
 use crate::heap::request::Cursor;
-use crate::pool::central::cross_stream::Donor;
+use crate::pool::central::collect::Donor;
 use crate::pool::central::{CentralCore, State};
 use crate::stream_order::ANY_STREAM;
 
@@ -45,7 +45,7 @@ impl CentralCore {
             if heaps.free_bytes(owner) == 0 {
                 return Ok(());
             }
-            Donor { id, epoch: slot.epoch() }
+            Donor { id, epoch: slot.epoch(), bytes: 0 }
         };
         let Some(recorded_event) = self.recorded_event_of(donor, None)? else { return Ok(()) };
         match self.driver.event_query(recorded_event.event) {
@@ -78,7 +78,7 @@ impl CentralCore {
                 break;
             }
             let task = self.state.lock().heaps.plan_release_step(keep_bytes, &mut at);
-            released += task.map_or(Ok(0), |task| self.run_task(task))?;
+            released += task.map_or(Ok(0), |task| self.run_task(task, None))?;
             // A thread that waits to grow goes first.
             turn.hand_on();
         }

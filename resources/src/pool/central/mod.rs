@@ -39,17 +39,20 @@
 //! callback, `tracing` event) runs under it. Calls take [turns](turns) on the slow path, which are no lock: a
 //! call from inside foreign code goes on, on the same thread and on others.
 
-mod cross_stream;
+mod act;
+mod ask;
+mod collect;
 mod device_books;
-mod grow;
 mod incremental;
+mod ladder;
 mod oom_report;
 mod peer_access;
 mod peer_pool;
 mod peer_reclaim;
 mod release;
 mod report;
-mod slow_path;
+#[cfg(test)]
+mod tests;
 mod trace;
 mod turns;
 
@@ -59,21 +62,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::Instant;
 
+use crate::block_map::BlockEntry;
 use crate::driver_memory::CudaMemoryResource;
 use crate::heap::request::Request;
-use crate::pool::central::device_books::Device;
+use crate::pool::central::ask::Ask;
+pub(crate) use crate::pool::central::ask::NoMemory;
+use crate::pool::central::device_books::{Device, Returns};
 use crate::pool::central::turns::Turns;
 use crate::pool::heaps::Heaps;
-use crate::pool::protocol::Ready;
+use crate::pool::protocol::{Purpose, Ready};
 use crate::pool::task::Task;
 use crate::process;
 use crate::process::Origin;
 use crate::stream_order::backlog::Backlog;
 use crate::stream_order::streams::StreamCell;
 use crate::stream_order::{Epoch, Owner, Reuse};
-use crate::sync::spin_lock::SpinLock;
+use crate::sync::spin_lock::{SpinGuard, SpinLock};
 use crate::tuning::CALLS_WITHOUT_CACHE;
-use millpond_core::driver::record_unless_capturing;
 use millpond_core::driver::{CaptureModeGuard, Health};
 use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::{
@@ -100,14 +105,10 @@ pub(crate) struct CentralCore {
     device: Option<Arc<Device>>,
     /// How often this resource returned memory to the device.
     own_returns: AtomicU64,
-    reuse: Reuse,
-    /// Whether upstream's memory is ready only for the stream that it was taken on.
-    upstream_is_ordered: bool,
-    /// Whether the pool maps its memory itself.
-    maps_pages: bool,
+    rules: Rules,
     /// Whether devices with an active context get access to the pool's memory without being named.
     admits_peers: bool,
-    state: SpinLock<State>,
+    state: PoolLock,
     /// The order of calls on the slow path: beyond the first two steps of the ladder.
     turns: Turns,
     health: Arc<Health>,
@@ -115,8 +116,38 @@ pub(crate) struct CentralCore {
     origin: Origin,
 }
 
+/// What of its options and its upstream a pool's ladder depends on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rules {
+    pub(crate) reuse: Reuse,
+    /// Whether the pool maps its memory itself.
+    pub(crate) maps_pages: bool,
+    /// Whether upstream's memory is ready only for the stream that it was taken on.
+    pub(crate) upstream_is_ordered: bool,
+    /// Whether other pools of the device may release memory for this one.
+    pub(crate) has_peers: bool,
+}
+
+/// The pool's lock. Tests count how often a thread takes it.
+pub(crate) struct PoolLock(SpinLock<State>);
+
+impl PoolLock {
+    fn new(state: State) -> Self {
+        Self(SpinLock::new(state))
+    }
+
+    #[inline]
+    fn lock(&self) -> SpinGuard<'_, State> {
+        #[cfg(test)]
+        tests::LOCKS.with(|locks| locks.set(locks.get() + 1));
+        self.0.lock()
+    }
+}
+
+/// What the pool's lock guards.
 #[derive(Debug)]
-struct State {
+pub(crate) struct State {
+    rules: Rules,
     heaps: Heaps,
     streams: Streams,
     ladder: LadderCounts,
@@ -132,8 +163,23 @@ impl State {
         owner
     }
 
+    /// Returns what the slow path begins with.
+    fn ask(&self, request: Request, stream: StreamRef) -> Ask {
+        let exact = self.heaps.exact(&request);
+        let mut ask = Ask::new(request, exact, Purpose::Serve, stream);
+        ask.idle = (!self.heaps.has_idle(exact.bytes)).then(|| self.heaps.idle_bytes());
+        ask
+    }
+
+    /// Forgets streams that own no free block, once there are many.
+    fn forget_idle_streams(&mut self) {
+        let Self { heaps, streams, .. } = self;
+        streams.sweep(|owner| heaps.free_bytes(owner));
+        heaps.set_streams(streams.len());
+    }
+
     /// Takes a block by the steps that make no driver call.
-    fn take_ready(&mut self, owner: Owner, request: &Request, reuse: Reuse) -> Option<DevicePtr> {
+    fn take_ready(&mut self, owner: Owner, request: &Request) -> Option<DevicePtr> {
         match self.heaps.take_ready(owner, request, self.backlog.is_long()) {
             Some(Ready::Own(ptr)) => {
                 self.ladder.own_stream += 1;
@@ -144,7 +190,7 @@ impl State {
                 Some(ptr)
             }
             None => {
-                let (other, upto) = self.find_ordered(owner, request, reuse)?;
+                let (other, upto) = self.find_ordered(owner, request)?;
                 let ptr = self.heaps.take(other, upto, request)?;
                 self.ladder.ordered += 1;
                 Some(ptr)
@@ -153,8 +199,8 @@ impl State {
     }
 
     /// Returns the stream that `owner` has waited for and that has the best fit, and up to which epoch.
-    fn find_ordered(&self, owner: Owner, request: &Request, reuse: Reuse) -> Option<(Owner, Epoch)> {
-        if !reuse.ordered || self.streams.len() < 2 {
+    fn find_ordered(&self, owner: Owner, request: &Request) -> Option<(Owner, Epoch)> {
+        if !self.rules.reuse.ordered || self.streams.len() < 2 {
             return None;
         }
         let seen = self.streams.slot(owner).seen();
@@ -190,7 +236,21 @@ impl<R: DeviceMemoryResource> Deref for Central<R> {
 
 impl CentralCore {
     pub(crate) fn maps_pages(&self) -> bool {
-        self.maps_pages
+        self.rules.maps_pages
+    }
+
+    /// Returns how often memory was returned to the device so far, by all resources and by this one.
+    fn returns(&self) -> Returns {
+        let own = self.own_returns.load(Ordering::Acquire);
+        Returns { all: self.device.as_ref().map_or(own, |device| device.returns()), own }
+    }
+
+    /// Notes that this resource returned memory to the device.
+    fn note_return(&self) {
+        self.own_returns.fetch_add(1, Ordering::Release);
+        if let Some(device) = &self.device {
+            device.note_return();
+        }
     }
 
     /// Returns whether this process is a fork of the one that made the resource: then it must not be used.
@@ -228,6 +288,12 @@ impl<R: DeviceMemoryResource> Central<R> {
     pub(crate) fn new(upstream: R, heaps: Heaps, reuse: Reuse, layer: &str) -> Self {
         let driver = upstream.driver().clone();
         let is_over_device = downcast::<CudaMemoryResource>(&upstream).is_some();
+        let rules = Rules {
+            reuse,
+            maps_pages: heaps.maps_pages(),
+            upstream_is_ordered: upstream.is_stream_ordered(),
+            has_peers: is_over_device,
+        };
         let core = Arc::new(CentralCore {
             name: Name::new(format!("{upstream}+{layer}")),
             device_memory: is_over_device.then(|| CudaMemoryResource::new(driver.clone())),
@@ -235,11 +301,10 @@ impl<R: DeviceMemoryResource> Central<R> {
             own_returns: AtomicU64::new(0),
             health: Arc::clone(driver.health()),
             driver,
-            upstream_is_ordered: upstream.is_stream_ordered(),
-            reuse,
-            maps_pages: heaps.maps_pages(),
+            rules,
             admits_peers: heaps.admits_peers(),
-            state: SpinLock::new(State {
+            state: PoolLock::new(State {
+                rules,
                 heaps,
                 streams: Streams::new(),
                 ladder: LadderCounts::default(),
@@ -270,48 +335,73 @@ impl<R: DeviceMemoryResource> Central<R> {
     }
 
     /// Allocates a block. `shard` is the calling thread's arena; `cell` is the stream's, if the caller has
-    /// it.
+    /// it, and `evicted` a block that left the stream's cache, which is freed first.
     pub(crate) fn allocate(
         &self,
         layout: Layout,
         stream: StreamRef,
         shard: u8,
         cell: Option<&StreamCell>,
+        evicted: Option<&BlockEntry>,
     ) -> Result<DevicePtr> {
         if layout.bytes() == 0 {
             return Ok(DevicePtr::NULL);
         }
-        if self.health.is_lost() {
-            return Err(self.health.error().for_request(layout, stream));
-        }
-        let mut request;
-        {
+        let ask = {
             let mut state = self.state.lock();
-            request = state.heaps.request(layout).ok_or_else(|| Error::request_too_large(layout, stream))?;
-            request.shard = shard;
-            let owner = cell.map_or_else(|| state.owner_of(stream), |cell| cell.owner);
-            if let Some(ptr) = state.take_ready(owner, &request, self.reuse) {
-                let requested_record = state.streams.slot_mut(owner).take_requested_record();
-                let has_excess = !state.backlog.is_long() && state.heaps.has_excess();
-                drop(state);
-                if requested_record.is_some() || has_excess {
-                    self.free_if_panics(ptr, &request, stream, || {
-                        if let Some(pending_record) = requested_record {
-                            self.record_for_others(pending_record, stream);
-                        }
-                        if has_excess {
-                            self.release_excess(stream);
-                        }
-                    });
-                }
-                return Ok(ptr);
+            if let (Some(entry), Some(cell)) = (evicted, cell) {
+                state.heaps.free_cached(entry, cell);
             }
-        }
-        self.allocate_slow(&request, stream).map_err(|error| match error.requested_bytes() {
+            if self.health.is_lost() {
+                drop(state);
+                return Err(self.health.error().for_request(layout, stream));
+            }
+            let request = state.heaps.request(layout);
+            let request =
+                Request { shard, ..request.ok_or_else(|| Error::request_too_large(layout, stream))? };
+            let owner = cell.map_or_else(|| state.owner_of(stream), |cell| cell.owner);
+            match state.take_ready(owner, &request) {
+                None => state.ask(request, stream),
+                Some(ptr) => {
+                    let requested_record = state.streams.slot_mut(owner).take_requested_record();
+                    let has_excess = !state.backlog.is_long() && state.heaps.has_excess();
+                    drop(state);
+                    self.after_allocation(ptr, &request, stream, requested_record, has_excess);
+                    return Ok(ptr);
+                }
+            }
+        };
+        match self.serve(ask) {
+            Ok(ptr) => Ok(ptr.expect("a request that is served has a block")),
             // Upstream's error names the region's size; the caller needs its own.
-            Some(bytes) if bytes == layout.bytes() => error,
-            _ => error.for_request(layout, stream),
-        })
+            Err(error) => Err(match error.requested_bytes() {
+                Some(bytes) if bytes == layout.bytes() => error,
+                _ => error.for_request(layout, stream),
+            }),
+        }
+    }
+
+    /// Does what an allocation found to be due: the record that another stream wants, and the release of
+    /// excess memory.
+    fn after_allocation(
+        &self,
+        ptr: DevicePtr,
+        request: &Request,
+        stream: StreamRef,
+        requested_record: Option<PendingRecord>,
+        has_excess: bool,
+    ) {
+        if requested_record.is_none() && !has_excess {
+            return;
+        }
+        self.free_if_panics(ptr, request, stream, || {
+            if let Some(pending_record) = requested_record {
+                self.record_for_others(pending_record, stream);
+            }
+            if has_excess {
+                self.release_excess(stream);
+            }
+        });
     }
 
     /// Frees a block; returns `false` for null and for a misuse, which it reports. `name` is the resource's
@@ -352,27 +442,6 @@ impl<R: DeviceMemoryResource> Central<R> {
         let slot = state.streams.slot_mut(owner);
         slot.calls = slot.calls.saturating_add(1);
         (slot.calls > CALLS_WITHOUT_CACHE).then(|| Arc::clone(&slot.cell))
-    }
-
-    /// Records the calling stream's event, because another stream requested the record.
-    #[cold]
-    fn record_for_others(&self, pending_record: PendingRecord, stream: StreamRef) {
-        let id = pending_record.id;
-        let record = || {
-            let event = self.event_of(id)?;
-            record_unless_capturing(&*self.driver, event, stream)
-        };
-        let (pending_record, (recorded, now_ns)) = self.settle_if_panics(pending_record, || {
-            let _captures = CaptureModeGuard::relaxed(&*self.driver);
-            let recorded = if self.health.is_lost() { Ok(false) } else { record() };
-            (recorded, self.now_ns())
-        });
-        self.state.lock().streams.settle(pending_record, matches!(recorded, Ok(true)), now_ns);
-        // Without the event the blocks stay with their stream, so an error fails no call. A lost device is
-        // noted.
-        if let Err(error) = recorded {
-            let _ = self.skip_stream(id, error);
-        }
     }
 
     #[cold]
@@ -450,7 +519,7 @@ impl<R: DeviceMemoryResource> Debug for Central<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Central")
             .field("upstream", &self.upstream)
-            .field("reuse", &self.reuse)
+            .field("reuse", &self.rules.reuse)
             .finish_non_exhaustive()
     }
 }
@@ -476,71 +545,64 @@ impl<R: DeviceMemoryResource> Drop for Central<R> {
             // If that fails, the synchronisation below waits for all streams.
             let _ = self.core.wait_for_owners(None);
         }
-        let mut state = self.core.state.lock();
         let was_reset = self.driver.was_reset();
         if self.health.is_lost() && !was_reset {
             return;
         }
-        let returning = self.core.begin_return(state.heaps.totals().bytes_reserved);
-        let task = state.heaps.plan_shutdown();
-        let regions = state.heaps.remove_all_regions();
-        if was_reset {
-            drop(state);
-            self.release_after_reset(task, regions);
-            return;
-        }
-        let events = state.streams.drain_events();
+        let mut state = self.core.state.lock();
+        let shutdown = state.heaps.plan_shutdown();
+        let events = if was_reset { Vec::new() } else { state.streams.drain_events() };
         drop(state);
-        if regions.is_empty() && events.is_empty() && task.is_none() {
+        if shutdown.is_empty() && events.is_empty() {
             return;
         }
-        // All work on the blocks must end before their memory is returned: also work on blocks that are still
-        // in use, and on streams that are destroyed. An upstream that synchronises itself needs
-        // no success here.
-        let waited = self.driver.synchronize_beside_captures();
-        if waited != Ok(true) {
-            waited.as_ref().err().inspect(|error| self.health.note(error));
-            // Memory that is returned without a wait of upstream's own must stay.
-            if self.health.is_lost() || self.upstream_is_ordered || task.is_some() {
-                tracing::warn!(target: "millpond::driver", ?waited, "memory is left to the driver");
-                return;
-            }
+        if !was_reset && !self.wait_for_all_work(&shutdown) {
+            return;
         }
+        // Events were destroyed with a context that was reset.
         for event in events {
             // SAFETY: the event is this resource's own, and nothing waits for it any more.
             if let Err(error) = unsafe { self.driver.event_destroy(event) } {
                 tracing::warn!(target: "millpond::driver", %error, "an event could not be destroyed");
             }
         }
-        if let Some(mut task) = task
-            && let Err(error) = task.run(&*self.driver)
-        {
-            tracing::warn!(target: "millpond::driver", %error, "memory is left to the driver");
-        }
-        for (base, bytes) in regions {
-            // SAFETY: the region came from upstream with this layout, and all work on the device is done.
-            unsafe { self.upstream.deallocate(base, Layout::new(bytes), StreamRef::LEGACY) };
-        }
-        drop(returning);
-        self.core.note_return();
+        self.shut_down(shutdown, was_reset);
     }
 }
 
 impl<R: DeviceMemoryResource> Central<R> {
-    /// Releases what outlives its context: the physical memory that the pool mapped, and regions as far as
-    /// upstream knows them to. Events were destroyed with the context.
-    fn release_after_reset(&self, task: Option<Task>, regions: Vec<(DevicePtr, u64)>) {
-        for (base, bytes) in regions {
-            // SAFETY: the region came from upstream with this layout; all work ended with the context.
-            unsafe { self.upstream.deallocate(base, Layout::new(bytes), StreamRef::LEGACY) };
+    /// Waits until all work on the pool's blocks is done: also work on blocks that are still in use, and on
+    /// streams that are destroyed. Returns whether their memory may be returned then: an upstream that
+    /// synchronises itself needs no success here.
+    fn wait_for_all_work(&self, shutdown: &Task) -> bool {
+        let waited = self.driver.synchronize_beside_captures();
+        if waited == Ok(true) {
+            return true;
         }
-        let Some(mut task) = task else { return };
+        waited.as_ref().err().inspect(|error| self.health.note(error));
+        // Memory that is returned without a wait of upstream's own must stay.
+        let upstream_waits = matches!(shutdown, Task::Return(_)) && !self.rules.upstream_is_ordered;
+        let may_return = upstream_waits && !self.health.is_lost();
+        if !may_return {
+            tracing::warn!(target: "millpond::driver", ?waited, "memory is left to the driver");
+        }
+        may_return
+    }
+
+    /// Returns all memory. After a reset that is what outlives the context: the physical memory that the pool
+    /// mapped, and regions as far as upstream knows them to.
+    fn shut_down(&self, mut task: Task, was_reset: bool) {
+        if let Task::Return(regions) = &mut task {
+            // SAFETY: the regions came from upstream, and all work on the device is done.
+            unsafe { self.below(StreamRef::LEGACY).take_back(regions) };
+        }
         match task.run(&*self.driver) {
-            Ok(()) => {
+            Err(error) => tracing::warn!(target: "millpond::driver", %error, "memory is left to the driver"),
+            Ok(()) if was_reset && !matches!(task, Task::Return(_)) => {
                 let bytes = task.released_bytes();
                 tracing::debug!(target: "millpond::driver", bytes, "released what outlived a reset context");
             }
-            Err(error) => tracing::warn!(target: "millpond::driver", %error, "memory is left to the driver"),
+            Ok(()) => {}
         }
         self.core.note_return();
     }
@@ -548,6 +610,6 @@ impl<R: DeviceMemoryResource> Central<R> {
 
 impl Debug for CentralCore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CentralCore").field("reuse", &self.reuse).finish_non_exhaustive()
+        f.debug_struct("CentralCore").field("reuse", &self.rules.reuse).finish_non_exhaustive()
     }
 }

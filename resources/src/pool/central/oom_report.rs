@@ -11,22 +11,21 @@ use millpond_core::{
 
 use crate::driver_memory::CudaMemoryResource;
 use crate::heap::request::Request;
-use crate::pool::central::grow::Refusal;
-use crate::pool::central::{Central, State};
+use crate::pool::central::{Central, NoMemory, State};
 use crate::pool::protocol::{Room, Shortage};
 use crate::stream_order::Epoch;
 use crate::tuning::{DEVICE_PAGE, STREAMS_NAMED};
 
 impl<R: DeviceMemoryResource> Central<R> {
-    /// Returns the error of a request that failed after all steps; `refusal` is why there was no new memory.
+    /// Returns the error of a request that failed after all steps; `why` says why there was no new memory.
     #[cold]
-    pub(crate) fn out_of_memory(&self, request: &Request, stream: StreamRef, refusal: Refusal) -> Error {
+    pub(crate) fn out_of_memory(&self, request: &Request, stream: StreamRef, why: NoMemory) -> Error {
         let layout = Layout::with_alignment(request.requested, request.alignment);
         let layout = layout.unwrap_or(Layout::new(request.requested));
-        let (mut refused, hopeless) = match refusal {
-            Refusal::OwnLimit => (None, None),
-            Refusal::Below(error) => (error, None),
-            Refusal::Impossible(info) => (None, Some(info)),
+        let (mut refused, hopeless) = match why {
+            NoMemory::OwnLimit => (None, None),
+            NoMemory::Below(error) => (error, None),
+            NoMemory::Impossible(info) => (None, Some(info)),
         };
         let below = refused.as_mut().and_then(Error::take_out_of_memory_report);
         // This report states the driver's memory by itself.
@@ -34,7 +33,7 @@ impl<R: DeviceMemoryResource> Central<R> {
         let is_by_device = below.is_none()
             && refused.as_ref().and_then(Error::driver_error).is_some_and(|error| error.is_out_of_memory());
         // Whether memory that the pool returns goes to the device.
-        let is_direct = self.maps_pages || downcast::<CudaMemoryResource>(&self.upstream).is_some();
+        let is_direct = self.rules.maps_pages || downcast::<CudaMemoryResource>(&self.upstream).is_some();
         let device = match hopeless.flatten() {
             None if is_direct || is_by_device => self.device_memory(),
             known => known,
@@ -72,7 +71,7 @@ impl<R: DeviceMemoryResource> Central<R> {
     fn page_bytes(&self) -> Option<u64> {
         let attribute = DeviceAttribute::VirtualMemoryManagementSupported;
         let has_pages = || call(&*self.driver, |driver| driver.attribute(attribute));
-        let could = !self.maps_pages && downcast::<CudaMemoryResource>(&self.upstream).is_some();
+        let could = !self.rules.maps_pages && downcast::<CudaMemoryResource>(&self.upstream).is_some();
         (could && matches!(has_pages(), Ok(1)))
             .then(|| call(&*self.driver, |driver| driver.mem_get_allocation_granularity()).ok())
             .flatten()
@@ -117,8 +116,11 @@ impl<R: DeviceMemoryResource> Central<R> {
     fn advise_on_growth(&self, report: &mut OutOfMemoryReport, shortage: &Shortage, is_direct: bool) {
         let limit = limit_short(report, shortage);
         let Some(MemoryInfo { free, total }) = report.device else { return };
-        let from_device =
-            if self.maps_pages { shortage.needed } else { shortage.needed.next_multiple_of(DEVICE_PAGE) };
+        let from_device = if self.rules.maps_pages {
+            shortage.needed
+        } else {
+            shortage.needed.next_multiple_of(DEVICE_PAGE)
+        };
         let short = from_device.saturating_sub(free);
         let others = (total - free).saturating_sub(shortage.device_pages);
         // Not rounded up to a page, unlike `short`.

@@ -10,40 +10,15 @@ use crate::pool::central::{Central, CentralCore};
 use crate::tuning::ADMISSION_PATIENCE;
 
 impl CentralCore {
-    /// Gives access to devices with an active context that have none yet, if the pool's options say so. While
-    /// another call maps or unmaps memory, that is left to a later call.
-    ///
-    /// # Errors
-    /// If the device is lost. A refused peer only causes a warning.
-    pub(crate) fn admit_newcomers(&self) -> Result<()> {
-        if !self.admits_peers {
-            return Ok(());
-        }
-        match self.driver.active_peers() {
-            Ok(active) if active.is_empty() => Ok(()),
-            Ok(active) => self.admit(&active, false).or_else(|error| {
-                tracing::warn!(
-                    target: "millpond::pool", ?active, %error,
-                    "devices get no access to the pool's memory; copies of it work by cuMemcpyPeer only"
-                );
-                if self.health.is_lost() { Err(error) } else { Ok(()) }
-            }),
-            Err(error) if error.is_sticky() => Err(self.driver_error(error)),
-            Err(_cannot_say) => Ok(()),
-        }
-    }
-
-    fn admit(&self, devices: &[DeviceId], is_asked: bool) -> Result<()> {
+    /// Gives these devices access, once no other call maps or unmaps memory.
+    fn admit(&self, devices: &[DeviceId]) -> Result<()> {
         let deadline = Instant::now() + ADMISSION_PATIENCE;
         let task = loop {
             let mut state = self.state.lock();
             if state.heaps.is_at_rest() {
-                break state.heaps.plan_admission(devices, is_asked);
+                break state.heaps.plan_admission(devices, true);
             }
             drop(state);
-            if !is_asked {
-                return Ok(());
-            }
             if self.turns.is_inside() || Instant::now() > deadline {
                 return Err(Error::new(
                     ErrorKind::Unsupported,
@@ -54,7 +29,7 @@ impl CentralCore {
             thread::sleep(Duration::from_millis(1));
         };
         let Some(task) = task else { return Ok(()) };
-        self.run_task(task)?;
+        self.run_task(task, None)?;
         event!(self, DEBUG, "devices have access to the pool's memory", ?devices);
         Ok(())
     }
@@ -67,6 +42,6 @@ impl<R: DeviceMemoryResource> Central<R> {
             return Err(self.health.error());
         }
         // Outside of turns, since the admission waits for the tasks of other calls.
-        self.admit(&[device], true)
+        self.admit(&[device])
     }
 }

@@ -10,6 +10,7 @@ use millpond_core::{DeviceMemoryResource, Result, StreamRef};
 use crate::heap::request::Request;
 use crate::pool::central::device_books::Returns;
 use crate::pool::central::peer_pool::{CompletionCheck, PeerPool, Released};
+use crate::pool::central::release::Below;
 use crate::pool::central::trace::event;
 use crate::pool::central::{Central, CentralCore};
 use crate::pool::protocol::Reclaim;
@@ -50,17 +51,17 @@ impl CentralCore {
             return Ok(Released::default());
         }
         self.state.lock().heaps.reclaim(Reclaim::Everything);
-        if self.owned_free_bytes(None) > 0 {
+        if self.owned_free_bytes() > 0 {
             match how {
                 CompletionCheck::No => {}
-                CompletionCheck::Ask => self.collect_completed(None, None, false)?,
+                CompletionCheck::Ask => self.collect_completed(None, false)?,
                 CompletionCheck::Wait => self.wait_for_owners(None)?,
             }
         }
         let keep = self.bytes_reserved().saturating_sub(bytes);
-        let released = self.release_free(keep, upstream, StreamRef::LEGACY);
+        let released = self.release_free(keep, Below { upstream, stream: StreamRef::LEGACY });
         event!(self, DEBUG, "another resource asked for memory", asked = bytes, bytes = released);
-        Ok(Released { bytes: released, has_pending: self.owned_free_bytes(None) > 0 })
+        Ok(Released { bytes: released, has_pending: self.owned_free_bytes() > 0 })
     }
 }
 

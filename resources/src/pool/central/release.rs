@@ -8,13 +8,21 @@ use millpond_core::{DeviceMemoryResource, DevicePtr, Error, Layout, Result, Stre
 
 use crate::heap::request::Request;
 use crate::pool::Task;
-use crate::pool::central::cross_stream::Donor;
+use crate::pool::central::collect::Donor;
 use crate::pool::central::trace::event;
 use crate::pool::central::{Central, CentralCore, State};
 use crate::pool::protocol::Reclaim;
+use crate::pool::task::ReturnedRegions;
 use crate::stream_order::ANY_STREAM;
 use crate::tuning::CALLS_PER_RELEASE;
 use millpond_core::trim_upstream;
+
+impl State {
+    /// Returns the free bytes that streams own; with a request, only those that could serve it.
+    pub(crate) fn owned_free_bytes(&self, request: Option<&Request>) -> u64 {
+        self.streams.iter().map(|(owner, _)| self.heaps.free_bytes_for(request, owner)).sum()
+    }
+}
 
 impl CentralCore {
     /// Waits for the recorded events of all streams that own free blocks; the blocks are then unowned.
@@ -22,7 +30,7 @@ impl CentralCore {
     /// If a stream may be destroyed, this waits for the whole device. If that is not possible now, such
     /// streams keep their blocks, and so do streams that capture a graph.
     pub(crate) fn wait_for_owners(&self, stream: Option<StreamRef>) -> Result<()> {
-        let donors = self.donors(None);
+        let donors = self.state.lock().donors(None);
         let mut recorded_events = Vec::with_capacity(donors.len());
         // Streams with blocks that no event covers.
         let mut uncovered = Vec::new();
@@ -38,17 +46,20 @@ impl CentralCore {
             }
         }
         let watch = self.watch();
-        for recorded_event in &recorded_events {
-            match self.driver.event_synchronize(recorded_event.event) {
-                Ok(()) => self.complete(recorded_event, None),
-                Err(error) => self.skip_stream(recorded_event.donor.id, error)?,
+        let mut ended = Vec::with_capacity(recorded_events.len());
+        let is_some = !recorded_events.is_empty();
+        for recorded in recorded_events {
+            match self.driver.event_synchronize(recorded.event) {
+                Ok(()) => ended.push(recorded),
+                Err(error) => self.skip_stream(recorded.donor.id, error)?,
             }
         }
-        if !recorded_events.is_empty() {
+        if is_some {
             self.trace_synchronize(&watch);
         }
         let some_are_owned = {
             let mut state = self.state.lock();
+            ended.iter().for_each(|recorded| state.complete(recorded, None));
             state.backlog.end();
             let State { heaps, streams, .. } = &mut *state;
             uncovered
@@ -64,7 +75,7 @@ impl CentralCore {
         let covered: Vec<Donor> = {
             let mut state = self.state.lock();
             let donors = state.streams.iter_mut();
-            donors.map(|(_, slot)| Donor { id: slot.id, epoch: slot.end_epoch() }).collect()
+            donors.map(|(_, slot)| Donor { id: slot.id, epoch: slot.end_epoch(), bytes: 0 }).collect()
         };
         let watch = self.watch();
         let span = self.span("synchronize", 0, StreamRef::LEGACY);
@@ -88,14 +99,13 @@ impl CentralCore {
         Ok(true)
     }
 
-    /// Returns the free bytes that streams own; with a request, only those that could serve it.
-    pub(crate) fn owned_free_bytes(&self, request: Option<&Request>) -> u64 {
-        let state = self.state.lock();
-        state.streams.iter().map(|(owner, _)| state.heaps.free_bytes_for(request, owner)).sum()
+    /// Returns the free bytes that streams own.
+    pub(crate) fn owned_free_bytes(&self) -> u64 {
+        self.state.lock().owned_free_bytes(None)
     }
 
     pub(crate) fn bytes_reserved(&self) -> u64 {
-        self.state.lock().heaps.large.bytes_reserved()
+        self.state.lock().heaps.bytes_reserved()
     }
 
     /// Runs a task by foreign code: upstream, the driver, a subscriber. If that panics, the task is undone by
@@ -139,80 +149,86 @@ impl CentralCore {
         })
     }
 
-    /// Runs a task and commits or aborts it; returns the bytes that it released.
-    pub(crate) fn run_task(&self, task: Task) -> Result<u64> {
+    /// Makes the calls of a task that takes no memory. Regions return to `below`.
+    pub(crate) fn run_change(&self, task: Task, below: Option<Below<'_>>) -> (Task, Result<()>) {
         let watch = self.watch();
         let run = |task: &mut Task| {
             let span = self.span("task", task.new_bytes(), StreamRef::LEGACY);
-            span.in_scope(|| task.run(&*self.driver))
+            let outcome = span.in_scope(|| {
+                if let (Task::Return(regions), Some(below)) = (&mut *task, below) {
+                    // SAFETY: the task's regions came from this upstream, or an equal one; no block of them
+                    // is in use, and all work on their blocks is done.
+                    unsafe { below.take_back(regions) };
+                }
+                task.run(&*self.driver)
+            });
+            let bytes = task.released_bytes();
+            if bytes > 0 {
+                self.note_return();
+                self.trace_release(bytes, &watch);
+            }
+            outcome
         };
         let (task, outcome) = self.run_or_abort(task, run, |task| task.undo(&*self.driver));
+        if outcome.is_err() {
+            self.note_return();
+        }
+        (task, outcome.map_err(|error| self.driver_error(error)))
+    }
+
+    /// Runs a task that takes no memory, and commits or aborts it; returns the bytes that it released.
+    pub(crate) fn run_task(&self, task: Task, below: Option<Below<'_>>) -> Result<u64> {
+        let (task, outcome) = self.run_change(task, below);
         let bytes = task.released_bytes();
         let mut state = self.state.lock();
         match outcome {
             Ok(()) => _ = task.commit(&mut state.heaps),
             Err(error) => {
                 task.abort(&mut state.heaps);
-                drop(state);
-                self.note_return();
-                return Err(self.driver_error(error));
+                return Err(error);
             }
-        }
-        drop(state);
-        if bytes > 0 {
-            self.note_return();
-            self.trace_release(bytes, &watch);
         }
         Ok(bytes)
     }
 
-    /// Releases unowned memory, if the pool holds more than `keep_bytes`: runs one task, or returns one
-    /// region to `upstream`. Returns the bytes, which are 0 if it only removed mappings; `None` if there is
-    /// nothing to release, or the task failed.
-    fn release_some(
-        &self,
-        keep_bytes: u64,
-        upstream: &dyn DeviceMemoryResource,
-        stream: StreamRef,
-    ) -> Option<u64> {
-        if self.maps_pages {
-            let task = self.state.lock().heaps.plan_release(keep_bytes, CALLS_PER_RELEASE)?;
-            let warn = |error: &Error| event!(self, WARN, "memory could not be released", %error);
-            return self.run_task(task).inspect_err(warn).ok();
-        }
-        let (base, bytes, returning) = {
-            let mut state = self.state.lock();
-            if state.heaps.totals().bytes_reserved <= keep_bytes {
-                return None;
-            }
-            let (base, bytes) = state.heaps.remove_free_region()?;
-            (base, bytes, self.begin_return(bytes))
-        };
-        let watch = self.watch();
-        // SAFETY: the region came from this upstream, or an equal one, with this layout; no block of it is in
-        // use, and all work on its blocks is done.
-        unsafe { upstream.deallocate(base, Layout::new(bytes), stream) };
-        drop(returning);
-        self.note_return();
-        self.trace_release(bytes, &watch);
-        Some(bytes)
+    /// Releases unowned memory, if the pool holds more than `keep_bytes`, by one task. Returns the bytes,
+    /// which are 0 if it only removed mappings; `None` if there is nothing to release, or the task failed.
+    fn release_some(&self, keep_bytes: u64, below: Below<'_>) -> Option<u64> {
+        let task = self.state.lock().heaps.plan_release(keep_bytes, CALLS_PER_RELEASE)?;
+        let warn = |error: &Error| event!(self, WARN, "memory could not be released", %error);
+        self.run_task(task, Some(below)).inspect_err(warn).ok()
     }
 
     /// Releases unowned memory until the pool holds at most `keep_bytes`; returns the bytes released.
-    pub(crate) fn release_free(
-        &self,
-        keep_bytes: u64,
-        upstream: &dyn DeviceMemoryResource,
-        stream: StreamRef,
-    ) -> u64 {
-        std::iter::from_fn(|| self.release_some(keep_bytes, upstream, stream)).sum()
+    pub(crate) fn release_free(&self, keep_bytes: u64, below: Below<'_>) -> u64 {
+        std::iter::from_fn(|| self.release_some(keep_bytes, below)).sum()
+    }
+}
+
+/// Where regions return, and on which stream.
+#[derive(Clone, Copy)]
+pub(crate) struct Below<'a> {
+    pub(crate) upstream: &'a dyn DeviceMemoryResource,
+    pub(crate) stream: StreamRef,
+}
+
+impl Below<'_> {
+    /// Returns regions to upstream.
+    ///
+    /// # Safety
+    /// They came from this upstream, or an equal one, and nothing uses them.
+    pub(crate) unsafe fn take_back(&self, regions: &mut ReturnedRegions) {
+        while let Some((base, bytes)) = regions.left.pop() {
+            // SAFETY: the caller's promise.
+            unsafe { self.upstream.deallocate(base, Layout::new(bytes), self.stream) };
+        }
     }
 }
 
 impl<R: DeviceMemoryResource> Central<R> {
-    /// Releases unowned memory until the pool holds at most `keep_bytes`; returns the bytes released.
-    pub(crate) fn release_free_regions(&self, keep_bytes: u64, stream: StreamRef) -> u64 {
-        self.release_free(keep_bytes, &self.upstream, stream)
+    /// Returns where regions return on this stream.
+    pub(crate) fn below(&self, stream: StreamRef) -> Below<'_> {
+        Below { upstream: &self.upstream, stream }
     }
 
     /// Releases a part of the pool's excess memory to the driver, without waiting for the device. Does
@@ -224,9 +240,9 @@ impl<R: DeviceMemoryResource> Central<R> {
         if !matches!(self.is_capturing(stream), Ok(false)) {
             return;
         }
-        let released = self.collect_completed(None, Some(stream), true).and_then(|()| {
+        let released = self.collect_completed(Some(stream), true).and_then(|()| {
             let task = self.state.lock().heaps.plan_excess();
-            task.map_or(Ok(0), |task| self.run_task(task))
+            task.map_or(Ok(0), |task| self.run_task(task, None))
         });
         // The caller has its block, so an error here must not fail it; the next release tries again.
         if let Err(error) = released {
@@ -240,13 +256,13 @@ impl<R: DeviceMemoryResource> Central<R> {
     pub(crate) fn release_unused(&self, keep_bytes: u64, stream: StreamRef) -> Result<u64> {
         let Some(_turn) = self.turns.try_enter() else { return Ok(0) };
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
-        let may_release = self.maps_pages && !self.health.is_lost();
+        let may_release = self.rules.maps_pages && !self.health.is_lost();
         if !may_release || !matches!(self.is_capturing(stream), Ok(false)) {
             return Ok(0);
         }
         self.state.lock().heaps.reclaim(Reclaim::Everything);
-        self.collect_completed(None, Some(stream), true)?;
-        Ok(self.release_some(keep_bytes, &self.upstream, stream).unwrap_or(0))
+        self.collect_completed(Some(stream), true)?;
+        Ok(self.release_some(keep_bytes, self.below(stream)).unwrap_or(0))
     }
 
     /// Returns memory until the pool holds at most `keep_bytes`; returns the bytes that reached the device.
@@ -268,12 +284,12 @@ impl<R: DeviceMemoryResource> Central<R> {
             return Ok(0);
         }
         self.state.lock().heaps.reclaim(Reclaim::Everything);
-        if may_wait && self.owned_free_bytes(None) > 0 {
+        if may_wait && self.owned_free_bytes() > 0 {
             self.wait_for_owners(None)?;
         }
         let mut released = 0;
         while released < excess {
-            match self.release_some(keep_bytes, &self.upstream, StreamRef::LEGACY) {
+            match self.release_some(keep_bytes, self.below(StreamRef::LEGACY)) {
                 None => break,
                 Some(bytes) => released += bytes,
             }

@@ -1,5 +1,6 @@
 //! Tests which steps of the slow path a request takes.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use millpond_core::DeviceMemoryResourceExt;
@@ -9,10 +10,24 @@ use millpond_driver::CallKind;
 use millpond_driver::sim::{FaultPlan, SimConfig, SimDevice};
 
 use super::*;
-use crate::stream_order::Owner;
+use crate::heap::request::Request;
+use crate::pool::protocol::{Purpose, Reclaim};
+use crate::stream_order::{ANY_STREAM, Owner};
 use crate::{CudaMemoryResource, PagesMode, PoolLayer, PoolMemoryResource, Reuse};
 
 const MIB: u64 = 1 << 20;
+
+thread_local! {
+    /// How often this thread has taken a pool's lock.
+    pub(super) static LOCKS: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Returns how often the work took a pool's lock.
+fn locks_of<T>(work: impl FnOnce() -> T) -> (u32, T) {
+    let before = LOCKS.get();
+    let done = work();
+    (LOCKS.get() - before, done)
+}
 
 /// A pool, and two streams of its device.
 struct Setup {
@@ -85,7 +100,11 @@ fn another_streams_block_serves_before_the_caches_are_flushed() {
 fn other_streams_are_asked_only_if_they_could_serve() {
     let setup = Setup::new(PagesMode::Off);
     let [first, second] = setup.streams;
-    let could_serve = |bytes, stream| setup.pool.central.others_could_serve(&request(bytes), stream);
+    let could_serve = |bytes, stream| {
+        let mut state = setup.pool.central.state.lock();
+        let taker = state.owner_of(stream);
+        state.others_could_serve(taker, &request(bytes))
+    };
     let [ptr, own] = [(64, first), (32, second)].map(|(mib, stream)| setup.take(mib * MIB, stream));
     assert!(!could_serve(256, second), "no stream has a free block");
     setup.give(own, 32 * MIB, second);
@@ -105,7 +124,7 @@ fn other_streams_are_asked_only_if_they_could_serve() {
 fn any_block_fits_if_a_stream_has_one_or_it_is_unowned() {
     let setup = Setup::new(PagesMode::Off);
     let [first, _] = setup.streams;
-    let fits = |bytes| setup.pool.central.any_block_fits(&request(bytes));
+    let fits = |bytes| setup.pool.central.state.lock().any_fits(&request(bytes));
     let ptr = setup.take(64 * MIB, first);
     assert!(!fits(64 * MIB), "it is in use");
     setup.give(ptr, 64 * MIB, first);
@@ -137,9 +156,9 @@ fn room_is_made_only_for_a_growth_that_sets_a_peak() {
                 assert_eq!(grown.cmp(&peak).is_gt(), sets_a_peak, "{bytes} bytes");
                 assert!(bytes == 2 * MIB || grown == peak || sets_a_peak);
             }
-            let released = setup.pool.central.make_room(&request, first).expect("the device is there");
-            assert_eq!(released > 0, sets_a_peak && may_release, "{pages}, {bytes} bytes");
-            assert_eq!(setup.pool.pool_bytes(), held - released);
+            let ask = Ask::new(request, request, Purpose::Serve, first);
+            let sets = setup.pool.central.state.lock().sets_a_peak(&ask);
+            assert_eq!(sets, sets_a_peak && may_release, "{pages}, {bytes} bytes");
         }
     }
 }
@@ -186,11 +205,57 @@ fn a_stream_takes_what_it_has_waited_for() {
         let mut state = setup.pool.central.state.lock();
         let [donor, taker] = [donor, taker].map(|stream| state.owner_of(stream));
         let request = request(64 * MIB);
-        let find = |state: &State, reuse| state.find_ordered(taker, &request, reuse);
-        assert_eq!(find(&state, Reuse::ALL), None, "it did not wait");
+        let find = |state: &mut State, reuse| {
+            state.rules.reuse = reuse;
+            state.find_ordered(taker, &request)
+        };
+        assert_eq!(find(&mut state, Reuse::ALL), None, "it did not wait");
         let epoch = state.streams.slot(donor).epoch();
         state.streams.waited(taker, donor, epoch, &[]);
-        assert_eq!(find(&state, Reuse::ALL), Some((donor, epoch)), "{more_streams} more streams");
-        assert_eq!(find(&state, Reuse { ordered: false, ..Reuse::ALL }), None);
+        assert_eq!(find(&mut state, Reuse::ALL), Some((donor, epoch)), "{more_streams} more streams");
+        assert_eq!(find(&mut state, Reuse { ordered: false, ..Reuse::ALL }), None);
+    }
+}
+
+/// A growth of one stream takes the pool's lock three times: to look for a free block, to plan, and to commit.
+/// What the stream itself has free, in its caches and outside, changes nothing.
+#[test]
+fn a_growth_takes_the_lock_three_times() {
+    for pages in [PagesMode::On, PagesMode::Off] {
+        for bytes in [64 << 10, 8 * MIB, 300 * MIB] {
+            let setup = Setup::new(pages);
+            let [stream, _] = setup.streams;
+            // More calls than the stream needs to have a cache.
+            (0..8).for_each(|_| setup.give(setup.take(1000, stream), 1000, stream));
+            let calls = setup.device.driver_calls();
+            let mut locks = Vec::new();
+            let mut grown = 0;
+            while grown < 3 {
+                let held = setup.pool.pool_bytes();
+                let (taken, _) = locks_of(|| setup.take(bytes, stream));
+                if setup.pool.pool_bytes() > held {
+                    grown += 1;
+                    locks.push(taken);
+                }
+            }
+            assert!(setup.device.driver_calls() > calls);
+            assert!(locks.iter().all(|locks| *locks <= 3), "{pages}, {bytes} bytes: {locks:?}");
+            setup.pool.validate();
+        }
+    }
+}
+
+/// A growth beside free blocks of the same stream that are too small.
+#[test]
+fn free_blocks_that_do_not_serve_cost_few_locks() {
+    for (pages, most) in [(PagesMode::On, 3), (PagesMode::Off, 5)] {
+        let setup = Setup::new(pages);
+        let [stream, _] = setup.streams;
+        let blocks = [(); 12].map(|()| setup.take(8 * MIB, stream));
+        blocks.into_iter().step_by(2).for_each(|ptr| setup.give(ptr, 8 * MIB, stream));
+        let held = setup.pool.pool_bytes();
+        let (locks, _) = locks_of(|| setup.take(100 * MIB, stream));
+        assert!(setup.pool.pool_bytes() > held, "{pages}");
+        assert!(locks <= most, "{pages}: {locks}");
     }
 }

@@ -1,0 +1,344 @@
+//! Does the steps of the slow path: makes the calls of the driver and of upstream, without the pool's lock.
+//!
+//! The [ladder](crate::pool::central::ladder) decides what to do. What a step has begun under the lock, a
+//! task or a record, is ended if the step panics.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use millpond_core::driver::CaptureModeGuard;
+use millpond_core::{
+    ALLOCATION_ALIGNMENT, DeviceId, DeviceMemoryResource, DevicePtr, Error, Layout, Result, StreamRef,
+};
+
+use crate::heap::request::Request;
+use crate::pool::Task;
+use crate::pool::central::ask::{Answer, Ask, Look, Step};
+use crate::pool::central::device_books::{Device, Promise, Reading, Returns};
+use crate::pool::central::peer_pool::PeerPool;
+use crate::pool::central::peer_reclaim::PeerReclaim;
+use crate::pool::central::trace::event;
+use crate::pool::central::turns::Turn;
+use crate::pool::central::{Central, CentralCore};
+use crate::pool::protocol::{Purpose, Try};
+use crate::tuning::DEVICE_PAGE;
+
+/// What a call on the slow path holds while its steps are done.
+#[derive(Default)]
+struct Call<'a> {
+    turn: Option<Turn<'a>>,
+    /// How often memory had been returned before this attempt, which may have missed what came later.
+    returns: Returns,
+    peers: PeerReclaim,
+}
+
+/// What came of a growth's request for a promise of the device's memory.
+enum Promised<'a> {
+    /// It may go on, with a promise if the pool keeps the device's books.
+    Yes(Option<Promise<'a>>),
+    TooLittle(Reading),
+}
+
+impl<R: DeviceMemoryResource> Central<R> {
+    /// Serves a request that found no free block, step by step. Returns the block, or `None` for a request to
+    /// hold memory.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory); what the driver or upstream reports.
+    #[cold]
+    pub(crate) fn serve(&self, mut ask: Ask) -> Result<Option<DevicePtr>> {
+        let _captures = CaptureModeGuard::relaxed(&*self.driver);
+        let mut call = Call::default();
+        let mut step = Step::Look;
+        loop {
+            let (done, answer) = self.act(&mut ask, step, &mut call);
+            step = self.decide(&mut ask, done, answer);
+            if let Some(why) = ask.told.take() {
+                step = self.tell(&ask, step, why);
+            }
+            match step {
+                Step::Served(ptr, tidying) => {
+                    self.tidy(&ask, ptr, tidying);
+                    return Ok(Some(ptr));
+                }
+                Step::Reserved => return Ok(None),
+                Step::Fail(error) => return Err(error),
+                Step::Refuse(why) => {
+                    drop(call.turn);
+                    return Err(self.out_of_memory(&ask.exact, ask.stream, why));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Returns the next step.
+    fn decide(&self, ask: &mut Ask, step: Step, answer: Answer) -> Step {
+        let mut state = self.state.lock();
+        // No thread uses the events of the forgotten streams: that takes a call here or a pending record.
+        if matches!(step, Step::Look) && self.turns.is_alone() {
+            state.forget_idle_streams();
+        }
+        state.next(ask, step, answer)
+    }
+
+    /// Does a step, and returns it with what came of it.
+    fn act<'a>(&'a self, ask: &mut Ask, step: Step, call: &mut Call<'a>) -> (Step, Answer) {
+        let stream = ask.stream;
+        let answer = match step {
+            Step::Run(task) => {
+                let (task, answer) = self.run(ask, task);
+                return (Step::Run(task), answer);
+            }
+            Step::Collect(mut inquiry) => {
+                self.ask(&mut inquiry, Some(stream));
+                return (Step::Collect(inquiry), Answer::Done);
+            }
+            Step::Look => self.look(ask, call),
+            Step::WaitFor(donor) => self.recorded_event_of(donor, Some(stream)).and_then(|recorded| {
+                let Some(event) = recorded else { return Ok(Answer::Skipped) };
+                if self.rules.reuse.completed && self.is_reached(&event)? {
+                    return Ok(Answer::Ordered { event, is_reached: true });
+                }
+                if let Err(error) = self.driver.stream_wait_event(stream, event.event) {
+                    return self.skip_stream(donor.id, error).map(|()| Answer::Skipped);
+                }
+                self.trace_wait(stream, donor.id.get(), ask.request.requested);
+                Ok(Answer::Ordered { event, is_reached: false })
+            }),
+            // Growth may still serve the request.
+            Step::Synchronize { may_fail } => match self.wait_for_owners(Some(stream)) {
+                Err(_) if may_fail && !self.health.is_lost() => Ok(Answer::Skipped),
+                waited => waited.map(|()| Answer::Done),
+            },
+            Step::AwaitRivals(reading) => {
+                let ended =
+                    self.device.as_ref().is_some_and(|it| it.wait_for_rivals(&reading, &mut ask.waits));
+                Ok(if ended { Answer::Done } else { Answer::Skipped })
+            }
+            Step::AskPeers => {
+                // A peer pool may be asking this one at the same time, so this one has no turn here.
+                call.turn = None;
+                match self.ask_peer_pools(&mut call.peers, call.returns, &ask.usual, stream) {
+                    Ok(true) => return (Step::Look, self.look(ask, call).unwrap_or_else(Answer::Failed)),
+                    asked => asked.map(|_| Answer::Skipped),
+                }
+            }
+            Step::Served(..) | Step::Reserved | Step::Refuse(_) | Step::Fail(_) => Ok(Answer::Skipped),
+        };
+        (step, answer.unwrap_or_else(Answer::Failed))
+    }
+
+    /// Begins an attempt: takes a turn, and looks at the device and the stream.
+    fn look<'a>(&'a self, ask: &Ask, call: &mut Call<'a>) -> Result<Answer> {
+        if call.turn.is_none() {
+            // Read first: the request may miss memory that is returned after this.
+            call.returns = self.returns();
+            call.turn = Some(self.turns.enter());
+        }
+        let mut look = Look::default();
+        if let Some(idle) = ask.idle {
+            (look.reading, look.is_beyond_device) = self.exceeds_device(&ask.exact, idle)?;
+        }
+        if !look.is_beyond_device {
+            look.active_peers = self.active_peers()?;
+            look.is_capturing = ask.purpose == Purpose::Serve && self.is_capturing(ask.stream)?;
+        }
+        Ok(Answer::Looked(look))
+    }
+
+    /// Makes the calls of a task.
+    fn run(&self, ask: &mut Ask, task: Task) -> (Task, Answer) {
+        if task.is_growth() {
+            return self.run_growth(ask, task);
+        }
+        let (task, outcome) = self.run_change(task, Some(self.below(ask.stream)));
+        let answer = match outcome {
+            Ok(()) => Answer::Done,
+            Err(error) if task.is_admission() && self.health.is_lost() => Answer::Failed(error),
+            Err(error) => {
+                self.warn_of(&task, &error);
+                Answer::Skipped
+            }
+        };
+        (task, answer)
+    }
+
+    /// Makes the calls of a growth, if the device has enough memory: allocates its region from upstream, or
+    /// maps its pages.
+    fn run_growth(&self, ask: &mut Ask, task: Task) -> (Task, Answer) {
+        let (bytes, watch, stream) = (task.new_bytes(), self.watch(), ask.stream);
+        let run = |task: &mut Task| -> Result<Option<Reading>> {
+            let _promise = match self.promise(ask, task)? {
+                Promised::Yes(promise) => promise,
+                Promised::TooLittle(reading) => return Ok(Some(reading)),
+            };
+            self.span("growth", bytes, stream).in_scope(|| self.take_memory(task, stream))?;
+            self.trace_growth(&ask.request, stream, bytes, &watch);
+            Ok(None)
+        };
+        let (task, outcome) = self.run_or_abort(task, run, |task| self.undo_growth(task, stream));
+        let answer = match outcome {
+            Ok(None) => Answer::Done,
+            Ok(Some(reading)) => Answer::TooLittle(reading),
+            Err(error) => {
+                if !matches!(task, Task::Region(_)) {
+                    self.note_return();
+                    if error.is_out_of_memory() {
+                        self.trace_rival(bytes, &error);
+                    }
+                }
+                Answer::Failed(error)
+            }
+        };
+        (task, answer)
+    }
+
+    /// Gets the promise of a growth's memory, if the device has it.
+    fn promise(&self, ask: &mut Ask, task: &mut Task) -> Result<Promised<'_>> {
+        let bytes = task.new_bytes();
+        let Some(device) = self.device.as_ref().filter(|_| bytes > 0) else { return Ok(Promised::Yes(None)) };
+        // The driver serves regions below a page from pages that it has.
+        let is_in_page = matches!(task, Task::Region(_)) && bytes < DEVICE_PAGE;
+        loop {
+            let earlier = ask.reading.take();
+            let now = earlier.map_or_else(|| self.read_device(device, &ask.request), Ok)?;
+            let is_at_once = matches!(ask.growth, Try::AtOnce(_));
+            let most_new = if is_at_once { now.available } else { now.most_new() };
+            if bytes > most_new && !is_in_page {
+                // The device may have more since an earlier reading.
+                if earlier.is_some() {
+                    continue;
+                }
+                return Ok(Promised::TooLittle(now));
+            }
+            if ask.growth != Try::Preferred || bytes > now.available {
+                task.take_at_once();
+            }
+            // If another resource got a promise since the reading, the device is read again.
+            if let Some(promise) = device.promise(bytes, &now) {
+                return Ok(Promised::Yes(Some(promise)));
+            }
+        }
+    }
+
+    fn take_memory(&self, task: &mut Task, stream: StreamRef) -> Result<()> {
+        if let Task::Region(region) = task {
+            let base = self.upstream.allocate(Layout::new(region.bytes), stream)?;
+            debug_assert!(base.is_aligned_to(ALLOCATION_ALIGNMENT));
+            region.base = base;
+            return Ok(());
+        }
+        task.run(&*self.driver).map_err(|error| self.driver_error(error))
+    }
+
+    /// Undoes a growth whose run panicked: its region returns to upstream, or its driver calls are undone.
+    fn undo_growth(&self, task: &mut Task, stream: StreamRef) {
+        match task {
+            Task::Region(region) if region.base != DevicePtr::NULL => {
+                // SAFETY: upstream allocated the region with this layout, and no block of it was handed out.
+                unsafe { self.upstream.deallocate(region.base, Layout::new(region.bytes), stream) };
+            }
+            task => task.undo(&*self.driver),
+        }
+    }
+
+    /// Runs the task that a served request leaves: the removal of mappings. The request has its block, so an
+    /// error does not fail it.
+    fn tidy(&self, ask: &Ask, ptr: DevicePtr, tidying: Option<Task>) {
+        let Some(task) = tidying else { return };
+        self.free_if_panics(ptr, &ask.request, ask.stream, || {
+            if let Err(error) = self.run_task(task, None) {
+                event!(self, WARN, "mappings could not be undone", %error);
+            }
+        });
+    }
+
+    /// Reports why a growth was not tried. If a subscriber panics, what the step has begun is ended. (A step
+    /// that serves the request follows no such report: that was made a step before.)
+    fn tell(&self, ask: &Ask, step: Step, why: &'static str) -> Step {
+        let tell = || self.trace_refusal(&ask.request, ask.reading.as_ref(), &why);
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(tell)) {
+            match step {
+                Step::Run(task) | Step::Served(_, Some(task)) => task.abort(&mut self.state.lock().heaps),
+                Step::Collect(mut inquiry) => self.settle_all(&mut inquiry),
+                _ => {}
+            }
+            resume_unwind(panic);
+        }
+        step
+    }
+
+    /// Holds new memory for later requests: `bytes`, rounded up to whole pages if the pool maps pages.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if there is too little; what the driver or
+    /// upstream reports.
+    pub(crate) fn reserve(&self, bytes: u64) -> Result<()> {
+        let layout = Layout::new(bytes);
+        let too_large = || Error::request_too_large(layout, StreamRef::LEGACY);
+        let request = Request::new(layout).ok_or_else(too_large)?;
+        self.serve(Ask::new(request, request, Purpose::Reserve, StreamRef::LEGACY)).map(|_| ())
+    }
+}
+
+impl CentralCore {
+    /// Reads the device's free memory, if it matters to the request. Returns whether the request exceeds that
+    /// and all idle memory of the process's pools; `own_idle` are the bytes of this one.
+    ///
+    /// Idle memory becomes free memory when it is returned. It is read first, so memory that moves meanwhile
+    /// counts twice and is never missed.
+    fn exceeds_device(&self, request: &Request, own_idle: u64) -> Result<(Option<Reading>, bool)> {
+        let Some(device) = &self.device else { return Ok((None, false)) };
+        // The driver serves small allocations from pages that it has, even if no page is free.
+        if !self.maps_pages() && request.bytes < DEVICE_PAGE {
+            return Ok((None, false));
+        }
+        let exceeds = |idle: u64, reading: &Reading| {
+            reading.free_at_most().is_some_and(|free| request.bytes > free.saturating_add(idle))
+        };
+        let first = self.read_device(device, request)?;
+        if !exceeds(own_idle, &first) {
+            return Ok((Some(first), false));
+        }
+        // One lock at a time: a peer pool may be doing the same.
+        let others = device.peer_pools().into_iter().filter(|it| it.id() != self.id());
+        let idle = others.fold(own_idle, |idle, other| idle.saturating_add(other.idle_bytes()));
+        let mut last = self.read_device(device, request)?;
+        if exceeds(idle, &last) && self.device_memory.as_ref().is_some_and(|it| it.free_refused()) {
+            last = self.read_device(device, request)?;
+        }
+        Ok((Some(last), exceeds(idle, &last)))
+    }
+
+    /// Reads how much memory the device has free for `request`.
+    fn read_device(&self, device: &Device, request: &Request) -> Result<Reading> {
+        let wanted = request.padded_bytes().saturating_add(DEVICE_PAGE);
+        device.read(&*self.driver, wanted).map_err(|error| self.driver_error(error))
+    }
+
+    /// Returns the devices with an active context, if they get access as they come.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    fn active_peers(&self) -> Result<Vec<DeviceId>> {
+        if !self.admits_peers {
+            return Ok(Vec::new());
+        }
+        match self.driver.active_peers() {
+            Err(error) if error.is_sticky() => Err(self.driver_error(error)),
+            active => Ok(active.unwrap_or_default()),
+        }
+    }
+
+    /// Reports the error of a change of the pool's memory that no request waits for.
+    fn warn_of(&self, task: &Task, error: &Error) {
+        if task.is_admission() {
+            event!(
+                self, WARN,
+                "devices get no access to the pool's memory; copies of it work by cuMemcpyPeer only", %error
+            );
+        } else {
+            event!(self, WARN, "memory could not be released", %error);
+        }
+    }
+}

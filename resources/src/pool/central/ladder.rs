@@ -1,0 +1,494 @@
+//! The reuse ladder: what to do next for a request that found no free block.
+//!
+//! [`State::next`] is pure: it makes no driver call, reads no clock, calls no foreign code and takes no lock.
+//! It notes what the last step gave, and goes down the rungs until one needs a step. Each rung is a row of
+//! [`State::try_rung`]; the rungs are tried from top to bottom.
+
+use std::cmp::Reverse;
+
+use millpond_core::{Error, ErrorKind};
+
+use crate::heap::request::Request;
+use crate::pool::Task;
+use crate::pool::central::State;
+use crate::pool::central::ask::{Answer, Ask, Look, NoMemory, Step};
+use crate::pool::central::collect::{Donor, RecordedEvent};
+use crate::pool::central::device_books::Reading;
+use crate::pool::protocol::{Purpose, Reclaim, Try};
+use crate::stream_order::{ANY_STREAM, Epoch, Owner};
+use crate::tuning::{CALLS_PER_RELEASE, LAST_RETRIES, UNREACHABLE_SHARE};
+
+/// A rung of the ladder, in the order in which they are tried.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Rung {
+    /// Refuses a request that exceeds all memory that could become free.
+    Possible,
+    /// Gives devices that came since access to the pool's memory.
+    Admit,
+    /// Takes a free block: another thread may have freed one, or grown the pool, while this one waited.
+    Free,
+    /// Takes the large blocks of the threads' caches back: to take back all is expensive.
+    LargeCaches,
+    /// Asks which work of other streams is done.
+    Others,
+    /// Takes all blocks of the threads' caches back.
+    AllCaches,
+    /// Asks again, for what the caches held.
+    OthersAgain,
+    /// Waits for streams that may be destroyed, if they own much.
+    Unreachable,
+    /// Finds out which regions are free, if growth would set a new peak,
+    Room,
+    /// and returns them: one larger region may serve where several smaller ones did not.
+    MakeRoom,
+    /// Takes new memory.
+    Grow,
+    /// Memory is short: takes back what is in the threads' caches.
+    Short,
+    /// Asks which work of other streams is done, though they are far behind,
+    Completed,
+    /// and grows from what is unowned now.
+    GrowFromCompleted,
+    /// Makes the stream wait for another one.
+    Wait,
+    /// Waits for all streams,
+    Synchronize,
+    /// and grows from what is unowned now.
+    GrowFromAll,
+    /// Returns free memory,
+    Release,
+    /// and takes it anew.
+    GrowAnew,
+    /// Tries the waits again while some block fits: other threads may have freed it meanwhile.
+    Retry,
+    /// Tries all again with the request's exact size.
+    Exact,
+    /// Asks the device's other pools.
+    Peers,
+}
+
+impl Rung {
+    const ALL: [Self; 22] = [
+        Self::Possible,
+        Self::Admit,
+        Self::Free,
+        Self::LargeCaches,
+        Self::Others,
+        Self::AllCaches,
+        Self::OthersAgain,
+        Self::Unreachable,
+        Self::Room,
+        Self::MakeRoom,
+        Self::Grow,
+        Self::Short,
+        Self::Completed,
+        Self::GrowFromCompleted,
+        Self::Wait,
+        Self::Synchronize,
+        Self::GrowFromAll,
+        Self::Release,
+        Self::GrowAnew,
+        Self::Retry,
+        Self::Exact,
+        Self::Peers,
+    ];
+
+    /// Returns the rung below.
+    fn below(self, ask: &Ask) -> Self {
+        match self {
+            Self::Admit if ask.purpose == Purpose::Reserve => Self::Grow,
+            Self::Grow if ask.purpose == Purpose::Reserve => Self::Peers,
+            Self::Synchronize if ask.retries > 0 => Self::Retry,
+            rung => Self::ALL[(rung as usize + 1).min(Self::ALL.len() - 1)],
+        }
+    }
+}
+
+impl State {
+    /// Returns the next step for a request, after the last `step` gave this answer.
+    pub(crate) fn next(&mut self, ask: &mut Ask, step: Step, answer: Answer) -> Step {
+        let mut next = self.note(ask, step, answer);
+        loop {
+            if let Some(step) = next {
+                return step;
+            }
+            ask.rung = ask.rung.below(ask);
+            next = self.try_rung(ask);
+        }
+    }
+
+    /// Tries the request's rung; returns the step that it needs, or `None` if it does not serve.
+    fn try_rung(&mut self, ask: &mut Ask) -> Option<Step> {
+        let request = ask.request;
+        let may_wait = !ask.is_capturing;
+        match ask.rung {
+            Rung::Possible | Rung::Admit => None,
+            Rung::Free => {
+                let taken = self.take(ask);
+                // Counted before records are requested: a stream that is asked from now on may still call.
+                ask.unreachable_bytes = self.unreachable_bytes();
+                taken
+            }
+            Rung::LargeCaches => self.flush_and_take(ask, Reclaim::Large),
+            Rung::Others => self.ask_others(ask),
+            Rung::AllCaches => self.flush_and_take(ask, Reclaim::All),
+            Rung::OthersAgain if ask.has_flushed => self.ask_others(ask),
+            Rung::Unreachable if may_wait && self.should_wait_for_unreachable(ask) => {
+                Some(Step::Synchronize { may_fail: true })
+            }
+            Rung::Room if may_wait && self.sets_a_peak(ask) => {
+                let may_learn = self.backlog.is_long()
+                    || (self.heaps.may_have_free_region() && self.owned_free_bytes(Some(&request)) > 0);
+                if may_learn { self.collect(&request, true) } else { None }
+            }
+            Rung::MakeRoom if may_wait && self.sets_a_peak(ask) && !self.backlog.is_long() => {
+                self.release(ask, self.heaps.bytes_reserved().saturating_sub(request.bytes))
+            }
+            Rung::Grow => self.grow(ask),
+            Rung::Short => {
+                self.heaps.note_refusal();
+                self.heaps.reclaim(Reclaim::All);
+                self.take(ask)
+            }
+            Rung::Completed if may_wait && self.rules.reuse.completed => self.collect(&request, false),
+            Rung::GrowFromCompleted if may_wait && self.rules.reuse.completed && self.rules.maps_pages => {
+                self.grow(ask)
+            }
+            Rung::Wait if may_wait && self.rules.reuse.waited => {
+                ask.donors = self.donors_with_fit(ask);
+                ask.donors.pop().map(Step::WaitFor)
+            }
+            Rung::Synchronize if may_wait && self.owned_free_bytes(None) > 0 => {
+                Some(Step::Synchronize { may_fail: false })
+            }
+            Rung::GrowFromAll if self.rules.maps_pages => self.grow(ask),
+            Rung::Release => self.release(ask, 0),
+            Rung::GrowAnew if ask.has_released => self.grow(ask),
+            Rung::Retry => self.retry(ask),
+            Rung::Exact if ask.request != ask.exact => {
+                let exact = ask.exact;
+                self.start(ask, exact);
+                self.try_rung(ask)
+            }
+            Rung::Peers => Some(match std::mem::replace(&mut ask.refused, NoMemory::Below(None)) {
+                NoMemory::Below(error) if self.rules.has_peers => {
+                    ask.refused = NoMemory::Below(error);
+                    Step::AskPeers
+                }
+                refused => Step::Refuse(refused),
+            }),
+            _ => None,
+        }
+    }
+
+    /// Notes what a step gave; returns the next one, or `None` to go on with the rung below.
+    fn note(&mut self, ask: &mut Ask, step: Step, answer: Answer) -> Option<Step> {
+        match (step, answer) {
+            (Step::Look, Answer::Looked(look)) => self.begin(ask, look),
+            (Step::Run(task), answer) => self.note_task(ask, task, answer),
+            (_, Answer::Failed(error)) => Some(Step::Fail(error)),
+            (Step::Collect(inquiry), _) => match self.learn(inquiry, Some(&ask.request)) {
+                Ok(Some(more)) => Some(Step::Collect(more)),
+                Ok(None) if ask.rung == Rung::Room => None,
+                Ok(None) => self.take(ask),
+                Err(error) => Some(Step::Fail(error)),
+            },
+            (Step::WaitFor(_), Answer::Ordered { event, is_reached }) => {
+                let taken = self.take_ordered(ask, &event, is_reached);
+                taken.or_else(|| ask.donors.pop().map(Step::WaitFor))
+            }
+            (Step::WaitFor(_), _) => ask.donors.pop().map(Step::WaitFor),
+            (Step::Synchronize { .. }, Answer::Done) => self.take_synchronized(ask),
+            (Step::AwaitRivals(_), Answer::Done) => self.plan(ask, None),
+            (Step::AwaitRivals(_), _) => self.lacks(ask, NoMemory::Below(None)),
+            (Step::AskPeers, _) => {
+                Some(Step::Refuse(std::mem::replace(&mut ask.refused, NoMemory::Below(None))))
+            }
+            _ => None,
+        }
+    }
+
+    /// Begins an attempt: at the top of the ladder, with the request's usual size.
+    fn begin(&mut self, ask: &mut Ask, look: Look) -> Option<Step> {
+        let Look { reading, is_beyond_device, is_capturing, active_peers, .. } = look;
+        let exact = ask.exact;
+        ask.owner = self.owner_of(ask.stream);
+        (ask.reading, ask.is_capturing) = (reading, is_capturing);
+        if ask.purpose == Purpose::Serve {
+            let idle = self.heaps.idle_bytes();
+            let is_impossible = !self.heaps.can_ever_serve(&exact);
+            // Threads may have freed memory since the device was asked: then it is asked again.
+            if !is_impossible && is_beyond_device && ask.idle.is_none_or(|before| idle > before) {
+                ask.idle = Some(idle);
+                return Some(Step::Look);
+            }
+            if is_impossible || is_beyond_device {
+                ask.told = Some("it is more than there can be");
+                self.heaps.reclaim(Reclaim::Everything);
+                return Some(Step::Refuse(NoMemory::Impossible(reading.and_then(|reading| reading.info))));
+            }
+        }
+        ask.growth = Try::Preferred;
+        let usual = ask.usual;
+        self.start(ask, usual);
+        ask.rung = Rung::Admit;
+        if active_peers.is_empty() || !self.heaps.is_at_rest() {
+            return None;
+        }
+        self.heaps.plan_admission(&active_peers, false).map(Step::Run)
+    }
+
+    /// Starts at the first rung that takes blocks, with the request in this size.
+    fn start(&mut self, ask: &mut Ask, request: Request) {
+        if ask.request != request {
+            ask.reading = None;
+        }
+        (ask.request, ask.rung) = (request, Rung::Free);
+        (ask.retries, ask.has_released) = (0, false);
+    }
+
+    /// Takes a block without a driver call.
+    fn take(&mut self, ask: &Ask) -> Option<Step> {
+        let ptr = self.take_ready(ask.owner, &ask.request).or_else(|| {
+            let ptr = self.heaps.take_with_unowned(ask.owner, &ask.request)?;
+            self.ladder.own_stream += 1;
+            Some(ptr)
+        })?;
+        Some(Step::Served(ptr, None))
+    }
+
+    /// Takes blocks back from the threads' caches, and then one of them.
+    fn flush_and_take(&mut self, ask: &mut Ask, how: Reclaim) -> Option<Step> {
+        // The driver may refuse to grow during a capture, so all caches are flushed before.
+        let only_for = (!ask.is_capturing).then_some(&ask.request);
+        ask.has_flushed = self.heaps.reclaim_for(only_for, how);
+        if ask.has_flushed { self.take(ask) } else { None }
+    }
+
+    /// Asks which work of other streams is done, if their blocks could serve. Only that finds out that a
+    /// backlog has ended.
+    fn ask_others(&mut self, ask: &Ask) -> Option<Step> {
+        let may_ask = self.rules.reuse.completed && !ask.is_capturing;
+        let should_ask =
+            may_ask && (self.backlog.is_long() || self.others_could_serve(ask.owner, &ask.request));
+        if should_ask { self.collect(&ask.request, true) } else { None }
+    }
+
+    /// Asks the streams whose blocks could serve the request, if there are any. To find out that a backlog has
+    /// ended, asks in any case.
+    fn collect(&mut self, request: &Request, may_stay: bool) -> Option<Step> {
+        let inquiry = self.inquire(Some(request), may_stay);
+        (!inquiry.is_empty() || self.backlog.is_long()).then_some(Step::Collect(inquiry))
+    }
+
+    /// Returns whether the request could be served if all work of the other streams were completed.
+    pub(super) fn others_could_serve(&self, taker: Owner, request: &Request) -> bool {
+        if self.streams.len() < 2 {
+            return false;
+        }
+        let free_bytes = |owner| self.heaps.free_bytes_for(Some(request), owner);
+        let others = self.streams.iter().map(|(owner, _)| owner).filter(|owner| *owner != taker);
+        let others: u64 = others.map(free_bytes).sum();
+        others > 0 && others + free_bytes(ANY_STREAM) + free_bytes(taker) >= request.bytes
+    }
+
+    /// Returns the free bytes of streams that may be destroyed: a record was requested, and they have not
+    /// called since.
+    fn unreachable_bytes(&self) -> u64 {
+        let unreachable = self.streams.iter().filter(|(_, slot)| slot.cell.is_record_requested());
+        unreachable.map(|(owner, _)| self.heaps.free_bytes(owner)).sum()
+    }
+
+    /// Returns whether streams that may be destroyed own so much that all streams are worth waiting for. Some
+    /// may have called since they were counted first, or their work may be completed.
+    fn should_wait_for_unreachable(&self, ask: &Ask) -> bool {
+        let are_many = |bytes| bytes > 0 && bytes > self.heaps.bytes_reserved() / UNREACHABLE_SHARE;
+        are_many(ask.unreachable_bytes) && are_many(self.unreachable_bytes()) && !self.backlog.is_long()
+    }
+
+    /// Returns whether growth would set a new peak of reserved bytes. Upstream waits for the device to free
+    /// its regions, so an upstream in stream order is not asked to.
+    pub(super) fn sets_a_peak(&self, ask: &Ask) -> bool {
+        if self.rules.maps_pages || self.rules.upstream_is_ordered {
+            return false;
+        }
+        let growth = self.heaps.growth(&ask.request).map_or(0, |growth| growth.preferred);
+        self.heaps.bytes_reserved() + growth > self.heaps.peak_bytes_reserved()
+    }
+
+    /// Returns free memory until no more than `keep_bytes` is left, one task after the other.
+    fn release(&mut self, ask: &mut Ask, keep_bytes: u64) -> Option<Step> {
+        ask.keep_bytes = keep_bytes;
+        self.heaps.plan_release(keep_bytes, CALLS_PER_RELEASE).map(Step::Run)
+    }
+
+    /// Takes new memory, and the block from it.
+    fn grow(&mut self, ask: &mut Ask) -> Option<Step> {
+        (ask.growth, ask.waits, ask.failed) = (Try::Preferred, 0, None);
+        self.plan(ask, None)
+    }
+
+    /// Plans a growth within what the device was found to have.
+    fn plan(&mut self, ask: &mut Ask, limit: Option<Reading>) -> Option<Step> {
+        let most_new = match (ask.growth, &limit) {
+            (Try::FreeOnly, _) => 0,
+            (_, None) => u64::MAX,
+            (Try::AtOnce(_), Some(reading)) => reading.available,
+            (_, Some(reading)) => reading.most_new(),
+        };
+        let owner = if ask.purpose == Purpose::Serve { ask.owner } else { ANY_STREAM };
+        match self.heaps.plan_growth(owner, &ask.request, ask.purpose, ask.growth, most_new) {
+            Ok(task) => {
+                ask.reading = limit.or(ask.reading);
+                Some(Step::Run(task))
+            }
+            Err(lack) => match (lack, limit) {
+                (NoMemory::Below(_), Some(reading)) => Some(Step::AwaitRivals(reading)),
+                (lack, _) => self.lacks(ask, lack),
+            },
+        }
+    }
+
+    /// Goes on where no growth can be planned: without memory, unless some was refused before. Then smaller
+    /// plans may still serve.
+    fn lacks(&mut self, ask: &mut Ask, lack: NoMemory) -> Option<Step> {
+        ask.told = Some(match lack {
+            NoMemory::OwnLimit => "its own maximum",
+            _ => "the device has too little",
+        });
+        if ask.failed.is_some() {
+            return self.try_otherwise(ask, None);
+        }
+        ask.refused = lack;
+        None
+    }
+
+    /// Plans a growth in the next way; `smaller` is the next smaller size of a region.
+    fn try_otherwise(&mut self, ask: &mut Ask, smaller: Option<Option<u64>>) -> Option<Step> {
+        if let Some(next) = ask.growth.after(smaller) {
+            ask.growth = next;
+            return self.plan(ask, None);
+        }
+        if ask.failed.is_some() {
+            ask.told = Some("upstream has too little");
+        }
+        ask.refused = NoMemory::Below(ask.failed.take());
+        None
+    }
+
+    /// Commits or aborts a task; returns the next step.
+    fn note_task(&mut self, ask: &mut Ask, task: Task, answer: Answer) -> Option<Step> {
+        let (is_growth, smaller) = (task.is_growth(), task.smaller_region());
+        match answer {
+            Answer::Done if is_growth => self.commit_growth(ask, task),
+            Answer::Done => {
+                let released = task.released_bytes();
+                task.commit(&mut self.heaps);
+                if released > 0 {
+                    (ask.has_released, ask.reading) = (true, None);
+                }
+                if ask.rung == Rung::Admit { None } else { self.release(ask, ask.keep_bytes) }
+            }
+            Answer::TooLittle(reading) => {
+                task.abort(&mut self.heaps);
+                self.plan(ask, Some(reading))
+            }
+            Answer::Failed(error) => {
+                let is_last = ask.growth.after(smaller).is_none();
+                task.abort(&mut self.heaps);
+                // An upstream that bounds its requests reports an invalid argument for larger ones.
+                let is_too_large =
+                    smaller.is_some() && !is_last && error.kind() == ErrorKind::InvalidArgument;
+                if !is_growth || !(error.is_out_of_memory() || is_too_large) {
+                    return Some(Step::Fail(error));
+                }
+                ask.failed = Some(error).filter(Error::is_out_of_memory);
+                self.try_otherwise(ask, smaller)
+            }
+            _ => {
+                task.abort(&mut self.heaps);
+                None
+            }
+        }
+    }
+
+    fn commit_growth(&mut self, ask: &mut Ask, mut task: Task) -> Option<Step> {
+        let smaller = task.smaller_region();
+        if let Task::Region(region) = &mut task
+            && self.rules.upstream_is_ordered
+        {
+            let owner = self.owner_of(ask.stream);
+            region.owner = (owner, self.streams.slot(owner).epoch());
+        }
+        let ptr = task.commit(&mut self.heaps);
+        if ask.purpose == Purpose::Reserve {
+            return Some(Step::Reserved);
+        }
+        let Some(ptr) = ptr else { return self.try_otherwise(ask, smaller) };
+        match ask.rung {
+            Rung::Grow => self.ladder.grow += 1,
+            Rung::GrowFromCompleted => self.ladder.completed += 1,
+            _ => self.ladder.reclaim += 1,
+        }
+        Some(Step::Served(ptr, self.heaps.plan_tidying()))
+    }
+
+    /// Returns the other streams that have a block that fits, the best fit last.
+    fn donors_with_fit(&self, ask: &Ask) -> Vec<Donor> {
+        let others = self.streams.iter().filter(|(owner, _)| *owner != ask.owner);
+        let mut donors: Vec<Donor> = others
+            .filter_map(|(owner, slot)| {
+                let fit = self.heaps.find(owner, Epoch::MAX, &ask.request)?;
+                Some(Donor { id: slot.id, epoch: fit.epoch, bytes: fit.bytes })
+            })
+            .collect();
+        donors.reverse();
+        donors.sort_by_key(|donor| Reverse(donor.bytes));
+        donors
+    }
+
+    /// Takes a block that a donor's event covers, which the device has reached or the stream waits for.
+    fn take_ordered(&mut self, ask: &Ask, event: &RecordedEvent, is_reached: bool) -> Option<Step> {
+        if is_reached {
+            self.complete(event, Some(&ask.request));
+            return self.take(ask);
+        }
+        let (donor, _) = self.streams.find_mut(event.donor.id)?;
+        self.streams.waited(ask.owner, donor, event.donor.epoch, &event.seen);
+        let ptr = self.heaps.take(donor, event.donor.epoch, &ask.request)?;
+        self.ladder.waited += 1;
+        Some(Step::Served(ptr, None))
+    }
+
+    /// Takes a block after all streams were waited for.
+    fn take_synchronized(&mut self, ask: &Ask) -> Option<Step> {
+        match self.heaps.take(ANY_STREAM, Epoch::MAX, &ask.request) {
+            Some(ptr) => {
+                self.ladder.reclaim += 1;
+                Some(Step::Served(ptr, None))
+            }
+            // Another thread may have freed a block on this stream meanwhile.
+            None => self.take(ask),
+        }
+    }
+
+    /// Tries the waits again, a few times, while any stream has a block that fits.
+    fn retry(&mut self, ask: &mut Ask) -> Option<Step> {
+        self.heaps.reclaim(Reclaim::All);
+        if ask.retries == LAST_RETRIES || ask.is_capturing || !self.any_fits(&ask.request) {
+            return None;
+        }
+        ask.retries += 1;
+        ask.rung = Rung::Completed;
+        self.try_rung(ask)
+    }
+
+    /// Returns whether any stream has a free block that fits.
+    pub(super) fn any_fits(&self, request: &Request) -> bool {
+        let fits = |owner| self.heaps.find(owner, Epoch::MAX, request).is_some();
+        fits(ANY_STREAM) || self.streams.iter().any(|(owner, _)| fits(owner))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,327 @@
+//! Tests the rungs of the ladder as a table: without a device, upstream or threads.
+
+use millpond_core::{DevicePtr, DriverError, Error, LadderCounts, Layout, StreamRef};
+
+use super::*;
+use crate::pool::central::Rules;
+use crate::pool::central::ask::Look;
+use crate::pool::heaps::Heaps;
+use crate::pool::slack::Slack;
+use crate::stream_order::Reuse;
+use crate::stream_order::backlog::Backlog;
+use crate::stream_order::streams::Streams;
+
+const MIB: u64 = 1 << 20;
+
+/// How a script answers the steps of a request.
+#[derive(Clone, Copy, Default)]
+struct Script {
+    /// The stream captures a graph.
+    captures: bool,
+    /// The request exceeds what the device has.
+    is_beyond_device: bool,
+    /// Upstream refuses regions of more than this many bytes.
+    refuses_above: Option<u64>,
+    /// Upstream reports this instead of memory.
+    error: Option<i32>,
+    /// The device has this many bytes available, which the growth finds out.
+    available: Option<u64>,
+    /// The driver has reached all events.
+    all_is_done: bool,
+    /// Events can be recorded on other streams.
+    records: bool,
+    /// A synchronisation fails.
+    cannot_wait: bool,
+    /// Other pools release memory this many times.
+    peers: u32,
+}
+
+struct Setup {
+    state: State,
+    script: Script,
+    next_base: u64,
+    peers_asked: u32,
+}
+
+impl Setup {
+    fn new(maximum: Option<u64>, script: Script) -> Self {
+        let reuse = Reuse::ALL;
+        let rules = Rules { reuse, maps_pages: false, upstream_is_ordered: false, has_peers: true };
+        let state = State {
+            rules,
+            heaps: Heaps::new(maximum, None, Some(1 << 40), Slack::default(), None),
+            streams: Streams::new(),
+            ladder: LadderCounts::default(),
+            backlog: Backlog::default(),
+            is_closed: false,
+        };
+        Self { state, script, next_base: 1 << 40, peers_asked: 0 }
+    }
+
+    /// Adds a region that is free for a stream.
+    fn add_region(&mut self, bytes: u64, stream: StreamRef) {
+        let owner = self.state.owner_of(stream);
+        let epoch = self.state.streams.slot(owner).epoch();
+        let base = self.base();
+        self.state.heaps.add_region(base, bytes, owner, epoch);
+    }
+
+    fn base(&mut self) -> DevicePtr {
+        self.next_base += 1 << 36;
+        DevicePtr::new(self.next_base)
+    }
+
+    /// Answers a step as the script says.
+    fn answer(&mut self, step: &mut Step) -> Answer {
+        let Script { captures, is_beyond_device, refuses_above, error, available, .. } = self.script;
+        let out_of_memory = || Error::out_of_memory(Layout::new(1), StreamRef::LEGACY);
+        match step {
+            Step::Look => {
+                Answer::Looked(Look { is_beyond_device, is_capturing: captures, ..Look::default() })
+            }
+            Step::Run(Task::Region(region)) => {
+                if let Some(code) = error {
+                    return Answer::Failed(Error::from(DriverError::new(code, "cuMemAlloc")));
+                }
+                if let Some(available) = available.filter(|available| region.bytes > *available) {
+                    return Answer::TooLittle(Reading::of(available));
+                }
+                if refuses_above.is_some_and(|most| region.bytes > most) {
+                    return Answer::Failed(out_of_memory());
+                }
+                region.base = self.base();
+                Answer::Done
+            }
+            Step::WaitFor(donor) if self.script.records => {
+                let event = RecordedEvent::of_donor(*donor);
+                Answer::Ordered { event, is_reached: self.script.all_is_done }
+            }
+            Step::WaitFor(_) => Answer::Skipped,
+            Step::Synchronize { .. } if self.script.cannot_wait => Answer::Skipped,
+            Step::Synchronize { .. } => {
+                let owners: Vec<Owner> = self.state.streams.iter().map(|(owner, _)| owner).collect();
+                owners.iter().for_each(|owner| self.state.heaps.migrate(*owner, Epoch::MAX, ANY_STREAM, 0));
+                Answer::Done
+            }
+            Step::AskPeers if self.peers_asked < self.script.peers => {
+                self.peers_asked += 1;
+                self.script.refuses_above = None;
+                *step = Step::Look;
+                Answer::Looked(Look::default())
+            }
+            Step::Run(Task::Return(regions)) => {
+                regions.left.clear();
+                Answer::Done
+            }
+            Step::Collect(_) | Step::Run(_) => Answer::Done,
+            _ => Answer::Skipped,
+        }
+    }
+
+    /// Returns the steps of a request, in words.
+    fn steps(&mut self, bytes: u64, stream: StreamRef) -> Vec<String> {
+        let layout = Layout::new(bytes);
+        let request = Request::new(layout).expect("not too large");
+        let mut ask = self.state.ask(request, stream);
+        let (mut said, mut step) = (Vec::new(), Step::Look);
+        while said.len() < 99 {
+            let name = match &step {
+                Step::Look => "look".to_owned(),
+                Step::Collect(_) => "collect".to_owned(),
+                Step::WaitFor(_) => "wait".to_owned(),
+                Step::Synchronize { .. } => "synchronize".to_owned(),
+                Step::Run(Task::Region(region)) => format!("grow {}", region.bytes / MIB),
+                Step::Run(Task::Return(_)) => "return".to_owned(),
+                Step::Run(_) => "run".to_owned(),
+                Step::AwaitRivals(_) => "rivals".to_owned(),
+                Step::AskPeers => "peers".to_owned(),
+                Step::Served(..) => "served".to_owned(),
+                Step::Reserved => "reserved".to_owned(),
+                Step::Refuse(NoMemory::OwnLimit) => "own limit".to_owned(),
+                Step::Refuse(NoMemory::Below(cause)) => format!("below ({})", cause.is_some()),
+                Step::Refuse(NoMemory::Impossible(_)) => "impossible".to_owned(),
+                Step::Fail(_) => "fail".to_owned(),
+            };
+            said.push(name);
+            if matches!(step, Step::Served(..) | Step::Reserved | Step::Refuse(_) | Step::Fail(_)) {
+                return said;
+            }
+            let answer = self.answer(&mut step);
+            step = self.state.next(&mut ask, step, answer);
+        }
+        panic!("the request does not end: {said:?}");
+    }
+}
+
+fn stream(number: u64) -> StreamRef {
+    StreamRef::from_raw_parts(number << 8, number)
+}
+
+/// Each row: the regions that are there (MiB, stream; 0 is unowned), the maximum in MiB, the script, the
+/// request of stream 1 in MiB, and the steps that it takes.
+#[test]
+fn a_request_goes_down_the_rungs() {
+    type Row = (&'static str, &'static [(u64, u64)], Option<u64>, Script, u64, &'static str);
+    let plain = Script { records: true, ..Script::default() };
+    let refuses = |above| Script { refuses_above: Some(above * MIB), ..plain };
+    let rows: [Row; 19] = [
+        ("an empty pool grows", &[], None, plain, 8, "look, grow 8, served"),
+        ("a block came meanwhile", &[(8, 1)], None, plain, 8, "look, served"),
+        ("at the maximum", &[], Some(4), plain, 8, "look, impossible"),
+        ("at the maximum, with blocks in use", &[], Some(9), plain, 8, "look, grow 8, served"),
+        (
+            "more than the device",
+            &[],
+            None,
+            Script { is_beyond_device: true, ..plain },
+            8,
+            "look, impossible",
+        ),
+        (
+            "another error",
+            &[],
+            None,
+            Script { error: Some(DriverError::NOT_PERMITTED), ..plain },
+            8,
+            "look, grow 8, fail",
+        ),
+        ("upstream refuses", &[], None, refuses(0), 8, "look, grow 8, peers, below (true)"),
+        (
+            "another pool helps",
+            &[],
+            None,
+            Script { peers: 1, ..refuses(0) },
+            8,
+            "look, grow 8, peers, grow 8, served",
+        ),
+        (
+            "too little",
+            &[],
+            None,
+            Script { available: Some(0), ..plain },
+            8,
+            "look, grow 8, rivals, peers, below (false)",
+        ),
+        ("own block too small", &[(4, 1)], None, plain, 8, "look, collect, grow 8, served"),
+        ("another stream's block", &[(8, 2)], None, plain, 8, "look, collect, collect, grow 8, served"),
+        (
+            "another stream's block, while the stream captures",
+            &[(8, 2)],
+            None,
+            Script { captures: true, ..plain },
+            8,
+            "look, grow 8, served",
+        ),
+        (
+            "another stream's block, where memory is short",
+            &[(8, 2)],
+            None,
+            refuses(0),
+            8,
+            "look, collect, collect, grow 8, collect, wait, served",
+        ),
+        (
+            "no wait while the stream captures",
+            &[(8, 2)],
+            None,
+            Script { captures: true, ..refuses(0) },
+            8,
+            "look, grow 8, peers, below (true)",
+        ),
+        (
+            "the other stream may be destroyed",
+            &[(8, 2)],
+            None,
+            Script { records: false, ..refuses(0) },
+            8,
+            "look, collect, collect, grow 8, collect, wait, synchronize, served",
+        ),
+        (
+            "free memory is returned",
+            &[(4, 1), (4, 2)],
+            None,
+            refuses(0),
+            8,
+            "look, collect, collect, grow 8, collect, synchronize, return, grow 8, peers, below (true)",
+        ),
+        (
+            "what was free elsewhere is unowned",
+            &[(8, 2)],
+            None,
+            Script { all_is_done: true, ..refuses(0) },
+            8,
+            "look, collect, collect, grow 8, collect, wait, served",
+        ),
+        ("a smaller region", &[(64, 1), (64, 1)], None, refuses(100), 90, "look, collect, grow 90, served"),
+        (
+            "nothing helps",
+            &[(4, 2)],
+            None,
+            Script { cannot_wait: true, records: false, ..refuses(0) },
+            8,
+            "look, collect, grow 8, collect, synchronize, peers, below (true)",
+        ),
+    ];
+    let mut wrong = Vec::new();
+    for (what, regions, maximum, script, mib, expected) in rows {
+        let mut setup = Setup::new(maximum.map(|mib| mib * MIB), script);
+        for (mib, number) in regions {
+            setup.add_region(mib * MIB, stream(*number));
+        }
+        let steps = setup.steps(mib * MIB, stream(1)).join(", ");
+        if steps != expected {
+            wrong.push(format!("{what}: {steps}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("; "));
+}
+
+/// Lets the pool hold a block in use, and prefer regions of 32 MiB.
+fn in_use(setup: &mut Setup, mib: u64) {
+    setup.add_region(mib * MIB, stream(1));
+    assert_eq!(setup.steps(mib * MIB, stream(1)).join(", "), "look, served");
+    setup.state.heaps.prefer_regions_of(32 * MIB);
+}
+
+/// The pool asks for less after a refusal: half the region, down to the request.
+#[test]
+fn a_refused_region_is_tried_in_smaller_sizes() {
+    let script = Script { refuses_above: Some(3 * MIB), ..Script::default() };
+    let mut setup = Setup::new(None, script);
+    in_use(&mut setup, 256);
+    assert_eq!(
+        setup.steps(2 * MIB, stream(1)).join(", "),
+        "look, grow 32, grow 16, grow 8, grow 4, grow 2, served"
+    );
+    let mut setup = Setup::new(None, Script { available: Some(5 * MIB), ..Script::default() });
+    in_use(&mut setup, 256);
+    assert_eq!(setup.steps(2 * MIB, stream(1)).join(", "), "look, grow 32, grow 4, served");
+}
+
+/// What a request is counted as follows from the rung that served it.
+#[test]
+fn each_rung_counts_the_requests_that_it_serves() {
+    let refuses = Script { refuses_above: Some(0), records: true, ..Script::default() };
+    for (regions, script, count) in [
+        (&[][..], Script::default(), LadderCounts { grow: 1, ..LadderCounts::default() }),
+        (&[(8, 1)], Script::default(), LadderCounts { own_stream: 1, ..LadderCounts::default() }),
+        (&[(8, 2)], refuses, LadderCounts { waited: 1, ..LadderCounts::default() }),
+        (
+            &[(8, 2)],
+            Script { all_is_done: true, ..refuses },
+            LadderCounts { completed: 1, ..LadderCounts::default() },
+        ),
+        (
+            &[(8, 2)],
+            Script { records: false, ..refuses },
+            LadderCounts { reclaim: 1, ..LadderCounts::default() },
+        ),
+    ] {
+        let mut setup = Setup::new(None, script);
+        for (mib, number) in regions {
+            setup.add_region(mib * MIB, stream(*number));
+        }
+        setup.steps(8 * MIB, stream(1));
+        assert_eq!(setup.state.ladder, count, "{regions:?}");
+    }
+}
