@@ -507,7 +507,7 @@ fn no_files_use_each_other_in_a_circle() {
 }
 
 /// The folders of the pool's sources, each of which uses only those below it.
-const LEVELS: [&str; 6] = ["pool", "backing", "heap", "block_map", "stream_order", "sync"];
+const LEVELS: [&str; 6] = ["pool", "store", "heap", "block_map", "stream_order", "sync"];
 
 #[test]
 fn folders_use_only_those_below() {

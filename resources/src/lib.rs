@@ -25,14 +25,13 @@
 //! | folder | what it holds |
 //! |---|---|
 //! | [`pool`] | the resource: thread caches, arenas, the slow path, decay, reports |
-//! | `backing` | physical memory: regions from upstream, or pages that the pool maps |
+//! | `store` | physical memory: regions from upstream, or pages that the pool maps |
 //! | `heap` | best fit with coalescing: chunks, bins, size classes |
 //! | `block_map` | the map from addresses to blocks, without a lock |
 //! | `stream_order` | streams, epochs, and the order between streams; no memory, no driver |
 //! | `sync` | a spin lock; the standard library's atomics, or loom's |
 
 pub mod arena;
-mod backing;
 pub mod binning;
 mod block_map;
 mod callback; // no text: its calls are functions
@@ -51,6 +50,7 @@ mod process;
 pub mod registry;
 #[cfg(unix)]
 pub mod share;
+mod store;
 mod stream_order;
 mod sync;
 mod tuning;

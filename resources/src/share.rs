@@ -18,7 +18,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use millpond_core::driver::{AccessFlags, DriverResult, call};
 use millpond_core::{DevicePtr, DriverHandle, Error, Result};
 
-use crate::backing::paged::Part;
+use crate::store::pages::Part;
 
 const MAGIC: [u8; 8] = *b"MPFDS\r\n\x01";
 const WORD: usize = 8;

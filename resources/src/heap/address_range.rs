@@ -1,4 +1,4 @@
-//! Lets a heap grow and shrink by handles, as an address range of [`pages`](crate::backing::paged) does.
+//! Lets a heap grow and shrink by handles, as an address range of [`pages`](crate::store::pages) does.
 
 use crate::block_map::{ChunkId, NIL};
 use crate::heap::chunk::Chunk;

@@ -8,11 +8,10 @@ use std::sync::{Arc, OnceLock};
 
 use rustc_hash::FxHashMap;
 
-use crate::backing::{Large, NewSpan};
 use crate::block_map::{BlockEntry, ChunkId, HeapId};
 use crate::heap::Heap;
-use crate::heap::chunk::Chunk;
 use crate::heap::owner_bits::OwnerBits;
+use crate::store::{NewSpan, Store};
 use crate::stream_order::{Epoch, Owner};
 use crate::sync::spin_lock::{SpinGuard, SpinLock};
 use crate::tuning::{
@@ -83,12 +82,16 @@ impl Arena {
     }
 
     /// Panics unless every span is a chunk in use of the large heap; returns the number of spans.
-    pub(super) fn validate_spans(&self, large: &Large) -> u64 {
+    pub(super) fn validate_spans(&self, store: &dyn Store) -> u64 {
         assert_eq!(self.spans.len(), self.heap.regions().len(), "I13: spans and regions of an arena");
         for region in self.heap.regions() {
             let block = self.spans[&region.base];
-            let is_in_use = large.block(block).is_some_and(Chunk::is_in_use);
-            let is_block = is_in_use && large.has_block(block, region.base, region.bytes);
+            let first = store.first_piece(block).filter(|first| first.is_in_use());
+            let is_block = first.is_some_and(|first| {
+                // A span over pages may start anywhere in an alias.
+                let is_there = store.pages().is_some() || first.addr == region.base;
+                is_there && store.bytes_of(block) == region.bytes
+            });
             assert!(is_block, "I13: the span at {:#x} is no block in use", region.base);
         }
         self.spans.len() as u64

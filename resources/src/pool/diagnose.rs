@@ -11,7 +11,7 @@ impl Heaps {
     /// Diagnoses the free of a pointer that is no block in use. Walks the region, since this is an error
     /// path.
     pub(super) fn diagnose_invalid_free(&self, addr: u64) -> MisuseKind {
-        let Some(chunk) = self.large.chunk_at(addr) else { return MisuseKind::ForeignPointer };
+        let Some(chunk) = self.store.chunk_at(addr) else { return MisuseKind::ForeignPointer };
         if chunk.is_free() {
             return MisuseKind::DoubleFree;
         }

@@ -14,7 +14,7 @@ use crate::pool::arena::{Arena, Arenas, BatchFree, Shard};
 use crate::pool::cache::stream_cache::StreamCache;
 use crate::pool::cache::thread_cache::{self, Lease};
 use crate::pool::cache::thread_counts::add;
-use crate::pool::protocol::Reclaim;
+use crate::pool::reclaim::Reclaim;
 use crate::stream_order::ANY_STREAM;
 use crate::sync::spin_lock::SpinGuard;
 
@@ -334,7 +334,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         drop(batch);
         if has_excess || !large.is_empty() {
             self.central.with_heaps(|heaps| {
-                large.iter().for_each(|chunk| heaps.large.free(*chunk, owner, epoch));
+                large.iter().for_each(|chunk| heaps.store.free(*chunk, owner, epoch));
                 heaps.take_spans_back();
             });
         }

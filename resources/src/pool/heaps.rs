@@ -4,24 +4,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use millpond_core::misuse::MisuseKind;
-use millpond_core::{ALLOCATION_ALIGNMENT, DevicePtr, Layout, LiveBlock};
+use millpond_core::{ALLOCATION_ALIGNMENT, DeviceId, DevicePtr, Layout, LiveBlock};
 
-use crate::backing::paged::Pages;
-use crate::backing::{Found, Large, NewSpan};
-use crate::block_map::{BlockEntry, BlockMap, ChunkId, HeapId, NIL};
+use crate::block_map::{BlockEntry, BlockMap, ChunkId, HeapId};
 use crate::heap::Heap;
 use crate::heap::chunk::Chunk;
-use crate::heap::request::{Fit, Request};
+use crate::heap::request::{Cursor, Fit, Request};
 use crate::pool::arena::{Arena, Arenas, Shard};
 use crate::pool::cache::thread_cache::ThreadCaches;
-use crate::pool::protocol::{Growth, PoolTotals, Ready, Reclaim};
-use crate::pool::shared::{CacheLimits, FixedBlocks, Shared};
+use crate::pool::reclaim::Reclaim;
+use crate::pool::shared::{CacheLimits, Shared};
 use crate::pool::slack::Slack;
-use crate::pool::tasks_under_way::TasksUnderWay;
+use crate::store::FixedBlocks;
+use crate::store::NoMemory;
+use crate::store::pages::{self, Pages};
+use crate::store::{Committed, Growth, Need, NewSpan, Purpose, Regions, Store, Task, Try, Whose};
 use crate::stream_order::streams::StreamCell;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::sync::spin_lock::SpinGuard;
-use crate::tuning::{DEVICE_PAGE, LARGE_FITS_COMPARED, Policy, REGION_SHARE, REGION_UNIT};
+use crate::tuning::{ALLOCATIONS_PER_RELEASE, DEVICE_PAGE, PAGED_SPAN_BYTES, Policy, SPAN_BYTES};
 
 /// The number of the heap of large blocks in the block map.
 pub(super) const LARGE: HeapId = 0;
@@ -29,11 +30,8 @@ pub(super) const LARGE: HeapId = 0;
 /// All free blocks of the pool.
 #[derive(Debug)]
 pub(crate) struct Heaps {
-    pub(super) large: Large,
+    pub(super) store: Box<dyn Store>,
     pub(super) shared: Arc<Shared>,
-    peak_bytes_reserved: u64,
-    /// The bytes of the next region from upstream, unless the request needs more.
-    next_region: u64,
     pub(super) maximum_bytes: u64,
     /// Whether the last growth was refused.
     pub(super) is_short: bool,
@@ -45,14 +43,43 @@ pub(crate) struct Heaps {
     pub(super) last_growth_at: u64,
     /// Large allocations while the pool held excess memory.
     pub(super) allocations_with_excess: u32,
-    pub(super) tasks: TasksUnderWay,
 }
 
-/// The free blocks that may serve a request: those of `owner` that were freed in epoch `upto` or before.
-#[derive(Clone, Copy)]
-struct From {
-    owner: Owner,
-    upto: Epoch,
+/// A block that needed no driver call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Ready {
+    /// A block that the requesting stream owned.
+    Own(DevicePtr),
+    /// An unowned block.
+    Unowned(DevicePtr),
+}
+
+impl Ready {
+    pub(crate) fn ptr(self) -> DevicePtr {
+        match self {
+            Self::Own(ptr) | Self::Unowned(ptr) => ptr,
+        }
+    }
+}
+
+/// The sizes and counts of a pool.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct PoolTotals {
+    pub(crate) bytes_in_use: u64,
+    pub(crate) bytes_requested: u64,
+    pub(crate) peak_bytes_in_use: u64,
+    pub(crate) bytes_reserved: u64,
+    pub(crate) peak_bytes_reserved: u64,
+    pub(crate) bytes_beyond_slack: u64,
+    pub(crate) blocks_in_use: u64,
+    pub(crate) blocks_free: u64,
+    pub(crate) regions: u64,
+    /// Accepted deallocations so far.
+    pub(crate) deallocations: u64,
+    /// Allocations without the pool's lock that took a block of their own stream.
+    pub(crate) own_stream: u64,
+    /// Allocations without the pool's lock that took an unowned block.
+    pub(crate) completed: u64,
 }
 
 impl Heaps {
@@ -66,12 +93,12 @@ impl Heaps {
         fixed: Option<FixedBlocks>,
     ) -> Self {
         let most = maximum_bytes.unwrap_or(u64::MAX);
-        let large = match pages {
-            None => Large::Regions(Heap::new(LARGE_FITS_COMPARED)),
+        let store: Box<dyn Store> = match pages {
+            None => Box::new(Regions::new(most, fixed)),
             Some(granularity) => {
                 let total = device_total.unwrap_or(0);
                 let policy = Policy { slack: slack.thousandths().into(), ..Policy::default() };
-                Large::Pages(Box::new(Pages::new(granularity, total, most, policy)))
+                Box::new(Pages::new(granularity, total, most, policy))
             }
         };
         let shared = Shared {
@@ -86,16 +113,13 @@ impl Heaps {
         };
         shared.limits.max_arena_block.store(shared.current_max_arena_block(), Ordering::Relaxed);
         Self {
-            large,
+            store,
             shared: Arc::new(shared),
-            peak_bytes_reserved: 0,
-            next_region: REGION_UNIT,
             maximum_bytes: most,
             is_short: false,
             streams: 0,
             last_growth_at: 0,
             allocations_with_excess: 0,
-            tasks: TasksUnderWay::default(),
             most_bytes: device_total.unwrap_or(u64::MAX).min(most),
         }
     }
@@ -105,39 +129,53 @@ impl Heaps {
         request.bytes <= self.shared.max_arena_block() && request.alignment == ALLOCATION_ALIGNMENT
     }
 
-    fn take_large(&mut self, found: Found, request: &Request) -> DevicePtr {
-        let block = self.shared.block_for(LARGE, NIL, request);
-        DevicePtr::new(self.large.take(found, request, block, &self.shared.block_map))
+    fn take_large(&mut self, whose: Whose, request: &Request) -> Option<Ready> {
+        let taken = self.store.take(whose, request)?;
+        let ptr = self.insert(taken.chunk, taken.addr, request);
+        Some(if taken.was_unowned { Ready::Unowned(ptr) } else { Ready::Own(ptr) })
+    }
+
+    /// Inserts a large block into the block map.
+    fn insert(&mut self, chunk: ChunkId, addr: u64, request: &Request) -> DevicePtr {
+        let block = self.shared.block_for(LARGE, chunk, request);
+        self.store.insert_block(&self.shared.block_map, block, addr);
+        DevicePtr::new(addr)
     }
 
     /// Adds a span to an arena and takes a small block from it.
-    fn take_in_new_span(&mut self, from: From, request: &Request) -> Option<DevicePtr> {
+    fn take_in_new_span(&mut self, owner: Owner, upto: Epoch, request: &Request) -> Option<DevicePtr> {
         let shared = Arc::clone(&self.shared);
         let mut arena = shared.arenas.lock(request.shard);
         let wanted = self.span_wanted(&arena, request);
-        let span = self.large.take_span(from.owner, from.upto, wanted, request, self.is_short)?;
-        self.take_in_span(&mut arena, &span, from, request)
+        let span = self.store.take_span(Whose::Of(owner, upto), wanted, request, self.is_short)?;
+        self.take_in_span(&mut arena, &span, owner, request)
     }
 
-    /// Adds a span, free for the owner of `from`, to the request's arena and takes a small block from it.
+    /// Adds a span that is free for `owner` to the request's arena and takes a small block from it.
     fn take_in_span(
         &self,
         arena: &mut Arena,
         span: &NewSpan,
-        from: From,
+        owner: Owner,
         request: &Request,
     ) -> Option<DevicePtr> {
-        arena.heap.next_number = self.large.region_of(span);
-        arena.add_span(span, from.owner);
-        let chunk = arena.heap.find(from.owner, from.upto, request)?;
+        arena.heap.next_number = span.region;
+        arena.add_span(span, owner);
+        let chunk = arena.heap.find(owner, Epoch::MAX, request)?;
         Some(self.shared.take(request.shard, arena, chunk, request))
     }
 
     /// Returns the bytes that a new span for a small request should have.
     pub(super) fn span_wanted(&self, arena: &Arena, request: &Request) -> u64 {
         let are_contended = self.shared.arenas.are_contended();
-        let most = self.large.largest_span(are_contended);
+        let most = self.largest_span(are_contended);
         arena.span_wanted(most, are_contended).max(request.bytes.next_power_of_two() * 2).min(most)
+    }
+
+    /// Returns the most bytes of a span. Over pages it is one handle, which can be released alone, unless
+    /// threads contend: then growth costs more than the memory.
+    fn largest_span(&self, are_contended: bool) -> u64 {
+        if self.shared.over_pages && !are_contended { PAGED_SPAN_BYTES } else { SPAN_BYTES }
     }
 
     /// Takes the small block that `find` finds in an arena.
@@ -160,7 +198,7 @@ impl Heaps {
     fn take_small(
         &mut self,
         request: &Request,
-        from: &[From],
+        from: &[(Owner, Epoch)],
         find: impl Fn(&Heap) -> Option<ChunkId>,
     ) -> Option<Ready> {
         let own = {
@@ -170,9 +208,9 @@ impl Heaps {
         if own.is_some() {
             return own;
         }
-        for from in from {
-            if let Some(ptr) = self.take_in_new_span(*from, request) {
-                return Some(if from.owner == ANY_STREAM { Ready::Unowned(ptr) } else { Ready::Own(ptr) });
+        for (owner, upto) in from {
+            if let Some(ptr) = self.take_in_new_span(*owner, *upto, request) {
+                return Some(if *owner == ANY_STREAM { Ready::Unowned(ptr) } else { Ready::Own(ptr) });
             }
         }
         if !self.is_short {
@@ -194,29 +232,29 @@ impl Heaps {
 
     /// Frees a block that its user has freed already, to its heap; returns its bytes.
     pub(super) fn free_entry(
-        large: &mut Large,
+        store: &mut dyn Store,
         shared: &Shared,
         entry: &BlockEntry,
         owner: Owner,
         epoch: Epoch,
     ) -> u64 {
         shared.free_small(entry, owner, epoch).unwrap_or_else(|chunk| {
-            let bytes = large.bytes_of(chunk);
-            large.free(chunk, owner, epoch);
+            let bytes = store.bytes_of(chunk);
+            store.free(chunk, owner, epoch);
             bytes
         })
     }
 
     /// Frees a block that left a stream cache of this stream; returns its bytes.
     pub(super) fn free_cached(&mut self, entry: &BlockEntry, stream: &StreamCell) -> u64 {
-        Self::free_entry(&mut self.large, &self.shared, entry, stream.owner, stream.epoch())
+        Self::free_entry(&mut *self.store, &self.shared, entry, stream.owner, stream.epoch())
     }
 }
 
 /// The calls of the slow path.
 impl Heaps {
     pub(crate) fn maps_pages(&self) -> bool {
-        matches!(self.large, Large::Pages(_))
+        self.shared.over_pages
     }
 
     /// Returns whether the request fits the device and the pool's maximum, or free memory of the pool. To
@@ -234,7 +272,7 @@ impl Heaps {
 
     /// Returns whether devices with an active context get access without being named.
     pub(crate) fn admits_peers(&self) -> bool {
-        matches!(&self.large, Large::Pages(pages) if pages.backing().is_open())
+        self.store.pages().is_some_and(|pages| pages.backing().is_open())
     }
 
     /// Rounds a request to the size of its block; `None` if it is too large for any device.
@@ -247,7 +285,7 @@ impl Heaps {
     pub(crate) fn set_streams(&mut self, streams: usize) {
         if self.streams != streams {
             self.streams = streams;
-            self.large.set_one_stream(streams < 2);
+            self.store.set_one_stream(streams < 2);
         }
     }
 
@@ -264,24 +302,20 @@ impl Heaps {
             let arenas = self.shared.arenas.each_of(owner, self.only_arena(request));
             arenas.filter_map(of_arena).min_by_key(|fit| fit.bytes)
         };
-        let in_large = || {
-            let found = self.large.find(owner, upto, request)?;
-            Some(Fit { bytes: found.bytes, epoch: found.epoch })
-        };
+        let in_large = || self.store.find(owner, upto, request);
         if self.is_small(request) { in_arenas().or_else(in_large) } else { in_large().or_else(in_arenas) }
     }
 
     /// Allocates the block that [`find`](Self::find) finds.
     pub(crate) fn take(&mut self, owner: Owner, upto: Epoch, request: &Request) -> Option<DevicePtr> {
-        let from = From { owner, upto };
         let find = |heap: &Heap| heap.find(owner, upto, request);
-        if !self.is_small(request) {
-            return match self.large.find(owner, upto, request) {
-                Some(found) => Some(self.take_large(found, request)),
-                None => self.take_in_arenas(request, None, find).map(Ready::ptr),
-            };
-        }
-        self.take_small(request, &[from], find).map(Ready::ptr)
+        let ready = if self.is_small(request) {
+            self.take_small(request, &[(owner, upto)], find)
+        } else {
+            let large = self.take_large(Whose::Of(owner, upto), request);
+            large.or_else(|| self.take_in_arenas(request, None, find))
+        };
+        ready.map(Ready::ptr)
     }
 
     /// Allocates an own or an unowned block; an own one first if `is_own_first`.
@@ -291,17 +325,13 @@ impl Heaps {
         request: &Request,
         is_own_first: bool,
     ) -> Option<Ready> {
+        let find = |heap: &Heap| heap.find_for(owner, request, is_own_first);
         if self.is_small(request) {
-            let from = [owner, ANY_STREAM].map(|owner| From { owner, upto: Epoch::MAX });
-            return self.take_small(request, &from, |heap| heap.find_for(owner, request, is_own_first));
+            return self.take_small(request, &[owner, ANY_STREAM].map(|owner| (owner, Epoch::MAX)), find);
         }
-        let Some(found) = self.large.find_for(owner, request, is_own_first) else {
-            // An arena may have a free span.
-            return self.take_in_arenas(request, None, |heap| heap.find_for(owner, request, is_own_first));
-        };
-        let was_unowned = found.owner == ANY_STREAM;
-        let ptr = self.take_large(found, request);
-        Some(if was_unowned { Ready::Unowned(ptr) } else { Ready::Own(ptr) })
+        let large = self.take_large(Whose::OwnOrUnowned { owner, is_own_first }, request);
+        // An arena may have a free span.
+        large.or_else(|| self.take_in_arenas(request, None, find))
     }
 
     /// Frees a block in use, or returns why it cannot be freed.
@@ -312,7 +342,7 @@ impl Heaps {
         owner: Owner,
         epoch: Epoch,
     ) -> Result<(), MisuseKind> {
-        let Self { large, shared, .. } = self;
+        let Self { store, shared, .. } = self;
         let entry = shared.block_map.find(ptr.address());
         let Some(entry) = entry.filter(|entry| entry.requested() != 0) else {
             return Err(self.diagnose_invalid_free(ptr.address()));
@@ -323,7 +353,7 @@ impl Heaps {
                 allocated_bytes => MisuseKind::WrongSize { allocated_bytes },
             });
         }
-        Self::free_entry(large, shared, entry, owner, epoch);
+        Self::free_entry(&mut **store, shared, entry, owner, epoch);
         Ok(())
     }
 
@@ -331,12 +361,8 @@ impl Heaps {
     pub(crate) fn take_with_unowned(&mut self, owner: Owner, request: &Request) -> Option<DevicePtr> {
         let shared = Arc::clone(&self.shared);
         let is_small = self.is_small(request);
-        if !is_small {
-            let block = || shared.block_for(LARGE, NIL, request);
-            let taken = self.large.take_with_unowned(owner, request, block, &shared.block_map);
-            if taken.is_some() {
-                return taken.map(DevicePtr::new);
-            }
+        if !is_small && let Some(ready) = self.take_large(Whose::Joined(owner), request) {
+            return Some(ready.ptr());
         }
         for (shard, mut arena) in shared.arenas.each_of(owner, self.only_arena(request)) {
             if let Some((chunk, ..)) = arena.heap.take_with_unowned(owner, request) {
@@ -348,33 +374,136 @@ impl Heaps {
         if !is_small || !self.is_short {
             return None;
         }
-        let span = self.large.take_span_with_unowned(owner, request)?;
+        let span = self.store.take_span(Whose::Joined(owner), request.bytes, request, true)?;
         let mut arena = shared.arenas.lock(request.shard);
-        self.take_in_span(&mut arena, &span, From { owner, upto: Epoch::MAX }, request)
+        self.take_in_span(&mut arena, &span, owner, request)
     }
 
     pub(crate) fn largest_free_block(&self) -> u64 {
         let small = self.shared.arenas.each().map(|(_, arena)| arena.heap.largest_free_block()).max();
-        self.large.largest_free_block().max(small.unwrap_or(0))
+        self.store.largest_free_block().max(small.unwrap_or(0))
     }
 
     /// Returns the sizes of a new region for the request; `None` if the pool's maximum does not allow one.
     pub(crate) fn growth(&self, request: &Request) -> Option<Growth> {
-        if let Some(FixedBlocks { block_bytes, blocks_per_region }) = self.shared.fixed {
-            // As many blocks as are in use, which bounds the free ones by that.
-            let blocks = self.large.blocks_in_use().clamp(1, blocks_per_region);
-            return Some(Growth { preferred: blocks * block_bytes, least: block_bytes, unit: block_bytes });
+        self.store.growth(request)
+    }
+
+    /// Plans a growth with at most `most_new` bytes of new memory: for a request, or to hold it for later.
+    ///
+    /// # Errors
+    /// [`NoMemory::OwnLimit`] or [`NoMemory::Below`].
+    pub(crate) fn plan_growth(
+        &mut self,
+        owner: Owner,
+        request: &Request,
+        is_reserve: bool,
+        how: Try,
+        most_new: u64,
+    ) -> Result<Task, NoMemory> {
+        let may_stitch = self.shared.over_pages && !is_reserve;
+        let (live_bytes, operations) = if may_stitch { self.live_bytes_and_operations() } else { (0, 0) };
+        let purpose = if is_reserve {
+            Purpose::Reserve { bytes: request.bytes }
+        } else if may_stitch {
+            self.last_growth_at = operations;
+            self.purpose_over_pages(request)
+        } else {
+            Purpose::Block(*request)
+        };
+        self.store.plan(&Need { owner, purpose, how, most_new, live_bytes, operations })
+    }
+
+    fn purpose_over_pages(&self, request: &Request) -> Purpose {
+        if !self.is_small(request) {
+            return Purpose::Block(*request);
         }
-        let taken = self.large.bytes_reserved() + self.tasks.region_bytes();
-        let room = self.maximum_bytes.saturating_sub(taken);
-        let least = request.padded_bytes();
-        if least > room {
-            return None;
+        let arena = self.shared.arenas.lock(request.shard);
+        Purpose::Span(*request, self.span_wanted(&arena, request))
+    }
+
+    /// Notes in the heaps what a task has done; returns the block, if the task allocates one.
+    pub(crate) fn commit(&mut self, task: Task) -> Option<DevicePtr> {
+        if task.is_growth() {
+            self.set_short(false);
         }
-        let most = (self.large.bytes_reserved() / REGION_SHARE).max(REGION_UNIT);
-        let wanted = Heap::region_for(request, self.next_region.min(most), REGION_UNIT);
-        let preferred = wanted.min(room & !(ALLOCATION_ALIGNMENT - 1)).max(least);
-        Some(Growth { preferred, least, unit: ALLOCATION_ALIGNMENT })
+        match self.store.commit(task) {
+            Committed::Block { chunk, addr, request } => Some(self.insert(chunk, addr, &request)),
+            Committed::Span(span, request) => {
+                let shared = Arc::clone(&self.shared);
+                let mut arena = shared.arenas.lock(request.shard);
+                arena.add_span(&span, ANY_STREAM);
+                let chunk = arena.heap.find(ANY_STREAM, Epoch::MAX, &request)?;
+                Some(shared.take(request.shard, &mut arena, chunk, &request))
+            }
+            Committed::Memory(owner, request) => {
+                self.set_cache_limits();
+                self.take(owner, Epoch::MAX, &request?)
+            }
+            Committed::Nothing => None,
+        }
+    }
+
+    /// Undoes the plan of a task whose run failed, or that was not run.
+    pub(crate) fn abort(&mut self, task: Task) {
+        self.store.abort(task);
+    }
+
+    /// Plans the return of some unowned memory, while the pool holds more than `keep_bytes`.
+    pub(crate) fn plan_release(&mut self, keep_bytes: u64, most_calls: usize) -> Option<Task> {
+        self.store.plan_release(keep_bytes, most_calls)
+    }
+
+    /// Plans the release of the next free extent, for decay: see [`Pages::plan_step_task`].
+    pub(crate) fn plan_release_step(&mut self, keep_bytes: u64, at: &mut Cursor) -> Option<Task> {
+        match self.store.pages_mut() {
+            Some(pages) => pages.plan_step_task(keep_bytes, at),
+            None => {
+                at.is_at_end = true;
+                None
+            }
+        }
+    }
+
+    /// Returns whether the pool should release excess memory now.
+    pub(crate) fn has_excess(&mut self) -> bool {
+        // Contending threads lose more by a flush of their caches than the memory is worth.
+        let has_excess = self.store.pages().is_some_and(Pages::has_excess);
+        if !has_excess || self.shared.arenas.are_contended() {
+            return false;
+        }
+        self.allocations_with_excess = self.allocations_with_excess.wrapping_add(1);
+        if !self.allocations_with_excess.is_multiple_of(ALLOCATIONS_PER_RELEASE) {
+            return false;
+        }
+        let (calls, (_, operations)) = (self.calls_to_collect(), self.live_bytes_and_operations());
+        self.store.pages_mut().is_some_and(|pages| pages.may_spend(calls, operations))
+    }
+
+    pub(crate) fn plan_excess(&mut self) -> Option<Task> {
+        self.reclaim(Reclaim::Everything);
+        let calls = self.calls_to_collect();
+        self.store.pages_mut()?.plan_excess_task(calls)
+    }
+
+    /// Plans the removal of mappings that a growth left behind.
+    pub(crate) fn plan_tidying(&mut self) -> Option<Task> {
+        self.store.pages_mut()?.plan_tidying_task()
+    }
+
+    /// Plans access of other devices to what is mapped, if no task is under way.
+    pub(crate) fn plan_admission(&mut self, devices: &[DeviceId], is_asked: bool) -> Option<Task> {
+        self.store.pages_mut()?.plan_admission_task(devices, is_asked)
+    }
+
+    /// Returns whether no task over pages is under way.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        self.store.pages().is_none_or(Pages::is_at_rest)
+    }
+
+    /// Plans the release of all memory, in use or not.
+    pub(crate) fn plan_shutdown(&mut self) -> Task {
+        self.store.plan_shutdown()
     }
 
     /// Notes that a growth was refused.
@@ -389,7 +518,7 @@ impl Heaps {
 
     /// Returns the blocks in use in the region at `base`, if there is one.
     pub(crate) fn live_in(&self, base: u64) -> Option<Vec<LiveBlock>> {
-        let Large::Regions(heap) = &self.large else { return None };
+        let [heap] = self.store.heaps() else { return None };
         let region = heap.regions().iter().find(|region| region.base == base)?;
         let live = |chunk: &Chunk| {
             let bytes = chunk.entry().map_or(0, BlockEntry::requested);
@@ -398,44 +527,31 @@ impl Heaps {
         Some(heap.region_chunks(region).filter_map(live).collect())
     }
 
-    pub(crate) fn add_region(&mut self, base: DevicePtr, bytes: u64, owner: Owner, epoch: Epoch) {
-        self.set_short(false);
-        if let Large::Regions(heap) = &mut self.large {
-            heap.next_number = heap.next_number.wrapping_add(1);
-            heap.add_region(base.address(), bytes, owner, epoch);
-        }
-        self.next_region = self.next_region.saturating_mul(2);
-        self.peak_bytes_reserved = self.peak_bytes_reserved.max(self.large.bytes_reserved());
-        self.set_cache_limits();
-    }
-
-    #[cfg(test)]
-    pub(crate) fn prefer_regions_of(&mut self, bytes: u64) {
-        self.next_region = bytes;
+    /// Returns the parts of handles that hold the bytes of a block; none over regions.
+    #[cfg(unix)]
+    pub(crate) fn physical_of(&self, addr: u64, bytes: u64) -> Vec<pages::Part> {
+        self.store.pages().map_or(Vec::new(), |pages| pages.physical_of(addr, bytes))
     }
 
     /// Returns whether a region may be free as a whole, whoever owns its parts.
     pub(crate) fn may_have_free_region(&self) -> bool {
-        self.large.may_have_free_region()
+        let may_have = |heap: &Heap| heap.regions().iter().any(|region| region.bytes <= heap.bytes_free);
+        self.store.heaps().iter().any(may_have)
     }
 
     /// Returns the bytes held from upstream or the driver.
     pub(crate) fn bytes_reserved(&self) -> u64 {
-        self.large.bytes_reserved()
-    }
-
-    /// Returns the most bytes held so far.
-    pub(crate) fn peak_bytes_reserved(&self) -> u64 {
-        self.peak_bytes_reserved.max(self.large.peak_bytes_reserved())
+        self.store.bytes_reserved()
     }
 
     pub(crate) fn totals(&self) -> PoolTotals {
+        let held = self.store.totals();
         let mut totals = PoolTotals {
-            bytes_reserved: self.large.bytes_reserved(),
-            peak_bytes_reserved: self.peak_bytes_reserved(),
-            bytes_beyond_slack: self.large.bytes_beyond_slack(),
-            blocks_free: self.large.blocks_free(),
-            regions: self.large.regions() as u64,
+            bytes_reserved: held.bytes_reserved,
+            peak_bytes_reserved: held.peak_bytes_reserved,
+            bytes_beyond_slack: held.beyond_slack,
+            blocks_free: held.blocks_free,
+            regions: held.regions as u64,
             ..PoolTotals::default()
         };
         for (_, arena) in self.shared.arenas.each() {
@@ -465,13 +581,13 @@ impl Heaps {
     /// Returns an upper bound of the reserved bytes that are in no block in use, and of those that are on their
     /// way back.
     pub(crate) fn idle_bytes(&self) -> u64 {
-        let held = self.large.bytes_reserved() + self.tasks.returning_bytes();
-        held.saturating_sub(self.shared.least_live_bytes())
+        let held = self.store.totals();
+        (held.bytes_reserved + held.bytes_returning).saturating_sub(self.shared.least_live_bytes())
     }
 
     /// Returns whether at least `bytes` may be idle.
     pub(crate) fn has_idle(&self, bytes: u64) -> bool {
-        self.large.bytes_free() >= bytes || self.idle_bytes() >= bytes
+        self.store.bytes_free() >= bytes || self.idle_bytes() >= bytes
     }
 }
 

@@ -36,13 +36,10 @@ pub(crate) mod oom_advice;
 mod oom_map;
 mod options;
 mod peers;
-pub(crate) mod protocol;
 mod reclaim;
 mod report;
 mod shared;
 mod slack;
-mod task;
-mod tasks_under_way;
 #[cfg(test)]
 mod tests;
 mod validate;
@@ -67,9 +64,8 @@ pub(crate) use crate::pool::layer::ENTRY;
 pub use crate::pool::layer::PoolLayer;
 pub use crate::pool::options::{PagesMode, PoolOptions};
 pub use crate::pool::peers::{PeerList, Peers, Share};
-pub(crate) use crate::pool::shared::FixedBlocks;
 pub use crate::pool::slack::Slack;
-pub(crate) use crate::pool::task::Task;
+pub(crate) use crate::store::FixedBlocks;
 
 use crate::debug_as_text::debug_as_text;
 use crate::driver_memory::CudaMemoryResource;
@@ -165,7 +161,9 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         let backing = options.backing(&**upstream.driver(), pages.is_some())?;
         let total = PoolOptions::device_total(&upstream)?;
         let mut heaps = Heaps::new(options.maximum_bytes, pages, total, options.slack, fixed);
-        heaps.large.set_backing(backing);
+        if let Some(pages) = heaps.store.pages_mut() {
+            pages.set_backing(backing);
+        }
         let shared = Arc::clone(&heaps.shared);
         let central = Central::new(upstream, heaps, options.reuse, &layer);
         let time = options.decay.time()?.filter(|_| central.maps_pages());
@@ -185,7 +183,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
 
     /// Returns the bytes held from upstream or the driver, in use and free.
     pub fn pool_bytes(&self) -> u64 {
-        self.central.inspect(|heaps| heaps.large.bytes_reserved())
+        self.central.inspect(|heaps| heaps.store.bytes_reserved())
     }
 
     /// Returns the number of streams that the pool knows. It forgets streams without free blocks when others
@@ -203,7 +201,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     /// [maps no pages](Self::maps_pages) has plain memory, which other devices may use once they enabled peer
     /// access.
     pub fn peers(&self) -> Vec<DeviceId> {
-        self.central.inspect(|heaps| heaps.large.peers())
+        self.central.inspect(|heaps| heaps.store.pages().map_or(Vec::new(), |pages| pages.backing().peers()))
     }
 
     /// Gives another device access to the pool's memory: what is mapped now, and what will be. Takes about as
@@ -255,7 +253,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
                      requested from `allocate`, and the pointer that it returned"
                 )));
             }
-            let parts = self.central.inspect(|heaps| heaps.large.physical_of(ptr.address(), bytes));
+            let parts = self.central.inspect(|heaps| heaps.physical_of(ptr.address(), bytes));
             crate::share::ExportedBlock::new(self.central.driver(), &parts)
         };
         export().map_err(|error| error.in_stack(self))

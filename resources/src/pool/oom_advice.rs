@@ -8,16 +8,56 @@ use std::collections::BTreeMap;
 use millpond_core::{LiveBlock, align_up};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::backing::Large;
-use crate::backing::paged::Pages;
 use crate::block_map::BlockEntry;
 use crate::heap::Heap;
 use crate::heap::request::Request;
 use crate::pool::heaps::{Heaps, LARGE};
 use crate::pool::oom_map;
-use crate::pool::protocol::{FreeOf, Room, Shortage};
+use crate::store::pages::Pages;
 use crate::stream_order::{ANY_STREAM, Owner};
 use crate::tuning::{DEVICE_PAGE, PAGED_SPAN_BYTES};
+
+/// The circumstances of a request that could not be served.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Room {
+    /// The requesting stream.
+    pub(crate) owner: Owner,
+    /// Whether that stream captures a graph: then the pool does not wait for other streams.
+    pub(crate) is_capturing: bool,
+    /// The device's free bytes, if the pool takes memory from the device and returns it there.
+    pub(crate) device_free: Option<u64>,
+    /// The bytes of a page, if the pool could map pages and takes regions instead.
+    pub(crate) page_bytes: Option<u64>,
+}
+
+/// The free blocks of an owner.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FreeOf {
+    pub(crate) owner: Owner,
+    pub(crate) blocks: u64,
+    pub(crate) bytes: u64,
+    pub(crate) largest: u64,
+}
+
+/// Why a pool could not serve a request, and what would have helped.
+#[derive(Debug, Default)]
+pub(crate) struct Shortage {
+    /// The bytes of new memory that would serve the request together with its stream's free blocks.
+    pub(crate) needed: u64,
+    /// The most bytes that the pool may hold.
+    pub(crate) maximum_bytes: Option<u64>,
+    /// The bytes of the device's pages that hold the pool's memory.
+    pub(crate) device_pages: u64,
+    pub(crate) free: Vec<FreeOf>,
+    /// Whether the free blocks would serve the request if all were unowned.
+    pub(crate) merging_suffices: bool,
+    /// Blocks in use without which the request could be served, if there are any such blocks.
+    pub(crate) in_the_way: Vec<LiveBlock>,
+    /// The number of free pages that would serve the request if the pool mapped pages.
+    pub(crate) pages: Option<u64>,
+    /// See [`OutOfMemoryReport::map`](millpond_core::OutOfMemoryReport::map).
+    pub(crate) map: Option<String>,
+}
 
 /// The neighbouring chunks of a region, in address order.
 type Row = Vec<Piece>;
@@ -98,7 +138,7 @@ impl Heaps {
             merging_suffices,
             in_the_way,
             pages: pages_needed(heaps, request, room),
-            map: oom_map::map(heaps.large.heaps()),
+            map: oom_map::map(heaps.store.heaps()),
         }
     }
 }
@@ -114,12 +154,14 @@ impl Heaps {
     /// Returns the bytes of the device's pages that hold the pool's memory: all of a page counts if a region
     /// ends in it.
     fn device_pages(&self) -> u64 {
-        let Large::Regions(heap) = &self.large else { return self.large.bytes_reserved() };
+        if self.shared.over_pages {
+            return self.store.bytes_reserved();
+        }
         let mut end = 0;
-        let pages = heap.regions().iter().map(|region| {
+        let pages = self.store.parts().into_iter().map(|(base, bytes, _)| {
             // Regions are sorted by address, and may share a page.
-            let start = (region.base - region.base % DEVICE_PAGE).max(end);
-            end = (region.base + region.bytes).next_multiple_of(DEVICE_PAGE);
+            let start = (base - base % DEVICE_PAGE).max(end);
+            end = (base + bytes).next_multiple_of(DEVICE_PAGE);
             end - start
         });
         pages.sum()
@@ -144,10 +186,9 @@ fn needed(heaps: &mut Heaps, request: &Request, owner: Owner) -> u64 {
         // A growth takes a larger span where it fits.
         Request { bytes: heaps.span_wanted(&arena, request).min(PAGED_SPAN_BYTES), ..*request }
     });
-    match (&mut heaps.large, span) {
-        (Large::Regions(_), _) => request.padded_bytes(),
-        (Large::Pages(pages), Some(span)) => pages.needed(ANY_STREAM, &span, true),
-        (Large::Pages(pages), None) => pages.needed(owner, request, false),
+    match span {
+        Some(span) if heaps.shared.over_pages => heaps.store.needed(ANY_STREAM, &span, true),
+        _ => heaps.store.needed(owner, request, false),
     }
 }
 
@@ -176,13 +217,8 @@ impl Memory {
                 return;
             }
             let what = What::Block(blocks.len());
-            blocks.push(Block { live: LiveBlock { address, bytes }, whole: heaps.large.bytes_of(chunk) });
-            match &heaps.large {
-                Large::Regions(heap) => _ = by_address.insert(heap.chunk(chunk).addr, what),
-                Large::Pages(pages) => {
-                    by_address.extend(pages.pieces_of(chunk).map(|piece| (piece.addr, what)))
-                }
-            }
+            blocks.push(Block { live: LiveBlock { address, bytes }, whole: heaps.store.bytes_of(chunk) });
+            by_address.extend(heaps.store.pieces_of(chunk).into_iter().map(|piece| (piece.addr, what)));
         });
         let mut spans = FxHashMap::default();
         if only.is_none() {
@@ -194,9 +230,9 @@ impl Memory {
                 }
             }
         }
-        let over_pages = matches!(heaps.large, Large::Pages(_));
+        let over_pages = heaps.shared.over_pages;
         let mut memory = Self { rows: Vec::new(), large_rows: 0, blocks, spans };
-        for (index, heap) in heaps.large.heaps().iter().enumerate() {
+        for (index, heap) in heaps.store.heaps().iter().enumerate() {
             let joins = !over_pages || Pages::joins_with_unowned(index);
             memory.add_rows(heap, &by_address, |owner| {
                 only.is_none_or(|only| owner == only || (joins && owner == ANY_STREAM))
@@ -278,15 +314,12 @@ impl Memory {
     /// ends of two handles may be the start and the end of the block.
     fn cheapest_anew(&self, heaps: &Heaps, request: &Request, room: &Room) -> Option<Choice> {
         let device = room.device_free?;
-        let limit = heaps.maximum_bytes.saturating_sub(heaps.large.bytes_reserved());
+        let limit = heaps.maximum_bytes.saturating_sub(heaps.store.bytes_reserved());
         let mut parts = self.parts(heaps);
-        let pages = match &heaps.large {
-            Large::Regions(_) => {
-                let needed = request.padded_bytes();
-                let short = needed.next_multiple_of(DEVICE_PAGE).saturating_sub(device);
-                return emptied_regions(parts, short, needed.saturating_sub(limit));
-            }
-            Large::Pages(pages) => pages,
+        let Some(pages) = heaps.store.pages() else {
+            let needed = request.padded_bytes();
+            let short = needed.next_multiple_of(DEVICE_PAGE).saturating_sub(device);
+            return emptied_regions(parts, short, needed.saturating_sub(limit));
         };
         let missing = |needed: u64| needed.saturating_sub(device.min(limit));
         let anew = emptied(&parts, missing(pages.needed_alone(request)));
@@ -317,12 +350,7 @@ impl Memory {
             let (free_start, free_end) = if has_ends { (first - base, end - last) } else { (0, 0) };
             Part { base, bytes, cost, what, free_start, free_end }
         };
-        match &heaps.large {
-            Large::Regions(heap) => {
-                heap.regions().iter().map(|region| part((region.base, region.bytes, false))).collect()
-            }
-            Large::Pages(pages) => pages.primaries().map(part).collect(),
-        }
+        heaps.store.parts().into_iter().map(part).collect()
     }
 }
 
@@ -445,7 +473,7 @@ pub(crate) fn free_by_owner(heaps: &Heaps) -> Vec<FreeOf> {
             sum.largest = sum.largest.max(largest);
         }
     };
-    heaps.large.heaps().iter().for_each(&mut add);
+    heaps.store.heaps().iter().for_each(&mut add);
     heaps.shared.arenas.each().for_each(|(_, arena)| add(&arena.heap));
     all.into_values().collect()
 }
@@ -453,7 +481,7 @@ pub(crate) fn free_by_owner(heaps: &Heaps) -> Vec<FreeOf> {
 /// Returns how many free pages of the regions would serve the request if the pool mapped pages, together with
 /// the device's free memory; `None` if there are too few.
 fn pages_needed(heaps: &Heaps, request: &Request, room: &Room) -> Option<u64> {
-    let (Large::Regions(heap), Some(page), false) = (&heaps.large, room.page_bytes, room.is_capturing) else {
+    let ([heap], Some(page), false) = (heaps.store.heaps(), room.page_bytes, room.is_capturing) else {
         return None;
     };
     if heaps.shared.fixed.is_some() {

@@ -9,12 +9,12 @@ use millpond_core::{
     format_bytes,
 };
 
-use crate::backing::paged::Backing;
 use crate::driver_memory::CudaMemoryResource;
 use crate::heap::request::LARGEST_REQUEST;
 use crate::pool::decay::Decay;
 use crate::pool::peers::{Peers, Share};
 use crate::pool::slack::Slack;
+use crate::store::pages::Backing;
 use crate::stream_order::Reuse;
 use crate::tuning::LEAST_PAGES;
 

@@ -12,9 +12,19 @@ use crate::pool::arena::Shard;
 use crate::pool::cache::stream_cache::StreamCache;
 use crate::pool::cache::thread_cache::ThreadCache;
 use crate::pool::heaps::Heaps;
-use crate::pool::protocol::Reclaim;
 use crate::stream_order::{Epoch, Owner};
 use crate::tuning::{FLUSH_SHARE, FLUSH_SHARE_CONTENDED, FLUSH_SHARE_CONTENDED_PAGES};
+
+/// How much to reclaim from the threads' caches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Reclaim {
+    /// The last large blocks only.
+    Large,
+    /// All blocks, if they are many enough to be worth a flush.
+    All,
+    /// All blocks.
+    Everything,
+}
 
 impl Heaps {
     /// Returns the only arena that serves the request; `None` if all arenas do.
@@ -83,7 +93,7 @@ impl Heaps {
             Some(shard) if self.shared.arenas.are_contended() => {
                 self.shared.arenas.lock(shard).heap.bytes_reserved
             }
-            _ => self.large.bytes_reserved(),
+            _ => self.store.bytes_reserved(),
         };
         let worthwhile = match (self.maps_pages(), self.shared.arenas.are_contended()) {
             (false, false) => reserved / FLUSH_SHARE,
@@ -103,13 +113,13 @@ impl Heaps {
 
     /// Frees all blocks of a stream cache, or only the large one; returns whether there were any.
     pub(super) fn flush(&mut self, stream_cache: &StreamCache, how: Reclaim) -> bool {
-        let Self { large, shared, .. } = self;
+        let Self { store, shared, .. } = self;
         let (owner, epoch) = (stream_cache.stream.owner, stream_cache.stream.epoch());
         let mut any = false;
         stream_cache.flush(how == Reclaim::Large, |addr| {
             any = true;
             let entry = shared.block_map.find(addr).expect("a cached block has a block entry");
-            Self::free_entry(large, shared, entry, owner, epoch)
+            Self::free_entry(&mut **store, shared, entry, owner, epoch)
         });
         any
     }
@@ -119,7 +129,7 @@ impl Heaps {
         let mut any = false;
         for (_, mut arena) in self.shared.arenas.each() {
             while let Some(span) = arena.remove_free_span() {
-                self.large.free(span.chunk, span.owner, span.epoch);
+                self.store.free(span.chunk, span.owner, span.epoch);
                 any = true;
             }
         }
@@ -134,13 +144,13 @@ impl Heaps {
         }
         // Before the large blocks, since spans keep their owner.
         self.take_spans_back();
-        self.large.migrate(from, upto, to, epoch);
+        self.store.migrate(from, upto, to, epoch);
     }
 
     /// Returns the bytes of an owner's free blocks: large ones, and those of all arenas or one.
     fn free_bytes_in(&self, only: Option<Shard>, owner: Owner) -> u64 {
         let arenas = self.shared.arenas.each_of(owner, only);
-        arenas.map(|(_, arena)| arena.heap.free_bytes(owner)).sum::<u64>() + self.large.free_bytes(owner)
+        arenas.map(|(_, arena)| arena.heap.free_bytes(owner)).sum::<u64>() + self.store.free_bytes(owner)
     }
 }
 

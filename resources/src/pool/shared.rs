@@ -9,6 +9,7 @@ use crate::heap::request::Request;
 use crate::heap::size_class::LARGEST_SMALL;
 use crate::pool::arena::{Arena, Arenas, Shard};
 use crate::pool::cache::thread_cache::ThreadCaches;
+use crate::store::FixedBlocks;
 use crate::stream_order::{Epoch, Owner};
 use crate::tuning::LARGEST_SMALL_OVER_PAGES;
 
@@ -41,15 +42,6 @@ pub(super) struct CacheLimits {
     pub(super) max_large_block: AtomicU64,
     /// The largest block that comes from an arena.
     pub(super) max_arena_block: AtomicU64,
-}
-
-/// The blocks of a pool in which all have one size.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct FixedBlocks {
-    /// Bytes of a block, a multiple of 256.
-    pub(crate) block_bytes: u64,
-    /// The most blocks of a new region.
-    pub(crate) blocks_per_region: u64,
 }
 
 impl Shared {

@@ -15,14 +15,14 @@ use millpond_driver::sim::{SimConfig, SimDevice};
 use parking_lot::Mutex;
 use proptest::prelude::*;
 
-use crate::backing::{Large, NewSpan};
 use crate::heap::Heap;
 use crate::heap::chunk::Chunk;
 use crate::heap::request::Request;
 use crate::heap::size_class::LARGEST_SMALL;
 use crate::pool::arena::Arenas;
-use crate::pool::protocol::Reclaim;
+use crate::pool::reclaim::Reclaim;
 use crate::pool::{PagesMode, Pool, PoolLayer, PoolMemoryResource};
+use crate::store::NewSpan;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::tuning::{ARENAS, LARGEST_SMALL_OVER_PAGES, STACK_BLOCKS};
 use crate::{CallbackMemoryResource, CudaMemoryResource, Reuse};
@@ -423,26 +423,13 @@ fn validate_finds_a_size_that_is_no_multiple_of_256() {
 
 /// A span is not cut from the smallest block that the request fits, which would make many small spans.
 #[test]
-fn a_span_has_the_bytes_wanted_while_a_block_has_them() {
-    const MIB: u64 = 1 << 20;
-    let mut heap = heap();
-    heap.add_region(1 << 40, MIB / 16, ANY_STREAM, 0);
-    heap.add_region(2 << 40, 4 * MIB, ANY_STREAM, 0);
-    let mut large = Large::Regions(heap);
-    let spans = std::iter::from_fn(|| large.take_span(ANY_STREAM, 0, MIB, &request(1000), false));
-    let bytes: Vec<u64> = spans.map(|span| span.bytes).collect();
-    // A rest of at most 1 MiB would be too small for a large block.
-    assert_eq!(bytes, [MIB, MIB, 2 * MIB, MIB / 16]);
-}
-
-#[test]
 fn an_arena_returns_spans_if_several_are_free_and_more_than_half_of_it_is() {
     const SPAN: u64 = 1 << 20;
     let arenas = Arenas::with_limit(1);
     let mut arena = arenas.lock(0);
     let mut has_excess = Vec::new();
     for chunk in 0..4 {
-        let span = NewSpan { chunk, base: u64::from(chunk + 1) << 40, bytes: SPAN, epoch: 0 };
+        let span = NewSpan { chunk, region: 0, base: u64::from(chunk + 1) << 40, bytes: SPAN, epoch: 0 };
         arena.add_span(&span, ANY_STREAM);
         has_excess.push(arena.has_excess());
     }

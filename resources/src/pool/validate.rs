@@ -41,11 +41,11 @@ struct Listed {
 impl Heaps {
     /// Panics if an invariant does not hold. No thread may be in a call of the pool meanwhile.
     pub(crate) fn validate(&self) {
-        self.large.validate();
+        self.store.validate();
         let mut spans = 0;
         for (_, arena) in self.shared.arenas.each() {
             arena.heap.validate();
-            spans += arena.validate_spans(&self.large);
+            spans += arena.validate_spans(&*self.store);
         }
         let listed = validate_block_map(self);
         let cached = validate_caches(self);
@@ -81,7 +81,7 @@ fn validate_entry(heaps: &Heaps, addr: u64, entry: &BlockEntry) -> bool {
     let (heap, id) = entry.block();
     let start = |chunk: &Chunk| if entry.is_in_alias() { addr } else { chunk.addr };
     let found = match Arenas::shard(heap) {
-        None => heaps.large.block(id).map(|chunk| (start(chunk), chunk.is_in_use())),
+        None => heaps.store.first_piece(id).map(|chunk| (start(chunk), chunk.is_in_use())),
         Some(shard) => {
             let arena = heaps.shared.arenas.lock(shard);
             arena.heap.get(id).map(|chunk| (start(chunk), chunk.is_in_use()))
@@ -109,7 +109,7 @@ fn validate_entry(heaps: &Heaps, addr: u64, entry: &BlockEntry) -> bool {
 fn bytes_of(heaps: &Heaps, entry: &BlockEntry) -> u64 {
     let (heap, id) = entry.block();
     match Arenas::shard(heap) {
-        None => heaps.large.bytes_of(id),
+        None => heaps.store.bytes_of(id),
         Some(shard) => heaps.shared.arenas.lock(shard).heap.chunk(id).bytes,
     }
 }
@@ -153,7 +153,7 @@ fn validate_blocks(heaps: &Heaps, spans: u64, listed: &Listed, cached: &FxHashMa
     for (shard, arena) in heaps.shared.arenas.each() {
         assert_eq!(arena.heap.blocks_in_use, known(Arenas::heap_id(shard)), "I19: blocks of arena {shard}");
     }
-    assert_eq!(heaps.large.blocks_in_use(), spans + known(LARGE), "I19: large blocks and spans");
+    assert_eq!(heaps.store.totals().blocks_in_use, spans + known(LARGE), "I19: large blocks and spans");
 }
 
 /// Checks that the sums of the threads' counters match the blocks in use.

@@ -2,7 +2,6 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::backing::Large;
 use crate::pool::heaps::Heaps;
 use crate::tuning::{
     CACHED_BLOCK_SHARE, CACHED_CLASS, CACHED_CLASS_GROWING, CACHED_CLASS_STEADY, CACHED_LEAST,
@@ -22,7 +21,7 @@ impl Heaps {
     /// Stitching misses cached blocks, so with pages the limits are low while the pool grows. In the steady
     /// state threads may cache a part of the free bytes.
     pub(crate) fn set_cache_limits(&mut self) {
-        let in_use = self.large.bytes_reserved() - self.large.bytes_free();
+        let in_use = self.store.bytes_reserved() - self.store.bytes_free();
         let (mut stream_caches, mut held) = (0, 0);
         self.shared.thread_caches.each(|thread_cache| {
             stream_caches += thread_cache.stream_cache_count() as u64;
@@ -36,7 +35,7 @@ impl Heaps {
             (true, false) => (CACHED_SHARE_SAVING, CACHED_LEAST_SAVING, CACHED_CLASS_GROWING),
         };
         let in_arenas = || self.shared.arenas.each().map(|(_, arena)| arena.heap.bytes_free).sum::<u64>();
-        let free = if is_steady { (self.large.bytes_free() + in_arenas() + held) / STEADY_SHARE } else { 0 };
+        let free = if is_steady { (self.store.bytes_free() + in_arenas() + held) / STEADY_SHARE } else { 0 };
         let free = if self.shared.arenas.are_contended() { free.min(in_use / CONTENDED_SHARE) } else { free };
         let cached = ((in_use / share).max(free) / stream_caches.max(1)).max(least);
         // With one stream, a thread evicts its large block before it searches, so its stitching misses none.
@@ -68,9 +67,7 @@ impl Heaps {
     /// Notes whether memory is short: whether the last growth was refused.
     pub(crate) fn set_short(&mut self, is_short: bool) {
         self.is_short = is_short;
-        if let Large::Pages(pages) = &mut self.large {
-            pages.is_short = is_short;
-        }
+        self.store.set_short(is_short);
     }
 }
 

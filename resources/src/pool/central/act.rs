@@ -11,7 +11,6 @@ use millpond_core::{
 };
 
 use crate::heap::request::Request;
-use crate::pool::Task;
 use crate::pool::central::ask::{Answer, Ask, Look, Step};
 use crate::pool::central::device_books::{Device, Promise, Reading, Returns};
 use crate::pool::central::peer_pool::PeerPool;
@@ -19,7 +18,7 @@ use crate::pool::central::peer_reclaim::PeerReclaim;
 use crate::pool::central::trace::event;
 use crate::pool::central::turns::Turn;
 use crate::pool::central::{Central, CentralCore};
-use crate::pool::protocol::{Purpose, Try};
+use crate::store::{Task, Try};
 use crate::tuning::DEVICE_PAGE;
 
 /// What a call on the slow path holds while its steps are done.
@@ -141,7 +140,7 @@ impl<R: DeviceMemoryResource> Central<R> {
         }
         if !look.is_beyond_device {
             look.active_peers = self.active_peers()?;
-            look.is_capturing = ask.purpose == Purpose::Serve && self.is_capturing(ask.stream)?;
+            look.is_capturing = ask.serves && self.is_capturing(ask.stream)?;
         }
         Ok(Answer::Looked(look))
     }
@@ -181,7 +180,7 @@ impl<R: DeviceMemoryResource> Central<R> {
             Ok(None) => Answer::Done,
             Ok(Some(reading)) => Answer::TooLittle(reading),
             Err(error) => {
-                if !matches!(task, Task::Region(_)) {
+                if !task.is_region() {
                     self.note_return();
                     if error.is_out_of_memory() {
                         self.trace_rival(bytes, &error);
@@ -198,7 +197,7 @@ impl<R: DeviceMemoryResource> Central<R> {
         let bytes = task.new_bytes();
         let Some(device) = self.device.as_ref().filter(|_| bytes > 0) else { return Ok(Promised::Yes(None)) };
         // The driver serves regions below a page from pages that it has.
-        let is_in_page = matches!(task, Task::Region(_)) && bytes < DEVICE_PAGE;
+        let is_in_page = task.is_region() && bytes < DEVICE_PAGE;
         loop {
             let earlier = ask.reading.take();
             let now = earlier.map_or_else(|| self.read_device(device, &ask.request), Ok)?;
@@ -259,7 +258,7 @@ impl<R: DeviceMemoryResource> Central<R> {
         let tell = || self.trace_refusal(&ask.request, ask.reading.as_ref(), &why);
         if let Err(panic) = catch_unwind(AssertUnwindSafe(tell)) {
             match step {
-                Step::Run(task) | Step::Served(_, Some(task)) => task.abort(&mut self.state.lock().heaps),
+                Step::Run(task) | Step::Served(_, Some(task)) => self.state.lock().heaps.abort(task),
                 Step::Collect(mut inquiry) => self.settle_all(&mut inquiry),
                 _ => {}
             }
@@ -277,7 +276,7 @@ impl<R: DeviceMemoryResource> Central<R> {
         let layout = Layout::new(bytes);
         let too_large = || Error::request_too_large(layout, StreamRef::LEGACY);
         let request = Request::new(layout).ok_or_else(too_large)?;
-        self.serve(Ask::new(request, request, Purpose::Reserve, StreamRef::LEGACY)).map(|_| ())
+        self.serve(Ask::new(request, request, false, StreamRef::LEGACY)).map(|_| ())
     }
 }
 

@@ -3,26 +3,14 @@
 //! [`ladder`](crate::pool::central::ladder) turns an answer into the next step, under the pool's lock and
 //! without any call; [`act`](crate::pool::central::act) does a step and decides nothing.
 
-use millpond_core::{DeviceId, DevicePtr, Error, MemoryInfo, StreamRef};
+use millpond_core::{DeviceId, DevicePtr, Error, StreamRef};
 
 use crate::heap::request::Request;
-use crate::pool::Task;
 use crate::pool::central::collect::{Donor, Inquiry, RecordedEvent};
 use crate::pool::central::device_books::Reading;
 use crate::pool::central::ladder::Rung;
-use crate::pool::protocol::{Purpose, Try};
+use crate::store::{NoMemory, Task, Try};
 use crate::stream_order::{ANY_STREAM, Owner};
-
-/// Why there is no memory for a request.
-#[derive(Debug)]
-pub(crate) enum NoMemory {
-    /// The pool's maximum does not allow new memory.
-    OwnLimit,
-    /// The device or upstream has too little: its error, if it was asked for memory.
-    Below(Option<Error>),
-    /// The request exceeds all memory that could become free: the device's answer, if it was asked.
-    Impossible(Option<MemoryInfo>),
-}
 
 /// A request that found no free block: it lives until it is served or refused.
 #[derive(Debug)]
@@ -31,7 +19,8 @@ pub(crate) struct Ask {
     pub(crate) request: Request,
     pub(crate) usual: Request,
     pub(crate) exact: Request,
-    pub(crate) purpose: Purpose,
+    /// Whether it is for a block, and not to hold memory for later requests.
+    pub(crate) serves: bool,
     pub(crate) stream: StreamRef,
     /// The stream's number. No call forgets the stream while this one is on the slow path.
     pub(crate) owner: Owner,
@@ -65,12 +54,12 @@ pub(crate) struct Ask {
 }
 
 impl Ask {
-    pub(crate) fn new(request: Request, exact: Request, purpose: Purpose, stream: StreamRef) -> Self {
+    pub(crate) fn new(request: Request, exact: Request, serves: bool, stream: StreamRef) -> Self {
         Self {
             request,
             usual: request,
             exact,
-            purpose,
+            serves,
             stream,
             owner: ANY_STREAM,
             idle: None,

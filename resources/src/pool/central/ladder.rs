@@ -9,12 +9,12 @@ use std::cmp::Reverse;
 use millpond_core::{Error, ErrorKind};
 
 use crate::heap::request::Request;
-use crate::pool::Task;
 use crate::pool::central::State;
-use crate::pool::central::ask::{Answer, Ask, Look, NoMemory, Step};
+use crate::pool::central::ask::{Answer, Ask, Look, Step};
 use crate::pool::central::collect::{Donor, RecordedEvent};
 use crate::pool::central::device_books::Reading;
-use crate::pool::protocol::{Purpose, Reclaim, Try};
+use crate::pool::reclaim::Reclaim;
+use crate::store::{NoMemory, Task, Try};
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::tuning::{CALLS_PER_RELEASE, LAST_RETRIES, UNREACHABLE_SHARE};
 
@@ -96,8 +96,8 @@ impl Rung {
     /// Returns the rung below.
     fn below(self, ask: &Ask) -> Self {
         match self {
-            Self::Admit if ask.purpose == Purpose::Reserve => Self::Grow,
-            Self::Grow if ask.purpose == Purpose::Reserve => Self::Peers,
+            Self::Admit if !ask.serves => Self::Grow,
+            Self::Grow if !ask.serves => Self::Peers,
             Self::Synchronize if ask.retries > 0 => Self::Retry,
             rung => Self::ALL[(rung as usize + 1).min(Self::ALL.len() - 1)],
         }
@@ -214,7 +214,7 @@ impl State {
         let exact = ask.exact;
         ask.owner = self.owner_of(ask.stream);
         (ask.reading, ask.is_capturing) = (reading, is_capturing);
-        if ask.purpose == Purpose::Serve {
+        if ask.serves {
             let idle = self.heaps.idle_bytes();
             let is_impossible = !self.heaps.can_ever_serve(&exact);
             // Threads may have freed memory since the device was asked: then it is asked again.
@@ -313,7 +313,8 @@ impl State {
             return false;
         }
         let growth = self.heaps.growth(&ask.request).map_or(0, |growth| growth.preferred);
-        self.heaps.bytes_reserved() + growth > self.heaps.peak_bytes_reserved()
+        let held = self.heaps.store.totals();
+        held.bytes_reserved + growth > held.peak_bytes_reserved
     }
 
     /// Returns free memory until no more than `keep_bytes` is left, one task after the other.
@@ -336,8 +337,8 @@ impl State {
             (Try::AtOnce(_), Some(reading)) => reading.available,
             (_, Some(reading)) => reading.most_new(),
         };
-        let owner = if ask.purpose == Purpose::Serve { ask.owner } else { ANY_STREAM };
-        match self.heaps.plan_growth(owner, &ask.request, ask.purpose, ask.growth, most_new) {
+        let owner = if ask.serves { ask.owner } else { ANY_STREAM };
+        match self.heaps.plan_growth(owner, &ask.request, !ask.serves, ask.growth, most_new) {
             Ok(task) => {
                 ask.reading = limit.or(ask.reading);
                 Some(Step::Run(task))
@@ -383,19 +384,19 @@ impl State {
             Answer::Done if is_growth => self.commit_growth(ask, task),
             Answer::Done => {
                 let released = task.released_bytes();
-                task.commit(&mut self.heaps);
+                self.heaps.commit(task);
                 if released > 0 {
                     (ask.has_released, ask.reading) = (true, None);
                 }
                 if ask.rung == Rung::Admit { None } else { self.release(ask, ask.keep_bytes) }
             }
             Answer::TooLittle(reading) => {
-                task.abort(&mut self.heaps);
+                self.heaps.abort(task);
                 self.plan(ask, Some(reading))
             }
             Answer::Failed(error) => {
                 let is_last = ask.growth.after(smaller).is_none();
-                task.abort(&mut self.heaps);
+                self.heaps.abort(task);
                 // An upstream that bounds its requests reports an invalid argument for larger ones.
                 let is_too_large =
                     smaller.is_some() && !is_last && error.kind() == ErrorKind::InvalidArgument;
@@ -406,7 +407,7 @@ impl State {
                 self.try_otherwise(ask, smaller)
             }
             _ => {
-                task.abort(&mut self.heaps);
+                self.heaps.abort(task);
                 None
             }
         }
@@ -420,8 +421,8 @@ impl State {
             let owner = self.owner_of(ask.stream);
             region.owner = (owner, self.streams.slot(owner).epoch());
         }
-        let ptr = task.commit(&mut self.heaps);
-        if ask.purpose == Purpose::Reserve {
+        let ptr = self.heaps.commit(task);
+        if !ask.serves {
             return Some(Step::Reserved);
         }
         let Some(ptr) = ptr else { return self.try_otherwise(ask, smaller) };

@@ -66,14 +66,13 @@ use crate::block_map::BlockEntry;
 use crate::driver_memory::CudaMemoryResource;
 use crate::heap::request::Request;
 use crate::pool::central::ask::Ask;
-pub(crate) use crate::pool::central::ask::NoMemory;
 use crate::pool::central::device_books::{Device, Returns};
 use crate::pool::central::turns::Turns;
 use crate::pool::heaps::Heaps;
-use crate::pool::protocol::{Purpose, Ready};
-use crate::pool::task::Task;
+use crate::pool::heaps::Ready;
 use crate::process;
 use crate::process::Origin;
+use crate::store::Task;
 use crate::stream_order::backlog::Backlog;
 use crate::stream_order::streams::StreamCell;
 use crate::stream_order::{Epoch, Owner, Reuse};
@@ -166,7 +165,7 @@ impl State {
     /// Returns what the slow path begins with.
     fn ask(&self, request: Request, stream: StreamRef) -> Ask {
         let exact = self.heaps.exact(&request);
-        let mut ask = Ask::new(request, exact, Purpose::Serve, stream);
+        let mut ask = Ask::new(request, exact, true, stream);
         ask.idle = (!self.heaps.has_idle(exact.bytes)).then(|| self.heaps.idle_bytes());
         ask
     }

@@ -11,8 +11,9 @@ use millpond_core::{
 
 use crate::driver_memory::CudaMemoryResource;
 use crate::heap::request::Request;
-use crate::pool::central::{Central, NoMemory, State};
-use crate::pool::protocol::{Room, Shortage};
+use crate::pool::central::{Central, State};
+use crate::pool::oom_advice::{Room, Shortage};
+use crate::store::NoMemory;
 use crate::stream_order::Epoch;
 use crate::tuning::{DEVICE_PAGE, STREAMS_NAMED};
 

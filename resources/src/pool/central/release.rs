@@ -7,12 +7,12 @@ use millpond_core::driver::CaptureModeGuard;
 use millpond_core::{DeviceMemoryResource, DevicePtr, Error, Layout, Result, StreamRef};
 
 use crate::heap::request::Request;
-use crate::pool::Task;
 use crate::pool::central::collect::Donor;
 use crate::pool::central::trace::event;
 use crate::pool::central::{Central, CentralCore, State};
-use crate::pool::protocol::Reclaim;
-use crate::pool::task::ReturnedRegions;
+use crate::pool::reclaim::Reclaim;
+use crate::store::ReturnedRegions;
+use crate::store::Task;
 use crate::stream_order::ANY_STREAM;
 use crate::tuning::CALLS_PER_RELEASE;
 use millpond_core::trim_upstream;
@@ -121,7 +121,7 @@ impl CentralCore {
             Err(panic) => {
                 // What is not undone, since this panics as well, the task keeps out of the pool.
                 let _ = catch_unwind(AssertUnwindSafe(|| undo(&mut task)));
-                task.abort(&mut self.state.lock().heaps);
+                self.state.lock().heaps.abort(task);
                 self.note_return();
                 resume_unwind(panic)
             }
@@ -182,9 +182,9 @@ impl CentralCore {
         let bytes = task.released_bytes();
         let mut state = self.state.lock();
         match outcome {
-            Ok(()) => _ = task.commit(&mut state.heaps),
+            Ok(()) => _ = state.heaps.commit(task),
             Err(error) => {
-                task.abort(&mut state.heaps);
+                state.heaps.abort(task);
                 return Err(error);
             }
         }

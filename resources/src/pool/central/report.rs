@@ -3,8 +3,8 @@
 use millpond_core::{DeviceMemoryResource, FreeMemory, LayerMemory};
 
 use crate::pool::central::{Central, State};
+use crate::pool::oom_advice::FreeOf;
 use crate::pool::oom_advice::free_by_owner;
-use crate::pool::protocol::FreeOf;
 use crate::stream_order::ANY_STREAM;
 
 impl State {

@@ -11,7 +11,7 @@ use millpond_driver::sim::{FaultPlan, SimConfig, SimDevice};
 
 use super::*;
 use crate::heap::request::Request;
-use crate::pool::protocol::{Purpose, Reclaim};
+use crate::pool::reclaim::Reclaim;
 use crate::stream_order::{ANY_STREAM, Owner};
 use crate::{CudaMemoryResource, PagesMode, PoolLayer, PoolMemoryResource, Reuse};
 
@@ -156,7 +156,7 @@ fn room_is_made_only_for_a_growth_that_sets_a_peak() {
                 assert_eq!(grown.cmp(&peak).is_gt(), sets_a_peak, "{bytes} bytes");
                 assert!(bytes == 2 * MIB || grown == peak || sets_a_peak);
             }
-            let ask = Ask::new(request, request, Purpose::Serve, first);
+            let ask = Ask::new(request, request, true, first);
             let sets = setup.pool.central.state.lock().sets_a_peak(&ask);
             assert_eq!(sets, sets_a_peak && may_release, "{pages}, {bytes} bytes");
         }

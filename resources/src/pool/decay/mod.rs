@@ -27,15 +27,14 @@ use rustc_hash::FxHashMap;
 pub(super) use crate::pool::decay::background::DecayHandle;
 pub use crate::pool::decay::option::Decay;
 
-use crate::backing::Large;
 use crate::heap::request::Cursor;
 use crate::pool::cache::stream_cache::StreamCache;
 use crate::pool::central::CentralCore;
 use crate::pool::decay::window::Window;
 use crate::pool::heaps::Heaps;
-use crate::pool::protocol::Reclaim;
+use crate::pool::reclaim::Reclaim;
 use crate::pool::shared::Shared;
-use crate::pool::task::Task;
+use crate::store::pages::Pages;
 use crate::stream_order::{Epoch, Owner};
 use crate::tuning::DECAY_STEPS;
 
@@ -94,7 +93,7 @@ impl PoolDecay {
         if history.window.last_step().is_some_and(|last| now.saturating_sub(last) < self.interval()) {
             return Ok(0);
         }
-        let needed = |heaps: &mut Heaps| (heaps.large.bytes_reserved(), most_used(heaps));
+        let needed = |heaps: &mut Heaps| (heaps.store.bytes_reserved(), most_used(heaps));
         let Some((reserved, used)) = self.core.with_live_heaps(needed) else { return Ok(0) };
         history.window.add(now, used);
         let keep = history.window.keep(now).max(self.least_bytes);
@@ -164,10 +163,8 @@ struct Idle {
 
 /// Returns the most bytes that were not free since the last call.
 fn most_used(heaps: &mut Heaps) -> u64 {
-    match &mut heaps.large {
-        Large::Regions(heap) => heap.bytes_reserved,
-        Large::Pages(pages) => pages.take_most_used(),
-    }
+    let held = heaps.store.bytes_reserved();
+    heaps.store.pages_mut().map_or(held, Pages::take_most_used)
 }
 
 /// Returns one free span of an arena to the large heap; `None` beyond the last arena.
@@ -175,25 +172,12 @@ fn take_span_back(heaps: &mut Heaps, shard: usize) -> Option<bool> {
     let shared = Arc::clone(&heaps.shared);
     let span = shared.arenas.get(shard)?.remove_free_span();
     if let Some(span) = &span {
-        heaps.large.free(span.chunk, span.owner, span.epoch);
+        heaps.store.free(span.chunk, span.owner, span.epoch);
     }
     Some(span.is_some())
 }
 
 impl Heaps {
-    /// Plans the release of the next free extent, while the pool holds more than `keep_bytes`.
-    pub(crate) fn plan_release_step(&mut self, keep_bytes: u64, at: &mut Cursor) -> Option<Task> {
-        let Large::Pages(pages) = &mut self.large else {
-            at.is_at_end = true;
-            return None;
-        };
-        if !self.tasks.may_release() {
-            at.is_at_end = true;
-            return None;
-        }
-        pages.plan_release_step(keep_bytes, at).map(|release| self.begin(Task::Release(release)))
-    }
-
     /// Moves some blocks that were freed in epoch `upto` or before to another owner: first those of the large
     /// heaps, then those of the arenas.
     pub(crate) fn migrate_step(
@@ -204,9 +188,9 @@ impl Heaps {
         epoch: Epoch,
         at: &mut Cursor,
     ) {
-        let large = self.large.parts();
-        let next = match at.part.checked_sub(large) {
-            None => self.large.migrate_step(at.part, from, upto, to, epoch, at.bytes),
+        let large = self.store.heaps_mut();
+        let next = match at.part.checked_sub(large.len()) {
+            None => large[at.part].migrate_step(from, upto, to, epoch, at.bytes),
             Some(shard) => match self.shared.arenas.get(shard) {
                 Some(mut arena) => arena.heap.migrate_step(from, upto, to, epoch, at.bytes),
                 None => return at.is_at_end = true,

@@ -6,7 +6,7 @@ use millpond_driver::CallKind;
 use millpond_driver::sim::{FaultPlan, SimConfig, SimDevice};
 
 use crate::heap::request::Request;
-use crate::pool::protocol::Reclaim;
+use crate::pool::reclaim::Reclaim;
 use crate::{CudaMemoryResource, PagesMode, PoolLayer};
 
 /// A request that exceeds the maximum is refused at once; one of a large alignment needs padding, which
@@ -76,7 +76,7 @@ fn totals_count_what_the_pool_holds() {
         free(blocks[0]);
         pool.central.with_heaps(|heaps| {
             _ = heaps.reclaim(Reclaim::Everything);
-            assert!((30 * MIB..60 * MIB).contains(&heaps.large.bytes_free()), "{pages}");
+            assert!((30 * MIB..60 * MIB).contains(&heaps.store.bytes_free()), "{pages}");
         });
         let released = pool.trim(0).expect("the device is there");
         let now = totals();
@@ -130,7 +130,7 @@ fn the_physical_parts_of_a_block_are_its_bytes() {
     let stitched = allocate(32 * MIB);
     for (ptr, bytes) in [(stitched, 32 * MIB), (blocks[1], 16 * MIB)] {
         let parts_of = |bytes| {
-            let parts = pool.central.inspect(|heaps| heaps.large.physical_of(ptr.address(), bytes));
+            let parts = pool.central.inspect(|heaps| heaps.physical_of(ptr.address(), bytes));
             assert!(parts.iter().all(|it| it.bytes > 0 && it.offset + it.bytes <= it.handle_bytes));
             parts.iter().map(|part| part.bytes).collect::<Vec<u64>>()
         };

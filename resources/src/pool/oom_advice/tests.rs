@@ -18,7 +18,6 @@ use millpond_driver::sim::{FaultPlan, SimConfig, SimDevice};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
-use crate::backing::Large;
 use crate::driver_memory::CudaMemoryResource;
 use crate::pool::{PagesMode, PoolMemoryResource, PoolOptions};
 
@@ -177,9 +176,7 @@ impl World {
                 self.pool.central.with_heaps(|heaps| {
                     heaps.maximum_bytes += bytes;
                     heaps.most_bytes += bytes;
-                    if let Large::Pages(pages) = &mut heaps.large {
-                        pages.raise_maximum(*bytes);
-                    }
+                    heaps.store.raise_maximum(*bytes);
                 });
             }
             RemedyAction::FreeDeviceMemory { bytes, held_bytes } => {

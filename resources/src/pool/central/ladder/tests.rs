@@ -63,7 +63,13 @@ impl Setup {
         let owner = self.state.owner_of(stream);
         let epoch = self.state.streams.slot(owner).epoch();
         let base = self.base();
-        self.state.heaps.add_region(base, bytes, owner, epoch);
+        let request = Request::new(Layout::new(bytes)).expect("not too large");
+        let task = self.state.heaps.plan_growth(ANY_STREAM, &request, true, Try::Preferred, u64::MAX);
+        let mut task = task.expect("no maximum");
+        if let Task::Region(region) = &mut task {
+            (region.base, region.owner) = (base, (owner, epoch));
+        }
+        self.state.heaps.commit(task);
     }
 
     fn base(&mut self) -> DevicePtr {
@@ -276,11 +282,12 @@ fn a_request_goes_down_the_rungs() {
     assert!(wrong.is_empty(), "{}", wrong.join("; "));
 }
 
-/// Lets the pool hold a block in use, and prefer regions of 32 MiB.
-fn in_use(setup: &mut Setup, mib: u64) {
-    setup.add_region(mib * MIB, stream(1));
-    assert_eq!(setup.steps(mib * MIB, stream(1)).join(", "), "look, served");
-    setup.state.heaps.prefer_regions_of(32 * MIB);
+/// Lets the pool hold blocks in use, so that it prefers regions of 32 MiB, an eighth of what it holds.
+fn prefer_large_regions(setup: &mut Setup) {
+    for mib in [256, 4, 8, 16] {
+        setup.add_region(mib * MIB, stream(1));
+        assert_eq!(setup.steps(mib * MIB, stream(1)).join(", "), "look, served");
+    }
 }
 
 /// The pool asks for less after a refusal: half the region, down to the request.
@@ -288,13 +295,13 @@ fn in_use(setup: &mut Setup, mib: u64) {
 fn a_refused_region_is_tried_in_smaller_sizes() {
     let script = Script { refuses_above: Some(3 * MIB), ..Script::default() };
     let mut setup = Setup::new(None, script);
-    in_use(&mut setup, 256);
+    prefer_large_regions(&mut setup);
     assert_eq!(
         setup.steps(2 * MIB, stream(1)).join(", "),
         "look, grow 32, grow 16, grow 8, grow 4, grow 2, served"
     );
     let mut setup = Setup::new(None, Script { available: Some(5 * MIB), ..Script::default() });
-    in_use(&mut setup, 256);
+    prefer_large_regions(&mut setup);
     assert_eq!(setup.steps(2 * MIB, stream(1)).join(", "), "look, grow 32, grow 4, served");
 }
 

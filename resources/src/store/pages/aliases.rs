@@ -1,7 +1,7 @@
 //! The table of alias mappings: handles mapped a second time, one behind the other.
 
-use crate::backing::paged::address_space::Space;
-use crate::backing::paged::handles::{AliasId, HandleId, Handles, NONE};
+use crate::store::pages::address_space::Space;
+use crate::store::pages::handles::{AliasId, HandleId, Handles, NONE};
 
 /// A mapping in an alias.
 #[derive(Clone, Copy, Debug)]

@@ -1,10 +1,10 @@
 //! Finds the free bytes at the ends of handles, and runs of them in alias mappings.
 
-use crate::backing::paged::aliases::{Alias, Aliases};
-use crate::backing::paged::handles::AddressRange;
-use crate::backing::paged::handles::{AliasId, HandleId, Handles, NONE};
-use crate::backing::paged::pages::Pages;
 use crate::block_map::ChunkId;
+use crate::store::pages::aliases::{Alias, Aliases};
+use crate::store::pages::handles::AddressRange;
+use crate::store::pages::handles::{AliasId, HandleId, Handles, NONE};
+use crate::store::pages::state::Pages;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 
 /// Which owners' free bytes count.
@@ -256,7 +256,7 @@ impl FreeEnds {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backing::paged::aliases::Map;
+    use crate::store::pages::aliases::Map;
 
     const UNIT: u64 = 2 << 20;
 

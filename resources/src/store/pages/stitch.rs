@@ -1,9 +1,9 @@
 //! Chooses the handles from which a block is stitched.
 
-use crate::backing::paged::aliases::Alias;
-use crate::backing::paged::free_ends::FreeEnds;
-use crate::backing::paged::handles::{AliasId, HandleId};
-use crate::backing::paged::pages::Pages;
+use crate::store::pages::aliases::Alias;
+use crate::store::pages::free_ends::FreeEnds;
+use crate::store::pages::handles::{AliasId, HandleId};
+use crate::store::pages::state::Pages;
 
 /// The handles from which a block is stitched, in the order of their mappings.
 #[derive(Debug, Default)]
@@ -90,7 +90,7 @@ impl Pages {
     /// within `room`. Bytes that are still missing are new, beyond the slack.
     pub(super) fn stitch(&self, ends: &FreeEnds, bytes: u64, room: u64, may_extend: bool) -> Stitching {
         let candidates = Candidates::of(self, ends);
-        let mut chosen = self.begin(ends, &candidates, bytes, may_extend);
+        let mut chosen = self.choose_first(ends, &candidates, bytes, may_extend);
         while chosen.found < bytes {
             let missing = bytes - chosen.found;
             chosen.last = candidates.ending(missing, &chosen.before);
@@ -120,7 +120,13 @@ impl Pages {
 
     /// Chooses the first handles. Before an out-of-memory error, it is the end that needs the fewest new
     /// bytes.
-    fn begin(&self, ends: &FreeEnds, candidates: &Candidates, bytes: u64, may_extend: bool) -> Stitching {
+    fn choose_first(
+        &self,
+        ends: &FreeEnds,
+        candidates: &Candidates,
+        bytes: u64,
+        may_extend: bool,
+    ) -> Stitching {
         let first = if self.is_short { candidates.best_first() } else { candidates.firsts.last().copied() };
         let whole = candidates.wholes.last().map_or(0, |(free, _)| *free);
         if may_extend
@@ -158,9 +164,10 @@ mod tests {
     use millpond_driver::sim::{SimConfig, SimDevice};
 
     use super::*;
-    use crate::backing::paged::free_ends::OwnerFilter;
     use crate::block_map::ChunkId;
     use crate::heap::request::Request;
+    use crate::store::Store;
+    use crate::store::pages::free_ends::OwnerFilter;
     use crate::stream_order::ANY_STREAM;
     use crate::tuning::Policy;
 
@@ -194,10 +201,10 @@ mod tests {
     fn take(pages: &mut Pages, device: &SimDevice, mib: u64, may_grow: bool) -> ChunkId {
         let request = Request::new(Layout::new(mib * MIB)).expect("not too large");
         let most_new = if may_grow { u64::MAX } else { 0 };
-        let mut plan = pages.plan(1, &request, false, 0, most_new).expect("there is room");
+        let mut plan = pages.plan_block(1, &request, false, 0, most_new).expect("there is room");
         plan.run(device).expect("the device has room");
-        let (block, _) = pages.commit(plan);
-        pages.validate();
+        let (block, _) = pages.commit_block(plan);
+        pages.validate_all();
         block
     }
 
@@ -209,7 +216,7 @@ mod tests {
         let mut pages = Pages::new(2 * MIB, 1 << 30, u64::MAX, policy);
         let blocks: Vec<ChunkId> = (0..6).map(|_| take(&mut pages, &device, 8, true)).collect();
         // Three holes of 8 MiB, two handles each.
-        blocks.iter().step_by(2).for_each(|block| pages.free(*block, 1, 1));
+        blocks.iter().step_by(2).for_each(|block| pages.free_block(*block, 1, 1));
         let stitched = [12, 10].map(|mib| take(&mut pages, &device, mib, false));
         let best = |pages: &Pages, bytes| {
             let ends = FreeEnds::of(pages, OwnerFilter::With(1));
@@ -222,7 +229,7 @@ mod tests {
         };
         assert_eq!(best(&pages, u64::MAX), Some(2), "the rest of the last handle");
         assert_eq!((best(&pages, 2 * MIB), best(&pages, 2 * MIB + 1)), (None, Some(2)));
-        stitched.iter().for_each(|block| pages.free(*block, 1, 2));
+        stitched.iter().for_each(|block| pages.free_block(*block, 1, 2));
         let ends = FreeEnds::of(&pages, OwnerFilter::With(1));
         let mut free: Vec<u64> =
             pages.aliases.iter().filter_map(|(_, alias)| Some(ends.free_end(alias)?.1)).collect();
@@ -246,9 +253,9 @@ mod tests {
         let policy = Policy { handle_bytes: 4 * MIB, handle_share: u64::MAX, ..Policy::default() };
         let mut pages = Pages::new(2 * MIB, 1 << 30, u64::MAX, policy);
         let blocks: Vec<ChunkId> = (0..4).map(|_| take(&mut pages, &device, 8, true)).collect();
-        blocks.iter().step_by(2).for_each(|block| pages.free(*block, 1, 1));
+        blocks.iter().step_by(2).for_each(|block| pages.free_block(*block, 1, 1));
         let stitched = take(&mut pages, &device, 12, false);
-        pages.free(stitched, 1, 5);
+        pages.free_block(stitched, 1, 5);
         let request = |mib| Request::new(Layout::new(mib * MIB)).expect("not too large");
         for (owner, upto, mib, is_found) in [
             (1, 5, 12, true),
@@ -258,13 +265,13 @@ mod tests {
             (ANY_STREAM, 5, 12, false),
             (1, 5, 13, false),
         ] {
-            let found = pages.find(owner, upto, &request(mib));
+            let found = pages.find_of(owner, upto, &request(mib));
             let found = found.map(|found| (found.owner, found.epoch, found.bytes >= mib * MIB));
             assert_eq!(found, is_found.then_some((1, 5, true)), "{mib} MiB of {owner}, up to {upto}");
         }
-        let found = pages.find(1, 5, &request(12)).expect("as before");
-        let (block, _) = pages.take(found, &request(12));
+        let found = pages.find_of(1, 5, &request(12)).expect("as before");
+        let (block, _) = pages.take_found(found, &request(12));
         assert_eq!(pages.bytes_of(block), 12 * MIB);
-        pages.validate();
+        pages.validate_all();
     }
 }

@@ -2,10 +2,10 @@
 
 use millpond_core::{ALLOCATION_ALIGNMENT, align_up};
 
-use crate::backing::paged::handles::AddressRange;
-use crate::backing::paged::pages::Pages;
 use crate::block_map::ChunkId;
 use crate::heap::request::Request;
+use crate::store::pages::handles::AddressRange;
+use crate::store::pages::state::Pages;
 use crate::stream_order::{Epoch, Owner};
 
 /// A free extent in the primary mapping that a block will be taken from.

@@ -8,14 +8,15 @@ use millpond_driver::CallKind;
 use millpond_driver::sim::{Access, FaultPlan, SimConfig, SimDevice};
 use proptest::prelude::*;
 
-use crate::backing::paged::handles::AddressRange;
-use crate::backing::paged::pages::Pages;
-use crate::backing::paged::plan::{Plan, Refused};
-use crate::backing::paged::release::Release;
 use crate::block_map::ChunkId;
 use crate::heap::Heap;
 use crate::heap::chunk::Chunk;
 use crate::heap::request::Request;
+use crate::store::Store;
+use crate::store::pages::handles::AddressRange;
+use crate::store::pages::plan::{Plan, Refused};
+use crate::store::pages::release::Release;
+use crate::store::pages::state::Pages;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::tuning::Policy;
 
@@ -102,7 +103,7 @@ impl Bench {
         assert_eq!(bytes, request.bytes);
         assert!(addr.is_multiple_of(request.alignment));
         let mut at = addr;
-        for piece in self.pages.pieces_of(id) {
+        for piece in self.pages.each_piece_of(id) {
             let ends = (self.primary(at), self.primary(at + piece.bytes - 1));
             assert_eq!(
                 ends,
@@ -125,7 +126,7 @@ impl Bench {
         let block = match self.pages.find_for(owner, request, self.is_own_first) {
             Some(found) => {
                 assert!(found.bytes >= request.bytes);
-                Some(self.pages.take(found, request))
+                Some(self.pages.take_found(found, request))
             }
             None => self.pages.take_with_unowned(owner, request).map(|(block, addr, _)| (block, addr)),
         };
@@ -141,16 +142,18 @@ impl Bench {
             return true;
         }
         let free = self.free_chunks();
-        let Ok(mut plan) = self.pages.plan(owner, request, false, self.live, u64::MAX) else { return false };
+        let Ok(mut plan) = self.pages.plan_block(owner, request, false, self.live, u64::MAX) else {
+            return false;
+        };
         self.device.set_faults(faults);
         let outcome = plan.run(&*self.device);
         self.device.set_faults(FaultPlan::none());
         if outcome.is_err() {
-            self.pages.abort(plan);
+            self.pages.abort_plan(plan);
             self.assert_still_free(&free);
             return false;
         }
-        let block = self.pages.commit(plan);
+        let block = self.pages.commit_block(plan);
         self.lend(owner, block, request);
         true
     }
@@ -177,7 +180,7 @@ impl Bench {
 
     fn begin(&mut self, owner: Owner, request: Request) {
         if !self.find(owner, &request)
-            && let Ok(plan) = self.pages.plan(owner, &request, false, self.live, u64::MAX)
+            && let Ok(plan) = self.pages.plan_block(owner, &request, false, self.live, u64::MAX)
         {
             self.under_way.push((plan, owner, request));
         }
@@ -190,16 +193,16 @@ impl Bench {
         let Some(at) = index.checked_rem(self.under_way.len()) else { return };
         let (mut plan, owner, request) = self.under_way.remove(at);
         if runs && plan.run(&*self.device).is_ok() {
-            let block = self.pages.commit(plan);
+            let block = self.pages.commit_block(plan);
             self.lend(owner, block, &request);
         } else {
-            self.pages.abort(plan);
+            self.pages.abort_plan(plan);
         }
     }
 
     fn span(&mut self, owner: Owner, bytes: u64, wanted: u64) {
         let small = request(bytes.clamp(1, wanted), 8);
-        let take = |pages: &mut Pages, owner| pages.take_span(owner, Epoch::MAX, wanted, &small, false);
+        let take = |pages: &mut Pages, owner| pages.cut_span_of(owner, Epoch::MAX, wanted, &small, false);
         let taken = take(&mut self.pages, owner).or_else(|| take(&mut self.pages, ANY_STREAM));
         if let Some((id, addr, bytes, _)) = taken {
             assert!(bytes >= small.bytes && bytes <= wanted.max(small.bytes));
@@ -207,13 +210,13 @@ impl Bench {
             return;
         }
         let span = request(wanted, 8);
-        let Ok(mut plan) = self.pages.plan(owner, &span, true, self.live, u64::MAX) else { return };
+        let Ok(mut plan) = self.pages.plan_block(owner, &span, true, self.live, u64::MAX) else { return };
         match plan.run(&*self.device) {
             Ok(()) => {
-                let block = self.pages.commit(plan);
+                let block = self.pages.commit_block(plan);
                 self.lend(owner, block, &span);
             }
-            Err(_) => self.pages.abort(plan),
+            Err(_) => self.pages.abort_plan(plan),
         }
     }
 
@@ -229,7 +232,7 @@ impl Bench {
         self.device.launch(stream, &check);
         self.device.give_back(ptr, bytes, stream);
         self.epoch += 1;
-        self.pages.free(id, owner, self.epoch);
+        self.pages.free_block(id, owner, self.epoch);
         self.live -= bytes;
     }
 
@@ -251,7 +254,7 @@ impl Bench {
     }
 
     fn release(&mut self, keep: u64, calls: usize, faults: FaultPlan) {
-        let Some(release) = self.pages.plan_release(keep, calls) else { return };
+        let Some(release) = self.pages.plan_release_of(keep, calls) else { return };
         self.end_release(release, faults);
     }
 
@@ -263,7 +266,7 @@ impl Bench {
     }
 
     fn validate(&self) {
-        self.pages.validate();
+        self.pages.validate_all();
         assert_eq!(self.device.violations(), []);
         let totals = self.pages.totals();
         assert_eq!(totals.blocks_in_use, self.blocks.len() as u64);
@@ -357,13 +360,13 @@ fn run(bench: &mut Bench, step: Step) {
             let Ok(mut plan) = bench.pages.plan_reserve(bytes, u64::MAX) else { return };
             match plan.run(&*bench.device) {
                 Ok(()) => bench.pages.commit_reserve(plan),
-                Err(_) => bench.pages.abort(plan),
+                Err(_) => bench.pages.abort_plan(plan),
             }
         }
         Step::Free { index } => bench.free(index),
         Step::Migrate { from, to } => bench.migrate(from, to),
         Step::Release { keep, calls, waits: false } => bench.release(keep, calls, FaultPlan::none()),
-        Step::Release { keep, calls, .. } => bench.releasing.extend(bench.pages.plan_release(keep, calls)),
+        Step::Release { keep, calls, .. } => bench.releasing.extend(bench.pages.plan_release_of(keep, calls)),
         Step::FailRelease { call, persistent } => {
             bench.release(0, usize::MAX, faults(call, persistent, DriverError::INVALID_VALUE));
         }
@@ -421,7 +424,7 @@ fn free_blocks_are_stitched_in_an_alias_that_serves_again_without_a_driver_call(
     let totals = bench.pages.totals();
     assert_eq!((bench.pages.aliases.iter().count(), totals.mappings), (1, 3), "handles of 4 MiB");
     let block = bench.blocks.len() - 1;
-    assert!(bench.pages.pieces_of(bench.blocks[block].id).count() > 1);
+    assert!(bench.pages.each_piece_of(bench.blocks[block].id).count() > 1);
     let inside = bench.blocks[block].addr + 11 * MIB;
     assert!(bench.pages.chunk_at(inside).is_some_and(Chunk::is_in_use));
     bench.free(block);
@@ -506,9 +509,9 @@ fn small_requests_leave_large_extents_alone_while_the_pool_may_grow() {
 fn the_maximum_holds_and_refusals_name_it() {
     let mut bench = Bench::new(16 << 30, 20 * MIB);
     assert!(bench.allocate(1, &request(10 * MIB, 8), FaultPlan::none()));
-    let refused = bench.pages.plan(1, &request(12 * MIB, 8), false, 10 * MIB, u64::MAX);
+    let refused = bench.pages.plan_block(1, &request(12 * MIB, 8), false, 10 * MIB, u64::MAX);
     assert_eq!(refused.err(), Some(Refused { needed: 12 * MIB, available: 10 * MIB }));
-    let refused = bench.pages.plan(1, &request(9 * MIB, 8), false, 10 * MIB, 4 * MIB);
+    let refused = bench.pages.plan_block(1, &request(9 * MIB, 8), false, 10 * MIB, 4 * MIB);
     assert_eq!(refused.err(), Some(Refused { needed: 10 * MIB, available: 4 * MIB }));
     assert!(bench.allocate(1, &request(9 * MIB, 8), FaultPlan::none()));
     bench.end();

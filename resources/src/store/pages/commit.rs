@@ -2,17 +2,18 @@
 
 use millpond_core::align_up;
 
-use crate::backing::paged::driver_calls::{Addresses, Created, Source, Work, upper_range};
-use crate::backing::paged::handles::AddressRange;
-use crate::backing::paged::handles::{Handle, HandleId};
-use crate::backing::paged::pages::{Pages, pack, unpack};
-use crate::backing::paged::plan::{InAlias, Kept, Plan};
 use crate::block_map::{ChunkId, NIL};
+use crate::store::Store;
+use crate::store::pages::driver_calls::{Addresses, Created, Source, Work, upper_range};
+use crate::store::pages::handles::AddressRange;
+use crate::store::pages::handles::{Handle, HandleId};
+use crate::store::pages::plan::{InAlias, Kept, Plan};
+use crate::store::pages::state::{Pages, pack, unpack};
 use crate::stream_order::ANY_STREAM;
 
 impl Pages {
     /// Commits a plan that was run, and returns the block and its address.
-    pub(crate) fn commit(&mut self, plan: Plan) -> (ChunkId, u64) {
+    pub(super) fn commit_block(&mut self, plan: Plan) -> (ChunkId, u64) {
         let created = self.add_handles(&plan);
         self.budget.spend(plan.work.alias_calls());
         self.beyond_slack += plan.beyond_slack;
@@ -42,7 +43,7 @@ impl Pages {
     }
 
     /// Frees what a plan kept that was not run, or whose run failed.
-    pub(crate) fn abort(&mut self, mut plan: Plan) {
+    pub(super) fn abort_plan(&mut self, mut plan: Plan) {
         self.add_reservations(&plan);
         self.extra_pieces -= plan.kept();
         for Kept { id, owner, epoch } in plan.before.drain(..).chain(plan.after.take()) {

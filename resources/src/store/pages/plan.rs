@@ -3,15 +3,16 @@
 use millpond_core::ALLOCATION_ALIGNMENT;
 use millpond_core::driver::{Driver, DriverResult};
 
-use crate::backing::paged::driver_calls::{Addresses, Source, Work};
-use crate::backing::paged::free_ends::{FreeEnds, OwnerFilter, Piece};
-use crate::backing::paged::handles::AddressRange;
-use crate::backing::paged::handles::{AliasId, Handle, HandleId};
-use crate::backing::paged::pages::Pages;
-use crate::backing::paged::stitch::Stitching;
 use crate::block_map::ChunkId;
 use crate::heap::chunk::Chunk;
 use crate::heap::request::Request;
+use crate::store::Store;
+use crate::store::pages::driver_calls::{Addresses, Source, Work};
+use crate::store::pages::free_ends::{FreeEnds, OwnerFilter, Piece};
+use crate::store::pages::handles::AddressRange;
+use crate::store::pages::handles::{AliasId, Handle, HandleId};
+use crate::store::pages::state::Pages;
+use crate::store::pages::stitch::Stitching;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::tuning::{LEAST_SLOT, SLOT_FACTOR};
 
@@ -131,7 +132,7 @@ impl Pages {
     ///
     /// # Errors
     /// [`Refused`] if `most_new` or the pool's maximum is too little.
-    pub(crate) fn plan(
+    pub(super) fn plan_block(
         &mut self,
         owner: Owner,
         request: &Request,
@@ -404,13 +405,13 @@ mod tests {
         reserve.run(&*device).expect("the device has room");
         pages.commit_reserve(reserve);
         let request = Request::new(Layout::new(10 * MIB)).expect("not too large");
-        let mut plan = pages.plan(1, &request, false, 0, u64::MAX).expect("no maximum");
+        let mut plan = pages.plan_block(1, &request, false, 0, u64::MAX).expect("no maximum");
         assert_eq!(plan.new_bytes(), 6 * MIB);
         plan.run(&*device).expect("the device has room");
-        let (block, _) = pages.commit(plan);
+        let (block, _) = pages.commit_block(plan);
         assert_eq!((pages.bytes_of(block), pages.totals().bytes_reserved), (10 * MIB, 10 * MIB));
         assert_eq!(pages.totals().mappings, 0, "nothing is stitched");
-        pages.validate();
+        pages.validate_all();
     }
 
     /// Large blocks are placed by address from when the driver calls are spent until more are earned.

@@ -2,7 +2,7 @@
 
 use millpond_core::driver::PhysicalHandle;
 
-use crate::backing::paged::address_space::Space;
+use crate::store::pages::address_space::Space;
 
 /// An address range of primary mappings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -21,7 +21,7 @@ impl AddressRange {
 /// The number of a handle in [`Handles`].
 pub(super) type HandleId = u32;
 
-/// The number of an alias in [`Aliases`](crate::backing::paged::aliases::Aliases).
+/// The number of an alias in [`Aliases`](crate::store::pages::aliases::Aliases).
 pub(super) type AliasId = u32;
 
 /// No handle.

@@ -46,13 +46,14 @@ mod free_ends;
 mod free_extents;
 mod handles;
 mod oom;
-mod pages;
 mod plan;
 mod policy;
 mod release;
 #[cfg(test)]
 mod replay;
+mod state;
 mod stitch;
+mod store;
 #[cfg(test)]
 mod tests;
 mod validate;
@@ -60,7 +61,6 @@ mod validate;
 pub(crate) use access::{Admission, Backing};
 #[cfg(unix)]
 pub(crate) use admission::Part;
-pub(crate) use find::Found;
-pub(crate) use pages::Pages;
 pub(crate) use plan::{Plan, Refused};
 pub(crate) use release::Release;
+pub(crate) use state::Pages;

@@ -4,8 +4,8 @@ use millpond_core::DeviceId;
 #[cfg(unix)]
 use millpond_core::driver::PhysicalHandle;
 
-use crate::backing::paged::access::Admission;
-use crate::backing::paged::pages::Pages;
+use crate::store::pages::access::Admission;
+use crate::store::pages::state::Pages;
 
 impl Pages {
     /// Plans access for the devices that have none to mapped memory; `None` if there is nothing to do. No

@@ -2,12 +2,13 @@
 
 use rustc_hash::FxHashSet;
 
-use crate::backing::paged::handles::AddressRange;
-use crate::backing::paged::pages::{Pages, pack, unpack};
 use crate::block_map::NIL;
+use crate::store::Store;
+use crate::store::pages::handles::AddressRange;
+use crate::store::pages::state::{Pages, pack, unpack};
 
-/// The invariants of pages. Only the [`Plan`](crate::backing::paged::Plan) or the
-/// [`Release`](crate::backing::paged::Release) that keeps a piece or a handle uses it.
+/// The invariants of pages. Only the [`Plan`](crate::store::pages::Plan) or the
+/// [`Release`](crate::store::pages::Release) that keeps a piece or a handle uses it.
 ///
 /// 1. The chunks of an address range's heap fill its regions, free neighbours of one owner are joined, and
 ///    bins and sums agree (`Heap::validate`).
@@ -22,7 +23,7 @@ use crate::block_map::NIL;
 ///    alias; the driver keeps its memory until then.
 impl Pages {
     /// Panics if an invariant does not hold.
-    pub(crate) fn validate(&self) {
+    pub(super) fn validate_all(&self) {
         self.heaps.iter().for_each(|heap| heap.validate()); // 1
         self.handles.validate(); // 3
         self.aliases.validate(&self.handles); // 3, 4

@@ -7,14 +7,15 @@ use millpond_core::driver::{Driver, DriverResult};
 
 use rustc_hash::FxHashSet;
 
-use crate::backing::paged::driver_calls::Retired;
-use crate::backing::paged::handles::{AddressRange, RANGES};
-use crate::backing::paged::handles::{AliasId, Handle, HandleId, Handles};
-use crate::backing::paged::pages::Pages;
-use crate::backing::paged::plan::CALLS_FOR_HANDLE;
 use crate::block_map::ChunkId;
 use crate::heap::request::Cursor;
 use crate::heap::{Heap, next_size};
+use crate::store::Store;
+use crate::store::pages::driver_calls::Retired;
+use crate::store::pages::handles::{AddressRange, RANGES};
+use crate::store::pages::handles::{AliasId, Handle, HandleId, Handles};
+use crate::store::pages::plan::CALLS_FOR_HANDLE;
+use crate::store::pages::state::Pages;
 use crate::stream_order::ANY_STREAM;
 use crate::tuning::{
     CALLS_FOR_EXCESS, CALLS_FOR_TIDYING, CHUNKS_COMPARED, CHUNKS_PER_STEP, HANDLES_PER_EXTENT,
@@ -119,11 +120,11 @@ impl Pages {
     ///
     /// Releases that failed before are tried again first, and alone: one may hold a mapping of a handle that
     /// is free now.
-    pub(crate) fn plan_release(&mut self, keep_bytes: u64, most_calls: usize) -> Option<Release> {
+    pub(super) fn plan_release_of(&mut self, keep_bytes: u64, most_calls: usize) -> Option<Release> {
         self.plan_release_by(keep_bytes, most_calls, |free| (Reverse(free.bytes), Reverse(free.primary)))
     }
 
-    /// Does what [`plan_release`](Self::plan_release) does, with the handles in the order of `key`.
+    /// Does what [`plan_release_of`](Self::plan_release_of) does, with the handles in the order of `key`.
     fn plan_release_by<K: Ord>(
         &mut self,
         keep_bytes: u64,
@@ -215,7 +216,7 @@ impl Pages {
 
     /// Plans to unmap free handles from aliases where there are too many mappings, which slow searches down.
     pub(crate) fn plan_tidying(&mut self) -> Option<Release> {
-        if self.has_too_many_mappings() { self.plan_release(u64::MAX, CALLS_FOR_TIDYING) } else { None }
+        if self.has_too_many_mappings() { self.plan_release_of(u64::MAX, CALLS_FOR_TIDYING) } else { None }
     }
 
     fn has_too_many_mappings(&self) -> bool {
@@ -333,7 +334,7 @@ mod tests {
     use millpond_core::driver::PhysicalHandle;
 
     use super::*;
-    use crate::backing::paged::handles::NONE;
+    use crate::store::pages::handles::NONE;
     use crate::tuning::Policy;
 
     const UNIT: u64 = 2 << 20;
@@ -412,7 +413,7 @@ mod tests {
             let (mut pages, ids) = with_handles(6, 100);
             let base = pages.handles.get(ids[0]).primary;
             pages.heap_mut(AddressRange::Large).add_region(base, 12 * UNIT, ANY_STREAM, 0);
-            let release = pages.plan_release(0, most_calls).expect("all is free");
+            let release = pages.plan_release_of(0, most_calls).expect("all is free");
             assert_eq!(release.retired.len(), taken, "{most_calls} calls");
         }
     }

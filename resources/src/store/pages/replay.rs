@@ -8,11 +8,12 @@ use millpond_core::driver::Driver;
 use millpond_driver::sim::{SimConfig, SimDevice};
 use rustc_hash::FxHashMap;
 
-use crate::backing::paged::pages::Pages;
 use crate::block_map::ChunkId;
 use crate::heap::Heap;
 use crate::heap::request::Request;
 use crate::heap::size_class::rounded;
+use crate::store::Store;
+use crate::store::pages::state::Pages;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::tuning::Policy;
 
@@ -83,12 +84,12 @@ impl Bench {
     fn grow(&mut self, request: &Request, is_span: bool) -> (ChunkId, u64) {
         self.plans += 1;
         self.pages.note_operations(self.operations);
-        let plan = self.pages.plan(OWNER, request, is_span, self.live, u64::MAX);
+        let plan = self.pages.plan_block(OWNER, request, is_span, self.live, u64::MAX);
         let mut plan = plan.expect("the pool has no maximum");
         let start = Instant::now();
         plan.run(&*self.device).expect("the device is large enough");
         self.in_driver += start.elapsed();
-        let block = self.pages.commit(plan);
+        let block = self.pages.commit_block(plan);
         if let Some(mut release) = self.pages.plan_tidying() {
             release.run(&*self.device).expect("what is mapped can be unmapped");
             self.pages.commit_release(release);
@@ -102,7 +103,7 @@ impl Bench {
         self.misses += 1;
         while let Some((region, _, _)) = self.arena.remove_free_region(|_| true) {
             let span = self.spans.remove(&region.base).expect("a region is a span");
-            self.pages.free(span, OWNER, 1);
+            self.pages.free_block(span, OWNER, 1);
         }
         self.pages.migrate(OWNER, Epoch::MAX, ANY_STREAM, 0);
     }
@@ -114,17 +115,17 @@ impl Bench {
             return Block::Small(self.allocate_small(&request));
         }
         if let Some(found) = self.pages.find_for(OWNER, &request, false) {
-            return Block::Large(self.pages.take(found, &request).0);
+            return Block::Large(self.pages.take_found(found, &request).0);
         }
         self.reclaim();
         if let Some(found) = self.pages.find_for(OWNER, &request, false) {
-            return Block::Large(self.pages.take(found, &request).0);
+            return Block::Large(self.pages.take_found(found, &request).0);
         }
         Block::Large(self.grow(&request, false).0)
     }
 
     fn take_span(&mut self, request: &Request) -> Option<(ChunkId, u64, u64, Epoch)> {
-        let mut take = |owner| self.pages.take_span(owner, Epoch::MAX, SPAN, request, false);
+        let mut take = |owner| self.pages.cut_span_of(owner, Epoch::MAX, SPAN, request, false);
         take(OWNER).or_else(|| take(ANY_STREAM))
     }
 
@@ -172,7 +173,7 @@ impl Bench {
     fn deallocate(&mut self, block: Block, bytes: u64) {
         self.live -= bytes;
         match block {
-            Block::Large(id) => self.pages.free(id, OWNER, 1),
+            Block::Large(id) => self.pages.free_block(id, OWNER, 1),
             Block::Small(id) => self.arena.free(id, OWNER, 1),
         }
     }
@@ -223,5 +224,5 @@ fn little_is_reserved_beyond_live_bytes_and_a_repeated_program_makes_no_driver_c
     };
     let passes = (1..40).find(|_| !calls_driver(&mut bench));
     assert!(passes.is_some(), "{:?}", bench.pages.totals());
-    bench.pages.validate();
+    bench.pages.validate_all();
 }

@@ -2,13 +2,14 @@
 
 use millpond_core::ALLOCATION_ALIGNMENT;
 
-use crate::backing::paged::free_ends::{FreeEnds, OwnerFilter, Piece};
-use crate::backing::paged::free_extents::FreeExtent;
-use crate::backing::paged::handles::{AddressRange, AliasId};
-use crate::backing::paged::pages::{Pages, pack};
-use crate::backing::paged::plan::Kept;
 use crate::block_map::{ChunkId, NIL};
 use crate::heap::request::Request;
+use crate::store::Store;
+use crate::store::pages::free_ends::{FreeEnds, OwnerFilter, Piece};
+use crate::store::pages::free_extents::FreeExtent;
+use crate::store::pages::handles::{AddressRange, AliasId};
+use crate::store::pages::plan::Kept;
+use crate::store::pages::state::{Pages, pack};
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 
 /// Free bytes that serve a request.
@@ -66,7 +67,7 @@ impl Pages {
     }
 
     /// Finds the best free bytes of `owner` for a request, among those freed in epoch `upto` or before.
-    pub(crate) fn find(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<Found> {
+    pub(super) fn find_of(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<Found> {
         match self.find_in_primary(owner, upto, request) {
             Some(extent) => Some(self.found_in_primary(extent)),
             None => self.find_in_aliases(OwnerFilter::Only(owner, upto), request),
@@ -92,16 +93,9 @@ impl Pages {
         }
     }
 
-    /// Hands out what was found, and returns the block and its address. The caller holds the lock since
-    /// `find`.
-    pub(crate) fn take(&mut self, found: Found, request: &Request) -> (ChunkId, u64) {
-        let taken = self.take_found(found, request);
-        self.note_use();
-        taken
-    }
-
-    fn take_found(&mut self, found: Found, request: &Request) -> (ChunkId, u64) {
-        match found.place {
+    /// Hands out what was found, and returns the block and its address. The caller holds the lock since then.
+    pub(super) fn take_found(&mut self, found: Found, request: &Request) -> (ChunkId, u64) {
+        let taken = match found.place {
             Location::Primary(FreeExtent { range, chunk, addr, .. }) => {
                 let heap = self.heap_mut(range);
                 let id = heap.take_at(chunk, addr, request.bytes);
@@ -114,7 +108,9 @@ impl Pages {
                 let pieces: Vec<ChunkId> = taken.iter().map(|kept| kept.id).collect();
                 (self.link(&pieces), addr)
             }
-        }
+        };
+        self.note_use();
+        taken
     }
 
     /// Takes pieces out of free chunks.
@@ -141,7 +137,7 @@ impl Pages {
     ///
     /// It comes from the small address range, and from the large one only while the pool may not grow; with
     /// `anywhere`, from either: the last attempt before an out-of-memory error.
-    pub(crate) fn take_span(
+    pub(super) fn cut_span_of(
         &mut self,
         owner: Owner,
         upto: Epoch,

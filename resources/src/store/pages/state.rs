@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use crate::backing::paged::access::Backing;
-use crate::backing::paged::aliases::Aliases;
-use crate::backing::paged::driver_calls::Retired;
-use crate::backing::paged::handles::{AddressRange, Handles, RANGES};
-use crate::backing::paged::policy::CallBudget;
 use crate::block_map::{Block, BlockMap, ChunkId, NIL};
 use crate::heap::Heap;
 use crate::heap::chunk::Chunk;
+use crate::store::pages::access::Backing;
+use crate::store::pages::aliases::Aliases;
+use crate::store::pages::driver_calls::Retired;
+use crate::store::pages::handles::{AddressRange, Handles, RANGES};
+use crate::store::pages::policy::CallBudget;
 use crate::stream_order::{Epoch, Owner};
 use crate::tuning::{CHUNKS_COMPARED, LEAST_RESERVATION_BASIS, Policy, RESERVATION_FACTOR};
 
@@ -50,27 +50,16 @@ pub(crate) struct Pages {
     pub(super) planned: u64,
     /// Bytes of releases under way.
     pub(super) retiring: u64,
+    /// Bytes that the end of the pool returns.
+    pub(super) returning: u64,
+    /// The number of tasks under way, and of admissions among them: during an admission nothing is unmapped.
+    pub(super) under_way: u32,
+    pub(super) admissions: u32,
     pub(super) peak_bytes_reserved: u64,
     /// Pieces of blocks beyond the first of each, and pieces that plans keep.
     pub(super) extra_pieces: u64,
     /// Memory and mappings whose release failed; the next release tries again.
     pub(super) unfinished: Vec<Retired>,
-}
-
-/// Sizes and counts of [`Pages`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Totals {
-    /// Physical memory in bytes, including plans and releases under way.
-    pub(crate) bytes_reserved: u64,
-    pub(crate) peak_bytes_reserved: u64,
-    pub(crate) bytes_free: u64,
-    pub(crate) blocks_free: u64,
-    pub(crate) blocks_in_use: u64,
-    pub(crate) handles: usize,
-    /// Mappings in aliases.
-    pub(crate) mappings: usize,
-    /// Bytes taken so far because stitching would have cost more driver calls than the pool had earned.
-    pub(crate) beyond_slack: u64,
 }
 
 impl Pages {
@@ -95,6 +84,9 @@ impl Pages {
             most_used: 0,
             planned: 0,
             retiring: 0,
+            returning: 0,
+            under_way: 0,
+            admissions: 0,
             peak_bytes_reserved: 0,
             extra_pieces: 0,
             unfinished: Vec::new(),
@@ -137,7 +129,7 @@ impl Pages {
     }
 
     /// Returns the pieces of a block.
-    pub(crate) fn pieces_of(&self, block: ChunkId) -> impl Iterator<Item = &Chunk> {
+    pub(crate) fn each_piece_of(&self, block: ChunkId) -> impl Iterator<Item = &Chunk> {
         std::iter::successors(Some(block), |id| {
             let (range, chunk) = unpack(*id);
             Some(self.heap(range).link(chunk)).filter(|next| *next != NIL)
@@ -149,7 +141,7 @@ impl Pages {
     }
 
     /// Inserts a block that is handed out at an address into the block map.
-    pub(crate) fn insert_block(&mut self, block_map: &BlockMap, block: Block, addr: u64) {
+    pub(super) fn insert_block_at(&mut self, block_map: &BlockMap, block: Block, addr: u64) {
         let (range, chunk) = unpack(block.chunk);
         let heap = self.heap_mut(range);
         if heap.chunk(chunk).addr == addr {
@@ -165,17 +157,8 @@ impl Pages {
         self.heap_mut(range).remove_block(chunk);
     }
 
-    pub(crate) fn heaps_mut(&mut self) -> &mut [Heap] {
-        &mut self.heaps
-    }
-
-    /// Returns the heaps of the address ranges.
-    pub(crate) fn heaps(&self) -> &[Heap] {
-        &self.heaps
-    }
-
     /// Frees a block, with all its pieces, for `owner`.
-    pub(crate) fn free(&mut self, block: ChunkId, owner: Owner, epoch: Epoch) {
+    pub(super) fn free_block(&mut self, block: ChunkId, owner: Owner, epoch: Epoch) {
         let mut next = block;
         while next != NIL {
             let (range, chunk) = unpack(next);
@@ -184,62 +167,6 @@ impl Pages {
             heap.free(chunk, owner, epoch);
             self.extra_pieces -= u64::from(next != NIL);
         }
-    }
-
-    /// Returns the first piece of a block, if there is such a chunk.
-    pub(crate) fn block(&self, block: ChunkId) -> Option<&Chunk> {
-        let (range, chunk) = unpack(block);
-        self.heap(range).get(chunk)
-    }
-
-    /// Returns the bytes of a block in use.
-    pub(crate) fn bytes_of(&self, block: ChunkId) -> u64 {
-        self.pieces_of(block).map(|piece| piece.bytes).sum()
-    }
-
-    /// Moves chunks freed in epoch `upto` or before to another owner, as freed in `epoch`.
-    pub(crate) fn migrate(&mut self, from: Owner, upto: Epoch, to: Owner, epoch: Epoch) {
-        self.heaps.iter_mut().for_each(|heap| heap.migrate(from, upto, to, epoch));
-    }
-
-    /// Returns the bytes in the free chunks of an owner.
-    pub(crate) fn free_bytes(&self, owner: Owner) -> u64 {
-        self.heaps.iter().map(|heap| heap.free_bytes(owner)).sum()
-    }
-
-    /// Returns the bytes of the largest free extent in the primary mapping.
-    pub(crate) fn largest_free_block(&self) -> u64 {
-        self.heaps.iter().map(Heap::largest_free_block).max().unwrap_or(0)
-    }
-
-    /// Returns the chunk that owns the memory at an address, in the primary mapping or in an alias. Only
-    /// error paths call this: it walks all chunks of a region.
-    pub(crate) fn chunk_at(&self, addr: u64) -> Option<&Chunk> {
-        let primary = match self.aliases.at(addr) {
-            Some((handle, start)) => self.handles.get(handle).primary + (addr - start),
-            None => addr,
-        };
-        self.heaps.iter().find_map(|heap| heap.chunk_at(primary))
-    }
-
-    /// Returns sizes and counts.
-    pub(crate) fn totals(&self) -> Totals {
-        let sum = |of: fn(&Heap) -> u64| self.heaps.iter().map(of).sum::<u64>();
-        Totals {
-            bytes_reserved: self.bytes_reserved(),
-            peak_bytes_reserved: self.peak_bytes_reserved,
-            bytes_free: sum(|heap| heap.bytes_free),
-            blocks_free: sum(|heap| heap.blocks_free),
-            blocks_in_use: sum(|heap| heap.blocks_in_use) - self.extra_pieces,
-            handles: self.handles.len(),
-            mappings: self.aliases.mappings,
-            beyond_slack: self.beyond_slack,
-        }
-    }
-
-    /// Returns the bytes of physical memory, including plans and releases under way.
-    pub(crate) fn bytes_reserved(&self) -> u64 {
-        self.handles.bytes + self.planned + self.retiring
     }
 
     /// Sets how new memory is made, and which devices have access to it.

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use millpond_core::DevicePtr;
 use millpond_core::driver::{Driver, DriverResult, PhysicalHandle};
 
-use crate::backing::paged::access::Backing;
-use crate::backing::paged::handles::AddressRange;
-use crate::backing::paged::handles::HandleId;
+use crate::store::pages::access::Backing;
+use crate::store::pages::handles::AddressRange;
+use crate::store::pages::handles::HandleId;
 
 /// Where the addresses of new mappings come from.
 #[derive(Clone, Copy, Debug)]

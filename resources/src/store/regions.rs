@@ -1,0 +1,374 @@
+//! A store of regions from upstream.
+
+use millpond_core::ALLOCATION_ALIGNMENT;
+
+use crate::block_map::{Block, BlockMap, ChunkId};
+use crate::heap::Heap;
+use crate::heap::chunk::Chunk;
+use crate::heap::request::{Fit, Request};
+use crate::heap::size_class::LARGEST_SMALL;
+use crate::store::{
+    Committed, Growth, Need, NewRegion, NewSpan, NoMemory, Purpose, ReturnedRegions, Store, Taken, Task,
+    Totals, Try, Whose,
+};
+use crate::stream_order::{ANY_STREAM, Epoch, Owner};
+use crate::tuning::{DEVICE_PAGE, LARGE_FITS_COMPARED, REGION_SHARE, REGION_UNIT};
+
+/// The blocks of a pool in which all have one size.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FixedBlocks {
+    /// Bytes of a block, a multiple of 256.
+    pub(crate) block_bytes: u64,
+    /// The most blocks of a new region.
+    pub(crate) blocks_per_region: u64,
+}
+
+/// Large blocks and spans in regions from upstream.
+#[derive(Debug)]
+pub(crate) struct Regions {
+    heap: Heap,
+    maximum_bytes: u64,
+    /// The bytes of the next region, unless the request needs more.
+    next_region: u64,
+    /// The size of all blocks, if they have only one.
+    fixed: Option<FixedBlocks>,
+    peak_bytes_reserved: u64,
+    /// Bytes of regions that tasks under way take, and of those that they return.
+    growing: u64,
+    returning: u64,
+}
+
+impl Growth {
+    /// Returns the next size to try after `bytes` were refused.
+    pub(crate) fn after_refusal(&self, bytes: u64) -> Option<u64> {
+        (bytes > self.least).then(|| {
+            let half = (bytes / 2).next_multiple_of(self.unit);
+            if half < bytes { half.max(self.least) } else { self.least }
+        })
+    }
+}
+
+impl Regions {
+    pub(crate) fn new(maximum_bytes: u64, fixed: Option<FixedBlocks>) -> Self {
+        Self {
+            heap: Heap::new(LARGE_FITS_COMPARED),
+            maximum_bytes,
+            next_region: REGION_UNIT,
+            fixed,
+            peak_bytes_reserved: 0,
+            growing: 0,
+            returning: 0,
+        }
+    }
+
+    fn add(&mut self, base: u64, bytes: u64, owner: Owner, epoch: Epoch) {
+        self.heap.next_number = self.heap.next_number.wrapping_add(1);
+        self.heap.add_region(base, bytes, owner, epoch);
+        self.next_region = self.next_region.saturating_mul(2);
+        self.peak_bytes_reserved = self.peak_bytes_reserved.max(self.heap.bytes_reserved);
+    }
+
+    fn fit(&self, id: ChunkId) -> Fit {
+        let chunk = self.heap.chunk(id);
+        Fit { bytes: chunk.bytes, epoch: chunk.epoch() }
+    }
+
+    /// Removes the oldest region that is free and unowned.
+    fn remove_free(&mut self) -> Option<(u64, u64)> {
+        let (region, ..) = self.heap.remove_free_region(|chunk| chunk.owner() == ANY_STREAM)?;
+        Some((region.base, region.bytes))
+    }
+
+    fn plan_return(&mut self, regions: ReturnedRegions) -> Task {
+        self.returning += regions.bytes;
+        Task::Return(regions)
+    }
+}
+
+impl Store for Regions {
+    fn find(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<Fit> {
+        self.heap.find(owner, upto, request).map(|id| self.fit(id))
+    }
+
+    fn take(&mut self, whose: Whose, request: &Request) -> Option<Taken> {
+        let found = match whose {
+            Whose::Of(owner, upto) => self.heap.find(owner, upto, request)?,
+            Whose::OwnOrUnowned { owner, is_own_first } => {
+                self.heap.find_for(owner, request, is_own_first)?
+            }
+            Whose::Joined(owner) => {
+                let (chunk, addr, _) = self.heap.take_with_unowned(owner, request)?;
+                return Some(Taken { chunk, addr, was_unowned: false });
+            }
+        };
+        let was_unowned = self.heap.chunk(found).owner() == ANY_STREAM;
+        let chunk = self.heap.take(found, request.bytes, request.alignment);
+        Some(Taken { chunk, addr: self.heap.chunk(chunk).addr, was_unowned })
+    }
+
+    fn take_span(
+        &mut self,
+        whose: Whose,
+        wanted: u64,
+        request: &Request,
+        _anywhere: bool,
+    ) -> Option<NewSpan> {
+        let (chunk, bytes, epoch) = match whose {
+            Whose::Joined(owner) => {
+                let (chunk, _, epoch) = self.heap.take_with_unowned(owner, request)?;
+                (chunk, request.bytes, epoch)
+            }
+            Whose::Of(owner, upto) => {
+                let best = self.heap.find(owner, upto, &Request { bytes: wanted, ..*request });
+                let found = best.or_else(|| self.heap.largest_for(owner, upto, request))?;
+                let Fit { bytes, epoch } = self.fit(found);
+                // A rest too small for a large block would serve no request.
+                let is_small_rest = bytes.saturating_sub(wanted) <= LARGEST_SMALL;
+                let bytes = if is_small_rest { bytes } else { wanted };
+                (self.heap.take(found, bytes, ALLOCATION_ALIGNMENT), bytes, epoch)
+            }
+            Whose::OwnOrUnowned { .. } => return None,
+        };
+        self.heap.remove_block(chunk);
+        let Chunk { addr, region, .. } = *self.heap.chunk(chunk);
+        Some(NewSpan { chunk, region, base: addr, bytes, epoch })
+    }
+
+    fn insert_block(&mut self, block_map: &BlockMap, block: Block, _addr: u64) {
+        self.heap.insert_block(block_map, block);
+    }
+
+    fn free(&mut self, block: ChunkId, owner: Owner, epoch: Epoch) {
+        self.heap.free(block, owner, epoch);
+    }
+
+    fn plan(&mut self, need: &Need) -> Result<Task, NoMemory> {
+        let growth = match need.purpose {
+            Purpose::Block(request) | Purpose::Span(request, _) => {
+                self.growth(&request).ok_or(NoMemory::OwnLimit)?
+            }
+            Purpose::Reserve { bytes } => {
+                Growth { preferred: bytes, least: bytes, unit: ALLOCATION_ALIGNMENT }
+            }
+        };
+        let mut bytes = match need.how {
+            Try::AtMost(most) => most.clamp(growth.least, growth.preferred),
+            _ => growth.preferred,
+        };
+        // The driver serves regions below a page from pages that it has.
+        while bytes >= DEVICE_PAGE && bytes > need.most_new {
+            bytes = growth.after_refusal(bytes).ok_or(NoMemory::Below(None))?;
+        }
+        self.growing += bytes;
+        Ok(Task::Region(NewRegion::new(bytes, growth.after_refusal(bytes), need.purpose)))
+    }
+
+    fn plan_release(&mut self, keep_bytes: u64, most_calls: usize) -> Option<Task> {
+        let next = || if self.heap.bytes_reserved > keep_bytes { self.remove_free() } else { None };
+        let regions = ReturnedRegions::new(std::iter::from_fn(next).take(most_calls));
+        (regions.bytes > 0).then(|| self.plan_return(regions))
+    }
+
+    fn plan_shutdown(&mut self) -> Task {
+        let regions = self.heap.remove_all_regions().into_iter();
+        let regions = ReturnedRegions::new(regions.map(|region| (region.base, region.bytes)));
+        self.plan_return(regions)
+    }
+
+    fn commit(&mut self, task: Task) -> Committed {
+        match task {
+            Task::Region(NewRegion { bytes, base, owner: (owner, epoch), purpose, .. }) => {
+                self.growing -= bytes;
+                self.add(base.address(), bytes, owner, epoch);
+                Committed::Memory(owner, purpose.request())
+            }
+            task => {
+                self.abort(task);
+                Committed::Nothing
+            }
+        }
+    }
+
+    fn abort(&mut self, task: Task) {
+        match task {
+            Task::Region(region) => self.growing -= region.bytes,
+            Task::Return(regions) => {
+                self.returning -= regions.bytes;
+                for (base, bytes) in regions.left {
+                    self.heap.add_region(base.address(), bytes, ANY_STREAM, 0);
+                }
+            }
+            Task::Map { .. } | Task::Release(_) | Task::Admit(_) => unreachable!("regions map no pages"),
+        }
+    }
+
+    fn heaps(&self) -> &[Heap] {
+        std::slice::from_ref(&self.heap)
+    }
+
+    fn heaps_mut(&mut self) -> &mut [Heap] {
+        std::slice::from_mut(&mut self.heap)
+    }
+
+    fn bytes_reserved(&self) -> u64 {
+        self.heap.bytes_reserved
+    }
+
+    fn totals(&self) -> Totals {
+        Totals {
+            bytes_reserved: self.heap.bytes_reserved,
+            peak_bytes_reserved: self.peak_bytes_reserved,
+            bytes_returning: self.returning,
+            bytes_free: self.heap.bytes_free,
+            blocks_free: self.heap.blocks_free,
+            blocks_in_use: self.heap.blocks_in_use,
+            regions: self.heap.regions().len(),
+            ..Totals::default()
+        }
+    }
+
+    fn bytes_of(&self, block: ChunkId) -> u64 {
+        self.heap.chunk(block).bytes
+    }
+
+    fn pieces_of(&self, block: ChunkId) -> Vec<&Chunk> {
+        vec![self.heap.chunk(block)]
+    }
+
+    fn first_piece(&self, block: ChunkId) -> Option<&Chunk> {
+        self.heap.get(block)
+    }
+
+    fn chunk_at(&self, addr: u64) -> Option<&Chunk> {
+        self.heap.chunk_at(addr)
+    }
+
+    fn parts(&self) -> Vec<(u64, u64, bool)> {
+        self.heap.regions().iter().map(|region| (region.base, region.bytes, false)).collect()
+    }
+
+    fn needed(&mut self, _owner: Owner, request: &Request, _is_span: bool) -> u64 {
+        request.padded_bytes()
+    }
+
+    fn set_short(&mut self, _is_short: bool) {}
+
+    fn validate(&self) {
+        self.heap.validate();
+    }
+
+    #[cfg(test)]
+    fn raise_maximum(&mut self, bytes: u64) {
+        self.maximum_bytes += bytes;
+    }
+
+    fn growth(&self, request: &Request) -> Option<Growth> {
+        if let Some(FixedBlocks { block_bytes, blocks_per_region }) = self.fixed {
+            // As many blocks as are in use, which bounds the free ones by that.
+            let blocks = self.heap.blocks_in_use.clamp(1, blocks_per_region);
+            return Some(Growth { preferred: blocks * block_bytes, least: block_bytes, unit: block_bytes });
+        }
+        let held = self.heap.bytes_reserved;
+        let room = self.maximum_bytes.saturating_sub(held + self.growing);
+        let least = request.padded_bytes();
+        if least > room {
+            return None;
+        }
+        let most = (held / REGION_SHARE).max(REGION_UNIT);
+        let wanted = Heap::region_for(request, self.next_region.min(most), REGION_UNIT);
+        let preferred = wanted.min(room & !(ALLOCATION_ALIGNMENT - 1)).max(least);
+        Some(Growth { preferred, least, unit: ALLOCATION_ALIGNMENT })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millpond_core::Layout;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn regions(bytes: u64) -> Regions {
+        let mut regions = Regions::new(u64::MAX, None);
+        regions.add(1 << 40, bytes, ANY_STREAM, 7);
+        regions
+    }
+
+    fn request(bytes: u64) -> Request {
+        Request::new(Layout::new(bytes)).expect("not too large")
+    }
+
+    fn need(purpose: Purpose, how: Try) -> Need {
+        Need { owner: ANY_STREAM, purpose, how, most_new: u64::MAX, live_bytes: 0, operations: 0 }
+    }
+
+    /// A span has the bytes wanted, or all of a free block whose rest would serve no large request.
+    #[test]
+    fn a_span_takes_a_rest_that_would_serve_no_request() {
+        let of_any = Whose::Of(ANY_STREAM, 7);
+        for (free, wanted, taken) in [
+            (16 * MIB, 4 * MIB, 4 * MIB),
+            (5 * MIB, 4 * MIB, 5 * MIB),
+            (5 * MIB + 256, 4 * MIB, 4 * MIB),
+            (3 * MIB, 4 * MIB, 3 * MIB),
+        ] {
+            let mut regions = regions(free);
+            let span = regions.take_span(of_any, wanted, &request(4096), false).expect("there is room");
+            assert_eq!((span.base, span.bytes, span.epoch), (1 << 40, taken, 7), "{wanted} of {free}");
+            assert_eq!(regions.free_bytes(ANY_STREAM), free - taken);
+            regions.validate();
+        }
+        assert!(regions(64 * MIB).take_span(of_any, 65 * MIB, &request(65 * MIB), false).is_none());
+    }
+
+    /// A region counts for the pool's maximum while it is on its way, and as returning until upstream has it.
+    #[test]
+    fn regions_count_from_their_plan_to_their_end() {
+        let mut regions = Regions::new(16 * MIB, None);
+        let need = need(Purpose::Block(request(10 * MIB)), Try::Preferred);
+        let task = regions.plan(&need).expect("there is room");
+        assert!(matches!(regions.plan(&need), Err(NoMemory::OwnLimit)), "two are more than the maximum");
+        regions.abort(task);
+        let Ok(Task::Region(mut region)) = regions.plan(&need) else { panic!("there is room again") };
+        region.base = millpond_core::DevicePtr::new(1 << 40);
+        assert!(matches!(regions.commit(Task::Region(region)), Committed::Memory(ANY_STREAM, Some(_))));
+        let Some(Task::Return(mut back)) = regions.plan_release(0, 64) else { panic!("it is free") };
+        let held = |regions: &Regions| (regions.bytes_reserved(), regions.totals().bytes_returning);
+        assert_eq!(held(&regions), (0, back.bytes));
+        assert!(back.bytes >= 10 * MIB);
+        let bytes = back.bytes;
+        back.left.clear();
+        regions.commit(Task::Return(back));
+        assert_eq!(held(&regions), (0, 0));
+        // What upstream did not take back is the pool's again.
+        regions.add(1 << 40, bytes, ANY_STREAM, 0);
+        let back = regions.plan_release(0, 64).expect("it is free");
+        regions.abort(back);
+        assert_eq!(held(&regions), (bytes, 0));
+        regions.validate();
+    }
+
+    /// After each refusal a region is tried in half its size, down to the least and no further.
+    #[test]
+    fn refused_sizes_become_smaller_down_to_the_least() {
+        let sizes = |preferred, least, unit| {
+            let growth = Growth { preferred, least, unit };
+            std::iter::successors(Some(preferred), |bytes| growth.after_refusal(*bytes)).collect::<Vec<u64>>()
+        };
+        assert_eq!(sizes(64, 10, 8), [64, 32, 16, 10]);
+        assert_eq!(sizes(24, 3, 8), [24, 16, 8, 3], "half of one unit is a unit again");
+        assert_eq!(sizes(8, 8, 8), [8]);
+        assert_eq!(sizes(20, 20, 8), [20]);
+    }
+
+    /// `validate()` looks at the heap.
+    #[test]
+    #[should_panic(expected = "left")]
+    fn validate_looks_at_the_heap() {
+        let mut regions = regions(MIB);
+        regions.validate();
+        regions.heap.bytes_free += 256;
+        regions.validate();
+    }
+}

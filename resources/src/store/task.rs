@@ -1,0 +1,245 @@
+//! The tasks of a store at the driver or upstream: planned and committed under the pool's lock, run without it.
+
+use millpond_core::driver::{Driver, DriverResult};
+use millpond_core::{DevicePtr, Error, MemoryInfo};
+
+use crate::block_map::ChunkId;
+use crate::heap::request::Request;
+use crate::store::NewSpan;
+use crate::store::pages::{Admission, Plan, Release};
+use crate::stream_order::{ANY_STREAM, Epoch, Owner};
+
+/// A change of the pool's memory that needs calls of the driver or upstream.
+#[derive(Debug)]
+#[must_use = "a task keeps memory until it is committed or aborted"]
+pub(crate) enum Task {
+    /// Maps pages.
+    Map { plan: Plan, purpose: Purpose },
+    /// Takes a region from upstream.
+    Region(NewRegion),
+    /// Unmaps pages, and releases them to the driver.
+    Release(Release),
+    /// Returns free regions to upstream.
+    Return(ReturnedRegions),
+    /// Gives other devices access.
+    Admit(Admission),
+}
+
+/// Why there is no memory for a request.
+#[derive(Debug)]
+pub(crate) enum NoMemory {
+    /// The pool's maximum does not allow new memory.
+    OwnLimit,
+    /// The device or upstream has too little: its error, if it was asked for memory.
+    Below(Option<Error>),
+    /// The request exceeds all memory that could become free: the device's answer, if it was asked.
+    Impossible(Option<MemoryInfo>),
+}
+
+/// What new memory is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Purpose {
+    /// A large block.
+    Block(Request),
+    /// A span of this many bytes, for a small block.
+    Span(Request, u64),
+    /// Requests that come later.
+    Reserve { bytes: u64 },
+}
+
+/// What a store needs to know of a growth.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Need {
+    pub(crate) owner: Owner,
+    pub(crate) purpose: Purpose,
+    pub(crate) how: Try,
+    /// The most bytes of new memory.
+    pub(crate) most_new: u64,
+    /// The live bytes, and the number of allocations and deallocations so far.
+    pub(crate) live_bytes: u64,
+    pub(crate) operations: u64,
+}
+
+/// How the pool tries to take new memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Try {
+    /// In the sizes that are best for later requests.
+    Preferred,
+    /// As a region of at most this many bytes, since a larger one was refused.
+    AtMost(u64),
+    /// As pages from one driver call, after another process took some of the free memory: so one of two
+    /// rivals succeeds. The number is how often it may be repeated.
+    AtOnce(u32),
+    /// No new memory: stitches free pages only.
+    FreeOnly,
+}
+
+/// A region that the pool takes from upstream.
+#[derive(Debug)]
+pub(crate) struct NewRegion {
+    pub(crate) bytes: u64,
+    /// The bytes to try next if upstream refuses.
+    pub(crate) smaller: Option<u64>,
+    pub(crate) purpose: Purpose,
+    /// Its address, once upstream has allocated it.
+    pub(crate) base: DevicePtr,
+    /// The stream that owns it, and its epoch.
+    pub(crate) owner: (Owner, Epoch),
+}
+
+/// Regions that the pool returns to upstream.
+#[derive(Debug)]
+pub(crate) struct ReturnedRegions {
+    pub(crate) bytes: u64,
+    /// Base and bytes of those that upstream does not have yet.
+    pub(crate) left: Vec<(DevicePtr, u64)>,
+}
+
+/// What a committed task gave.
+#[derive(Debug)]
+pub(crate) enum Committed {
+    /// A block, to be inserted into the block map at its address.
+    Block {
+        chunk: ChunkId,
+        addr: u64,
+        request: Request,
+    },
+    /// A span, for an arena.
+    Span(NewSpan, Request),
+    /// Memory of an owner, from which the request may be taken now.
+    Memory(Owner, Option<Request>),
+    Nothing,
+}
+
+impl Purpose {
+    /// Returns the request that is to be served.
+    pub(crate) fn request(&self) -> Option<Request> {
+        match self {
+            Self::Block(request) | Self::Span(request, _) => Some(*request),
+            Self::Reserve { .. } => None,
+        }
+    }
+}
+
+impl Try {
+    /// Returns what to try after this was refused. `smaller` is, for a region, its next smaller size, if there
+    /// is one.
+    pub(crate) fn after(self, smaller: Option<Option<u64>>) -> Option<Self> {
+        match (self, smaller) {
+            (Self::AtMost(_), None) => None,
+            (_, Some(smaller)) => smaller.map(Self::AtMost),
+            (Self::Preferred, None) => Some(Self::AtOnce(1)),
+            (Self::AtOnce(again), None) if again > 0 => Some(Self::AtOnce(again - 1)),
+            (Self::AtOnce(_), None) => Some(Self::FreeOnly),
+            (Self::FreeOnly, None) => None,
+        }
+    }
+}
+
+impl NewRegion {
+    pub(crate) fn new(bytes: u64, smaller: Option<u64>, purpose: Purpose) -> Self {
+        Self { bytes, smaller, purpose, base: DevicePtr::NULL, owner: (ANY_STREAM, 0) }
+    }
+}
+
+impl ReturnedRegions {
+    pub(crate) fn new(regions: impl IntoIterator<Item = (u64, u64)>) -> Self {
+        let left: Vec<(DevicePtr, u64)> =
+            regions.into_iter().map(|(base, bytes)| (DevicePtr::new(base), bytes)).collect();
+        Self { bytes: left.iter().map(|(_, bytes)| bytes).sum(), left }
+    }
+}
+
+impl Task {
+    /// Returns whether the task takes memory.
+    pub(crate) fn is_growth(&self) -> bool {
+        matches!(self, Self::Map { .. } | Self::Region(_))
+    }
+
+    pub(crate) fn is_region(&self) -> bool {
+        matches!(self, Self::Region(_))
+    }
+
+    pub(crate) fn is_admission(&self) -> bool {
+        matches!(self, Self::Admit(_))
+    }
+
+    /// Returns whether a shutdown has no memory to return.
+    pub(crate) fn is_empty(&self) -> bool {
+        matches!(self, Self::Return(regions) if regions.bytes == 0)
+    }
+
+    /// Returns the bytes of new memory that the task takes.
+    pub(crate) fn new_bytes(&self) -> u64 {
+        match self {
+            Self::Map { plan, .. } => plan.new_bytes(),
+            Self::Region(region) => region.bytes,
+            Self::Release(_) | Self::Return(_) | Self::Admit(_) => 0,
+        }
+    }
+
+    /// Returns, for a region, the next smaller size to try, if there is one.
+    pub(crate) fn smaller_region(&self) -> Option<Option<u64>> {
+        match self {
+            Self::Region(region) => Some(region.smaller),
+            _ => None,
+        }
+    }
+
+    /// Returns the bytes that the task's run returned to the driver or to upstream.
+    pub(crate) fn released_bytes(&self) -> u64 {
+        match self {
+            Self::Release(release) => release.released_bytes(),
+            Self::Return(regions) if regions.left.is_empty() => regions.bytes,
+            _ => 0,
+        }
+    }
+
+    /// Changes the task to take its new pages in one driver call.
+    pub(crate) fn take_at_once(&mut self) {
+        if let Self::Map { plan, .. } = self {
+            plan.take_at_once();
+        }
+    }
+
+    /// Makes the task's driver calls. Regions come from upstream and return there, which the caller calls.
+    pub(crate) fn run(&mut self, driver: &dyn Driver) -> DriverResult<()> {
+        match self {
+            Self::Map { plan, .. } => plan.run(driver),
+            Self::Release(release) => release.run(driver),
+            Self::Admit(admission) => admission.run(driver),
+            Self::Region(_) | Self::Return(_) => Ok(()),
+        }
+    }
+
+    /// Undoes the driver calls of a run that did not return. Regions are with the caller.
+    pub(crate) fn undo(&mut self, driver: &dyn Driver) {
+        if let Self::Map { plan, .. } = self {
+            plan.undo(driver);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Pages are tried at once after a refusal, twice, and then free ones alone; a region in smaller sizes,
+    /// as long as there are any.
+    #[test]
+    fn a_refused_growth_is_tried_again_in_other_ways() {
+        let tries = |smaller: fn(Try) -> Option<Option<u64>>| {
+            let next = |this: &Try| this.after(smaller(*this));
+            std::iter::successors(Some(Try::Preferred), next).take(9).collect::<Vec<Try>>()
+        };
+        let pages = [Try::Preferred, Try::AtOnce(1), Try::AtOnce(0), Try::FreeOnly];
+        assert_eq!(tries(|_| None), pages);
+        let regions = tries(|this| match this {
+            Try::AtMost(4) => Some(None),
+            Try::AtMost(bytes) => Some(Some(bytes / 2)),
+            _ => Some(Some(16)),
+        });
+        assert_eq!(regions, [Try::Preferred, Try::AtMost(16), Try::AtMost(8), Try::AtMost(4)]);
+        assert_eq!(Try::AtMost(8).after(None), None, "the pool no longer plans a region");
+    }
+}
