@@ -148,20 +148,22 @@ impl Heaps {
         let mut arena = shared.arenas.lock(request.shard);
         let wanted = self.span_wanted(&arena, request);
         let span = self.store.take_span(Whose::Of(owner, upto), wanted, request, self.is_short)?;
-        self.take_in_span(&mut arena, &span, owner, request)
+        self.take_in_span(&mut arena, &span, owner, upto, request)
     }
 
-    /// Adds a span that is free for `owner` to the request's arena and takes a small block from it.
+    /// Adds a span that is free for `owner` to the request's arena and takes a small block from it, freed in
+    /// epoch `upto` or before: the arena may have others.
     fn take_in_span(
         &self,
         arena: &mut Arena,
         span: &NewSpan,
         owner: Owner,
+        upto: Epoch,
         request: &Request,
     ) -> Option<DevicePtr> {
         arena.heap.next_number = span.region;
         arena.add_span(span, owner);
-        let chunk = arena.heap.find(owner, Epoch::MAX, request)?;
+        let chunk = arena.heap.find(owner, upto, request)?;
         Some(self.shared.take(request.shard, arena, chunk, request))
     }
 
@@ -376,7 +378,7 @@ impl Heaps {
         }
         let span = self.store.take_span(Whose::Joined(owner), request.bytes, request, true)?;
         let mut arena = shared.arenas.lock(request.shard);
-        self.take_in_span(&mut arena, &span, owner, request)
+        self.take_in_span(&mut arena, &span, owner, Epoch::MAX, request)
     }
 
     pub(crate) fn largest_free_block(&self) -> u64 {
@@ -533,7 +535,7 @@ impl Heaps {
         self.store.pages().map_or(Vec::new(), |pages| pages.physical_of(addr, bytes))
     }
 
-    /// Returns whether a region may be free as a whole, whoever owns its parts.
+    /// Returns whether a region may be free as a whole, whichever streams own its parts.
     pub(crate) fn may_have_free_region(&self) -> bool {
         let may_have = |heap: &Heap| heap.regions().iter().any(|region| region.bytes <= heap.bytes_free);
         self.store.heaps().iter().any(may_have)
@@ -578,8 +580,8 @@ impl Heaps {
         totals
     }
 
-    /// Returns an upper bound of the reserved bytes that are in no block in use, and of those that are on their
-    /// way back.
+    /// Returns an upper bound of the reserved bytes that are in no block in use, and of those that are on
+    /// their way back.
     pub(crate) fn idle_bytes(&self) -> u64 {
         let held = self.store.totals();
         (held.bytes_reserved + held.bytes_returning).saturating_sub(self.shared.least_live_bytes())

@@ -100,8 +100,8 @@ pub(crate) trait Store: Debug + Send {
     #[cfg(test)]
     fn raise_maximum(&mut self, bytes: u64);
 
-    /// Returns the sizes of a new region for the request; `None` if the pool's maximum does not allow one, and
-    /// for a store of pages.
+    /// Returns the sizes of a new region for the request; `None` if the pool's maximum does not allow one,
+    /// and for a store of pages.
     fn growth(&self, _request: &Request) -> Option<Growth> {
         None
     }

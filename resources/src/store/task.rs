@@ -1,4 +1,5 @@
-//! The tasks of a store at the driver or upstream: planned and committed under the pool's lock, run without it.
+//! The tasks of a store at the driver or upstream: planned and committed under the pool's lock, run without
+//! it.
 
 use millpond_core::driver::{Driver, DriverResult};
 use millpond_core::{DevicePtr, Error, MemoryInfo};
@@ -122,16 +123,13 @@ impl Purpose {
 }
 
 impl Try {
-    /// Returns what to try after this was refused. `smaller` is, for a region, its next smaller size, if there
-    /// is one.
-    pub(crate) fn after(self, smaller: Option<Option<u64>>) -> Option<Self> {
-        match (self, smaller) {
-            (Self::AtMost(_), None) => None,
-            (_, Some(smaller)) => smaller.map(Self::AtMost),
-            (Self::Preferred, None) => Some(Self::AtOnce(1)),
-            (Self::AtOnce(again), None) if again > 0 => Some(Self::AtOnce(again - 1)),
-            (Self::AtOnce(_), None) => Some(Self::FreeOnly),
-            (Self::FreeOnly, None) => None,
+    /// Returns the next way to take pages, if there is one.
+    pub(crate) fn next_way(self) -> Option<Self> {
+        match self {
+            Self::Preferred => Some(Self::AtOnce(1)),
+            Self::AtOnce(0) => Some(Self::FreeOnly),
+            Self::AtOnce(again) => Some(Self::AtOnce(again - 1)),
+            Self::FreeOnly | Self::AtMost(_) => None,
         }
     }
 }
@@ -178,11 +176,12 @@ impl Task {
         }
     }
 
-    /// Returns, for a region, the next smaller size to try, if there is one.
-    pub(crate) fn smaller_region(&self) -> Option<Option<u64>> {
+    /// Returns how to try after this growth was refused, which was tried in the way `how`: in a smaller
+    /// region, or with pages in the next way.
+    pub(crate) fn after_refusal(&self, how: Try) -> Option<Try> {
         match self {
-            Self::Region(region) => Some(region.smaller),
-            _ => None,
+            Self::Region(region) => region.smaller.map(Try::AtMost),
+            _ => how.next_way(),
         }
     }
 
@@ -228,18 +227,17 @@ mod tests {
     /// as long as there are any.
     #[test]
     fn a_refused_growth_is_tried_again_in_other_ways() {
-        let tries = |smaller: fn(Try) -> Option<Option<u64>>| {
-            let next = |this: &Try| this.after(smaller(*this));
-            std::iter::successors(Some(Try::Preferred), next).take(9).collect::<Vec<Try>>()
-        };
+        let ways = std::iter::successors(Some(Try::Preferred), |how| how.next_way());
         let pages = [Try::Preferred, Try::AtOnce(1), Try::AtOnce(0), Try::FreeOnly];
-        assert_eq!(tries(|_| None), pages);
-        let regions = tries(|this| match this {
-            Try::AtMost(4) => Some(None),
-            Try::AtMost(bytes) => Some(Some(bytes / 2)),
-            _ => Some(Some(16)),
-        });
-        assert_eq!(regions, [Try::Preferred, Try::AtMost(16), Try::AtMost(8), Try::AtMost(4)]);
-        assert_eq!(Try::AtMost(8).after(None), None, "the pool no longer plans a region");
+        assert_eq!(ways.collect::<Vec<Try>>(), pages);
+        for (how, smaller, next) in [
+            (Try::Preferred, Some(16), Some(Try::AtMost(16))),
+            (Try::AtMost(16), Some(8), Some(Try::AtMost(8))),
+            (Try::AtMost(8), None, None),
+        ] {
+            let region = NewRegion::new(64, smaller, Purpose::Reserve { bytes: 64 });
+            assert_eq!(Task::Region(region).after_refusal(how), next);
+        }
+        assert_eq!(Try::AtMost(8).next_way(), None, "the pool no longer plans a region");
     }
 }

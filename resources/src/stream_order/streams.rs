@@ -240,11 +240,11 @@ impl Streams {
         self.by_id.len()
     }
 
-    /// Ends a pending record: its event was recorded, at the latest at `now_ns`, or was not. Returns whether it
-    /// is the stream's event and was recorded.
+    /// Ends a pending record: its event was recorded, at the latest at `now_ns`, or was not. Returns whether
+    /// it is the stream's event and was recorded.
     ///
     /// Two threads may each have created the stream's first event. The second one is kept for another stream,
-    /// and counts as not recorded: whoever has it then may record it again at any time.
+    /// and counts as not recorded: that stream may record it again at any time.
     pub(crate) fn settle(&mut self, pending_record: PendingRecord, recorded: bool, now_ns: u64) -> bool {
         let (_, slot) =
             self.find_mut(pending_record.id).expect("a stream with a pending record is not forgotten");
@@ -428,8 +428,8 @@ mod tests {
         streams.validate(|_| 0);
     }
 
-    /// Of two events that were created for a stream at once, one is the stream's. The other one serves another
-    /// stream, so that nobody may rely on its record.
+    /// Of two events that were created for a stream at once, one is the stream's. The other one serves
+    /// another stream, so its record does not count.
     #[test]
     fn a_stream_has_one_event() {
         let (mut streams, owners) = streams();

@@ -166,6 +166,13 @@ const MISTAKES: &[Mistake] = &[
         "Device(",
     ),
     mistake(
+        "a small block from a new span may be freed later than its stream was waited for",
+        "pool/heaps.rs",
+        "        let chunk = arena.heap.find(owner, upto, request)?;\n",
+        "        let chunk = arena.heap.find(owner, Epoch::MAX, request)?;\n",
+        "Device(",
+    ),
+    mistake(
         "the pool does not wait for streams",
         "pool/central/release.rs",
         "match self.driver.event_synchronize(recorded.event) {",

@@ -8,7 +8,6 @@ use millpond_core::{DeviceId, DevicePtr, Error, StreamRef};
 use crate::heap::request::Request;
 use crate::pool::central::collect::{Donor, Inquiry, RecordedEvent};
 use crate::pool::central::device_books::Reading;
-use crate::pool::central::ladder::Rung;
 use crate::store::{NoMemory, Task, Try};
 use crate::stream_order::{ANY_STREAM, Owner};
 
@@ -77,6 +76,97 @@ impl Ask {
             donors: Vec::new(),
             retries: 0,
             told: None,
+        }
+    }
+
+    /// Returns the step that refuses the request, for what the last growth lacked.
+    pub(crate) fn refuse(&mut self) -> Step {
+        Step::Refuse(std::mem::replace(&mut self.refused, NoMemory::Below(None)))
+    }
+}
+
+/// A rung of the ladder, in the order in which they are tried.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Rung {
+    /// Refuses a request that exceeds all memory that could become free.
+    Possible,
+    /// Gives devices that came since access to the pool's memory.
+    Admit,
+    /// Takes a free block: another thread may have freed one, or grown the pool, while this one waited.
+    Free,
+    /// Takes the large blocks of the threads' caches back: to take back all is expensive.
+    LargeCaches,
+    /// Asks which work of other streams is done.
+    Others,
+    /// Takes all blocks of the threads' caches back.
+    AllCaches,
+    /// Asks again, for what the caches held.
+    OthersAgain,
+    /// Waits for streams that may be destroyed, if they own much.
+    Unreachable,
+    /// Finds out which regions are free, if growth would set a new peak,
+    Room,
+    /// and returns them: one larger region may serve where several smaller ones did not.
+    MakeRoom,
+    /// Takes new memory.
+    Grow,
+    /// Memory is short: takes back what is in the threads' caches.
+    Short,
+    /// Asks which work of other streams is done, though they are far behind,
+    Completed,
+    /// and grows from what is unowned now.
+    GrowFromCompleted,
+    /// Makes the stream wait for another one.
+    Wait,
+    /// Waits for all streams,
+    Synchronize,
+    /// and grows from what is unowned now.
+    GrowFromAll,
+    /// Returns free memory,
+    Release,
+    /// and takes it anew.
+    GrowAnew,
+    /// Tries the waits again while some block fits: other threads may have freed it meanwhile.
+    Retry,
+    /// Tries all again with the request's exact size.
+    Exact,
+    /// Asks the device's other pools.
+    Peers,
+}
+
+impl Rung {
+    const ALL: [Self; 22] = [
+        Self::Possible,
+        Self::Admit,
+        Self::Free,
+        Self::LargeCaches,
+        Self::Others,
+        Self::AllCaches,
+        Self::OthersAgain,
+        Self::Unreachable,
+        Self::Room,
+        Self::MakeRoom,
+        Self::Grow,
+        Self::Short,
+        Self::Completed,
+        Self::GrowFromCompleted,
+        Self::Wait,
+        Self::Synchronize,
+        Self::GrowFromAll,
+        Self::Release,
+        Self::GrowAnew,
+        Self::Retry,
+        Self::Exact,
+        Self::Peers,
+    ];
+
+    /// Returns the rung below.
+    pub(crate) fn below(self, ask: &Ask) -> Self {
+        match self {
+            Self::Admit if !ask.serves => Self::Grow,
+            Self::Grow if !ask.serves => Self::Peers,
+            Self::Synchronize if ask.retries > 0 => Self::Retry,
+            rung => Self::ALL[(rung as usize + 1).min(Self::ALL.len() - 1)],
         }
     }
 }

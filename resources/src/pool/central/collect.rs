@@ -60,7 +60,7 @@ enum Outcome {
     Failed,
 }
 
-/// How an event that covers a donor's epoch is to be had.
+/// Whether an event covers a donor's epoch.
 pub(crate) enum Begun {
     Recorded(RecordedEvent),
     Pending(Record),
@@ -321,9 +321,15 @@ impl CentralCore {
         for record in &mut *records {
             self.record(record, stream)?;
         }
-        for recorded in records.iter().filter_map(Record::recorded_event) {
-            if self.is_reached(&recorded)? {
-                done.push(recorded);
+        for record in &mut *records {
+            let Some(recorded) = record.recorded_event() else { continue };
+            match self.driver.event_query(recorded.event) {
+                Ok(true) => done.push(recorded),
+                Ok(false) => {}
+                Err(error) => {
+                    record.outcome = Outcome::Failed;
+                    self.skip_stream(recorded.donor.id, error)?;
+                }
             }
         }
         Ok(())

@@ -10,99 +10,13 @@ use millpond_core::{Error, ErrorKind};
 
 use crate::heap::request::Request;
 use crate::pool::central::State;
-use crate::pool::central::ask::{Answer, Ask, Look, Step};
+use crate::pool::central::ask::{Answer, Ask, Look, Rung, Step};
 use crate::pool::central::collect::{Donor, RecordedEvent};
 use crate::pool::central::device_books::Reading;
 use crate::pool::reclaim::Reclaim;
 use crate::store::{NoMemory, Task, Try};
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::tuning::{CALLS_PER_RELEASE, LAST_RETRIES, UNREACHABLE_SHARE};
-
-/// A rung of the ladder, in the order in which they are tried.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Rung {
-    /// Refuses a request that exceeds all memory that could become free.
-    Possible,
-    /// Gives devices that came since access to the pool's memory.
-    Admit,
-    /// Takes a free block: another thread may have freed one, or grown the pool, while this one waited.
-    Free,
-    /// Takes the large blocks of the threads' caches back: to take back all is expensive.
-    LargeCaches,
-    /// Asks which work of other streams is done.
-    Others,
-    /// Takes all blocks of the threads' caches back.
-    AllCaches,
-    /// Asks again, for what the caches held.
-    OthersAgain,
-    /// Waits for streams that may be destroyed, if they own much.
-    Unreachable,
-    /// Finds out which regions are free, if growth would set a new peak,
-    Room,
-    /// and returns them: one larger region may serve where several smaller ones did not.
-    MakeRoom,
-    /// Takes new memory.
-    Grow,
-    /// Memory is short: takes back what is in the threads' caches.
-    Short,
-    /// Asks which work of other streams is done, though they are far behind,
-    Completed,
-    /// and grows from what is unowned now.
-    GrowFromCompleted,
-    /// Makes the stream wait for another one.
-    Wait,
-    /// Waits for all streams,
-    Synchronize,
-    /// and grows from what is unowned now.
-    GrowFromAll,
-    /// Returns free memory,
-    Release,
-    /// and takes it anew.
-    GrowAnew,
-    /// Tries the waits again while some block fits: other threads may have freed it meanwhile.
-    Retry,
-    /// Tries all again with the request's exact size.
-    Exact,
-    /// Asks the device's other pools.
-    Peers,
-}
-
-impl Rung {
-    const ALL: [Self; 22] = [
-        Self::Possible,
-        Self::Admit,
-        Self::Free,
-        Self::LargeCaches,
-        Self::Others,
-        Self::AllCaches,
-        Self::OthersAgain,
-        Self::Unreachable,
-        Self::Room,
-        Self::MakeRoom,
-        Self::Grow,
-        Self::Short,
-        Self::Completed,
-        Self::GrowFromCompleted,
-        Self::Wait,
-        Self::Synchronize,
-        Self::GrowFromAll,
-        Self::Release,
-        Self::GrowAnew,
-        Self::Retry,
-        Self::Exact,
-        Self::Peers,
-    ];
-
-    /// Returns the rung below.
-    fn below(self, ask: &Ask) -> Self {
-        match self {
-            Self::Admit if !ask.serves => Self::Grow,
-            Self::Grow if !ask.serves => Self::Peers,
-            Self::Synchronize if ask.retries > 0 => Self::Retry,
-            rung => Self::ALL[(rung as usize + 1).min(Self::ALL.len() - 1)],
-        }
-    }
-}
 
 impl State {
     /// Returns the next step for a request, after the last `step` gave this answer.
@@ -123,12 +37,11 @@ impl State {
         let may_wait = !ask.is_capturing;
         match ask.rung {
             Rung::Possible | Rung::Admit => None,
-            Rung::Free => {
-                let taken = self.take(ask);
+            Rung::Free => self.take(ask).or_else(|| {
                 // Counted before records are requested: a stream that is asked from now on may still call.
                 ask.unreachable_bytes = self.unreachable_bytes();
-                taken
-            }
+                None
+            }),
             Rung::LargeCaches => self.flush_and_take(ask, Reclaim::Large),
             Rung::Others => self.ask_others(ask),
             Rung::AllCaches => self.flush_and_take(ask, Reclaim::All),
@@ -170,13 +83,10 @@ impl State {
                 self.start(ask, exact);
                 self.try_rung(ask)
             }
-            Rung::Peers => Some(match std::mem::replace(&mut ask.refused, NoMemory::Below(None)) {
-                NoMemory::Below(error) if self.rules.has_peers => {
-                    ask.refused = NoMemory::Below(error);
-                    Step::AskPeers
-                }
-                refused => Step::Refuse(refused),
-            }),
+            Rung::Peers => {
+                let may_help = self.rules.has_peers && matches!(ask.refused, NoMemory::Below(_));
+                Some(if may_help { Step::AskPeers } else { ask.refuse() })
+            }
             _ => None,
         }
     }
@@ -201,9 +111,7 @@ impl State {
             (Step::Synchronize { .. }, Answer::Done) => self.take_synchronized(ask),
             (Step::AwaitRivals(_), Answer::Done) => self.plan(ask, None),
             (Step::AwaitRivals(_), _) => self.lacks(ask, NoMemory::Below(None)),
-            (Step::AskPeers, _) => {
-                Some(Step::Refuse(std::mem::replace(&mut ask.refused, NoMemory::Below(None))))
-            }
+            (Step::AskPeers, _) => Some(ask.refuse()),
             _ => None,
         }
     }
@@ -212,9 +120,9 @@ impl State {
     fn begin(&mut self, ask: &mut Ask, look: Look) -> Option<Step> {
         let Look { reading, is_beyond_device, is_capturing, active_peers, .. } = look;
         let exact = ask.exact;
-        ask.owner = self.owner_of(ask.stream);
         (ask.reading, ask.is_capturing) = (reading, is_capturing);
         if ask.serves {
+            ask.owner = self.owner_of(ask.stream);
             let idle = self.heaps.idle_bytes();
             let is_impossible = !self.heaps.can_ever_serve(&exact);
             // Threads may have freed memory since the device was asked: then it is asked again.
@@ -274,8 +182,8 @@ impl State {
         if should_ask { self.collect(&ask.request, true) } else { None }
     }
 
-    /// Asks the streams whose blocks could serve the request, if there are any. To find out that a backlog has
-    /// ended, asks in any case.
+    /// Asks the streams whose blocks could serve the request, if there are any. To find out that a backlog
+    /// has ended, asks in any case.
     fn collect(&mut self, request: &Request, may_stay: bool) -> Option<Step> {
         let inquiry = self.inquire(Some(request), may_stay);
         (!inquiry.is_empty() || self.backlog.is_long()).then_some(Step::Collect(inquiry))
@@ -337,8 +245,7 @@ impl State {
             (Try::AtOnce(_), Some(reading)) => reading.available,
             (_, Some(reading)) => reading.most_new(),
         };
-        let owner = if ask.serves { ask.owner } else { ANY_STREAM };
-        match self.heaps.plan_growth(owner, &ask.request, !ask.serves, ask.growth, most_new) {
+        match self.heaps.plan_growth(ask.owner, &ask.request, !ask.serves, ask.growth, most_new) {
             Ok(task) => {
                 ask.reading = limit.or(ask.reading);
                 Some(Step::Run(task))
@@ -358,16 +265,16 @@ impl State {
             _ => "the device has too little",
         });
         if ask.failed.is_some() {
-            return self.try_otherwise(ask, None);
+            return self.try_again(ask, ask.growth.next_way());
         }
         ask.refused = lack;
         None
     }
 
-    /// Plans a growth in the next way; `smaller` is the next smaller size of a region.
-    fn try_otherwise(&mut self, ask: &mut Ask, smaller: Option<Option<u64>>) -> Option<Step> {
-        if let Some(next) = ask.growth.after(smaller) {
-            ask.growth = next;
+    /// Plans a growth in another way, if there is one.
+    fn try_again(&mut self, ask: &mut Ask, how: Option<Try>) -> Option<Step> {
+        if let Some(how) = how {
+            ask.growth = how;
             return self.plan(ask, None);
         }
         if ask.failed.is_some() {
@@ -379,7 +286,7 @@ impl State {
 
     /// Commits or aborts a task; returns the next step.
     fn note_task(&mut self, ask: &mut Ask, task: Task, answer: Answer) -> Option<Step> {
-        let (is_growth, smaller) = (task.is_growth(), task.smaller_region());
+        let (is_growth, next) = (task.is_growth(), task.after_refusal(ask.growth));
         match answer {
             Answer::Done if is_growth => self.commit_growth(ask, task),
             Answer::Done => {
@@ -395,16 +302,15 @@ impl State {
                 self.plan(ask, Some(reading))
             }
             Answer::Failed(error) => {
-                let is_last = ask.growth.after(smaller).is_none();
-                self.heaps.abort(task);
                 // An upstream that bounds its requests reports an invalid argument for larger ones.
                 let is_too_large =
-                    smaller.is_some() && !is_last && error.kind() == ErrorKind::InvalidArgument;
+                    task.is_region() && next.is_some() && error.kind() == ErrorKind::InvalidArgument;
+                self.heaps.abort(task);
                 if !is_growth || !(error.is_out_of_memory() || is_too_large) {
                     return Some(Step::Fail(error));
                 }
                 ask.failed = Some(error).filter(Error::is_out_of_memory);
-                self.try_otherwise(ask, smaller)
+                self.try_again(ask, next)
             }
             _ => {
                 self.heaps.abort(task);
@@ -414,7 +320,7 @@ impl State {
     }
 
     fn commit_growth(&mut self, ask: &mut Ask, mut task: Task) -> Option<Step> {
-        let smaller = task.smaller_region();
+        let next = task.after_refusal(ask.growth);
         if let Task::Region(region) = &mut task
             && self.rules.upstream_is_ordered
         {
@@ -425,7 +331,7 @@ impl State {
         if !ask.serves {
             return Some(Step::Reserved);
         }
-        let Some(ptr) = ptr else { return self.try_otherwise(ask, smaller) };
+        let Some(ptr) = ptr else { return self.try_again(ask, next) };
         match ask.rung {
             Rung::Grow => self.ladder.grow += 1,
             Rung::GrowFromCompleted => self.ladder.completed += 1,

@@ -51,6 +51,7 @@ mod peer_pool;
 mod peer_reclaim;
 mod release;
 mod report;
+mod shutdown;
 #[cfg(test)]
 mod tests;
 mod trace;
@@ -70,15 +71,13 @@ use crate::pool::central::device_books::{Device, Returns};
 use crate::pool::central::turns::Turns;
 use crate::pool::heaps::Heaps;
 use crate::pool::heaps::Ready;
-use crate::process;
 use crate::process::Origin;
-use crate::store::Task;
 use crate::stream_order::backlog::Backlog;
 use crate::stream_order::streams::StreamCell;
 use crate::stream_order::{Epoch, Owner, Reuse};
 use crate::sync::spin_lock::{SpinGuard, SpinLock};
 use crate::tuning::CALLS_WITHOUT_CACHE;
-use millpond_core::driver::{CaptureModeGuard, Health};
+use millpond_core::driver::Health;
 use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::{
     DeviceMemoryResource, DevicePtr, DriverError, DriverHandle, Error, LadderCounts, Layout, MemoryInfo,
@@ -520,90 +519,6 @@ impl<R: DeviceMemoryResource> Debug for Central<R> {
             .field("upstream", &self.upstream)
             .field("reuse", &self.rules.reuse)
             .finish_non_exhaustive()
-    }
-}
-
-impl<R: DeviceMemoryResource> Drop for Central<R> {
-    fn drop(&mut self) {
-        if self.core.is_copy() {
-            return process::leave(&self.core);
-        }
-        let _captures = CaptureModeGuard::relaxed(&*self.core.driver);
-        // Decay and peer pools, which also hold the core, begin no call from here on.
-        self.core.state.lock().is_closed = true;
-        if !self.core.turns.wait_for_end() {
-            tracing::warn!(
-                target: "millpond::driver",
-                "a pool was dropped inside of its own call: its memory is left to the driver"
-            );
-            return;
-        }
-        // A pool that asks this one for memory waits for the end, and finds the memory with the device.
-        let _turn = self.core.turns.enter();
-        if !self.health.is_lost() {
-            // If that fails, the synchronisation below waits for all streams.
-            let _ = self.core.wait_for_owners(None);
-        }
-        let was_reset = self.driver.was_reset();
-        if self.health.is_lost() && !was_reset {
-            return;
-        }
-        let mut state = self.core.state.lock();
-        let shutdown = state.heaps.plan_shutdown();
-        let events = if was_reset { Vec::new() } else { state.streams.drain_events() };
-        drop(state);
-        if shutdown.is_empty() && events.is_empty() {
-            return;
-        }
-        if !was_reset && !self.wait_for_all_work(&shutdown) {
-            return;
-        }
-        // Events were destroyed with a context that was reset.
-        for event in events {
-            // SAFETY: the event is this resource's own, and nothing waits for it any more.
-            if let Err(error) = unsafe { self.driver.event_destroy(event) } {
-                tracing::warn!(target: "millpond::driver", %error, "an event could not be destroyed");
-            }
-        }
-        self.shut_down(shutdown, was_reset);
-    }
-}
-
-impl<R: DeviceMemoryResource> Central<R> {
-    /// Waits until all work on the pool's blocks is done: also work on blocks that are still in use, and on
-    /// streams that are destroyed. Returns whether their memory may be returned then: an upstream that
-    /// synchronises itself needs no success here.
-    fn wait_for_all_work(&self, shutdown: &Task) -> bool {
-        let waited = self.driver.synchronize_beside_captures();
-        if waited == Ok(true) {
-            return true;
-        }
-        waited.as_ref().err().inspect(|error| self.health.note(error));
-        // Memory that is returned without a wait of upstream's own must stay.
-        let upstream_waits = matches!(shutdown, Task::Return(_)) && !self.rules.upstream_is_ordered;
-        let may_return = upstream_waits && !self.health.is_lost();
-        if !may_return {
-            tracing::warn!(target: "millpond::driver", ?waited, "memory is left to the driver");
-        }
-        may_return
-    }
-
-    /// Returns all memory. After a reset that is what outlives the context: the physical memory that the pool
-    /// mapped, and regions as far as upstream knows them to.
-    fn shut_down(&self, mut task: Task, was_reset: bool) {
-        if let Task::Return(regions) = &mut task {
-            // SAFETY: the regions came from upstream, and all work on the device is done.
-            unsafe { self.below(StreamRef::LEGACY).take_back(regions) };
-        }
-        match task.run(&*self.driver) {
-            Err(error) => tracing::warn!(target: "millpond::driver", %error, "memory is left to the driver"),
-            Ok(()) if was_reset && !matches!(task, Task::Return(_)) => {
-                let bytes = task.released_bytes();
-                tracing::debug!(target: "millpond::driver", bytes, "released what outlived a reset context");
-            }
-            Ok(()) => {}
-        }
-        self.core.note_return();
     }
 }
 

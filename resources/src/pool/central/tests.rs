@@ -217,8 +217,8 @@ fn a_stream_takes_what_it_has_waited_for() {
     }
 }
 
-/// A growth of one stream takes the pool's lock three times: to look for a free block, to plan, and to commit.
-/// What the stream itself has free, in its caches and outside, changes nothing.
+/// A growth of one stream takes the pool's lock three times: to look for a free block, to plan, and to
+/// commit. What the stream itself has free, in its caches and outside, changes nothing.
 #[test]
 fn a_growth_takes_the_lock_three_times() {
     for pages in [PagesMode::On, PagesMode::Off] {

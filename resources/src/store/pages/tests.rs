@@ -14,9 +14,7 @@ use crate::heap::chunk::Chunk;
 use crate::heap::request::Request;
 use crate::store::Store;
 use crate::store::pages::handles::AddressRange;
-use crate::store::pages::plan::{Plan, Refused};
-use crate::store::pages::release::Release;
-use crate::store::pages::state::Pages;
+use crate::store::pages::{Pages, Plan, Refused, Release};
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::tuning::Policy;
 

@@ -163,113 +163,122 @@ fn stream(number: u64) -> StreamRef {
     StreamRef::from_raw_parts(number << 8, number)
 }
 
-/// Each row: the regions that are there (MiB, stream; 0 is unowned), the maximum in MiB, the script, the
-/// request of stream 1 in MiB, and the steps that it takes.
+/// What a row is about, the regions that are there (MiB, stream), the maximum in MiB, the script, the request
+/// of stream 1 in MiB, and the steps that it takes.
+type Row = (&'static str, &'static [(u64, u64)], Option<u64>, Script, u64, &'static str);
+
+const PLAIN: Script = Script {
+    captures: false,
+    is_beyond_device: false,
+    refuses_above: None,
+    error: None,
+    available: None,
+    all_is_done: false,
+    records: true,
+    cannot_wait: false,
+    peers: 0,
+};
+
+const fn refuses(above: u64) -> Script {
+    Script { refuses_above: Some(above * MIB), ..PLAIN }
+}
+
+const ROWS: [Row; 19] = [
+    ("an empty pool grows", &[], None, PLAIN, 8, "look, grow 8, served"),
+    ("a block came meanwhile", &[(8, 1)], None, PLAIN, 8, "look, served"),
+    ("at the maximum", &[], Some(4), PLAIN, 8, "look, impossible"),
+    ("at the maximum, with blocks in use", &[], Some(9), PLAIN, 8, "look, grow 8, served"),
+    ("more than the device", &[], None, Script { is_beyond_device: true, ..PLAIN }, 8, "look, impossible"),
+    (
+        "another error",
+        &[],
+        None,
+        Script { error: Some(DriverError::NOT_PERMITTED), ..PLAIN },
+        8,
+        "look, grow 8, fail",
+    ),
+    ("upstream refuses", &[], None, refuses(0), 8, "look, grow 8, peers, below (true)"),
+    (
+        "another pool helps",
+        &[],
+        None,
+        Script { peers: 1, ..refuses(0) },
+        8,
+        "look, grow 8, peers, grow 8, served",
+    ),
+    (
+        "too little",
+        &[],
+        None,
+        Script { available: Some(0), ..PLAIN },
+        8,
+        "look, grow 8, rivals, peers, below (false)",
+    ),
+    ("own block too small", &[(4, 1)], None, PLAIN, 8, "look, collect, grow 8, served"),
+    ("another stream's block", &[(8, 2)], None, PLAIN, 8, "look, collect, collect, grow 8, served"),
+    (
+        "another stream's block, while the stream captures",
+        &[(8, 2)],
+        None,
+        Script { captures: true, ..PLAIN },
+        8,
+        "look, grow 8, served",
+    ),
+    (
+        "another stream's block, where memory is short",
+        &[(8, 2)],
+        None,
+        refuses(0),
+        8,
+        "look, collect, collect, grow 8, collect, wait, served",
+    ),
+    (
+        "no wait while the stream captures",
+        &[(8, 2)],
+        None,
+        Script { captures: true, ..refuses(0) },
+        8,
+        "look, grow 8, peers, below (true)",
+    ),
+    (
+        "the other stream may be destroyed",
+        &[(8, 2)],
+        None,
+        Script { records: false, ..refuses(0) },
+        8,
+        "look, collect, collect, grow 8, collect, wait, synchronize, served",
+    ),
+    (
+        "free memory is returned",
+        &[(4, 1), (4, 2)],
+        None,
+        refuses(0),
+        8,
+        "look, collect, collect, grow 8, collect, synchronize, return, grow 8, peers, below (true)",
+    ),
+    (
+        "what was free elsewhere is unowned",
+        &[(8, 2)],
+        None,
+        Script { all_is_done: true, ..refuses(0) },
+        8,
+        "look, collect, collect, grow 8, collect, wait, served",
+    ),
+    ("a smaller region", &[(64, 1), (64, 1)], None, refuses(100), 90, "look, collect, grow 90, served"),
+    (
+        "nothing helps",
+        &[(4, 2)],
+        None,
+        Script { cannot_wait: true, records: false, ..refuses(0) },
+        8,
+        "look, collect, grow 8, collect, synchronize, peers, below (true)",
+    ),
+];
+
 #[test]
 fn a_request_goes_down_the_rungs() {
-    type Row = (&'static str, &'static [(u64, u64)], Option<u64>, Script, u64, &'static str);
-    let plain = Script { records: true, ..Script::default() };
-    let refuses = |above| Script { refuses_above: Some(above * MIB), ..plain };
-    let rows: [Row; 19] = [
-        ("an empty pool grows", &[], None, plain, 8, "look, grow 8, served"),
-        ("a block came meanwhile", &[(8, 1)], None, plain, 8, "look, served"),
-        ("at the maximum", &[], Some(4), plain, 8, "look, impossible"),
-        ("at the maximum, with blocks in use", &[], Some(9), plain, 8, "look, grow 8, served"),
-        (
-            "more than the device",
-            &[],
-            None,
-            Script { is_beyond_device: true, ..plain },
-            8,
-            "look, impossible",
-        ),
-        (
-            "another error",
-            &[],
-            None,
-            Script { error: Some(DriverError::NOT_PERMITTED), ..plain },
-            8,
-            "look, grow 8, fail",
-        ),
-        ("upstream refuses", &[], None, refuses(0), 8, "look, grow 8, peers, below (true)"),
-        (
-            "another pool helps",
-            &[],
-            None,
-            Script { peers: 1, ..refuses(0) },
-            8,
-            "look, grow 8, peers, grow 8, served",
-        ),
-        (
-            "too little",
-            &[],
-            None,
-            Script { available: Some(0), ..plain },
-            8,
-            "look, grow 8, rivals, peers, below (false)",
-        ),
-        ("own block too small", &[(4, 1)], None, plain, 8, "look, collect, grow 8, served"),
-        ("another stream's block", &[(8, 2)], None, plain, 8, "look, collect, collect, grow 8, served"),
-        (
-            "another stream's block, while the stream captures",
-            &[(8, 2)],
-            None,
-            Script { captures: true, ..plain },
-            8,
-            "look, grow 8, served",
-        ),
-        (
-            "another stream's block, where memory is short",
-            &[(8, 2)],
-            None,
-            refuses(0),
-            8,
-            "look, collect, collect, grow 8, collect, wait, served",
-        ),
-        (
-            "no wait while the stream captures",
-            &[(8, 2)],
-            None,
-            Script { captures: true, ..refuses(0) },
-            8,
-            "look, grow 8, peers, below (true)",
-        ),
-        (
-            "the other stream may be destroyed",
-            &[(8, 2)],
-            None,
-            Script { records: false, ..refuses(0) },
-            8,
-            "look, collect, collect, grow 8, collect, wait, synchronize, served",
-        ),
-        (
-            "free memory is returned",
-            &[(4, 1), (4, 2)],
-            None,
-            refuses(0),
-            8,
-            "look, collect, collect, grow 8, collect, synchronize, return, grow 8, peers, below (true)",
-        ),
-        (
-            "what was free elsewhere is unowned",
-            &[(8, 2)],
-            None,
-            Script { all_is_done: true, ..refuses(0) },
-            8,
-            "look, collect, collect, grow 8, collect, wait, served",
-        ),
-        ("a smaller region", &[(64, 1), (64, 1)], None, refuses(100), 90, "look, collect, grow 90, served"),
-        (
-            "nothing helps",
-            &[(4, 2)],
-            None,
-            Script { cannot_wait: true, records: false, ..refuses(0) },
-            8,
-            "look, collect, grow 8, collect, synchronize, peers, below (true)",
-        ),
-    ];
     let mut wrong = Vec::new();
-    for (what, regions, maximum, script, mib, expected) in rows {
+    for (what, regions, maximum, script, mib, expected) in ROWS {
         let mut setup = Setup::new(maximum.map(|mib| mib * MIB), script);
         for (mib, number) in regions {
             setup.add_region(mib * MIB, stream(*number));
