@@ -5,9 +5,9 @@ use std::error::Error;
 use millpond::driver::DeviceSpec;
 use millpond::stack::StackSpec;
 use millpond::{DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Result, StreamRef};
+use millpond_engine::Options;
+use millpond_engine::program::{Limits, Program};
 use millpond_replay::compare::{self, Settings};
-use millpond_replay::engine::Options;
-use millpond_replay::program::{Limits, Program};
 use millpond_replay::progress::Progress;
 use millpond_replay::report::Format;
 

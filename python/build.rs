@@ -12,7 +12,9 @@ fn main() {
     if std::env::var_os("PYO3_BUILD_EXTENSION_MODULE").is_none() {
         return;
     }
-    for member in ["adaptors", "capi", "core", "driver", "plugin", "replay", "resources"] {
+    // What libmillpond and the binary are built of.
+    let members = "adaptors capi core driver engine measure plan planning plugin replay resources snapshot";
+    for member in members.split(' ') {
         println!("cargo::rerun-if-changed=../{member}/src");
     }
     let of_cargo = |name: &str| PathBuf::from(std::env::var_os(name).expect("Cargo sets it"));

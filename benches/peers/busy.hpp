@@ -1,5 +1,5 @@
 // Replays logs with work in flight, as `millpond-replay busy` does: each allocation launches a kernel on its
-// stream. What is done and what the figures mean is written at replay/src/busy/mod.rs; a change here belongs
+// stream. What is done and what the figures mean is written at measure/src/busy/mod.rs; a change here belongs
 // there too. The kernel is PTX that the driver compiles, so that no nvcc is needed.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace peers {
 
-// The same text as replay/src/busy/spin.ptx, which a test compares.
+// The same text as measure/src/busy/spin.ptx, which a test compares.
 inline constexpr char const* spin_ptx = R"(
 // spin(ns): one thread that does nothing until the device's clock is ns nanoseconds further on.
 .version 6.0
@@ -146,7 +146,7 @@ class Pace {
   Events ends_;
 };
 
-// As in 3GiB, or in 120% of what is live; as replay/src/busy/capacity.rs reads it, but for the other units.
+// As in 3GiB, or in 120% of what is live; as measure/src/busy/capacity.rs reads it, but for the other units.
 inline uint64_t capacity_of(std::string const& text, uint64_t peak_live_bytes) {
   size_t end = 0;
   double const number = std::stod(text, &end);

@@ -14,7 +14,7 @@ MASK = (1 << 64) - 1
 SAMPLE_EVERY = 16
 
 
-# ---- the plan: the same as plan.hpp and replay/src/bench/plan.rs make of the same seed ----
+# ---- the plan: the same as plan.hpp and measure/src/bench/plan.rs make of the same seed ----
 
 
 def mix(x):

@@ -1,5 +1,5 @@
 // An allocation log, and the busy run's plan for it: a kernel of drawn duration behind each allocation. Needs no
-// CUDA. What is drawn and how is written at replay/src/busy; a change here belongs there too, and
+// CUDA. What is drawn and how is written at measure/src/busy; a change here belongs there too, and
 // busy_plans.txt tells whether both agree.
 #pragma once
 

@@ -1,6 +1,6 @@
 // The plans of `millpond-replay bench`, made of a seed alone: what is random in each workload. What the
-// workloads do is written at replay/src/bench/mod.rs; a change here belongs there and into cupy_bench.py too,
-// and plans.txt tells whether all three agree.
+// workloads do is written at measure/src/bench/mod.rs; a change here belongs there and into cupy_bench.py,
+// too, and plans.txt tells whether all three agree.
 #pragma once
 
 #include <algorithm>

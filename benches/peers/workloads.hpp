@@ -1,5 +1,5 @@
 // The workloads of `millpond-replay bench`, for allocators with a C++ interface: the same plans from the same
-// seed (plan.hpp), measured in the same way. How that is, is written at replay/src/bench/mod.rs; a change here
+// seed (plan.hpp), measured in the same way. measure/src/bench/mod.rs says how that is; a change here
 // belongs there too.
 //
 // A subject is a class with

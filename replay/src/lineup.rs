@@ -2,9 +2,8 @@
 
 use millpond_core::stack::StackSpec;
 use millpond_core::{ByteSize, format_bytes};
-
-use crate::device_figures::DeviceFigures;
-use crate::program::LogSummary;
+use millpond_engine::DeviceFigures;
+use millpond_engine::program::LogSummary;
 
 /// The stacks, base first, as [`StackSpec`] reads them. To add one that any log can use, add a line.
 const ALWAYS: [&str; 6] = ["cuda", "managed", "cuda_async", "cuda+pool", "cuda+binning", "cuda+pool+binning"];

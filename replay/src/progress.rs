@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use millpond_core::stack::StackSpec;
-
-use crate::program::Program;
+use millpond_engine::program::Program;
 
 /// The duration of a run below which no bar is drawn.
 const PATIENCE: Duration = Duration::from_secs(2);

@@ -69,7 +69,7 @@ training() {
     attempt training python3 python/examples/training.py --compare --steps "${STEPS:-200}"
 }
 
-predictions() { (cd replay/tests/snapshots && attempt predictions python3 confirm.py); }
+predictions() { (cd snapshot/tests/snapshots && attempt predictions python3 confirm.py); }
 
 costs() { attempt costs python3 python/benches/frameworks.py --json "$out/costs.json"; }
 

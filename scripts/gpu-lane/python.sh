@@ -36,10 +36,10 @@ if [[ ${RMM:-1} != 0 ]]; then
         "${platforms[@]/#/--platform=}" --target "$target_dir/site" rmm-cu13 librmm-cu13 rapids-logger
 fi
 
-mkdir "$target_dir/python" "$target_dir/replay"
+mkdir "$target_dir/python"
 cp -r python/{tests,benches,examples} "$target_dir/python/"
-mkdir -p "$target_dir/replay/tests/snapshots"
-cp replay/tests/snapshots/{make,confirm}.py "$target_dir/replay/tests/snapshots/"
+mkdir -p "$target_dir/snapshot/tests/snapshots"
+cp snapshot/tests/snapshots/{make,confirm}.py "$target_dir/snapshot/tests/snapshots/"
 cp scripts/gpu-lane/python-run.sh "$target_dir/run.sh"
 git describe --always --dirty >"$target_dir/COMMIT" 2>/dev/null || echo unknown >"$target_dir/COMMIT"
 du -sh "$target_dir"

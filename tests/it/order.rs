@@ -10,7 +10,7 @@ use std::time::Instant;
 use millpond::adaptors::logging::LoggingLayer;
 use millpond::resources::{CudaMemoryResource, PoolLayer};
 use millpond::{DeviceMemoryResourceExt, Layout};
-use millpond_replay::log::{Action, LogReader};
+use millpond_engine::log::{Action, LogReader};
 use millpond_testkit::conformance::Subject;
 use millpond_testkit::program::{self, Config, StatisticsCheck, Summary, Sweep};
 use millpond_testkit::race::Race;

@@ -15,9 +15,9 @@ use millpond::core::stack::StackSpec;
 use millpond::driver::sim::{SimConfig, SimDevice};
 use millpond::driver::{CountingDriver, DeviceSpec};
 use millpond::{DeviceMemoryResource, Driver, DriverHandle};
-use millpond_replay::engine::{self, Options, Threads, Watch};
-use millpond_replay::log::LogReader;
-use millpond_replay::program::{Limits, Program};
+use millpond_engine::log::LogReader;
+use millpond_engine::program::{Limits, Program};
+use millpond_engine::{self as engine, Options, Threads, Watch};
 use millpond_testkit::hooked::HookedDriver;
 
 /// Every sort of pool, over pages and over regions, and what else keeps blocks.

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use millpond_core::Layout;
-use millpond_replay::log::StreamKey;
-use millpond_replay::program::{OpKind, Program};
+use millpond_engine::log::StreamKey;
+use millpond_engine::program::{OpKind, Program};
 
 use super::random::Random;
 
@@ -31,7 +31,7 @@ pub(crate) struct Log {
 
 impl Log {
     /// Requests that failed when the log was written are left out.
-    pub(crate) fn new(program: &Program) -> millpond_replay::Result<Self> {
+    pub(crate) fn new(program: &Program) -> millpond_engine::Result<Self> {
         let mut numbers: HashMap<u32, u32> = HashMap::new();
         let streams = program.lanes().iter().map(|lane| {
             let next = numbers.len() as u32;

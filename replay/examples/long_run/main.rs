@@ -43,8 +43,8 @@ use std::thread;
 use clap::Parser;
 use millpond_core::stack::StackSpec;
 use millpond_driver::DeviceSpec;
+use millpond_engine::program::{Limits, Program};
 use millpond_replay::compare;
-use millpond_replay::program::{Limits, Program};
 
 use beside::Beside;
 use copy::Log;
@@ -141,7 +141,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Err("--mode alternate and --mode random need at least two logs".into());
     }
     let logs = args.logs.iter().map(|path| Log::new(&Program::open(path, Limits::default())?));
-    let logs = logs.collect::<millpond_replay::Result<Vec<Log>>>()?;
+    let logs = logs.collect::<millpond_engine::Result<Vec<Log>>>()?;
     let runs = run_all(&args, &logs)?;
     let mut rows = Vec::new();
     for (stack, of_stack) in args.stacks.iter().zip(&runs) {
@@ -188,7 +188,7 @@ fn run_all(args: &Args, logs: &[Log]) -> Result<Vec<Vec<Vec<AllPasses>>>, Box<dy
     let (tasks, results) = (Mutex::new(tasks), Mutex::new(&mut runs));
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let jobs = args.jobs.map_or(cores, |jobs| jobs as usize);
-    let work = || -> millpond_replay::Result<()> {
+    let work = || -> millpond_engine::Result<()> {
         loop {
             let next = tasks.lock().expect("no thread panics with the lock").pop_front();
             let Some(task) = next else { return Ok(()) };
@@ -205,7 +205,7 @@ fn run_all(args: &Args, logs: &[Log]) -> Result<Vec<Vec<Vec<AllPasses>>>, Box<dy
     Ok(runs)
 }
 
-fn run_one(args: &Args, logs: &[Log], task: Task) -> millpond_replay::Result<AllPasses> {
+fn run_one(args: &Args, logs: &[Log], task: Task) -> millpond_engine::Result<AllPasses> {
     let copy_of = |log: usize| {
         let mut random = Random::new(args.seed, (log as u64) << 32 | task.copy as u64);
         match task.copy {

@@ -7,8 +7,8 @@ use millpond_core::driver::StreamFlags;
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{AnyResource, DevicePtr, Driver, DriverHandle, StreamRef};
 use millpond_driver::{CountingDriver, DeviceSpec};
-use millpond_replay::Result;
-use millpond_replay::program::OpKind;
+use millpond_engine::Result;
+use millpond_engine::program::OpKind;
 
 use super::copy::{Log, Step};
 use super::random::Random;

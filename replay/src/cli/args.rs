@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use crate::engine::{Options, Threads};
-use crate::program::Limits;
 use clap::{Parser, Subcommand, ValueEnum};
 use millpond_core::stack::StackSpec;
 use millpond_driver::DeviceSpec;
+use millpond_engine::program::Limits;
+use millpond_engine::{Options, Threads};
 
 use super::bench::BenchArgs;
 use super::busy::BusyArgs;

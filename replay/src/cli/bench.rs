@@ -1,18 +1,19 @@
 //! The command line of `bench`.
 
-use crate::bench::{Format, Settings, Workload};
 use clap::{Args, ValueEnum};
 use millpond_core::stack::StackSpec;
 use millpond_driver::DeviceSpec;
+use millpond_measure::bench::{Format, Settings, Workload};
 
 use super::progress::ProgressArgs;
 use super::suggest;
+use crate::lineup;
 
 /// Measures the costs of allocations on neutral workloads, with mimalloc beside the stacks
 ///
 /// A step is one allocation and one free. mimalloc, an allocator of CPU memory, does the same steps: the
-/// lower bound for bookkeeping. millpond_replay::bench in the library's documentation explains the workloads,
-/// the method and the JSON.
+/// lower bound for bookkeeping. millpond_measure::bench in the library's documentation explains the
+/// workloads, the method and the JSON.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct BenchArgs {
     /// A stack to measure, base first, as in cuda+pool:max=8GiB; may be given several times [default: the
@@ -77,7 +78,7 @@ impl BenchArgs {
     pub(crate) fn settings(&self) -> Settings {
         Settings {
             device: self.device.clone().unwrap_or_else(DeviceSpec::default_device),
-            stacks: self.stacks.clone(),
+            stacks: if self.stacks.is_empty() { lineup::pools() } else { self.stacks.clone() },
             workloads: self.workloads.clone(),
             threads: self.threads.clone(),
             seed: self.seed,
@@ -113,7 +114,8 @@ mod tests {
     #[test]
     fn everything_has_a_default() {
         let settings = parse("").unwrap().settings();
-        assert!(settings.stacks.is_empty() && settings.workloads.is_empty() && settings.threads.is_empty());
+        assert_eq!(settings.stacks, lineup::pools());
+        assert!(settings.workloads.is_empty() && settings.threads.is_empty());
         assert_eq!((settings.seed, settings.quick), (42, false));
         assert_eq!(settings.device, DeviceSpec::default_device());
     }

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use crate::busy::{Capacity, Host, Kernels, Settings, Subject};
-use crate::program::Limits;
 use clap::Args;
 use millpond_driver::DeviceSpec;
+use millpond_engine::program::Limits;
+use millpond_measure::busy::{Capacity, Host, Kernels, Settings, Subject};
 
 use super::format::FormatArg;
 use super::progress::ProgressArgs;
@@ -15,7 +15,7 @@ use super::suggest;
 ///
 /// A freed block is in use until the kernels before the free are done, and a wait between streams costs time.
 /// So this shows the price of reuse between streams: time to the end of all streams, bytes taken, and waits;
-/// beside no allocator, and beside the least memory that needs no wait. millpond_replay::busy in the
+/// beside no allocator, and beside the least memory that needs no wait. millpond_measure::busy in the
 /// library's documentation explains the method and the JSON.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct BusyArgs {

@@ -4,19 +4,20 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use super::input::{check, read};
-use super::overwrite::Reads;
-use super::verdict::{self, Failure, Verdict};
-use super::{output, suggest};
-use crate::calibrate::check::{Check, MEMORY_TOLERANCE, Outcome, TIME_TOLERANCE};
-use crate::calibrate::{self, Calibration};
-use crate::program::{Limits, Program};
-use crate::progress::Progress;
 use clap::Args;
 use millpond_core::Error;
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_driver::DeviceSpec;
 use millpond_driver::sim::Profile;
+use millpond_engine::program::{Limits, Program};
+use millpond_measure::calibrate::check::{Check, MEMORY_TOLERANCE, Outcome, TIME_TOLERANCE};
+use millpond_measure::calibrate::{self, Calibration};
+
+use super::input::{check, read};
+use super::overwrite::Reads;
+use super::verdict::{self, Failure, Verdict};
+use super::{output, suggest};
+use crate::progress::Progress;
 
 /// Measures the costs of a device's driver calls, and writes a profile that --device sim:FILE.toml reads
 ///

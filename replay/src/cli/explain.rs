@@ -4,10 +4,10 @@ use std::io::Write;
 
 use clap::Args;
 use millpond_core::{Error, format_bytes, parse_bytes};
+use millpond_snapshot::explain;
 
 use super::import::{ReportFormat, SourceArgs};
 use super::verdict::{Failure, Verdict};
-use crate::explain;
 
 /// Explains where memory is, and what would help: at the peak, at failed requests, at the end
 ///

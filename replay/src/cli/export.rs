@@ -4,11 +4,11 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use millpond_snapshot::export::Format;
 
 use super::import::SourceArgs;
 use super::output;
 use super::verdict::{Failure, Verdict};
-use crate::export::Format;
 
 /// Writes a file for other tools: speedscope, flame graphs, Perfetto, spreadsheets
 ///

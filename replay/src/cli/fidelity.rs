@@ -4,10 +4,10 @@ use std::io::{self, Write};
 
 use clap::Args;
 use millpond_core::parse_memory;
+use millpond_snapshot::fidelity::{self, Fidelity};
 
 use super::import::{ReportFormat, SourceArgs};
 use super::verdict::{Failure, Verdict};
-use crate::fidelity::{self, Fidelity};
 
 /// Measures how well the model `torch` predicts a memory snapshot of PyTorch, address by address
 ///

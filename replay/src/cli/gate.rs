@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use millpond_core::{Error, ErrorKind};
+use millpond_snapshot::gate::{self, Budget};
 
 use super::import::{ReportFormat, SourceArgs};
 use super::verdict::{Failure, Verdict};
 use super::{output, overwrite, suggest};
-use crate::gate::{self, Budget};
 
 /// Compares a file with a budget of memory, to fail a build whose memory grows
 ///

@@ -5,16 +5,16 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use millpond_core::{format_bytes, parse_memory};
+use millpond_engine::text::{number_of, plain};
+use millpond_snapshot::import::{self, Options};
+use millpond_snapshot::placement;
+use millpond_snapshot::recording::{Recording, Source, StateCheck, Sums, Unknown};
 use serde::Serialize;
 
 use super::progress::ProgressArgs;
 use super::verdict::{Failure, Verdict};
 use super::{output, overwrite, suggest};
-use crate::import::{self, Options};
-use crate::placement;
-use crate::plain::{number_of, plain};
 use crate::progress::Progress;
-use crate::recording::{Recording, Source, StateCheck, Sums, Unknown};
 
 /// Imports what another program recorded, and writes it as a log
 ///
@@ -58,12 +58,12 @@ pub(super) struct SourceArgs {
 
 impl SourceArgs {
     /// Imports the file.
-    pub(super) fn import(&self) -> crate::Result<Recording> {
+    pub(super) fn import(&self) -> millpond_engine::Result<Recording> {
         self.import_also(&self.file)
     }
 
     /// Imports another file with the same options.
-    pub(super) fn import_also(&self, file: &Path) -> crate::Result<Recording> {
+    pub(super) fn import_also(&self, file: &Path) -> millpond_engine::Result<Recording> {
         let options = Options { device: self.device, memory: self.memory };
         let is_input = file == Path::new("-");
         let name = if is_input { "standard input".to_owned() } else { file.display().to_string() };
@@ -71,9 +71,11 @@ impl SourceArgs {
         let bar = progress.waiting();
         progress.step(&bar, &format!("reading {name}"));
         let recording = if is_input {
-            import::read(&name, io::stdin(), &options)
+            import::read(&name, io::stdin(), &options).map_err(Into::into)
         } else {
-            suggest::existing(file).map_err(crate::Error::from).and_then(|()| import::open(file, &options))
+            suggest::existing(file)
+                .map_err(millpond_engine::Error::from)
+                .and_then(|()| Ok(import::open(file, &options)?))
         };
         bar.finish_and_clear();
         recording

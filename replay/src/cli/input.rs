@@ -5,12 +5,12 @@ use std::path::Path;
 
 use millpond_core::Error;
 use millpond_core::stack::{LayerTable, StackSpec};
+use millpond_engine::log::{self, LogReader};
+use millpond_engine::program::{Limits, Program};
+use millpond_snapshot::import::{self, Options};
 
 use super::suggest;
 use super::verdict::Failure;
-use crate::import::{self, Options};
-use crate::log::{self, LogReader};
-use crate::program::{Limits, Program};
 use crate::progress::Progress;
 
 /// The bytes of a file's start that show whether it is a log: more than a block of zstd has.
@@ -28,7 +28,7 @@ pub(super) fn check(stacks: &[StackSpec], table: &LayerTable) -> Result<(), Fail
 }
 
 /// Reads a log, or imports another file; `-` is the standard input.
-pub(super) fn read(path: &Path, limits: Limits, progress: Progress) -> crate::Result<Program> {
+pub(super) fn read(path: &Path, limits: Limits, progress: Progress) -> millpond_engine::Result<Program> {
     if path == Path::new("-") {
         return program("standard input", io::stdin(), limits);
     }
@@ -37,10 +37,12 @@ pub(super) fn read(path: &Path, limits: Limits, progress: Progress) -> crate::Re
     let file = log::open_file(path)?;
     let bar = progress.reading(&name, file.metadata().map_or(0, |data| data.len()));
     let program = if is_import(path)? {
-        import::open(path, &Options::default()).and_then(|recording| Program::of(&recording, limits))
+        import::open(path, &Options::default())
+            .map_err(millpond_engine::Error::from)
+            .and_then(|recording| recording.program(limits))
     } else {
         LogReader::from_reader(name, bar.wrap_read(file))
-            .map_err(crate::Error::from)
+            .map_err(millpond_engine::Error::from)
             .and_then(|reader| Program::read(reader, limits))
     };
     bar.finish_and_clear();
@@ -48,7 +50,7 @@ pub(super) fn read(path: &Path, limits: Limits, progress: Progress) -> crate::Re
 }
 
 /// Reads what comes from a pipe.
-fn program(name: &str, mut source: impl Read + Send, limits: Limits) -> crate::Result<Program> {
+fn program(name: &str, mut source: impl Read + Send, limits: Limits) -> millpond_engine::Result<Program> {
     let mut head = Vec::new();
     let read = (&mut source).take(HEAD_BYTES).read_to_end(&mut head);
     let whole = Cursor::new(head.clone()).chain(source);
@@ -56,11 +58,11 @@ fn program(name: &str, mut source: impl Read + Send, limits: Limits) -> crate::R
     if read.is_err() || import::is_for_log_reader(&head) {
         return Program::read(LogReader::from_reader(name, whole)?, limits);
     }
-    Program::of(&import::read(name, whole, &Options::default())?, limits)
+    import::read(name, whole, &Options::default())?.program(limits)
 }
 
 /// Whether a file is imported rather than read as a log row by row.
-fn is_import(path: &Path) -> crate::Result<bool> {
+fn is_import(path: &Path) -> millpond_engine::Result<bool> {
     let mut head = Vec::new();
     let read = log::open_file(path)?.take(HEAD_BYTES).read_to_end(&mut head);
     Ok(read.is_ok() && !import::is_for_log_reader(&head))

@@ -51,15 +51,16 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use crate::bench as workloads;
-use crate::busy as in_flight;
-use crate::compare::{self, Settings};
-use crate::report::Format;
 use clap::CommandFactory;
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{Error, environment};
 use millpond_driver::DeviceSpec;
+use millpond_measure::bench as workloads;
+use millpond_measure::busy as in_flight;
 use tracing_subscriber::EnvFilter;
+
+use crate::compare::{self, Settings};
+use crate::report::Format;
 
 use args::{Cli, Command};
 use bench::BenchArgs;
@@ -169,7 +170,11 @@ fn busy(args: &BusyArgs, table: &LayerTable, out: impl Write) -> Result<Verdict,
     Reads::new(&args.logs, &stacks, args.device.as_ref()).refuse()?;
     settings.device.open_new()?; // a device that is not there is said before logs are read
     let progress = args.progress.if_asked();
-    let mut print = in_flight::reporter(args.format.into(), out);
+    let mut print = match Format::from(args.format) {
+        Format::Table => in_flight::table(out),
+        Format::Json => in_flight::json(out),
+        Format::Csv => in_flight::csv(out),
+    };
     let mut verdict = Verdict::Fine;
     for path in &args.logs {
         let report = read(path, args.limits(), progress).and_then(|program| {

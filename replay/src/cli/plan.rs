@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use millpond_core::{ALLOCATION_ALIGNMENT, Error, parse_bytes, parse_memory};
+use millpond_snapshot::placement::{self, Answer, Placement, Request, Sharing};
 
 use super::import::{ReportFormat, SourceArgs};
 use super::output;
 use super::verdict::{Failure, Verdict};
-use crate::placement::{self, Answer, Placement, Request, Sharing};
 
 /// Computes the least memory that any allocator needs for a file, and places its blocks
 ///

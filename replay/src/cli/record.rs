@@ -3,9 +3,9 @@
 use std::io::Write;
 
 use clap::{Args, ValueEnum};
+use millpond_snapshot::record::Framework;
 
 use super::verdict::{Failure, Verdict};
-use crate::record::Framework;
 
 /// Prints the lines that make a program write a file to explain
 #[derive(Clone, Debug, Args)]

@@ -7,16 +7,16 @@ use std::time::Duration;
 use clap::Args;
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_driver::DeviceSpec;
+use millpond_snapshot::explain;
+use millpond_snapshot::placement::{Placement, Request, Sharing};
+use millpond_snapshot::recording::Recording;
+use millpond_snapshot::report::{Curve, Page};
 
 use super::import::SourceArgs;
 use super::input::check;
 use super::overwrite::Reads;
 use super::verdict::{Failure, Verdict};
 use super::{output, suggest};
-use crate::explain;
-use crate::placement::{Placement, Request, Sharing};
-use crate::recording::Recording;
-use crate::report::html::{Curve, Page};
 
 /// Writes one page of HTML about a file: what is live over time, where, and held by which stacks
 ///
@@ -66,7 +66,7 @@ pub(super) fn run(args: &ReportArgs, table: &LayerTable, mut out: impl Write) ->
     let explanation = explain::explain(&recording, None);
     let placement = placement(&recording, args.plan_time)?;
     let curves = args.stacks.iter().map(|stack| Curve::of(&recording, stack, table, &args.on));
-    let curves: Vec<Curve> = curves.collect::<crate::Result<_>>()?;
+    let curves: Vec<Curve> = curves.collect::<millpond_engine::Result<_>>()?;
     let page = Page {
         recording: &recording,
         explanation: &explanation,
@@ -81,7 +81,7 @@ pub(super) fn run(args: &ReportArgs, table: &LayerTable, mut out: impl Write) ->
     Ok(Verdict::Fine)
 }
 
-fn placement(recording: &Recording, seconds: u64) -> crate::Result<Option<Placement>> {
+fn placement(recording: &Recording, seconds: u64) -> millpond_engine::Result<Option<Placement>> {
     if seconds == 0 {
         return Ok(None);
     }

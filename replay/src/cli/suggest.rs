@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 use millpond_core::Error;
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_driver::DeviceSpec;
-
-use crate::bench::Workload;
+use millpond_measure::bench::Workload;
 
 /// How alike two names are at least, from 0 to 1: clap's own share.
 const ALIKE: f64 = 0.7;

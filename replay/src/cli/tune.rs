@@ -6,10 +6,10 @@ use std::time::Duration;
 use clap::Args;
 use millpond_core::parse_memory;
 use millpond_core::stack::LayerTable;
+use millpond_snapshot::tune::{self, Request};
 
 use super::import::{ReportFormat, SourceArgs};
 use super::verdict::{Failure, Verdict};
-use crate::tune::{self, Request};
 
 /// Finds the settings with which a file needs the least memory, and the line that selects them
 ///

@@ -4,11 +4,12 @@ use std::io;
 use std::process::ExitCode;
 
 use anstyle::{AnsiColor, Effects, Style};
+use millpond_engine::text::plain;
+use millpond_measure::bench::{Report, Status};
+use millpond_measure::busy::{self, SubjectResult};
+use millpond_snapshot::placement::PlanError;
 
-use crate::bench::{Report, Status};
-use crate::busy::{self, SubjectResult};
 use crate::compare::{StackReport, StackResult};
-use crate::plain::plain;
 
 /// How the word `error` looks where colours are shown, as clap shows it.
 const ERROR: Style = AnsiColor::Red.on_default().effects(Effects::BOLD);
@@ -27,7 +28,7 @@ pub(crate) enum Verdict {
 /// An error that ends the program, or one log, early.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    Replay(crate::Error),
+    Input(Box<dyn std::error::Error>),
     Output(io::Error),
 }
 
@@ -43,7 +44,7 @@ impl Verdict {
                 report(&format!("the results cannot be written: {error}"));
                 Self::BadInput
             }
-            Err(Failure::Replay(error)) => {
+            Err(Failure::Input(error)) => {
                 report(&error.to_string());
                 Self::BadInput
             }
@@ -109,15 +110,21 @@ impl From<Verdict> for ExitCode {
     }
 }
 
-impl From<crate::Error> for Failure {
-    fn from(error: crate::Error) -> Self {
-        Self::Replay(error)
+impl From<millpond_engine::Error> for Failure {
+    fn from(error: millpond_engine::Error) -> Self {
+        Self::Input(error.into())
+    }
+}
+
+impl From<PlanError> for Failure {
+    fn from(error: PlanError) -> Self {
+        Self::Input(error.into())
     }
 }
 
 impl From<millpond_core::Error> for Failure {
     fn from(error: millpond_core::Error) -> Self {
-        Self::Replay(error.into())
+        Self::Input(error.into())
     }
 }
 

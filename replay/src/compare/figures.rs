@@ -2,10 +2,9 @@
 
 use millpond_core::LadderCounts;
 use millpond_driver::{CallCounts, CallKind, DeviceSpec};
+use millpond_engine::Result;
+use millpond_engine::{AskedAgain, Failure};
 use serde::Serialize;
-
-use crate::Result;
-use crate::engine::{AskedAgain, Failure};
 
 /// One stack, and its result.
 #[derive(Clone, Debug, Serialize)]

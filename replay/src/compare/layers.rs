@@ -2,11 +2,12 @@
 
 use millpond_core::stack::{LayerEntry, LayerTable};
 
-/// Every layer that a stack's text can name here, [models of other allocators](crate::peers) included.
+/// Every layer that a stack's text can name here, [models of other allocators](millpond_snapshot::peers)
+/// included.
 pub fn layers() -> LayerTable {
     LayerTable::new(millpond_resources::LAYERS.iter().chain(millpond_plan::LAYERS).copied())
         .with(millpond_adaptors::LAYERS.iter().copied())
-        .with(crate::peers::LAYERS.iter().copied())
+        .with(millpond_snapshot::peers::LAYERS.iter().copied())
 }
 
 /// Whether it is an entry of [`layers`], judged by its texts.

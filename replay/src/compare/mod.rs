@@ -16,10 +16,12 @@ pub use figures::{DriverFigures, PassFigures, StackFigures, StackReport, StackRe
 pub use layers::layers;
 pub use settings::Settings;
 
-pub use crate::device_figures::DeviceFigures;
-use crate::program::{LogSummary, Program};
+use millpond_engine::Result;
+use millpond_engine::program::{LogSummary, Program};
+
+use crate::lineup;
 use crate::progress::Progress;
-use crate::{Result, lineup};
+pub use millpond_engine::DeviceFigures;
 
 /// The results of one log through several stacks, which the reports print.
 #[derive(Clone, Debug, Serialize)]

@@ -11,15 +11,15 @@ use millpond_core::{
     find_trait,
 };
 use millpond_driver::{CallCounts, CountingDriver};
+use millpond_engine::program::Program;
+use millpond_engine::{self as engine, AskedAgain, Options, Outcome, Threads, Watch};
+use millpond_engine::{Error, Result};
 use millpond_resources::memory_pool::DriverPool;
 
 use super::figures::unmeasured;
 use super::layers::is_millponds;
 use super::misuse::MisuseCounter;
 use super::{DriverFigures, PassFigures, Settings, StackFigures, StackResult};
-use crate::engine::{self, AskedAgain, Options, Outcome, Threads, Watch};
-use crate::program::Program;
-use crate::{Error, Result};
 
 /// Builds one stack, replays the log through it, and drops it.
 pub(super) fn stack(

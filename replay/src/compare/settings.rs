@@ -2,8 +2,7 @@
 
 use millpond_core::stack::StackSpec;
 use millpond_driver::DeviceSpec;
-
-use crate::engine::Options;
+use millpond_engine::Options;
 
 /// The device, the stacks and the options of a replay.
 #[derive(Clone, Debug)]

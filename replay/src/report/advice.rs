@@ -4,10 +4,11 @@
 //! not on times: those of a simulated device are a model's, and small differences are noise anywhere.
 
 use millpond_core::{ByteSize, format_bytes};
+use millpond_engine::text::{counted, thousands};
+use millpond_snapshot::peers;
 
-use super::text::{counted, figures, thousands};
+use super::ran::figures;
 use crate::compare::{Comparison, StackFigures};
-use crate::peers;
 
 /// A stack spares driver calls if it makes fewer than one for this many operations of the log.
 const OPERATIONS_A_CALL: u64 = 2;

@@ -3,11 +3,11 @@
 
 use std::io::{self, Write};
 
+use millpond_engine::Failure;
 use serde::Serialize;
 
 use super::Reporter;
 use crate::compare::{Comparison, StackReport, StackResult};
-use crate::engine::Failure;
 
 pub(super) struct CsvReporter<W: Write> {
     out: ::csv::Writer<W>,
@@ -22,7 +22,7 @@ impl<W: Write> CsvReporter<W> {
 impl<W: Write> Reporter for CsvReporter<W> {
     fn report(&mut self, comparison: &Comparison) -> io::Result<()> {
         for stack in &comparison.stacks {
-            self.out.serialize(Row::new(comparison, stack)).map_err(crate::error::csv_to_io)?;
+            self.out.serialize(Row::new(comparison, stack)).map_err(millpond_engine::csv_to_io)?;
         }
         self.out.flush()
     }

@@ -45,7 +45,7 @@
 //!     failures                  allocations that failed
 //! ```
 //!
-//! The types say more: [`Comparison`], [`LogSummary`](crate::program::LogSummary) and
+//! The types say more: [`Comparison`], [`LogSummary`](millpond_engine::program::LogSummary) and
 //! [`StackFigures`](crate::compare::StackFigures).
 
 use std::io::{self, Write};

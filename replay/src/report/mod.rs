@@ -2,11 +2,10 @@
 
 mod advice;
 pub mod csv;
-pub mod html;
 pub mod json;
+mod ran;
 mod reporter;
 mod table;
-pub(crate) mod text;
 
 use std::io::Write;
 

@@ -5,8 +5,9 @@ use std::io::{self, Write};
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use millpond_core::{LadderCounts, format_bytes};
+use millpond_engine::text::{counted, thousands};
 
-use super::text::{counted, figures, thousands};
+use super::ran::figures;
 use super::{Reporter, advice};
 use crate::compare::{Comparison, StackFigures, StackReport, StackResult};
 

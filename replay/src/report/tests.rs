@@ -4,14 +4,14 @@ use std::io;
 
 use millpond_core::LadderCounts;
 use millpond_driver::CallKind;
+use millpond_engine::Failure;
+use millpond_engine::program::LogSummary;
 use serde_json::{Value, json};
 
 use super::*;
 use crate::compare::{
     Comparison, DeviceFigures, DriverFigures, PassFigures, StackFigures, StackReport, StackResult,
 };
-use crate::engine::Failure;
-use crate::program::LogSummary;
 
 /// A log through three stacks: one ran with a failure, one was left out, one could not be built.
 fn comparison() -> Comparison {

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use crate::support::{Folder, HEADER, Run, program, rows};
+use crate::support::{Folder, HEADER, Run, program, rows, snapshot};
 
 /// Runs a log with these rows through plain CUDA.
 fn with_rows(rows: &str) -> Run {
@@ -324,11 +324,11 @@ fn colours_are_shown_where_they_are_asked_for() {
 
 #[test]
 fn an_explanation_has_colours_where_they_are_asked_for_and_the_same_text_elsewhere() {
-    let snapshot = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/snapshots/out_of_memory.pickle.gz");
+    let snapshot = snapshot("out_of_memory");
     let explained = |flags: &[&str]| {
         let mut program = program();
         program.env_remove("NO_COLOR").env_remove("CLICOLOR_FORCE");
-        let run = Run::from(program.args(flags).args(["explain", snapshot]).output().unwrap());
+        let run = Run::from(program.args(flags).arg("explain").arg(&snapshot).output().unwrap());
         assert_eq!(run.status, 0, "{}", run.stderr);
         run.stdout
     };

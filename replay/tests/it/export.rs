@@ -1,14 +1,10 @@
 //! `export`: each file is read as its format's rules say.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::Value;
 
-use crate::support::{Folder, Run, program};
-
-fn snapshot(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/snapshots/{name}.pickle.gz"))
-}
+use crate::support::{Folder, Run, program, snapshot};
 
 fn export(name: &str, format: &str, flags: &[&str]) -> String {
     let mut command = program();

@@ -1,14 +1,10 @@
 //! `gate`: budgets, exit status, markdown, JUnit; and the commands `record`, `completions` and `man`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::Value;
 
-use crate::support::{Folder, Run, program};
-
-fn snapshot(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/snapshots/{name}.pickle.gz"))
-}
+use crate::support::{Folder, Run, program, snapshot};
 
 fn gate(file: &Path, budget: &Path, flags: &[&str]) -> Run {
     let mut command = program();

@@ -13,13 +13,14 @@ mod run;
 
 use std::collections::{HashMap, HashSet};
 
+use millpond_engine::Options;
+use millpond_engine::log::LogReader;
+use millpond_engine::program::{Limits, OpKind, Program};
+
 use beside::Beside;
 use copy::Log;
 use millpond_core::stack::StackSpec;
 use millpond_replay::compare::{self, Settings, StackResult};
-use millpond_replay::engine::Options;
-use millpond_replay::log::LogReader;
-use millpond_replay::program::{Limits, OpKind, Program};
 use millpond_replay::progress::Progress;
 use random::Random;
 use report::{Format, Row};

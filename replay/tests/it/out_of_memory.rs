@@ -35,7 +35,7 @@ fn unpacked(path: &str) -> Vec<u8> {
 /// The files that the page's programs would have written.
 fn files() -> Folder {
     let folder = Folder::new();
-    let snapshot = unpacked("replay/tests/snapshots/out_of_memory.pickle.gz");
+    let snapshot = unpacked("snapshot/tests/snapshots/out_of_memory.pickle.gz");
     folder.write("FILE", &snapshot);
     folder.write("snapshot.pickle", &snapshot);
     folder.write("rmm.dev0.csv", format!("{HEADER}{}", rows(2, 600)));

@@ -40,6 +40,12 @@ pub(crate) struct Run {
     pub(crate) stderr: String,
 }
 
+/// A memory snapshot of those that millpond-snapshot is tested with.
+pub(crate) fn snapshot(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../snapshot/tests/snapshots");
+    folder.join(format!("{name}.pickle.gz"))
+}
+
 pub(crate) fn program() -> Command {
     Command::new(env!("CARGO_BIN_EXE_millpond-replay"))
 }

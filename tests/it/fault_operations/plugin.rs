@@ -9,9 +9,9 @@ use millpond::plugin::{
 use millpond::stack::StackSpec;
 use millpond::{DeviceId, Driver, DriverHandle, Error, Result};
 use millpond_core::driver::HostPtr;
-use millpond_replay::engine::{Options, Threads, replay};
-use millpond_replay::log::LogReader;
-use millpond_replay::program::{Limits, Program};
+use millpond_engine::log::LogReader;
+use millpond_engine::program::{Limits, Program};
+use millpond_engine::{Options, Threads, replay};
 use millpond_testkit::faults::{Act, Operation, Stage};
 
 use super::support::{act, on_stage};
@@ -88,7 +88,7 @@ fn replayed(stage: &Stage, text: &str) -> Result<()> {
     let resource = text.parse::<StackSpec>()?.build(&millpond::layers(), &driver)?;
     let options = Options { threads: Threads::One, passes: 2, ask_again: false };
     let outcome = replay(&program, &resource, &driver, options, &mut ()).map_err(|error| match error {
-        millpond_replay::Error::Stack(error) => error,
+        millpond_engine::Error::Stack(error) => error,
         other => failed(&other),
     })?;
     // A refused request is no error of the replay.

@@ -11,11 +11,7 @@ use std::path::{Path, PathBuf};
 use browser::Browser;
 use serde_json::{Value, json};
 
-use crate::support::{Folder, Run, program};
-
-fn snapshot(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/snapshots/{name}.pickle.gz"))
-}
+use crate::support::{Folder, Run, program, snapshot};
 
 /// The page of some files.
 fn page(folder: &Folder, files: &[&Path], flags: &[&str]) -> PathBuf {

@@ -1,0 +1,108 @@
+//! Makes the requests again that had failed when the log was written.
+
+use millpond_core::{AnyResource, DriverHandle, OutOfMemoryReport, StreamRef, format_bytes};
+use parking_lot::Mutex;
+use serde::Serialize;
+
+use crate::program::{Op, Program};
+
+/// The outcome of the requests that had failed when the log was written.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize)]
+pub struct AskedAgain {
+    /// The number of requests. Failures that a success of the same size, thread and stream follows count as
+    /// one.
+    pub requests: u64,
+    /// The number of requests that were served.
+    pub served: u64,
+    /// The requests that were not served, in the log's order: the first hundred.
+    pub unserved: Vec<Unserved>,
+}
+
+/// A request that failed again.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Unserved {
+    /// The line in the log.
+    pub line: u64,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// The missing bytes: those that the resource reports, otherwise those that the device lacked. 0 if it
+    /// had enough, but not for this request.
+    pub missing_bytes: u64,
+    /// The error. It may have several lines; the first says what matters.
+    pub error: String,
+    /// The stack's out-of-memory report, if it gave one.
+    pub report: Option<Box<OutOfMemoryReport>>,
+}
+
+impl Unserved {
+    /// Prints the size, the line, and the missing bytes.
+    pub fn in_words(&self) -> String {
+        let missing = match self.missing_bytes {
+            0 => "for which no free memory was in a row".to_owned(),
+            missing => format!("{} short", format_bytes(missing)),
+        };
+        format!("{} at line {}, {missing}", format_bytes(self.bytes), self.line)
+    }
+}
+
+/// The most unserved requests that are listed; further ones are only counted.
+const MOST_UNSERVED: usize = 100;
+
+/// Makes the requests that had failed when the log was written.
+#[derive(Debug)]
+pub(super) struct Again<'a> {
+    program: &'a Program,
+    /// The device's own driver, whose calls are not counted.
+    driver: &'a DriverHandle,
+    answers: Mutex<AskedAgain>,
+}
+
+impl<'a> Again<'a> {
+    pub(super) fn new(program: &'a Program, driver: &'a DriverHandle) -> Self {
+        Self { program, driver, answers: Mutex::default() }
+    }
+
+    /// Makes one request, and frees the block. Returns the error if the device is lost.
+    #[cold]
+    pub(super) fn ask(
+        &self,
+        resource: &AnyResource,
+        op: &Op,
+        stream: StreamRef,
+    ) -> millpond_core::Result<()> {
+        if self.program.is_retry(op) {
+            return Ok(());
+        }
+        let layout = op.layout();
+        let answer = resource.allocate(layout, stream).map(|ptr| {
+            // SAFETY: the block came from this resource with the same layout; it goes back once, and no
+            // work uses it.
+            unsafe { resource.deallocate(ptr, layout, stream) }
+        });
+        let mut answers = self.answers.lock();
+        answers.requests += 1;
+        let Err(error) = answer else {
+            answers.served += 1;
+            return Ok(());
+        };
+        if answers.unserved.len() < MOST_UNSERVED {
+            let (line, bytes) = (u64::from(op.line), op.bytes);
+            let missing_bytes = self.missing(op, &error);
+            let report = error.out_of_memory_report().cloned().map(Box::new);
+            answers.unserved.push(Unserved { line, bytes, missing_bytes, error: error.to_string(), report });
+        }
+        if error.is_sticky() { Err(error) } else { Ok(()) }
+    }
+
+    fn missing(&self, op: &Op, error: &millpond_core::Error) -> u64 {
+        let said = error.out_of_memory_report().and_then(|report| report.short_bytes);
+        said.unwrap_or_else(|| {
+            let free = self.driver.mem_get_info().map_or(0, |memory| memory.free);
+            op.bytes.saturating_sub(free)
+        })
+    }
+
+    pub(super) fn into_answers(self) -> AskedAgain {
+        self.answers.into_inner()
+    }
+}

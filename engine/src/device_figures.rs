@@ -1,0 +1,39 @@
+//! The device of a run in reports.
+
+use millpond_core::DriverHandle;
+use millpond_driver::DeviceSpec;
+use serde::Serialize;
+
+use crate::Result;
+
+/// The device that logs are replayed on.
+#[derive(Clone, Debug, Serialize)]
+pub struct DeviceFigures {
+    /// The text of `--device`.
+    pub spec: String,
+    /// The device's name, for people.
+    pub name: String,
+    /// Whether it is simulated. Then driver time is virtual, and time per operation is that of this machine.
+    pub simulated: bool,
+    /// Its memory in bytes.
+    pub total_bytes: u64,
+    /// The bytes that were free before the first stack was built.
+    pub free_bytes: u64,
+}
+
+impl DeviceFigures {
+    /// The figures of the device that `spec` opened as `driver`.
+    ///
+    /// # Errors
+    /// The driver does not tell the free memory.
+    pub fn new(spec: &DeviceSpec, driver: &DriverHandle) -> Result<Self> {
+        let memory = driver.mem_get_info().map_err(millpond_core::Error::from)?;
+        Ok(Self {
+            spec: spec.to_string(),
+            name: driver.name(),
+            simulated: driver.device().is_sim(),
+            total_bytes: memory.total,
+            free_bytes: memory.free,
+        })
+    }
+}

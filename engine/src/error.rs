@@ -1,0 +1,53 @@
+//! The errors of reading and replaying logs.
+
+use std::io;
+
+use crate::log::LogError;
+
+/// The result of reading and replaying.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// The reason why a log could not be replayed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The log, or one row of it, cannot be read.
+    #[error(transparent)]
+    Log(#[from] LogError),
+    /// A stack or a device is wrong, or failed.
+    #[error(transparent)]
+    Stack(#[from] millpond_core::Error),
+    /// The temporary file or a thread of the replay could not be created.
+    #[error("{what}: {source}")]
+    Io {
+        /// The failed step, and the remedy.
+        what: &'static str,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// A resource broke its contract by panicking.
+    #[error("the stack panicked: {0}; this is a bug of one of its resources")]
+    Panicked(String),
+}
+
+impl Error {
+    pub(crate) fn io(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { what, source }
+    }
+
+    /// The error of what panicked with this payload.
+    pub fn panicked(payload: &(dyn std::any::Any + Send)) -> Self {
+        let text = payload.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| payload.downcast_ref::<&str>().copied());
+        Self::Panicked(text.unwrap_or("no message").to_owned())
+    }
+}
+
+/// The input/output error inside csv's own, with its kind, which `io::Error::from` loses. Where rows may have
+/// any length and the written values are plain, csv has no other errors.
+pub fn csv_to_io(error: csv::Error) -> io::Error {
+    match error.into_kind() {
+        csv::ErrorKind::Io(error) => error,
+        other => io::Error::other(format!("{other:?}")),
+    }
+}

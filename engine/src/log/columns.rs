@@ -1,0 +1,133 @@
+//! The columns of a log.
+
+use csv::ByteRecord;
+use millpond_core::ALLOCATION_ALIGNMENT;
+
+use super::field::{self, Field};
+use super::{Action, Event, column};
+
+/// The columns that a log must have: RMM's.
+const REQUIRED: [&str; 6] = ["Thread", "Time", "Action", "Pointer", "Size", "Stream"];
+
+/// The columns that RMM lacks.
+const FURTHER: [&str; 5] = ["Device", "Alignment", "Sequence", "MonotonicNs", "DurationNs"];
+
+/// The columns of recordings that were written as a log; [`super::event::Event`] has none of them.
+const OF_RECORDINGS: [&str; 8] = [
+    column::UNIX,
+    column::STEP,
+    column::STACK,
+    column::POOL,
+    column::TAG,
+    column::ROUNDED,
+    column::BEFORE,
+    column::NOTES,
+];
+
+/// The places of the columns in one log.
+#[derive(Clone, Default, Debug)]
+pub(super) struct Columns {
+    count: usize,
+    required: [usize; REQUIRED.len()],
+    further: [Option<usize>; FURTHER.len()],
+    of_recordings: [Option<usize>; OF_RECORDINGS.len()],
+}
+
+/// The column's name, if the error is about one, and the reason.
+pub(super) type RowError = (Option<&'static str>, String);
+
+impl Columns {
+    /// Finds the columns in a header.
+    pub(super) fn new(header: &ByteRecord) -> Result<Self, RowError> {
+        let position = |name: &str| header.iter().position(|column| column.trim_ascii() == name.as_bytes());
+        let mut required = [0; REQUIRED.len()];
+        for (index, name) in REQUIRED.iter().copied().enumerate() {
+            required[index] = position(name).ok_or_else(|| {
+                let reason = "the header lacks it; a log starts with the line \
+                              `Thread,Time,Action,Pointer,Size,Stream`, as RMM's logging adaptor writes it";
+                (Some(name), reason.to_owned())
+            })?;
+        }
+        let of_recordings = OF_RECORDINGS.map(position);
+        Ok(Self { count: header.len(), required, further: FURTHER.map(position), of_recordings })
+    }
+
+    /// Whether the log has a column.
+    pub(super) fn has(&self, name: &str) -> bool {
+        let names = OF_RECORDINGS.iter().zip(&self.of_recordings);
+        let mut names = names.chain(FURTHER.iter().zip(&self.further));
+        names.any(|(known, place)| *known == name && place.is_some())
+    }
+
+    /// A cell of a column that only recordings have; empty if the log has no such column.
+    pub(super) fn of_recording<'a>(&self, row: &'a ByteRecord, name: &str) -> &'a [u8] {
+        let column = OF_RECORDINGS.iter().position(|known| *known == name);
+        let place = column.and_then(|column| self.of_recordings[column]);
+        place.and_then(|place| row.get(place)).unwrap_or(b"")
+    }
+
+    /// Whether a row only carries notes: it is a failed request for nothing.
+    pub(super) fn is_carrier(&self, row: &ByteRecord) -> bool {
+        let alignment = self.further[1].and_then(|place| row.get(place)).unwrap_or(b"");
+        let [_, _, action, pointer, size, _] = self.required.map(|place| row.get(place).unwrap_or(b""));
+        let notes = self.of_recording(row, column::NOTES);
+        (action, pointer, size) == (b"allocate failure", b"(nil)", b"0")
+            && alignment.is_empty()
+            && !notes.is_empty()
+    }
+
+    /// Reads one row.
+    pub(super) fn event(&self, row: &ByteRecord, line: u64) -> Result<Event, RowError> {
+        self.check_count(row)?;
+        let [thread, time, action, pointer, size, stream] = self.required.map(|column| &row[column]);
+        let event = Event {
+            line,
+            thread: required(0, field::number(thread, "a thread's number"))?,
+            action: required(2, field::action(action))?,
+            pointer: required(3, field::pointer(pointer))?,
+            bytes: required(4, field::number(size, "a size in bytes"))?,
+            stream: required(5, field::stream(stream))?,
+            device: self.further(row, 0, field::device)?,
+            alignment: self.further(row, 1, field::alignment)?.unwrap_or(ALLOCATION_ALIGNMENT),
+            sequence: self.further(row, 2, |text| field::number(text, "a sequence number"))?,
+            monotonic_ns: self.further(row, 3, |text| field::number(text, "nanoseconds"))?,
+            duration_ns: self.further(row, 4, |text| field::number(text, "nanoseconds"))?,
+        };
+        required(1, field::time(time))?;
+        if event.action == Action::Allocate && event.pointer.is_null() && event.bytes > 0 {
+            let reason = format!("no block of {} bytes can be at (nil)", event.bytes);
+            return Err((Some(REQUIRED[3]), reason));
+        }
+        Ok(event)
+    }
+
+    fn check_count(&self, row: &ByteRecord) -> Result<(), RowError> {
+        if row.len() == self.count {
+            return Ok(());
+        }
+        let missing = self.required.iter().position(|&column| column >= row.len());
+        Err((
+            missing.map(|index| REQUIRED[index]),
+            format!("the row has {} columns, the header has {}", row.len(), self.count),
+        ))
+    }
+
+    /// An optional column; an empty cell counts as missing.
+    #[inline]
+    fn further<T>(
+        &self,
+        row: &ByteRecord,
+        index: usize,
+        read: impl Fn(&[u8]) -> Field<T>,
+    ) -> Result<Option<T>, RowError> {
+        match self.further[index].map(|column| &row[column]) {
+            None | Some(b"") => Ok(None),
+            Some(text) => read(text).map(Some).map_err(|reason| (Some(FURTHER[index]), reason)),
+        }
+    }
+}
+
+#[inline]
+fn required<T>(index: usize, field: Field<T>) -> Result<T, RowError> {
+    field.map_err(|reason| (Some(REQUIRED[index]), reason))
+}

@@ -1,0 +1,46 @@
+//! Reads allocation logs: RMM's CSV, plain or compressed, row by row.
+//!
+//! A log has a header and one row for each event. The six columns of RMM are required, in any order; the
+//! further columns that millpond writes are used if they exist, and any others are ignored.
+//!
+//! | column | content |
+//! |---|---|
+//! | `Thread` | the thread's number |
+//! | `Time` | a time of day; read only to distinguish a log from other files |
+//! | `Action` | `allocate`, `allocate failure` or `free` |
+//! | `Pointer` | hexadecimal, or `(nil)` |
+//! | `Size` | bytes, as requested |
+//! | `Stream` | see [`StreamKey`] |
+//! | `Device` (optional) | the device: `cuda:0`, `sim:0` or a number |
+//! | `Alignment` (optional) | bytes, a power of two |
+//! | `Sequence` (optional) | a number that grows from row to row |
+//! | `MonotonicNs` (optional) | the time, in nanoseconds of a monotonic clock |
+//! | `DurationNs` (optional) | the duration of the call, in nanoseconds |
+//!
+//! A recording that millpond-snapshot writes as a log has the columns in [`column`], too. Rows that only
+//! carry its notes are passed over, unless they are asked for by [`LogReader::next_row`].
+//!
+//! gzip and zstd are recognised by their first bytes, not by the file's name. Memory is bounded: a
+//! [`LogReader`] holds one row, and a line of more than 64 KiB is refused as not being a log.
+//!
+//! ```
+//! use millpond_engine::log::{Action, LogReader};
+//! let text = "Thread,Time,Action,Pointer,Size,Stream\n7,05:01:18.946606,allocate,0x7f00,1000,0x2\n";
+//! let mut reader = LogReader::from_reader("example", text.as_bytes()).unwrap();
+//! let event = reader.next().unwrap().unwrap();
+//! assert_eq!((event.thread, event.action, event.bytes), (7, Action::Allocate, 1000));
+//! assert!(reader.next().is_none());
+//! ```
+
+pub mod column;
+mod columns;
+mod error;
+mod event;
+mod field;
+mod input;
+mod reader;
+
+pub use error::LogError;
+pub use event::{Action, Event, StreamKey};
+pub use input::{MAX_LINE_BYTES, unpack_bytes};
+pub use reader::{LogReader, open_file};

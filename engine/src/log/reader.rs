@@ -1,0 +1,302 @@
+//! Reads a log row by row.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use csv::{ByteRecord, Reader, ReaderBuilder, Terminator};
+
+use super::columns::{Columns, RowError};
+use super::{Event, LogError, input};
+
+/// Reads a log row by row, in bounded memory.
+///
+/// It iterates over events. A bad row is an error, after which reading may go on; an error of reading itself
+/// (for instance a packed file that is cut off) is the last item.
+pub struct LogReader<'a> {
+    file: String,
+    csv: Reader<Box<dyn Read + Send + 'a>>,
+    row: ByteRecord,
+    columns: Columns,
+    ended: bool,
+    broken: bool,
+}
+
+/// Opens the file of a log.
+///
+/// # Errors
+/// The file does not exist, cannot be read, or is a folder.
+pub fn open_file(path: &Path) -> Result<File, LogError> {
+    let fail = |reason: String| LogError { file: path.display().to_string(), line: 0, column: None, reason };
+    let file = File::open(path)
+        .map_err(|error| fail(format!("cannot be opened ({error}); check the path and its permissions")))?;
+    if file.metadata().is_ok_and(|data| data.is_dir()) {
+        return Err(fail("is a folder; name the log files in it".to_owned()));
+    }
+    Ok(file)
+}
+
+impl LogReader<'static> {
+    /// Opens a file: plain, gzip or zstd, according to its first bytes.
+    ///
+    /// # Errors
+    /// The file cannot be read, or does not start with a log's header.
+    pub fn open(path: &Path) -> Result<Self, LogError> {
+        Self::from_reader(path.display().to_string(), open_file(path)?)
+    }
+}
+
+impl<'a> LogReader<'a> {
+    /// Reads from any reader; `name` stands for the file in errors.
+    ///
+    /// # Errors
+    /// The input does not start with a log's header.
+    pub fn from_reader(name: impl Into<String>, raw: impl Read + Send + 'a) -> Result<Self, LogError> {
+        let file = name.into();
+        let text = input::unpack(raw).map_err(|error| read_error(&file, 0, &error))?;
+        // No quoting: a stray quote would swallow rows. `\n` alone ends a row, so that lines can be counted.
+        let csv = ReaderBuilder::new()
+            .has_headers(false)
+            .flexible(true)
+            .quoting(false)
+            .terminator(Terminator::Any(b'\n'))
+            .buffer_capacity(input::MAX_LINE_BYTES)
+            .from_reader(text);
+        let columns = Columns::default();
+        let mut reader = Self { file, csv, row: ByteRecord::new(), columns, ended: false, broken: false };
+        reader.read_header()?;
+        Ok(reader)
+    }
+
+    /// The name of the log.
+    pub fn file(&self) -> &str {
+        &self.file
+    }
+
+    /// Whether reading ended with an error, so that the rest of the log is missing.
+    pub fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    fn read_header(&mut self) -> Result<(), LogError> {
+        match self.read_row() {
+            Some(Ok(line)) => {
+                if let Some(first) = self.row.get(0).and_then(|name| name.strip_prefix(b"\xef\xbb\xbf")) {
+                    // A byte order mark, which some editors write.
+                    let first = first.to_vec();
+                    let rest: Vec<Vec<u8>> = self.row.iter().skip(1).map(<[u8]>::to_vec).collect();
+                    self.row = std::iter::once(first).chain(rest).collect();
+                }
+                self.columns = Columns::new(&self.row).map_err(|error| self.row_error(line, error))?;
+                Ok(())
+            }
+            Some(Err(error)) => Err(error),
+            None => Err(LogError {
+                file: self.file.clone(),
+                line: 0,
+                column: None,
+                reason: "is empty; a log starts with the line `Thread,Time,Action,Pointer,Size,Stream`"
+                    .to_owned(),
+            }),
+        }
+    }
+
+    /// Reads the next row that is not blank into `self.row` and returns its line.
+    fn read_row(&mut self) -> Option<Result<u64, LogError>> {
+        while !self.ended {
+            match self.csv.read_byte_record(&mut self.row) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => {
+                    (self.ended, self.broken) = (true, true);
+                    let line = self.csv.position().line();
+                    return Some(Err(read_error(&self.file, line, &crate::error::csv_to_io(error))));
+                }
+            }
+            // The position is behind the row's `\n`, which the input guarantees.
+            let line = self.csv.position().line() - 1;
+            self.strip_carriage_return();
+            let blank = self.row.is_empty() || self.row.len() == 1 && self.row[0].is_empty();
+            if !blank {
+                return Some(Ok(line));
+            }
+        }
+        self.ended = true;
+        None
+    }
+
+    fn strip_carriage_return(&mut self) {
+        let Some(last) = self.row.len().checked_sub(1).map(|index| &self.row[index]) else { return };
+        if last.ends_with(b"\r") {
+            let stripped = last[..last.len() - 1].to_vec();
+            let count = self.row.len() - 1;
+            self.row.truncate(count);
+            self.row.push_field(&stripped);
+        }
+    }
+
+    #[cold]
+    fn row_error(&self, line: u64, (column, reason): RowError) -> LogError {
+        LogError { file: self.file.clone(), line, column, reason }
+    }
+}
+
+impl LogReader<'_> {
+    /// Whether the log has a column that RMM's lack: one of [`column`](super::column), or an optional one.
+    pub fn has_column(&self, name: &str) -> bool {
+        self.columns.has(name)
+    }
+
+    /// The cell of the last row in one of the columns of [`column`](super::column); empty if there is none.
+    pub fn cell(&self, name: &str) -> &[u8] {
+        self.columns.of_recording(&self.row, name)
+    }
+
+    /// Whether the last row only carries notes of a recording.
+    pub fn is_carrier(&self) -> bool {
+        self.columns.is_carrier(&self.row)
+    }
+
+    /// The next row, also one that only carries notes: [`is_carrier`](Self::is_carrier) tells which do.
+    pub fn next_row(&mut self) -> Option<Result<Event, LogError>> {
+        let line = match self.read_row()? {
+            Ok(line) => line,
+            Err(error) => return Some(Err(error)),
+        };
+        Some(self.columns.event(&self.row, line).map_err(|error| self.row_error(line, error)))
+    }
+}
+
+impl Iterator for LogReader<'_> {
+    type Item = Result<Event, LogError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let row = self.next_row()?;
+            if row.is_err() || !self.is_carrier() {
+                return Some(row);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for LogReader<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LogReader")
+            .field("file", &self.file)
+            .field("ended", &self.ended)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cold]
+fn read_error(file: &str, line: u64, error: &io::Error) -> LogError {
+    let reason = match error.kind() {
+        io::ErrorKind::UnexpectedEof => {
+            "the compressed data ends early: the file is cut off; copy it again".to_owned()
+        }
+        io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => {
+            format!("cannot be read ({error}); is it a log, plain or packed with gzip or zstd?")
+        }
+        _ => format!("cannot be read ({error})"),
+    };
+    LogError { file: file.to_owned(), line, column: None, reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use millpond_core::DeviceId;
+
+    use super::super::{Action, StreamKey};
+    use super::*;
+
+    const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream\n";
+
+    fn read(text: &str) -> Vec<Result<Event, LogError>> {
+        LogReader::from_reader("log", text.as_bytes()).unwrap().collect()
+    }
+
+    fn lines(text: &str) -> Vec<u64> {
+        read(text)
+            .iter()
+            .map(|item| item.as_ref().map_or_else(|error| error.line, |event| event.line))
+            .collect()
+    }
+
+    #[test]
+    fn columns_are_found_by_name() {
+        let text = "Note,Stream,Size,Pointer,Action,Time,Thread,Alignment,Device,DurationNs\n\
+                    x,0x2,64,0x100,allocate,00:00:00:000000,9,4096,cuda:1,120\n";
+        let event = read(text)[0].clone().unwrap();
+        assert_eq!((event.thread, event.bytes, event.action), (9, 64, Action::Allocate));
+        assert_eq!((event.stream, event.alignment), (StreamKey::PerThread, 4096));
+        assert_eq!((event.device, event.duration_ns), (Some(DeviceId::cuda(1)), Some(120)));
+    }
+
+    #[test]
+    fn lines_are_counted_with_any_line_ending() {
+        let row = "1,00:00:00,free,0x100,1,0";
+        assert_eq!(lines(&format!("{HEADER}{row}\n{row}\n")), [2, 3]);
+        assert_eq!(lines(&format!("{HEADER}{row}\n{row}")), [2, 3], "no line end at the end");
+        assert_eq!(lines(&format!("{HEADER}\n\n{row}\n\n{row}\n")), [4, 6], "blank lines");
+        let crlf = format!("{HEADER}{row}\n\n{row}\n").replace('\n', "\r\n");
+        assert_eq!(lines(&crlf), [2, 4]);
+        assert_eq!(read(&crlf)[0].as_ref().unwrap().stream, StreamKey::Legacy);
+    }
+
+    #[test]
+    fn a_bad_row_is_named_and_reading_goes_on() {
+        let items =
+            read(&format!("{HEADER}1,0,free,0x1,-5,0\n1,0,free,0x1,5,0\n1,0,free\n1,0,free,0x1,5,0,9\n"));
+        assert_eq!(
+            items[0].as_ref().unwrap_err().to_string(),
+            "log:2: column Size: `-5` is negative; a size in bytes is 0 or more"
+        );
+        assert!(items[1].is_ok());
+        let missing = items[2].as_ref().unwrap_err().to_string();
+        assert_eq!(missing, "log:4: column Pointer: the row has 3 columns, the header has 6");
+        assert_eq!(items[3].as_ref().unwrap_err().column, None);
+        assert_eq!(items.len(), 4);
+    }
+
+    #[test]
+    fn a_quote_swallows_nothing() {
+        let items = read(&format!("{HEADER}1,0,\"free,0x1,5,0\n1,0,free,0x1,5,0\n"));
+        assert_eq!(items[0].as_ref().unwrap_err().column, Some("Action"));
+        assert!(items[1].is_ok());
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_looked_through() {
+        assert_eq!(read(&format!("\u{feff}{HEADER}1,0,free,0x1,5,0\n")).len(), 1);
+    }
+
+    #[test]
+    fn an_empty_log_and_a_wrong_header_say_how_a_log_starts() {
+        let error = |text: &str| LogReader::from_reader("log", text.as_bytes()).unwrap_err().to_string();
+        assert!(error("").starts_with("log: is empty; a log starts with"));
+        assert!(error("\n\n").starts_with("log: is empty"));
+        assert!(error("a,b,c\n1,2,3\n").starts_with("log:1: column Thread: the header lacks it"));
+        assert!(error("Thread,Time,Action,Pointer,Size\n").contains("column Stream"));
+    }
+
+    #[test]
+    fn a_packed_log_that_is_cut_off_ends_with_an_error() {
+        let text = format!("{HEADER}{}", "1,00:00:00,free,0x100,1,0\n".repeat(20_000));
+        let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::none());
+        io::Write::write_all(&mut gzip, text.as_bytes()).unwrap();
+        let gzip = gzip.finish().unwrap();
+        let zstd = zstd::encode_all(text.as_bytes(), 1).unwrap();
+        for packed in [gzip, zstd] {
+            let cut = &packed[..packed.len() - 20];
+            let items: Vec<_> = match LogReader::from_reader("log", cut) {
+                Ok(reader) => reader.collect(),
+                Err(error) => vec![Err(error)],
+            };
+            let error = items.last().unwrap().as_ref().unwrap_err();
+            assert!(error.reason.contains("cut off"), "{error}");
+            assert_eq!(items.iter().filter(|item| item.is_err()).count(), 1);
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! A program: the operations of a log.
+
+use std::sync::Arc;
+
+use super::store::OpStore;
+use super::{Lane, LogSummary, Op, OpKind};
+use crate::{Error, Result};
+
+/// A log, ready to be replayed any number of times.
+///
+/// ```
+/// use millpond_engine::{log::LogReader, program::{Limits, Program}};
+/// let text = "Thread,Time,Action,Pointer,Size,Stream\n\
+///             7,05:01:18.946606,allocate,0x7f00,1000,0\n\
+///             7,05:01:18.946609,free,0x7f00,1000,0\n";
+/// let reader = LogReader::from_reader("example", text.as_bytes()).unwrap();
+/// let program = Program::read(reader, Limits::default()).unwrap();
+/// assert_eq!(program.summary().operations, 2);
+/// assert_eq!(program.summary().peak_live_bytes, 1000);
+/// ```
+#[derive(Debug)]
+pub struct Program {
+    pub(super) ops: OpStore,
+    pub(super) lanes: Vec<Lane>,
+    pub(super) slots: u32,
+    pub(super) leaks: Vec<Op>,
+    pub(super) summary: LogSummary,
+    /// Whether each failed request is a retry, by number.
+    pub(super) retries: Vec<bool>,
+}
+
+impl Program {
+    /// Whether a request that failed when the log was written was a retry: it failed, failed again, and was
+    /// served in the end. Always false for operations of other kinds than [`OpKind::AskAgain`].
+    pub fn is_retry(&self, op: &Op) -> bool {
+        op.kind == OpKind::AskAgain && self.retries.get(op.slot as usize).copied().unwrap_or(false)
+    }
+
+    /// The summary of the log.
+    pub fn summary(&self) -> &LogSummary {
+        &self.summary
+    }
+
+    /// The same program, for readers of its [summary](Self::summary): of which file its operations are, in
+    /// which format, and what the file does not say.
+    pub fn imported(mut self, file: &str, format: &str, not_known: Vec<String>) -> Self {
+        file.clone_into(&mut self.summary.file);
+        self.summary.imported_from = Some(format.to_owned());
+        self.summary.not_known = not_known;
+        self
+    }
+
+    /// The pairs of thread and stream that occur; [`Op::lane`] is an index into them.
+    pub fn lanes(&self) -> &[Lane] {
+        &self.lanes
+    }
+
+    /// The number of slots that the operations use for blocks.
+    pub fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// The frees of the blocks that the log leaked.
+    pub fn leaks(&self) -> &[Op] {
+        &self.leaks
+    }
+
+    /// The number of blocks of operations.
+    pub fn block_count(&self) -> usize {
+        self.ops.block_count()
+    }
+
+    /// One block of operations.
+    ///
+    /// # Errors
+    /// The temporary file cannot be read.
+    ///
+    /// # Panics
+    /// If `index` is not below [`block_count`](Self::block_count).
+    pub fn block(&self, index: usize) -> Result<Arc<[Op]>> {
+        self.ops.block(index).map_err(Error::io("reading the temporary file of the replay"))
+    }
+
+    /// Whether the operations are in a temporary file rather than in memory.
+    pub fn is_spooled(&self) -> bool {
+        self.ops.is_spooled()
+    }
+}

@@ -1,0 +1,40 @@
+//! Turns a log into a program of operations that replays fast.
+//!
+//! Reading a row costs more than an allocation from a good pool, so a log is read once and kept as [`Op`]s of
+//! 24 bytes, addresses replaced by small slot numbers. One streaming pass does that; it holds the live
+//! blocks, not the rows: up to [`Limits::ops_in_memory`] operations (48 MiB) stay in memory, longer programs
+//! go to an unnamed temporary file, from which the replay takes one block after the other outside the time
+//! that it measures.
+//!
+//! Rows that cannot be replayed unchanged are counted in the [`LogSummary`] and handled as follows:
+//!
+//! | in the log | in the program |
+//! |---|---|
+//! | `allocate failure` | no operation; a replay can be told to make the request there and to free the block
+//! |
+//! | `free` of an address that no earlier row allocated | none |
+//! | `allocate` at an address that is still live | a new block; the old one is a leak |
+//! | a block that is never freed | a leak: freed on its stream after the pass |
+//! | `free` with another size than the allocation | freed with the size of the allocation |
+//! | `free` on another stream than the allocation | the same |
+//! | requests for zero bytes at `(nil)` and their frees | the same |
+
+mod builder;
+mod content;
+mod failed;
+mod lanes;
+mod limits;
+mod op;
+mod read;
+mod rows;
+mod sparkline;
+mod store;
+mod summary;
+
+pub use builder::ProgramBuilder;
+pub use content::Program;
+pub use lanes::Lane;
+pub use limits::Limits;
+pub use op::{Op, OpKind};
+pub use sparkline::Sparkline;
+pub use summary::LogSummary;

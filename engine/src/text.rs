@@ -1,0 +1,44 @@
+//! How reports write texts from files, made fit for a terminal, and numbers of things.
+
+/// A text from a file without characters that a terminal would obey.
+pub fn plain(text: &str) -> String {
+    text.chars().map(|char| if char.is_control() { '\u{fffd}' } else { char }).collect()
+}
+
+/// A number of things, as in `1 block` and `2 blocks`.
+pub fn number_of(count: u64, noun: &str) -> String {
+    format!("{count} {}", plural(count, noun))
+}
+
+/// The noun, in the singular for one thing.
+pub fn plural(count: u64, noun: &str) -> String {
+    format!("{noun}{}", if count == 1 { "" } else { "s" })
+}
+
+/// A number of things, as in `1 event` and `1,234 events`.
+pub fn counted(count: u64, noun: &str) -> String {
+    format!("{} {}", thousands(count), plural(count, noun))
+}
+
+/// `1234567` as `1,234,567`.
+pub fn thousands(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_thing_is_no_plural() {
+        assert_eq!([0, 1, 2].map(|count| number_of(count, "block")), ["0 blocks", "1 block", "2 blocks"]);
+    }
+}

@@ -1,0 +1,3 @@
+//! Tests of the library.
+
+mod properties;

@@ -1,0 +1,99 @@
+//! The streams of a run, and the host's lead over each.
+
+use millpond_core::driver::{Event, EventFlags, StreamFlags};
+use millpond_core::{DriverHandle, Error, StreamRef};
+use millpond_engine::Result;
+use millpond_engine::log::StreamKey;
+
+use super::host::Host;
+
+/// A stream for each of the log's; destroyed at the end.
+pub(super) struct Lanes {
+    driver: DriverHandle,
+    lanes: Vec<Lane>,
+}
+
+/// A stream.
+struct Lane {
+    stream: StreamRef,
+    /// The events behind its last kernels, the oldest at `next`; as many as may be in flight with the host
+    /// `level`.
+    ends: Vec<Event>,
+    next: usize,
+    launched: usize,
+}
+
+impl Lanes {
+    /// A non-blocking stream for each stream of the log; the legacy default stream stands for itself.
+    pub(super) fn create(driver: &DriverHandle, streams: &[StreamKey], host: Host) -> Result<Self> {
+        let mut all = Self { driver: driver.clone(), lanes: Vec::with_capacity(streams.len()) };
+        let failed = |error| Error::from(error).context("making the log's streams and their events");
+        for key in streams {
+            let stream = match key {
+                StreamKey::Legacy => StreamRef::LEGACY,
+                _ => driver.stream_create(StreamFlags::NON_BLOCKING).map_err(failed)?,
+            };
+            all.lanes.push(Lane { stream, ends: Vec::new(), next: 0, launched: 0 });
+            let Some(lane) = all.lanes.last_mut() else { continue };
+            for _ in 0..if host == Host::Level { Host::LEVEL_KERNELS } else { 0 } {
+                lane.ends.push(driver.event_create(EventFlags::default()).map_err(failed)?);
+            }
+        }
+        Ok(all)
+    }
+
+    #[inline]
+    pub(super) fn stream(&self, index: u32) -> StreamRef {
+        self.lanes[index as usize].stream
+    }
+
+    /// Before an allocation: with the host `level`, waits until the stream has room for one more kernel.
+    #[inline]
+    pub(super) fn before(&self, index: u32) -> Result<()> {
+        let lane = &self.lanes[index as usize];
+        if !lane.ends.is_empty() && lane.launched >= lane.ends.len() {
+            self.driver.event_synchronize(lane.ends[lane.next]).map_err(Error::from)?;
+        }
+        Ok(())
+    }
+
+    /// After a launch: with the host `sync`, waits for the stream; with `level`, records an event.
+    #[inline]
+    pub(super) fn after(&mut self, index: u32, host: Host) -> Result<()> {
+        let lane = &mut self.lanes[index as usize];
+        match host {
+            Host::Ahead => {}
+            Host::Level => {
+                self.driver.event_record(lane.ends[lane.next], lane.stream).map_err(Error::from)?;
+                lane.next = (lane.next + 1) % lane.ends.len();
+                lane.launched += 1;
+            }
+            Host::Sync => self.driver.stream_synchronize(lane.stream).map_err(Error::from)?,
+        }
+        Ok(())
+    }
+
+    /// Waits for all streams.
+    pub(super) fn synchronize(&self) -> Result<()> {
+        for lane in &self.lanes {
+            self.driver.stream_synchronize(lane.stream).map_err(Error::from)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Lanes {
+    fn drop(&mut self) {
+        let warn = |error| tracing::warn!(target: "millpond::replay", %error, "a stream or event was left");
+        for Lane { stream, ends, .. } in self.lanes.drain(..) {
+            for event in ends {
+                // SAFETY: the event is ours, and nothing names it after this.
+                unsafe { self.driver.event_destroy(event) }.unwrap_or_else(warn);
+            }
+            if !stream.is_legacy() {
+                // SAFETY: the stream is ours, and what it was passed to is gone.
+                unsafe { self.driver.stream_destroy(stream) }.unwrap_or_else(warn);
+            }
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Measures the costs of a device's driver calls, and writes a profile for a simulated one.
+//!
+//! Each call is made as a pool makes it: many blocks and mappings are alive, memory is taken in rows that use
+//! the free memory, other work lies between calls, and the device is idle meanwhile. A cost is the mean of
+//! its samples without the slowest twentieth; medians stand beside it as comments. Then each kind of call is
+//! scaled by its time in pools.
+//!
+//! | file | what it measures |
+//! |---|---|
+//! | `memory` | plain, managed and pinned memory, by size |
+//! | `pages` | virtual memory management, by size and by number of mappings |
+//! | `calls` | streams, events, pools of the driver, and other calls with a constant cost |
+//! | `samples` | one call |
+//! | `pools` | a made-up log through pools, here and simulated, by which the costs of a kind are scaled |
+//! | `check` | logs on the device and on the simulated one, side by side |
+
+mod calibration;
+mod calls;
+pub mod check;
+mod memory;
+mod pages;
+mod pools;
+mod samples;
+mod session;
+
+use millpond_core::driver::DriverResult;
+use millpond_core::{DriverHandle, Error, format_bytes};
+
+pub use calibration::Calibration;
+
+use millpond_engine::Result;
+
+use session::Session;
+
+/// The least memory that measuring needs, in bytes.
+const LEAST_BYTES: u64 = 256 << 20;
+
+/// Measures the device of this driver, with up to 6 GiB of its memory, in some seconds. Calls `say` with the
+/// name of each section.
+///
+/// # Errors
+/// The device has too little free memory, or a call of the driver fails. Calls that a device does not support
+/// are left out of the profile.
+pub fn calibrate(driver: &DriverHandle, say: &mut dyn FnMut(&str)) -> Result<Calibration> {
+    let mut session = Session::new(&**driver).map_err(Error::from)?;
+    if session.budget < LEAST_BYTES {
+        let text = format!(
+            "calibrating takes a quarter of the free memory, and that is less than {}; free some of it",
+            format_bytes(LEAST_BYTES)
+        );
+        return Err(Error::invalid_argument(text).into());
+    }
+    let sections: [(&str, Section); 6] = [
+        ("streams and events", calls::streams_and_events),
+        ("other calls", calls::others),
+        ("pools of the driver", calls::pools),
+        ("plain memory", memory::plain),
+        ("managed and pinned memory", memory::host),
+        ("virtual memory", pages::all),
+    ];
+    for (what, measure) in sections {
+        say(what);
+        match measure(&mut session) {
+            Err(error) if error.is_unsupported() => {}
+            answer => answer.map_err(Error::from)?,
+        }
+    }
+    let budget = session.budget;
+    let mut calibration = session.finish(driver)?;
+    if driver.virtual_time_ns().is_none() {
+        say("calls of pools");
+        pools::scale(&mut calibration, driver, budget)?;
+    }
+    Ok(calibration)
+}
+
+type Section = fn(&mut Session<'_>) -> DriverResult<()>;
+
+#[cfg(test)]
+mod tests;

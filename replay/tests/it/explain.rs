@@ -1,0 +1,51 @@
+//! Tests of the command `explain`.
+
+use crate::support::{Run, program, snapshot};
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn a_device_of_some_bytes_is_a_forgotten_unit() {
+    let explain = |size: &str| -> Run {
+        let log = snapshot("small");
+        program().arg("explain").arg(log).args(["--device-memory", size]).output().unwrap().into()
+    };
+    for size in ["80", "0", "1048575", "80kB"] {
+        explain(size).fails_with(2, &["less than any device has", "80GiB"]);
+    }
+    for size in ["1048576", "80GiB"] {
+        assert_eq!(explain(size).status, 0);
+    }
+}
+
+#[test]
+fn the_command_prints_text_and_json() {
+    let file = snapshot("out_of_memory");
+    let run = |flags: &[&str]| -> Run {
+        let run: Run = program().arg("explain").arg(&file).args(flags).output().unwrap().into();
+        assert_eq!(run.status, 0, "{}", run.stderr);
+        run
+    };
+    let text = run(&[]).stdout;
+    for part in [
+        "any allocator needs at least 600MiB with streams apart, 600MiB in the order of the host's calls; \
+         reserved at most 560MiB",
+        "limit: the device had",
+        "at the failed request, event 145:",
+        "  wanted",
+        "  pinned",
+        "not known:",
+    ] {
+        assert!(text.contains(part), "no `{part}` in: {text}");
+    }
+    let report: serde_json::Value =
+        serde_json::from_str(&run(&["--format", "json", "--device-memory", "150109880320B"]).stdout).unwrap();
+    let least = serde_json::Value::from(600 * MIB);
+    let failure = &report["moments"][1];
+    assert_eq!((&failure["occasion"], &failure["wanted_bytes"]), (&"failure".into(), &(300 * MIB).into()));
+    assert!(failure["outside_bytes"].as_u64() > Some(0), "{failure}");
+    assert_eq!(report["diagnoses"][0]["code"], "limit");
+    // What `plan` proves of this file: its blocks and the failed request fit into exactly that.
+    assert_eq!((&report["bound_host_order"], &report["bound_stream_safe"]), (&least, &least));
+    assert_eq!(report["not_known"][0]["code"], "other_allocators");
+}

@@ -1,0 +1,119 @@
+//! Tests of the command `plan`, and of replays over plans for the layer `plan`.
+
+use std::path::Path;
+
+use millpond_planning::ProgramPlan;
+
+use crate::support::{Folder, HEADER, Run, program, rows, snapshot};
+
+#[test]
+fn the_command_says_whether_a_capacity_suffices() {
+    let file = snapshot("fragmented");
+    let run =
+        |flags: &[&str]| -> Run { program().arg("plan").arg(&file).args(flags).output().unwrap().into() };
+    // 400 MiB failed beside 36 blocks of 4 MiB, under a limit of 800 MiB: fragmentation, not need.
+    let fits = run(&["--capacity", "800MiB"]);
+    assert_eq!(fits.status, 0, "{}", fits.stderr);
+    assert!(fits.stdout.contains("800MiB suffices: the plan is the proof"), "{}", fits.stdout);
+    let short = run(&["--capacity", "500MiB"]);
+    assert_eq!(short.status, 1, "{}", short.stderr);
+    assert!(short.stdout.contains("500MiB is too little for any allocator"), "{}", short.stdout);
+    let report: serde_json::Value = serde_json::from_str(&run(&["--format", "json"]).stdout).unwrap();
+    assert_eq!(report["failed_requests"], 1);
+    assert_eq!(report["height"], report["bound"]);
+    let wrong = run(&["--alignment", "0"]);
+    assert_eq!(wrong.status, 2);
+    assert!(wrong.stderr.contains("an alignment is at least 1"), "{}", wrong.stderr);
+}
+
+const STREAMS: [&str; 2] = ["0", "0x5100"];
+
+/// A log of steps: blocks of two streams, of which some live to the end.
+fn steps(count: u64, first: u64) -> String {
+    let mut rows = String::new();
+    let mut row = |action: &str, block: u64, bytes: u64| {
+        let stream = STREAMS[(block % 3 / 2) as usize];
+        rows += &format!("1,00:00:00.000001,{action},0x{:x},{bytes},{stream}\n", (block + 1) << 32);
+    };
+    row("allocate", 900, first);
+    let bytes = |block: u64| (block * 7 % 11 + 1) * 100_000;
+    for step in 0..count {
+        (0..60).for_each(|block| row("allocate", block, bytes(block)));
+        (0..60).rev().filter(|block| block % 20 > 0).for_each(|block| row("free", block, bytes(block)));
+        if step + 1 < count {
+            (0..60).filter(|block| block % 20 == 0).for_each(|block| row("free", block, bytes(block)));
+        }
+    }
+    rows
+}
+
+fn run(arguments: &[&str], file: &Path) -> Run {
+    program().arg("plan").arg(file).args(arguments).output().unwrap().into()
+}
+
+#[test]
+fn a_log_is_planned_once_and_followed_from_its_first_pass_on() {
+    let folder = Folder::new();
+    let log = folder.log(&steps(6, 3 << 20));
+    let plan = folder.path("step.plan");
+    let told = run(&["-o", plan.to_str().unwrap()], &log);
+    assert_eq!(told.status, 0, "{}", told.stderr);
+    assert!(told.stdout.contains("written     361 allocations, "), "{}", told.stdout);
+    let parts = ProgramPlan::read(std::fs::read(&plan).unwrap().as_slice()).unwrap();
+    let parts = parts.parts();
+    assert!(told.stdout.contains(&parts.log.to_string()), "{}", told.stdout);
+    assert_eq!((parts.lanes.len(), parts.bytes(), parts.ratio()), (2, parts.bound, 1.0));
+    let stacks = ["cuda+pool".to_owned(), format!("cuda+pool+plan:file={}", plan.display())];
+    let report = Run::json(&log, &["--repeat", "4", "--stack", &stacks[0], "--stack", &stacks[1]]);
+    let planned = &report["stacks"][1];
+    assert_eq!((planned["spec"].as_str(), planned["failures"].as_u64()), (Some(&*stacks[1]), Some(0)));
+    let calls: Vec<_> =
+        planned["passes"].as_array().unwrap().iter().map(|it| it["driver_calls"].as_u64()).collect();
+    assert_eq!(calls[1..], [Some(0); 3], "{calls:?}");
+    for pass in ["first", "last"] {
+        let peak = planned[format!("peak_reserved_bytes_{pass}")].as_u64().unwrap();
+        // A page for each lane and one for what has no slot.
+        assert!(
+            peak <= parts.bytes() + parts.beside + (6 << 20),
+            "{peak} in the {pass} pass: {}",
+            parts.bytes()
+        );
+    }
+}
+
+#[test]
+fn a_plan_of_another_log_takes_no_more_than_the_pool() {
+    let folder = Folder::new();
+    let plan = folder.path("other.plan");
+    let other = folder.write("other.csv", format!("{HEADER}{}", steps(20, 4 << 20)));
+    assert_eq!(run(&["-o", plan.to_str().unwrap()], &other).status, 0);
+    let log = folder.log(&rows(1, 6000));
+    let with_plan = format!("cuda+pool+plan:file={}", plan.display());
+    let report = Run::json(&log, &["--repeat", "3", "--stack", "cuda+pool", "--stack", &with_plan]);
+    let peak = |stack: usize, pass| report["stacks"][stack][format!("peak_reserved_bytes_{pass}")].as_u64();
+    for pass in ["first", "last"] {
+        assert!(peak(1, pass) <= peak(0, pass), "{:?}, {:?}", peak(1, pass), peak(0, pass));
+    }
+    assert_eq!(report["stacks"][1]["failures_all_passes"], 0);
+}
+
+#[test]
+fn rules_that_the_layer_has_not_are_refused() {
+    let folder = Folder::new();
+    let log = folder.log(&steps(2, 256));
+    let plan = folder.path("a.plan");
+    for (flags, why) in [
+        (["--streams", "host-order"], "whose streams are always apart; leave --streams out"),
+        (["--alignment", "512"], "whose alignment is 256; leave --alignment out"),
+    ] {
+        let refused = run(&[flags[0], flags[1], "-o", plan.to_str().unwrap()], &log);
+        assert_eq!(refused.status, 2, "{}", refused.stdout);
+        assert!(refused.stderr.contains(why), "{}", refused.stderr);
+    }
+    let none = run(&["--capacity", "1KiB", "-o", plan.to_str().unwrap()], &log);
+    assert!(none.stdout.contains("too little for any allocator"), "{}", none.stdout);
+    let empty = folder.log("1,00:00:00.000001,allocate failure,0x0,512,0\n");
+    let empty = run(&["-o", plan.to_str().unwrap()], &empty);
+    assert!(empty.stderr.contains("no plan can be written: no allocation has a slot"), "{}", empty.stderr);
+    assert!(!plan.exists());
+}

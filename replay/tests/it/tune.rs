@@ -1,0 +1,137 @@
+//! The commands `fidelity` and `tune`.
+
+use std::time::Duration;
+
+use millpond_driver::DeviceSpec;
+use millpond_engine::Options;
+use millpond_engine::program::Limits;
+use millpond_replay::compare;
+use millpond_replay::progress::Progress;
+use millpond_snapshot::recording::Recording;
+use millpond_snapshot::{import, tune};
+
+use crate::support::{Folder, Run, program, snapshot};
+
+fn run(words: &[&str], file: &str) -> Run {
+    let file = snapshot(file);
+    program().arg(words[0]).arg(file).args(&words[1..]).output().unwrap().into()
+}
+
+#[test]
+fn fidelity_is_printed_as_text_and_json() {
+    let text = run(&["fidelity"], "retries");
+    assert_eq!(text.status, 0, "{}", text.stderr);
+    assert!(
+        text.stdout.contains("1500 of 1500 allocations at the recorded address (100.0 %)"),
+        "{}",
+        text.stdout
+    );
+    assert!(text.stdout.contains("7 of 7 segments given back as recorded"), "{}", text.stdout);
+    let json = run(&["fidelity", "--format", "json", "--limit", "450MiB"], "garbage");
+    let json: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
+    assert_eq!(json["model"], "torch:garbage_collection_threshold=0.6,limit=471859200");
+    assert_eq!((&json["same_address"], &json["first"]), (&1500.into(), &serde_json::Value::Null));
+}
+
+#[test]
+fn a_file_without_segments_has_no_fidelity() {
+    let log = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/logs/rmm_cupy_4streams.csv.gz");
+    let run: Run = program().arg("fidelity").arg(log).output().unwrap().into();
+    assert_eq!(run.status, 2);
+    assert!(run.stderr.contains("only a memory snapshot of PyTorch does"), "{}", run.stderr);
+}
+
+/// PyTorch takes a `max_split_size` above 20 MiB only, and the layer that replays it, too.
+#[test]
+fn a_setting_that_pytorch_does_not_take_is_an_error_with_the_name_of_the_file() {
+    let folder = Folder::new();
+    let header = "Thread,Time,Action,Pointer,Size,Stream,Notes";
+    for (bytes, is_read) in [("1048", false), ("20971520", false), ("20971521", true), ("-1", true)] {
+        let notes = format!(
+            "source PyTorch%20memory%20snapshot;setting max_split_size {}",
+            bytes.replace('-', "%2D")
+        );
+        let rows = format!("{header}\n1,00:00:00.0,allocate,0x7f00,30000000,0,{notes}\n");
+        let file = folder.write("odd.csv", rows);
+        let tuned: Run = program().arg("tune").arg(&file).args(["--time", "5"]).output().unwrap().into();
+        if is_read {
+            assert_eq!(tuned.status, 0, "{}", tuned.stderr);
+        } else {
+            tuned.fails_with(2, &["odd.csv", "`max_split_size` is", "more than 20 MiB only"]);
+        }
+    }
+}
+
+#[test]
+fn an_error_of_the_bound_has_the_name_of_the_file() {
+    let folder = Folder::new();
+    let row = |at: u64| format!("1,00:00:00.0,allocate,{at:#x},18446744073709551615,0\n");
+    let file = folder.log(&(1..4).map(|at| row(at << 8)).collect::<String>());
+    for command in ["tune", "report"] {
+        let output = folder.path("page.html");
+        let mut program = program();
+        program.arg(command).arg(&file);
+        if command == "report" {
+            program.arg("--output").arg(output);
+        }
+        let run: Run = program.output().unwrap().into();
+        run.fails_with(2, &["log.csv", "their sizes together exceed 64 bits"]);
+    }
+}
+
+#[test]
+fn tune_prints_a_line_to_paste_and_says_where_nothing_fits() {
+    let text = run(&["tune"], "shapes");
+    assert_eq!(text.status, 0, "{}", text.stderr);
+    for part in [
+        "torch (the file's)",
+        "best:\n  unset PYTORCH",
+        "the file was recorded with these",
+        "replayed: all is served with",
+        "not modelled:",
+    ] {
+        assert!(text.stdout.contains(part), "no `{part}` in: {}", text.stdout);
+    }
+    let json = run(&["tune", "--capacity", "1GiB", "--format", "json"], "fragmented");
+    let json: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
+    let (best, of_all) = (&json["best"], &json["best_of_all"]);
+    assert_eq!((best.is_null(), of_all.is_u64()), (true, true), "PyTorch needs more, millpond does not");
+    assert_eq!(run(&["tune", "--capacity", "1GiB"], "fragmented").status, 1);
+    let timed_out = run(&["tune", "--time", "0"], "small");
+    assert_eq!(timed_out.status, 1);
+    assert!(timed_out.stdout.contains("--time grants more"), "{}", timed_out.stdout);
+}
+
+/// Whether a stack serves a recording on a device of this size, told by the replay that anyone can make.
+fn serves(recording: &Recording, stack: &str, capacity: u64) -> bool {
+    let program = recording.program(Limits::default()).unwrap();
+    let settings = compare::Settings {
+        device: DeviceSpec::SimCapacity(capacity),
+        stacks: vec![stack.parse().unwrap()],
+        options: Options::default(),
+    };
+    let compared = compare::compare(&program, &settings, &compare::layers(), &Progress::default()).unwrap();
+    match &compared.stacks[0].result {
+        compare::StackResult::Ran(figures) => !figures.failed_a_row(),
+        _ => false,
+    }
+}
+
+#[test]
+fn the_smallest_capacity_is_that_of_a_replay_of_ones_own() {
+    for name in ["shapes", "fragmented", "max_split_retries"] {
+        let recording = import::open(&snapshot(name), &import::Options::default()).unwrap();
+        let request = tune::Request { capacity: None, time: Duration::from_secs(600) };
+        let tuned = tune::tune(&recording, &request, &compare::layers(), &mut |_| ()).unwrap();
+        for tried in &tuned.tried {
+            let stack = &tried.candidate.stack;
+            let smallest = tried.smallest.as_ref().unwrap();
+            for bytes in smallest.also_served.iter().chain([&smallest.bytes]) {
+                assert!(serves(&recording, stack, *bytes), "{name} {stack} {bytes}");
+            }
+            if let Some(bytes) = smallest.failed_below {
+                assert!(!serves(&recording, stack, bytes), "{name} {stack} {bytes}");
+            }
+        }
+    }
+}

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Fuzzes each target for some seconds: snapshot/fuzz/run.sh [SECONDS [TARGET...]]
+# Needs cargo-fuzz and any nightly; MILLPOND_NIGHTLY names another one than the installed `nightly`:
+#   rustup toolchain install nightly; cargo install --locked cargo-fuzz
+set -euo pipefail
+cd "$(dirname "$0")"
+toolchain=${MILLPOND_NIGHTLY:-nightly}
+seconds=${1:-60}
+targets=("${@:2}")
+if [[ ${#targets[@]} -eq 0 ]]; then
+    targets=(pickle rmm_csv minimalloc html budget profile nsys)
+fi
+cargo run --quiet --locked --example seeds
+for target in "${targets[@]}"; do
+    # The memory is that of the process: what importing may take, twice, and the sanitizer's own.
+    cargo "+$toolchain" fuzz run --fuzz-dir . "$target" -- \
+        -max_total_time="$seconds" -rss_limit_mb=1024 -malloc_limit_mb=256 -timeout=20 -max_len=1048576
+done

@@ -1,0 +1,144 @@
+//! Prints an explanation for people.
+
+use std::io::{self, Write};
+
+use millpond_core::format_bytes;
+use millpond_engine::text::{number_of, plain};
+
+use super::explanation::{Diagnosis, Explained, Explanation, Occasion};
+use super::holders::Holder;
+
+/// The frames of a stack that are printed; JSON has more.
+const FRAMES: usize = 3;
+
+/// How the parts of the text look.
+#[derive(Clone, Copy)]
+struct Looks {
+    /// What is wrong.
+    problem: &'static str,
+    /// A line to paste.
+    fix: &'static str,
+    /// The begin of a part, and that nothing is wrong.
+    head: &'static str,
+    /// The end of each of them.
+    end: &'static str,
+}
+
+/// Sequences that a terminal obeys: bold red, green, bold, and back.
+const COLOURED: Looks =
+    Looks { problem: "\u{1b}[1;31m", fix: "\u{1b}[32m", head: "\u{1b}[1m", end: "\u{1b}[0m" };
+
+const PLAIN: Looks = Looks { problem: "", fix: "", head: "", end: "" };
+
+/// Prints an explanation for people: what is wrong first. With `is_coloured`, the text has colours for a
+/// terminal; else it has none, and no other control characters in either case.
+///
+/// # Errors
+/// Those of `out`.
+pub fn print(explanation: &Explanation, is_coloured: bool, out: &mut impl Write) -> io::Result<()> {
+    let looks = if is_coloured { COLOURED } else { PLAIN };
+    let Looks { problem, head, end, .. } = looks;
+    let Explanation { file, source, device, sums, .. } = explanation;
+    let kind = if explanation.is_simulated { "simulated device" } else { "device" };
+    let device = device.map_or(String::new(), |device| format!(", {kind} {device}"));
+    let events = number_of(sums.events, "event");
+    writeln!(out, "{}: {}{device}, {events}", plain(file), plain(&source.format))?;
+    if let Some(check) = explanation.state_check.as_ref().filter(|check| !check.is_equal()) {
+        let first = check.first.as_deref().unwrap_or("counts differ");
+        let first = plain(first);
+        writeln!(out, "{problem}THE EVENTS DO NOT LEAD TO THE STATE IN THE FILE{end}; first: {first}")?;
+    }
+    if let (Some(host_order), Some(apart)) = (explanation.bound_host_order, explanation.bound_stream_safe) {
+        let (host_order, apart) = (format_bytes(host_order), format_bytes(apart));
+        let reserved = sums.peak_reserved_bytes;
+        let reserved = reserved
+            .map_or(String::new(), |reserved| format!("; reserved at most {}", format_bytes(reserved)));
+        writeln!(
+            out,
+            "any allocator needs at least {apart} with streams apart, {host_order} in the order of the \
+             host's calls{reserved}"
+        )?;
+    }
+    writeln!(out)?;
+    if explanation.diagnoses.is_empty() {
+        writeln!(out, "{head}Nothing is wrong that the recording shows.{end}")?;
+    }
+    for diagnosis in &explanation.diagnoses {
+        print_diagnosis(diagnosis, looks, out)?;
+    }
+    for moment in &explanation.moments {
+        ledger(moment, looks, out)?;
+    }
+    if !explanation.not_known.is_empty() {
+        writeln!(out, "{head}not known:{end}")?;
+    }
+    for unknown in &explanation.not_known {
+        writeln!(out, "  {}", plain(&unknown.text))?;
+    }
+    if let Some(lines) = explanation.lines_to_record {
+        writeln!(out, "{head}to record what is missing:{end}")?;
+        lines.lines().try_for_each(|line| writeln!(out, "  {}{line}{end}", looks.fix))?;
+    }
+    Ok(())
+}
+
+fn print_diagnosis(diagnosis: &Diagnosis, looks: Looks, out: &mut impl Write) -> io::Result<()> {
+    let Looks { problem, fix, end, .. } = looks;
+    writeln!(out, "{problem}{}{end}: {}", diagnosis.code, plain(&diagnosis.what))?;
+    for line in &diagnosis.evidence {
+        writeln!(out, "  {}", plain(line))?;
+    }
+    holders(&diagnosis.holders, out)?;
+    for line in &diagnosis.fixes {
+        writeln!(out, "  try: {fix}{line}{end}")?;
+    }
+    writeln!(out)
+}
+
+fn ledger(moment: &Explained, looks: Looks, out: &mut impl Write) -> io::Result<()> {
+    let ledger = &moment.ledger;
+    let occasion = match moment.occasion {
+        Occasion::Peak => "at the peak",
+        Occasion::Failure => "at the failed request",
+        Occasion::End => "at the end",
+    };
+    writeln!(out, "{}{occasion}, event {}:{}", looks.head, ledger.event + 1, looks.end)?;
+    let mut line = |name: &str, bytes: u64, about: &str| {
+        writeln!(out, "  {name:<14}{:>12}  {about}", format_bytes(bytes))
+    };
+    if let Some(wanted) = moment.wanted_bytes {
+        line("wanted", wanted, "the request")?;
+    }
+    if let Some(reserved) = ledger.reserved_bytes {
+        line("reserved", reserved, "from the driver; the sum of the next three")?;
+    }
+    line("active", ledger.active_bytes, &number_of(ledger.live_blocks, "block"))?;
+    if ledger.reserved_bytes.is_some() {
+        line("wholly free", ledger.wholly_free_bytes, "in segments without a block")?;
+        line("pinned", ledger.pinned_bytes, "free beside live blocks: fragmentation")?;
+        line("rounding", ledger.rounding_bytes, "of what is active")?;
+        line("held", ledger.held_bytes, "of what is active: freed, waits for streams")?;
+        line("largest free", ledger.largest_free_bytes, "in one piece")?;
+    }
+    if let Some(free) = moment.device_free_bytes {
+        line("device free", free, "on the device")?;
+    }
+    if let Some(outside) = moment.outside_bytes {
+        line("outside", outside, "neither the allocator's nor free")?;
+    }
+    holders(&moment.holders, out)?;
+    writeln!(out)
+}
+
+fn holders(holders: &[Holder], out: &mut impl Write) -> io::Result<()> {
+    for holder in holders {
+        let mut frames = holder.stack.iter().map(String::as_str);
+        let first = frames.next().unwrap_or("(no stack)");
+        let (bytes, blocks) = (format_bytes(holder.bytes), number_of(holder.blocks, "block"));
+        writeln!(out, "  {bytes:>10} in {blocks}: {}", plain(first))?;
+        for frame in frames.take(FRAMES - 1) {
+            writeln!(out, "      from {}", plain(frame))?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,58 @@
+//! Writes a recording in the formats of other tools: stacks of an instant, and what is live over time.
+//!
+//! | format | read by |
+//! |---|---|
+//! | [`Format::Speedscope`] | speedscope |
+//! | [`Format::Folded`] | flamegraph.pl, inferno, speedscope |
+//! | [`Format::Perfetto`] | Perfetto, chrome://tracing |
+//! | [`Format::Series`] | spreadsheets, pandas, gnuplot |
+
+mod curve;
+mod perfetto;
+mod series;
+mod stacks;
+
+use std::io::{self, Write};
+
+use crate::recording::Recording;
+
+/// A format of another tool.
+///
+/// ```
+/// use millpond_snapshot::export::Format;
+/// use millpond_snapshot::import;
+/// let csv = "id,lower,upper,size\na,0,10,4096\nb,5,20,1024\n";
+/// let recording = import::read("example", csv.as_bytes(), &import::Options::default())?;
+/// let mut text = Vec::new();
+/// Format::Folded.write(&recording, None, &mut text)?;
+/// assert_eq!(text, b"(no stack) 5120\n");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Format {
+    /// JSON of speedscope: the stacks of an instant, in bytes.
+    Speedscope,
+    /// A line for each stack of an instant, its frames outermost first with `;` between them, and its bytes.
+    Folded,
+    /// JSON of Chrome's trace events: live and reserved bytes as counters, failed requests and phases.
+    Perfetto,
+    /// CSV: number, time, what happened, live and reserved bytes after it.
+    Series,
+}
+
+impl Format {
+    /// Writes a recording. `event` is the number of the event whose instant is written, counted from 0; the
+    /// one that reached the most live bytes without it. Formats over time ignore it.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn write(self, recording: &Recording, event: Option<usize>, out: &mut impl Write) -> io::Result<()> {
+        let event = event.unwrap_or_else(|| recording.sums().peak_event as usize);
+        match self {
+            Self::Speedscope => stacks::speedscope(recording, event, out),
+            Self::Folded => stacks::folded(recording, event, out),
+            Self::Perfetto => perfetto::write(recording, out),
+            Self::Series => series::write(recording, out),
+        }
+    }
+}

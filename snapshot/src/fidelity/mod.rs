@@ -1,0 +1,303 @@
+//! How well the model `torch` predicts what PyTorch did: address by address.
+//!
+//! The requests and frees of a recording drive the model. Where it asks the driver for a segment, it gets the
+//! recorded one, if that comes next and has the size that the model asks for: so addresses of segments are
+//! taken from the record, and all else is predicted. Where the record has segments given back in the middle
+//! of a request, the driver refuses, as it had then. What a program gave back itself (`empty_cache`) is done
+//! where it is recorded.
+
+mod memory;
+mod text;
+
+use millpond_engine::log::StreamKey;
+use rustc_hash::FxHashMap;
+use serde::Serialize;
+
+use crate::peers::torch::model::{DEFAULT_POOL, Request, Torch};
+use crate::peers::torch::settings::Settings;
+use crate::recording::{Event, EventKind, Recording, Segment};
+use memory::{ELSEWHERE, RESERVATION, Recorded, is_given_back};
+
+pub(crate) use text::LACKS_LIMIT;
+pub use text::print;
+
+/// How the model's choices compare with the recorded ones. Sizes in bytes.
+///
+/// ```
+/// use millpond_snapshot::fidelity::Fidelity;
+/// use millpond_snapshot::import::{self, Options};
+/// let csv = "id,lower,upper,size\na,0,10,4096\n";
+/// let recording = import::read("example", csv.as_bytes(), &Options::default())?;
+/// // Only a recording of PyTorch has segments to compare with.
+/// assert!(Fidelity::of(&recording, None).is_err());
+/// # Ok::<(), millpond_engine::log::LogError>(())
+/// ```
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Fidelity {
+    /// The version of this format.
+    pub version: u32,
+    /// The file.
+    pub file: String,
+    /// The model with the recording's settings, as a stack.
+    pub model: String,
+    /// Whether a setting is a share of the limit, and the limit is not known: the model does without it.
+    pub lacks_limit: bool,
+    /// Whether the trace has everything since the program's first allocation.
+    pub is_complete: bool,
+    /// The allocations in the trace.
+    pub allocations: u64,
+    /// Those that the model placed at the recorded address.
+    pub same_address: u64,
+    /// The segments, or mapped ranges of growing ones, that PyTorch took in the trace.
+    pub segments: u64,
+    /// Those that the model took for the same request with the same size.
+    pub same_segment: u64,
+    /// The segments or ranges that PyTorch gave back in the trace.
+    pub given_back: u64,
+    /// Those that the model gave back at the same event, or found free where the program gave them back.
+    pub same_given_back: u64,
+    /// The failed requests in the trace.
+    pub failures: u64,
+    /// Those that failed in the model, too.
+    pub same_failure: u64,
+    /// The most bytes of segments at one time, as recorded.
+    pub peak_reserved: u64,
+    /// The same in the model.
+    pub model_peak_reserved: u64,
+    /// One less the mean difference of both over the mean of the recorded ones, at each allocation.
+    pub reserved_share: f64,
+    /// The first difference.
+    pub first: Option<String>,
+}
+
+impl Fidelity {
+    /// Drives the model with a recording. `limit` is what `set_per_process_memory_fraction` allowed, in
+    /// bytes: a recording does not say.
+    ///
+    /// # Errors
+    /// A sentence that says why there is nothing to compare, or which setting cannot be read.
+    pub fn of(recording: &Recording, limit: Option<u64>) -> Result<Self, String> {
+        let mut settings = Settings::of(recording)?;
+        settings.limit = limit.unwrap_or(u64::MAX);
+        Self::with(recording, settings)
+    }
+
+    /// The share of the allocations that are where they were recorded; 1 if there are none.
+    #[must_use]
+    pub fn address_share(&self) -> f64 {
+        share(self.same_address, self.allocations)
+    }
+
+    /// The share of the segments that the model took as recorded; 1 if there are none.
+    #[must_use]
+    pub fn segment_share(&self) -> f64 {
+        share(self.same_segment, self.segments)
+    }
+
+    fn with(recording: &Recording, settings: Settings) -> Result<Self, String> {
+        let has_segments = recording.events().any(|event| is_taken(event.kind));
+        if !has_segments {
+            return Err("has no segments to compare with: only a memory snapshot of PyTorch does".to_owned());
+        }
+        let is_of_device =
+            |event: &Event| event.address.checked_add(event.bytes).is_some_and(|end| end <= ELSEWHERE);
+        let is_segment = |kind| is_taken(kind) || is_given_back(kind);
+        if let Some(odd) = recording.events().find(|event| is_segment(event.kind) && !is_of_device(event)) {
+            let Event { address, bytes, .. } = odd;
+            return Err(format!("has a segment of {bytes} bytes at {address:#x}, which no device has"));
+        }
+        let late = ["no_trace", "ring_wrapped", "began_late"];
+        let is_complete = !recording.unknowns().iter().any(|unknown| late.contains(&&*unknown.code));
+        let mut run = Run::new(recording, settings, is_complete);
+        run.start();
+        for (number, event) in recording.events().enumerate().filter(|(_, event)| !event.is_before) {
+            run.event(number, event);
+        }
+        run.settle();
+        Ok(run.finish())
+    }
+}
+
+fn share(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 1.0 } else { part as f64 / whole as f64 }
+}
+
+fn is_taken(kind: EventKind) -> bool {
+    matches!(kind, EventKind::SegmentAllocate | EventKind::SegmentMap)
+}
+
+/// A stream as the model names it.
+fn number(stream: StreamKey) -> u64 {
+    match stream {
+        StreamKey::Legacy => 0,
+        StreamKey::PerThread => 2,
+        StreamKey::Handle(number) | StreamKey::Number(number) => number,
+    }
+}
+
+/// The model and the record side by side.
+struct Run<'a> {
+    recording: &'a Recording,
+    torch: Torch,
+    memory: Recorded,
+    /// The model's address of each block, by the recorded one.
+    blocks: FxHashMap<u64, u64>,
+    /// What the recorded allocator has.
+    reserved: u64,
+    differences: f64,
+    reserved_sum: f64,
+    result: Fidelity,
+}
+
+impl<'a> Run<'a> {
+    fn new(recording: &'a Recording, settings: Settings, is_complete: bool) -> Self {
+        let result = Fidelity {
+            version: 1,
+            file: recording.file().to_owned(),
+            model: settings.to_string(),
+            lacks_limit: settings.garbage_collection > 0.0 && settings.limit == u64::MAX,
+            is_complete,
+            allocations: 0,
+            same_address: 0,
+            segments: 0,
+            same_segment: 0,
+            given_back: 0,
+            same_given_back: 0,
+            failures: 0,
+            same_failure: 0,
+            peak_reserved: 0,
+            model_peak_reserved: 0,
+            reserved_share: 1.0,
+            first: None,
+        };
+        let memory = Recorded::new(settings.limit == u64::MAX);
+        let (torch, blocks) = (Torch::new(settings), FxHashMap::default());
+        let (reserved, differences, reserved_sum) = (0, 0.0, 0.0);
+        Self { recording, torch, memory, blocks, reserved, differences, reserved_sum, result }
+    }
+
+    /// Builds what was there before the first event.
+    fn start(&mut self) {
+        let before = self.recording.events().take_while(|event| event.is_before).count();
+        let Some(last) = before.checked_sub(1) else { return };
+        let moment = self.recording.moment(last);
+        let mut segments = moment.segments().iter().peekable();
+        while let Some(&segment) = segments.next() {
+            let mut whole = segment;
+            let adjoins = |whole: &Segment, next: &Segment| {
+                next.is_expandable && next.address == whole.address + whole.bytes && next.lane == whole.lane
+            };
+            while whole.is_expandable
+                && let Some(next) = segments.next_if(|next| adjoins(&whole, next))
+            {
+                whole.bytes += next.bytes;
+            }
+            let blocks = moment.blocks_in(&whole);
+            let live: Vec<_> =
+                blocks.iter().map(|block| (block.address, block.rounded_bytes, block.is_held)).collect();
+            let grows_to = whole.is_expandable.then(|| whole.address.saturating_add(RESERVATION));
+            let pool = whole.lane.pool.unwrap_or(DEFAULT_POOL);
+            let stream = number(whole.lane.stream);
+            self.torch.adopt((whole.address, whole.bytes), stream, pool, grows_to, &live);
+            self.blocks.extend(live.iter().map(|(address, ..)| (*address, *address)));
+            self.reserved = self.reserved.saturating_add(whole.bytes);
+        }
+        (self.result.peak_reserved, self.result.model_peak_reserved) = (self.reserved, self.reserved);
+    }
+
+    fn event(&mut self, number: usize, event: &Event) {
+        match event.kind {
+            EventKind::SegmentAllocate | EventKind::SegmentMap => {
+                self.result.segments += 1;
+                self.reserved = self.reserved.saturating_add(event.bytes);
+                self.memory.pending.push_back((event.kind, event.address, event.bytes));
+            }
+            EventKind::SegmentFree | EventKind::SegmentUnmap => {
+                self.result.given_back += 1;
+                self.reserved = self.reserved.saturating_sub(event.bytes);
+                self.memory.pending.push_back((event.kind, event.address, event.bytes));
+            }
+            EventKind::Allocate => self.allocate(number, event),
+            EventKind::AllocateFailure => {
+                self.result.failures += 1;
+                self.memory.refuses = true;
+                let served = self.request(event);
+                self.memory.refuses = false;
+                match served {
+                    // What the model should not have served is of no use to it.
+                    Some(address) => drop(self.torch.free(address)),
+                    None => self.result.same_failure += 1,
+                }
+                self.settle();
+            }
+            EventKind::FreeRequested => {
+                if let Some(address) = self.blocks.get(&event.address) {
+                    self.torch.hold(*address);
+                }
+            }
+            EventKind::Free => {
+                if let Some(address) = self.blocks.remove(&event.address) {
+                    self.torch.free(address);
+                }
+            }
+            _ => {}
+        }
+        self.result.peak_reserved = self.result.peak_reserved.max(self.reserved);
+        let model = self.torch.reserved_bytes();
+        self.result.model_peak_reserved = self.result.model_peak_reserved.max(model);
+    }
+
+    fn allocate(&mut self, number: usize, event: &Event) {
+        self.result.allocations += 1;
+        let served = self.request(event);
+        self.settle();
+        if served == Some(event.address) {
+            self.result.same_address += 1;
+        } else {
+            let (bytes, address) = (event.bytes, event.address);
+            self.result.first.get_or_insert_with(|| {
+                let model = served.map_or("failed".to_owned(), |at| format!("chose {at:#x}"));
+                format!("event {}: {bytes} bytes at {address:#x}; the model {model}", number + 1)
+            });
+        }
+        if let Some(address) = served {
+            self.blocks.insert(event.address, address);
+        }
+        let model = self.torch.reserved_bytes();
+        self.differences += model.abs_diff(self.reserved) as f64;
+        self.reserved_sum += self.reserved as f64;
+    }
+
+    /// Lets the model serve a request.
+    fn request(&mut self, event: &Event) -> Option<u64> {
+        let lane = self.recording.lane(event);
+        let pool = lane.pool.unwrap_or(DEFAULT_POOL);
+        let request = Request { bytes: event.bytes, stream: number(lane.stream), pool };
+        // A request that needs no segment gives none back: the program did, before.
+        if self.memory.gives_back_next() && self.torch.has_free(request) {
+            self.settle();
+        }
+        self.torch.allocate(&mut self.memory, request)
+    }
+
+    /// Does what the record has and the model did not do: gives back what the program gave back.
+    fn settle(&mut self) {
+        while let Some((kind, address, _)) = self.memory.pending.pop_front() {
+            if !is_taken(kind) && self.torch.release_at(&mut self.memory, address) {
+                self.result.same_given_back += 1;
+            }
+        }
+    }
+
+    fn finish(mut self) -> Fidelity {
+        self.result.same_segment = self.memory.same_segment;
+        self.result.same_given_back += self.memory.same_given_back;
+        if self.reserved_sum > 0.0 {
+            self.result.reserved_share = 1.0 - self.differences / self.reserved_sum;
+        }
+        self.result
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,57 @@
+//! Prints how well the model predicts a recording.
+
+use std::io::{self, Write};
+
+use millpond_core::format_bytes;
+use millpond_engine::text::{number_of, plain};
+
+use super::Fidelity;
+
+/// Why a model with garbage collection differs where it has no limit.
+pub(crate) const LACKS_LIMIT: &str = "garbage_collection_threshold is a share of the process's limit, \
+     which the file does not say: fidelity --limit SIZE does";
+
+/// Prints it for people.
+///
+/// # Errors
+/// Those of `out`.
+pub fn print(fidelity: &Fidelity, mut out: impl Write) -> io::Result<()> {
+    let Fidelity { file, model, allocations, same_address, segments, same_segment, .. } = fidelity;
+    writeln!(out, "{}: PyTorch's allocator against its model `{model}`", plain(file))?;
+    let percent = |share: f64| {
+        // 100 % is said only of all.
+        let tenths = (share * 1000.0).floor() / 10.0;
+        format!("{tenths:.1} %")
+    };
+    let (allocations, segments) = (number_of(*allocations, "allocation"), number_of(*segments, "segment"));
+    let address = percent(fidelity.address_share());
+    writeln!(out, "  {same_address} of {allocations} at the recorded address ({address})")?;
+    let taken = percent(fidelity.segment_share());
+    writeln!(out, "  {same_segment} of {segments} taken with the recorded size ({taken})")?;
+    let Fidelity { given_back, same_given_back, failures, same_failure, .. } = fidelity;
+    if *given_back > 0 {
+        let given_back = number_of(*given_back, "segment");
+        writeln!(out, "  {same_given_back} of {given_back} given back as recorded")?;
+    }
+    if *failures > 0 {
+        let failures = number_of(*failures, "failed request");
+        writeln!(out, "  {same_failure} of {failures} failed in the model, too")?;
+    }
+    writeln!(
+        out,
+        "  reserved bytes agree to {}; at most {}, in the model {}",
+        percent(fidelity.reserved_share),
+        format_bytes(fidelity.peak_reserved),
+        format_bytes(fidelity.model_peak_reserved)
+    )?;
+    if let Some(first) = &fidelity.first {
+        writeln!(out, "  the first difference: {first}")?;
+    }
+    if fidelity.lacks_limit {
+        writeln!(out, "  {LACKS_LIMIT}")?;
+    }
+    if !fidelity.is_complete {
+        writeln!(out, "  the trace begins late: which blocks were free before it is guessed from the state")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,125 @@
+//! Compares the memory of a recording with a budget, to fail a build whose memory grows.
+//!
+//! A [`Budget`] is a small TOML file. What a program allocates is the same in each run of the same work, so
+//! its peak is compared exactly unless the budget tolerates more. What an allocator reserves for it depends
+//! on the allocator's history, so that has a tolerance of 2 % unless the budget names another.
+
+mod budget;
+mod print;
+
+use serde::Serialize;
+
+use crate::placement;
+use crate::recording::Recording;
+
+pub use budget::{Budget, BudgetError};
+pub use print::{junit, markdown, text};
+
+/// What is compared.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Quantity {
+    /// The most requested bytes that were live at one time.
+    PeakAllocated,
+    /// The most bytes that the allocator had from the driver at one time.
+    PeakReserved,
+    /// The most reserved bytes over the least that any allocator needs in host order: the peak of what is
+    /// live.
+    ReservedOverBound,
+    /// The requests that failed.
+    Failures,
+}
+
+impl Quantity {
+    /// The name in a budget, and in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::PeakAllocated => "peak_allocated_bytes",
+            Self::PeakReserved => "peak_reserved_bytes",
+            Self::ReservedOverBound => "reserved_over_bound",
+            Self::Failures => "failures",
+        }
+    }
+}
+
+/// A quantity beside its budget.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Check {
+    /// The quantity.
+    pub quantity: Quantity,
+    /// What the recording has; `None` if it does not say, which is not within any budget.
+    pub measured: Option<f64>,
+    /// The most that is within the budget, its tolerance included.
+    pub most: f64,
+    /// Whether the recording is within the budget.
+    pub is_within: bool,
+}
+
+/// A recording beside a budget.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Gate {
+    /// The version of this format.
+    pub version: u32,
+    /// The file of the recording.
+    pub file: String,
+    /// Whether all checks are within the budget.
+    pub is_within: bool,
+    /// Each quantity that the budget names.
+    pub checks: Vec<Check>,
+    /// The least bytes that any allocator needs for the blocks and the failed requests, in host order; `None`
+    /// if all sizes together exceed 64 bits.
+    pub bound_host_order: Option<u64>,
+    /// The same if no stream takes what another one used.
+    pub bound_stream_safe: Option<u64>,
+}
+
+/// Compares a recording with a budget.
+///
+/// ```
+/// use millpond_snapshot::gate::{self, Budget};
+/// use millpond_snapshot::import;
+/// let csv = "id,lower,upper,size\na,0,10,4096\nb,5,20,1024\n";
+/// let recording = import::read("example", csv.as_bytes(), &import::Options::default())?;
+/// let budget: Budget = "peak_allocated_bytes = 5000".parse()?;
+/// assert!(!gate::compare(&recording, &budget).is_within); // 5120 bytes
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn compare(recording: &Recording, budget: &Budget) -> Gate {
+    let sums = recording.sums();
+    let reserved = sums.peak_reserved_bytes.map(|bytes| bytes as f64);
+    let live = sums.peak_live_bytes as f64;
+    let over_bound = reserved.filter(|_| live > 0.0).map(|reserved| reserved / live);
+    let more = |percent: f64| 1.0 + percent / 100.0;
+    let allocated = budget.peak_allocated_bytes.map(|most| {
+        let most = most as f64 * more(budget.allocated_tolerance_percent);
+        (Quantity::PeakAllocated, Some(live), most.floor())
+    });
+    // Above 2^53 bytes a float is not exact.
+    let is_exactly_over = budget.allocated_tolerance_percent == 0.0
+        && budget.peak_allocated_bytes.is_some_and(|most| sums.peak_live_bytes > most);
+    let reserved = budget.peak_reserved_bytes.map(|most| {
+        let most = most as f64 * more(budget.reserved_tolerance_percent);
+        (Quantity::PeakReserved, reserved, most.floor())
+    });
+    let over_bound = budget.reserved_over_bound.map(|most| (Quantity::ReservedOverBound, over_bound, most));
+    let failures = budget.failures.map(|most| (Quantity::Failures, Some(sums.failures as f64), most as f64));
+    let checks = [allocated, reserved, over_bound, failures].into_iter().flatten();
+    let checks: Vec<Check> = checks
+        .map(|(quantity, measured, most)| Check {
+            quantity,
+            measured,
+            most,
+            is_within: measured.is_some_and(|measured| measured <= most)
+                && !(quantity == Quantity::PeakAllocated && is_exactly_over),
+        })
+        .collect();
+    let bounds = placement::bounds(recording);
+    Gate {
+        version: 1,
+        file: recording.file().to_owned(),
+        is_within: checks.iter().all(|check| check.is_within),
+        checks,
+        bound_host_order: bounds.map(|bounds| bounds.host_order),
+        bound_stream_safe: bounds.map(|bounds| bounds.stream_safe),
+    }
+}

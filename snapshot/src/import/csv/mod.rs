@@ -1,0 +1,181 @@
+//! Logs of RMM's columns, with or without those of a recording.
+
+mod notes;
+
+use std::io::Read;
+
+use millpond_core::DeviceId;
+use millpond_engine::log::{self, Action, LogError, LogReader, column};
+
+use super::options::Options;
+use super::refusal::Refusal;
+use crate::budget::Budget;
+use crate::recording::{Clock, Event, EventKind, Lane, Recording, note_text};
+
+use notes::Notes;
+
+/// Reads a log.
+///
+/// # Errors
+/// A row cannot be read, or the log needs too much memory.
+pub(super) fn import(
+    name: &str,
+    text: impl Read + Send,
+    options: &Options,
+    budget: &mut Budget,
+) -> Result<Recording, Refusal> {
+    let mut reader = LogReader::from_reader(name, text).map_err(refusal)?;
+    let mut recording = Recording::new(name, "RMM log");
+    let is_recording = reader.has_column(column::NOTES);
+    recording.clock = match () {
+        () if reader.has_column(column::STEP) => Clock::Steps,
+        () if reader.has_column(column::UNIX) => Clock::Unix,
+        () => Clock::Monotonic,
+    };
+    let mut notes = Notes::default();
+    let mut devices = Devices { wanted: options.device, first: None, left_out: 0 };
+    while let Some(row) = reader.next_row() {
+        let row = row.map_err(refusal)?;
+        let at_row = |error: Refusal| Refusal { line: row.line, ..error };
+        let carried = cell(&reader, column::NOTES).map_err(at_row)?;
+        if !carried.is_empty() {
+            notes.read(carried, &mut recording, budget).map_err(at_row)?;
+        }
+        if !reader.is_carrier() && devices.takes(&mut recording, row.device) {
+            event(&reader, &row, &notes, &mut recording, budget).map_err(at_row)?;
+        }
+    }
+    if recording.is_empty() && !is_recording {
+        return Err(Refusal::new("has a header and no rows"));
+    }
+    if !is_recording {
+        unknowns(&mut recording);
+    }
+    devices.tell(&mut recording);
+    Ok(recording)
+}
+
+/// Adds the event of a row.
+fn event(
+    reader: &LogReader<'_>,
+    row: &log::Event,
+    notes: &Notes,
+    recording: &mut Recording,
+    budget: &mut Budget,
+) -> Result<(), Refusal> {
+    let wrong = |name: &str, why: String| Refusal::new(format!("column {name}: {why}"));
+    let number = |name| {
+        let cell = cell(reader, name)?;
+        let number = (!cell.is_empty()).then(|| cell.parse::<u64>());
+        let number = number.transpose();
+        number.map_err(|_| wrong(name, format!("`{}` is not a number", cell.escape_debug())))
+    };
+    let time = match recording.clock {
+        Clock::Unix => number(column::UNIX)?,
+        Clock::Monotonic => row.monotonic_ns,
+        Clock::Steps => number(column::STEP)?,
+    };
+    let stack = match number(column::STACK)? {
+        Some(id) => {
+            let known = notes.stack(id);
+            Some(known.ok_or_else(|| wrong(column::STACK, format!("no stack {id} was defined")))?)
+        }
+        None => None,
+    };
+    let tag = match cell(reader, column::TAG)? {
+        "" => None,
+        word => {
+            let text = note_text(word).ok_or_else(|| wrong(column::TAG, "it is not a word".to_owned()))?;
+            Some(recording.add_tag(&text, budget)?)
+        }
+    };
+    let pool = match cell(reader, column::POOL)? {
+        "" => None,
+        text => {
+            let pool = notes::pool(text);
+            Some(pool.ok_or_else(|| wrong(column::POOL, "a pool is written as 0:0".to_owned()))?)
+        }
+    };
+    let kind = match row.action {
+        Action::Allocate => EventKind::Allocate,
+        Action::Free => EventKind::Free,
+        Action::AllocateFailure => EventKind::AllocateFailure,
+    };
+    let event = Event {
+        is_before: cell(reader, column::BEFORE)? == "1",
+        alignment_log2: row.alignment.trailing_zeros() as u8,
+        lane: recording.add_lane(Lane { thread: row.thread, stream: row.stream, pool }, budget)?,
+        address: row.pointer.address(),
+        bytes: row.bytes,
+        raw_time: time.unwrap_or(Event::NO_TIME),
+        stack,
+        tag,
+        ..Event::new(kind)
+    };
+    if let Some(rounded) = number(column::ROUNDED)? {
+        recording.set_rounded_bytes(recording.len(), rounded, budget)?;
+    }
+    recording.push(event, budget)?;
+    Ok(())
+}
+
+/// A cell of the last row that only recordings have.
+fn cell<'a>(reader: &'a LogReader<'_>, name: &str) -> Result<&'a str, Refusal> {
+    let cell = std::str::from_utf8(reader.cell(name));
+    cell.map_err(|_| Refusal::new(format!("column {name} is not UTF-8 text")))
+}
+
+/// What RMM's logs never say.
+fn unknowns(recording: &mut Recording) {
+    recording.unknown(
+        "other_allocators",
+        "memory that the program took past the logged resource is not in the log, nor what the resource took \
+         from the driver",
+    );
+    recording.unknown("stacks", "the log does not say which code asked for a block");
+    if recording.stream_count() > 1 {
+        recording.unknown("stream_order", "the log does not say what orders the streams");
+    }
+    if recording.clock() == Clock::Monotonic && recording.events().all(|event| event.time().is_none()) {
+        recording.unknown("times", "the log's times of day are not read: events have an order and no time");
+    }
+}
+
+/// The device whose rows are read.
+struct Devices {
+    /// The ordinal that was asked for.
+    wanted: Option<u32>,
+    /// The device whose rows are read: a simulated one and another have ordinals of their own.
+    first: Option<DeviceId>,
+    left_out: u64,
+}
+
+impl Devices {
+    /// Whether a row is read: it is of the device that was asked for, or else of the first row's.
+    fn takes(&mut self, recording: &mut Recording, device: Option<DeviceId>) -> bool {
+        let Some(device) = device else { return true };
+        let is_wanted = self.wanted.is_none_or(|wanted| device.ordinal() == wanted);
+        if is_wanted && *self.first.get_or_insert(device) == device {
+            recording.device = Some(device.ordinal());
+            recording.is_simulated = device.is_sim();
+            return true;
+        }
+        self.left_out += 1;
+        false
+    }
+
+    fn tell(&self, recording: &mut Recording) {
+        if self.left_out > 0 {
+            let text = format!("rows of other devices were left out: {}", self.left_out);
+            recording.unknown("other_device", text);
+        }
+    }
+}
+
+fn refusal(error: LogError) -> Refusal {
+    let text = match error.column {
+        Some(column) => format!("column {column}: {}", error.reason),
+        None => error.reason,
+    };
+    Refusal::at_line(error.line, text)
+}

@@ -1,0 +1,147 @@
+//! Imports what other programs recorded: files of every kind become one [`Recording`].
+//!
+//! A file is recognised by its content, never by its name, and may be packed with gzip or zstd:
+//!
+//! | file | what is read |
+//! |---|---|
+//! | PyTorch's memory snapshot | pickles of protocols 2 to 5 since PyTorch 2.0, and the pages of its viewer |
+//! | RMM's log | as [`log`](millpond_engine::log) reads it, with all that [`Recording::write_csv`] wrote |
+//! | minimalloc's CSV | lifetimes and sizes |
+//! | Nsight Systems | its SQLite export, with the feature `nsys` |
+//!
+//! A snapshot is a pickle, and Python runs what a pickle tells it to run. The reader here knows plain data
+//! only: it imports, calls and builds nothing, and refuses each file that asks for it with a sentence. Memory
+//! is bounded by the file's size and [`Options::memory`], whatever the file says.
+
+mod bytes;
+mod csv;
+mod detect;
+mod html;
+mod minimalloc;
+#[cfg(feature = "nsys")]
+mod nsys;
+mod options;
+mod packed;
+mod pickle;
+mod pytorch;
+mod refusal;
+
+use std::io::{Cursor, Read};
+use std::path::Path;
+
+use millpond_engine::log::{LogError, open_file};
+
+use crate::budget::Budget;
+use crate::recording::Recording;
+
+use bytes::Bytes;
+use detect::{Found, HEAD_BYTES};
+use packed::Unpacked;
+use refusal::Refusal;
+
+pub use options::Options;
+
+/// The memory in bytes that reading needs beside what grows with a file: buffers, and zstd's window.
+const OVERHEAD: u64 = 12 << 20;
+
+/// Imports the file at `path`.
+///
+/// # Errors
+/// The file cannot be opened or read, is none of those that are read, or asks for something that no recording
+/// needs: the error says what it is and what to do.
+pub fn open(path: &Path, options: &Options) -> Result<Recording, LogError> {
+    let mut file = open_file(path)?;
+    let size = file.metadata().map_or(0, |data| data.len());
+    let name = path.display().to_string();
+    let mut head = Vec::new();
+    let read = (&mut file).take(16).read_to_end(&mut head);
+    read.map_err(|error| refused(&name, error.into()))?;
+    if detect::found(&head) == Found::Sqlite {
+        let mut budget = budget(size, options);
+        return database(path, &name, options, &mut budget).map_err(|error| refused(&name, error));
+    }
+    sized(name, Cursor::new(head).chain(file), size, options)
+}
+
+/// Imports what a reader gives; `name` stands for the file in errors.
+///
+/// # Errors
+/// Those of [`open`]; and a database cannot be read in this way.
+pub fn read(
+    name: impl Into<String>,
+    raw: impl Read + Send,
+    options: &Options,
+) -> Result<Recording, LogError> {
+    sized(name.into(), raw, 0, options)
+}
+
+/// Whether a file that starts like this is for the reader of logs: it has RMM's columns, is text of no kind
+/// that is known, or cannot be unpacked, which that reader says best.
+pub fn is_for_log_reader(head: &[u8]) -> bool {
+    let unpacked = Unpacked::new(head).and_then(|mut unpacked| unpacked.start(HEAD_BYTES));
+    unpacked.map_or(true, |start| detect::is_for_log_reader(&start))
+}
+
+fn sized(name: String, raw: impl Read + Send, size: u64, options: &Options) -> Result<Recording, LogError> {
+    let mut budget = budget(size, options);
+    content(&name, raw, options, &mut budget).map_err(|error| refused(&name, error))
+}
+
+fn budget(size: u64, options: &Options) -> Budget {
+    Budget::new(options.memory.saturating_sub(OVERHEAD).saturating_add(size))
+}
+
+fn content(
+    name: &str,
+    raw: impl Read + Send,
+    options: &Options,
+    budget: &mut Budget,
+) -> Result<Recording, Refusal> {
+    let mut unpacked = Unpacked::new(raw)?;
+    let head = unpacked.head(HEAD_BYTES)?;
+    let found = detect::found(&head);
+    let whole = Cursor::new(head).chain(unpacked);
+    match found {
+        Found::Pickle => snapshot(name, whole, options, budget),
+        Found::Html => match html::pickle(whole)? {
+            Some(pickle) => snapshot(name, pickle, options, budget),
+            None => Err(Refusal::new(
+                "is a web page without a snapshot in it; name the page that torch.cuda._memory_viz wrote \
+                 (trace_plot, segment_plot), or the snapshot itself",
+            )),
+        },
+        Found::Rmm => csv::import(name, whole, options, budget),
+        Found::Minimalloc => minimalloc::import(name, whole, budget),
+        Found::Sqlite => {
+            Err(Refusal::new("is a database of SQLite, which is read from a file, unpacked: name the file"))
+        }
+        Found::Other(what) => Err(Refusal::new(what)),
+    }
+}
+
+fn snapshot(
+    name: &str,
+    bytes: impl Read,
+    options: &Options,
+    budget: &mut Budget,
+) -> Result<Recording, Refusal> {
+    let mut bytes = Bytes::new(Box::new(bytes));
+    let (values, root) = pickle::read(&mut bytes, budget)?;
+    pytorch::import(name, &values, root, options, budget)
+}
+
+#[cfg(feature = "nsys")]
+fn database(path: &Path, name: &str, options: &Options, budget: &mut Budget) -> Result<Recording, Refusal> {
+    nsys::import(path, name, options, budget)
+}
+
+#[cfg(not(feature = "nsys"))]
+fn database(_: &Path, _: &str, _: &Options, _: &mut Budget) -> Result<Recording, Refusal> {
+    Err(Refusal::new(
+        "is a database of SQLite, and this program was built without the feature `nsys`, which reads it",
+    ))
+}
+
+fn refused(name: &str, refusal: Refusal) -> LogError {
+    LogError { file: name.to_owned(), line: refusal.line, column: None, reason: refusal.text }
+}

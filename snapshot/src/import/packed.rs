@@ -1,0 +1,111 @@
+//! Unpacks a file, and refuses one that unpacks without end.
+
+use std::io::{self, Read};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use millpond_engine::log::unpack_bytes;
+
+/// The most bytes that a file unpacks to for each of its own; snapshots have ten, repetitive logs a hundred.
+const MOST_TIMES: u64 = 300;
+
+/// The bytes that any file may unpack to.
+const ALWAYS: u64 = 64 << 20;
+
+/// The binary logarithm of the most memory in bytes that unpacking zstd takes: that of its level 19.
+const ZSTD_WINDOW_LOG: u32 = 23;
+
+/// The bytes of a file, unpacked.
+pub(super) struct Unpacked<'a> {
+    bytes: Box<dyn Read + Send + 'a>,
+    packed: Arc<AtomicU64>,
+    unpacked: u64,
+}
+
+/// Counts the bytes of the file itself.
+struct Counted<R> {
+    raw: R,
+    count: Arc<AtomicU64>,
+}
+
+impl<'a> Unpacked<'a> {
+    /// Unpacks according to the first bytes: gzip, zstd or neither.
+    ///
+    /// # Errors
+    /// Those of `raw`.
+    pub(super) fn new(raw: impl Read + Send + 'a) -> io::Result<Self> {
+        let packed = Arc::new(AtomicU64::new(0));
+        let counted = Counted { raw, count: Arc::clone(&packed) };
+        Ok(Self { bytes: unpack_bytes(counted, ZSTD_WINDOW_LOG)?, packed, unpacked: 0 })
+    }
+
+    /// Takes the first bytes: `most`, or all that can be unpacked if there are fewer.
+    ///
+    /// # Errors
+    /// Nothing can be unpacked.
+    pub(super) fn start(&mut self, most: usize) -> io::Result<Vec<u8>> {
+        let mut start = vec![0; most];
+        let mut count = 0;
+        while count < most {
+            match self.read(&mut start[count..]) {
+                Ok(0) => break,
+                Ok(read) => count += read,
+                Err(error) if count == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        start.truncate(count);
+        Ok(start)
+    }
+
+    /// Takes the first bytes: `most`, or all if there are fewer.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub(super) fn head(&mut self, most: usize) -> io::Result<Vec<u8>> {
+        let mut head = Vec::with_capacity(most);
+        self.take(most as u64).read_to_end(&mut head)?;
+        Ok(head)
+    }
+}
+
+impl Read for Unpacked<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let count = self.bytes.read(into)?;
+        self.unpacked += count as u64;
+        let packed = self.packed.load(Ordering::Relaxed);
+        if self.unpacked > ALWAYS + packed.saturating_mul(MOST_TIMES) {
+            let why = format!(
+                "it unpacks to more than {MOST_TIMES} times its size; unpack it yourself if you trust it"
+            );
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
+        Ok(count)
+    }
+}
+
+impl<R: Read> Read for Counted<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let count = self.raw.read(into)?;
+        self.count.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_unpacks_without_end_is_refused() {
+        let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+        let zeros = vec![0; 1 << 20];
+        (0..160).for_each(|_| gzip.write_all(&zeros).unwrap());
+        let packed = gzip.finish().unwrap();
+        let unpacked = Unpacked::new(packed.as_slice()).unwrap();
+        let error = io::copy(&mut Unpacked { ..unpacked }, &mut io::sink()).unwrap_err();
+        assert!(error.to_string().contains("300 times"), "{error}");
+    }
+}

@@ -1,0 +1,162 @@
+//! Says what a snapshot cannot tell.
+
+use millpond_core::format_bytes;
+use millpond_engine::text::number_of;
+
+use super::device::Device;
+use super::start::Start;
+use super::state::State;
+use crate::recording::Recording;
+
+/// The two lines that make PyTorch record.
+const HOW_TO_RECORD: &str = "to record, run torch.cuda.memory._record_memory_history(max_entries=1000000) \
+                             before the model is made, and \
+                             torch.cuda.memory._dump_snapshot(\"snapshot.pickle\") \
+                             at the end";
+
+/// What the importer knows beside the trace and the state.
+#[derive(Default, Debug)]
+pub(super) struct Facts {
+    pub(super) has_phases: bool,
+    pub(super) has_host: bool,
+    /// The blocks that were live when the trace began.
+    pub(super) early_blocks: u64,
+    pub(super) early_bytes: u64,
+    /// Those of them that were freed in the trace.
+    pub(super) freed_blocks: u64,
+    pub(super) out_of_memory: u64,
+    /// Whether the trace says when blocks became free, rather than only when the program freed them.
+    pub(super) knows_completions: bool,
+}
+
+/// Adds to a recording what is known about its source, and what is not.
+pub(super) fn describe(
+    recording: &mut Recording,
+    start: &Start,
+    state: &State,
+    facts: &Facts,
+    unknown: &[(String, u64)],
+    devices: &[Device],
+    chosen: u64,
+) {
+    recording.detail("trace entries", start.entries);
+    recording.detail("segments in the state", state.segments.len());
+    recording.detail("blocks in use in the state", state.blocks.len());
+    trace(recording, start, facts);
+    for (name, count) in unknown {
+        let text = format!("entries with the unknown action `{name}` were left out: {count}");
+        recording.unknown("unknown_action", text);
+    }
+    let malformed = start.malformed + state.malformed + state.unknown_states;
+    if malformed > 0 {
+        let text =
+            format!("entries, segments and blocks that PyTorch does not write were left out: {malformed}");
+        recording.unknown("malformed_entries", text);
+    }
+    if start.odd_segments > 0 {
+        let count = start.odd_segments;
+        let text =
+            format!("events of segments that contradict the state: {count}; reserved memory is uncertain");
+        recording.unknown("odd_segments", text);
+    }
+    let others = devices.iter().filter(|device| device.ordinal != chosen);
+    for Device { ordinal, entries, segment_bytes } in others {
+        let bytes = format_bytes(*segment_bytes);
+        let noun = if *entries == 1 { "entry" } else { "entries" };
+        let text = format!(
+            "device {ordinal} is in the file, too ({entries} {noun}, {bytes} reserved), and not imported: \
+             `import --device {ordinal}` does"
+        );
+        recording.unknown("other_device", text);
+    }
+    if facts.has_host {
+        recording.unknown("host_memory", "pinned host memory in the file is not imported");
+    }
+    recording.unknown(
+        "other_allocators",
+        "memory outside PyTorch's caching allocator is not in a snapshot: the CUDA context, NCCL, libraries \
+         that allocate themselves, cudaMallocAsync, other processes",
+    );
+    recording.unknown("threads", "a snapshot does not say which thread made a call");
+    if recording.stream_count() > 1 {
+        recording.unknown(
+            "stream_order",
+            "a snapshot does not say which streams used a block beside its own, nor what orders the \
+             streams: a \
+             free is on the stream of its allocation",
+        );
+    }
+}
+
+/// Says what the trace lacks.
+fn trace(recording: &mut Recording, start: &Start, facts: &Facts) {
+    let &Facts { early_blocks, early_bytes, .. } = facts;
+    let early = format!("{} ({})", number_of(early_blocks, "block"), format_bytes(early_bytes));
+    let entries = start.entries;
+    if entries == 0 {
+        let text = format!(
+            "the file has no trace, only the state with {early} live: neither the order of allocations nor \
+             any freed block is known; {HOW_TO_RECORD}"
+        );
+        recording.unknown("no_trace", text);
+        return;
+    }
+    if entries == 1 && early_blocks > 1 {
+        let text = format!(
+            "the trace has one entry, as with enabled=\"state\": {early} were live before it, and their \
+             history is not known; {HOW_TO_RECORD}"
+        );
+        recording.unknown("no_trace", text);
+    } else if has_wrapped(start, facts) {
+        let text = format!(
+            "the trace begins with {early} live, and has exactly {entries} entries, so that its ring was \
+             probably full and the events before are lost; record with a larger max_entries"
+        );
+        recording.unknown("ring_wrapped", text);
+    } else if early_blocks > 0 {
+        let text = format!(
+            "the trace begins with {early} live: when they were allocated, and what was freed before, is not \
+             known; it began late, or its ring was full"
+        );
+        recording.unknown("began_late", text);
+    }
+    if !facts.knows_completions {
+        recording.unknown(
+            "no_completions",
+            "the trace has no free_completed: a block counts as free when the program frees it, also where \
+             other streams still used it",
+        );
+    } else if start.requested == 0 && start.completed > 1 {
+        recording.unknown(
+            "no_requests",
+            "the trace has no free_requested: how long record_stream held blocks is not known",
+        );
+    }
+    let known = entries - start.malformed;
+    if start.with_time < known {
+        let text = format!("{} of {entries} entries have no time", known - start.with_time);
+        let more = if facts.has_phases { "; phases are placed by the entries that have one" } else { "" };
+        recording.unknown("no_times", text + more);
+    }
+    if start.with_stack < known {
+        let text = format!("{} of {entries} entries have no stack", known - start.with_stack);
+        recording.unknown("no_stacks", text);
+    }
+    if facts.out_of_memory > 0 {
+        recording.detail("requests that failed", facts.out_of_memory);
+    }
+}
+
+/// Whether the trace's ring was probably full, so that earlier events are lost.
+pub(super) fn has_wrapped(start: &Start, facts: &Facts) -> bool {
+    facts.freed_blocks > 0 && is_round(start.entries)
+}
+
+/// Whether people would choose a number as a limit: two digits and zeros, or a power of two.
+fn is_round(number: u64) -> bool {
+    let mut digits = number;
+    while digits >= 100 && digits.is_multiple_of(10) {
+        digits /= 10;
+    }
+    number >= 100 && (digits < 100 || number.is_power_of_two())
+}

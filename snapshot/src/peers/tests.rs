@@ -1,0 +1,153 @@
+//! The models' rules, on a simulated device.
+
+use millpond_core::{AnyResource, DeviceMemoryResourceExt, DevicePtr, StreamRef};
+use millpond_driver::DeviceSpec;
+
+const MIB: u64 = 1 << 20;
+
+fn build(stack: &str, device: &str) -> AnyResource {
+    let driver = device.parse::<DeviceSpec>().unwrap().open().unwrap();
+    stack.parse::<millpond_core::stack::StackSpec>().unwrap().build(&crate::layers(), &driver).unwrap()
+}
+
+fn allocate(resource: &AnyResource, bytes: u64) -> DevicePtr {
+    resource.allocate_bytes(bytes, StreamRef::LEGACY).unwrap()
+}
+
+fn free(resource: &AnyResource, ptr: DevicePtr, bytes: u64) {
+    // SAFETY: each test gives each block back once, with its size.
+    unsafe { resource.deallocate_bytes(ptr, bytes, StreamRef::LEGACY) };
+}
+
+fn reserved(resource: &AnyResource) -> u64 {
+    resource.statistics().unwrap().bytes_reserved
+}
+
+#[test]
+fn torch_gives_unused_segments_back_before_it_fails() {
+    let torch = build("torch", "sim:64MiB");
+    let small = allocate(&torch, 1000);
+    let large = allocate(&torch, 30 * MIB);
+    assert_eq!(reserved(&torch), 32 * MIB);
+    free(&torch, large, 30 * MIB);
+    assert!(torch.allocate_bytes(63 * MIB, StreamRef::LEGACY).unwrap_err().is_out_of_memory());
+    assert_eq!(reserved(&torch), 2 * MIB, "the segment went back");
+    allocate(&torch, 60 * MIB);
+    free(&torch, small, 1000);
+}
+
+#[test]
+fn torch_keeps_oversize_blocks_whole() {
+    let torch = build("torch:max_split_size_mb=32", "sim:1GiB");
+    let block = allocate(&torch, 100 * MIB);
+    free(&torch, block, 100 * MIB);
+    allocate(&torch, 24 * MIB);
+    assert_eq!(reserved(&torch), 124 * MIB, "a smaller request does not split it");
+    assert_eq!(allocate(&torch, 90 * MIB), block);
+}
+
+#[test]
+fn torch_releases_no_part_of_a_growing_segment_as_an_oversize_block() {
+    let torch = build("torch:expandable_segments=True,max_split_size_mb=21", "sim:128MiB");
+    let blocks = [50, 30, 40].map(|mib| (allocate(&torch, mib * MIB), mib * MIB));
+    assert_eq!(reserved(&torch), 120 * MIB);
+    free(&torch, blocks[0].0, blocks[0].1);
+    // The free block is oversize, too large for this, and a part of a segment: its pages go, and come again.
+    let again = allocate(&torch, 25 * MIB);
+    assert_eq!(again, blocks[0].0);
+    assert_eq!(reserved(&torch), 120 * MIB);
+    for (ptr, bytes) in [blocks[1], blocks[2], (again, 25 * MIB)] {
+        free(&torch, ptr, bytes);
+    }
+    assert_eq!(torch.trim(0).unwrap(), 120 * MIB);
+}
+
+#[test]
+fn torch_maps_pages_where_segments_grow() {
+    let torch = build("torch:expandable_segments=True", "sim:256MiB");
+    let first = allocate(&torch, 30 * MIB);
+    assert_eq!(reserved(&torch), 40 * MIB);
+    let second = allocate(&torch, 30 * MIB);
+    assert_eq!(second.address() - first.address(), 30 * MIB);
+    assert_eq!(reserved(&torch), 60 * MIB);
+    free(&torch, first, 30 * MIB);
+    assert_eq!(torch.trim(0).unwrap(), 20 * MIB, "one page is free as a whole");
+    free(&torch, second, 30 * MIB);
+    assert_eq!(torch.trim(0).unwrap(), 40 * MIB);
+    assert_eq!(reserved(&torch), 0);
+}
+
+#[test]
+fn torch_waits_for_the_other_stream_that_a_block_is_freed_on() {
+    let torch = build("torch", "sim:64MiB");
+    let driver = millpond_core::DriverHandle::clone(torch.driver());
+    let other = driver.stream_create(millpond_core::driver::StreamFlags::NON_BLOCKING).unwrap();
+    let block = allocate(&torch, 40 * MIB);
+    // SAFETY: nothing uses the block.
+    unsafe { torch.deallocate_bytes(block, 40 * MIB, other) };
+    assert_eq!(allocate(&torch, 40 * MIB), block, "the device is idle, so the event has passed");
+}
+
+#[test]
+fn rmm_pool_doubles_and_merges() {
+    let pool = build("rmm_pool", "sim:1GiB");
+    assert_eq!(reserved(&pool), MIB);
+    let blocks: Vec<DevicePtr> = (0..4).map(|_| allocate(&pool, MIB)).collect();
+    assert_eq!(reserved(&pool), 4 * MIB);
+    assert_eq!(blocks[3].address() - blocks[2].address(), MIB);
+    free(&pool, blocks[3], MIB);
+    free(&pool, blocks[2], MIB);
+    assert_eq!(allocate(&pool, 2 * MIB), blocks[2]);
+    let limited = build("rmm_pool:initial=4MiB,max=16MiB", "sim:1GiB");
+    allocate(&limited, 5 * MIB);
+    assert_eq!(reserved(&limited), 10 * MIB, "half of what is left");
+    assert!(limited.allocate_bytes(8 * MIB, StreamRef::LEGACY).is_err());
+}
+
+#[test]
+fn rmm_arena_serves_small_requests_from_superblocks() {
+    let arena = build("rmm_arena:size=16MiB", "sim:64MiB");
+    let small = allocate(&arena, 1000);
+    let large = allocate(&arena, 2 * MIB);
+    assert_eq!(large.address() - small.address(), MIB);
+    // The first fit is behind the small block's superblock.
+    assert_eq!(allocate(&arena, 1000).address() - small.address(), 1024);
+    free(&arena, small, 1000);
+    free(&arena, large, 2 * MIB);
+    assert!(arena.allocate_bytes(15 * MIB + 1, StreamRef::LEGACY).unwrap_err().is_out_of_memory());
+    assert!(arena.allocate_bytes(15 * MIB, StreamRef::LEGACY).is_ok());
+}
+
+#[test]
+fn bfc_splits_only_what_is_much_too_large() {
+    let bfc = build("bfc:growth=on", "sim:1GiB");
+    let block = allocate(&bfc, 3 * MIB);
+    assert_eq!(reserved(&bfc), 4 * MIB, "regions double");
+    free(&bfc, block, 3 * MIB);
+    let half = allocate(&bfc, 2 * MIB);
+    assert_eq!(allocate(&bfc, MIB + 256).address() - half.address(), 2 * MIB);
+    let whole = build("bfc", "sim:1GiB");
+    allocate(&whole, 256);
+    assert_eq!(reserved(&whole), 768 * MIB);
+}
+
+#[test]
+fn a_text_of_a_model_is_read_again() {
+    for stack in ["torch:max_split_size_mb=128", "rmm_pool:initial=1MiB,max=1GiB", "rmm_arena:size=8MiB"] {
+        assert_eq!(build(stack, "sim:1GiB").to_string(), stack);
+    }
+    let driver = DeviceSpec::SimH200.open().unwrap();
+    for wrong in [
+        "torch:max_split_size_mb=1",
+        "torch:max_split_size_mb=32,large_segment_size_mb=64",
+        "torch:large_segment_size_mb=32,max_split_size_mb=32",
+        "torch:garbage_collection_threshold=0.5",
+        "rmm_pool:initial=16MiB,max=8MiB",
+        "rmm_pool:max=512KiB",
+        "bfc:growth=yes",
+    ] {
+        let stack: millpond_core::stack::StackSpec = wrong.parse().unwrap();
+        let error = stack.build(&crate::layers(), &driver).unwrap_err();
+        assert_eq!(error.kind(), millpond_core::ErrorKind::InvalidStack, "{wrong}: {error}");
+    }
+}

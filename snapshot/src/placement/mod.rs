@@ -1,0 +1,276 @@
+//! The least memory that a recording needs, and a placement of its blocks that reaches or nears it.
+
+mod program;
+mod text;
+
+use std::time::Instant;
+
+use millpond_core::ALLOCATION_ALIGNMENT;
+use millpond_planning::{Block, Fit, Options, Plan, Problem, ProblemError};
+use rustc_hash::FxHashMap;
+use serde::Serialize;
+
+use crate::recording::{EventKind, Recording};
+
+pub use program::{PlanError, for_layer, print_plan};
+pub use text::print;
+
+/// Whether blocks of different streams may share an address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Sharing {
+    /// Wherever one is freed before the other is allocated. Right where the program orders its streams before
+    /// each reuse.
+    HostOrder,
+    /// Never: a recording does not say where the program orders its streams.
+    StreamSafe,
+}
+
+/// What is asked of a [`Placement`].
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Whether streams share addresses.
+    pub sharing: Sharing,
+    /// The alignment of each block, in bytes; not 0.
+    pub alignment: u64,
+    /// The bytes that the blocks should fit into.
+    pub capacity: Option<u64>,
+    /// How long the search takes at most, and its seed.
+    pub options: Options,
+}
+
+/// Whether the blocks fit into a capacity.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// The placement fits.
+    Fits,
+    /// No placement fits.
+    Impossible,
+    /// This placement does not fit, and that none does is not proved.
+    Unknown,
+}
+
+/// The least bytes for a recording's blocks, and a placement of them. All sizes are in bytes, rounded up to
+/// the alignment.
+///
+/// ```
+/// use millpond_planning::Options;
+/// use millpond_snapshot::import;
+/// use millpond_snapshot::placement::{Placement, Request, Sharing};
+///
+/// let log = "Thread,Time,Action,Pointer,Size,Stream\n\
+///            7,05:01:18.946606,allocate,0x7f00,1000,0\n\
+///            7,05:01:18.946607,allocate,0x8f00,3000,0\n\
+///            7,05:01:18.946609,free,0x7f00,1000,0\n";
+/// let recording = import::read("log", log.as_bytes(), &import::Options::default())?;
+/// let request = Request {
+///     sharing: Sharing::StreamSafe,
+///     alignment: 256,
+///     capacity: Some(8192),
+///     options: Options::default(),
+/// };
+/// let placement = Placement::of(&recording, &request)?;
+/// assert_eq!((placement.height, placement.is_optimal), (Some(4096), true));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, Serialize)]
+pub struct Placement {
+    /// The version of this format.
+    pub version: u32,
+    /// The file.
+    pub file: String,
+    /// The number of blocks; each failed request is a block of an instant.
+    pub blocks: usize,
+    /// The number of failed requests among them.
+    pub failed_requests: usize,
+    /// The number of streams.
+    pub streams: usize,
+    /// The alignment.
+    pub alignment: u64,
+    /// Whether streams share addresses.
+    pub sharing: Sharing,
+    /// No placement takes less if streams share addresses: what is live at the peak.
+    pub bound_host_order: u64,
+    /// No placement takes less if they do not.
+    pub bound_stream_safe: u64,
+    /// No placement as it was asked for takes less.
+    pub bound: u64,
+    /// The largest block.
+    pub largest: u64,
+    /// What the placement takes; null where none can fit into the capacity.
+    pub height: Option<u64>,
+    /// Whether the height is proved to be the least.
+    pub is_optimal: bool,
+    /// Whether the time ran out, so that another run may find another placement.
+    pub timed_out: bool,
+    /// The bytes that the blocks should fit into.
+    pub capacity: Option<u64>,
+    /// Whether they do.
+    pub answer: Option<Answer>,
+    /// The blocks as minimalloc's CSV, with their offsets.
+    #[serde(skip)]
+    csv: Option<String>,
+    /// The blocks with their offsets.
+    #[serde(skip)]
+    placed: Option<Vec<(Block, u64)>>,
+}
+
+impl Placement {
+    /// Computes the bounds, and searches a placement.
+    ///
+    /// # Errors
+    /// If the alignment is 0, or all sizes together exceed 64 bits.
+    pub fn of(recording: &Recording, request: &Request) -> Result<Self, ProblemError> {
+        let (blocks, failed_requests) = blocks_of(recording);
+        Self::of_blocks(recording, blocks, failed_requests, request)
+    }
+
+    fn of_blocks(
+        recording: &Recording,
+        blocks: Vec<Block>,
+        failed_requests: usize,
+        request: &Request,
+    ) -> Result<Self, ProblemError> {
+        let in_host_order = Problem::new(blocks.clone(), request.alignment)?;
+        let stream_safe = Problem::stream_safe(blocks, request.alignment, Vec::new())?;
+        // What the bounds take is not left for the search.
+        let began = Instant::now();
+        let bounds = match began.checked_add(request.options.time) {
+            Some(end) => millpond_planning::bounds_until(&stream_safe, end),
+            None => millpond_planning::bounds(&stream_safe),
+        };
+        let time = request.options.time.saturating_sub(began.elapsed());
+        let options = Options { time, ..request.options.clone() };
+        let problem = match request.sharing {
+            Sharing::HostOrder => &in_host_order,
+            Sharing::StreamSafe => &stream_safe,
+        };
+        let (plan, answer, bound) = search(problem, request.capacity, &options);
+        Ok(Self {
+            version: 1,
+            file: recording.file().to_owned(),
+            blocks: problem.blocks().len(),
+            failed_requests,
+            streams: recording.stream_count(),
+            alignment: request.alignment,
+            sharing: request.sharing,
+            bound_host_order: bounds.host_order,
+            bound_stream_safe: bounds.bytes,
+            bound,
+            largest: bounds.largest,
+            height: plan.as_ref().map(|plan| plan.height),
+            is_optimal: plan.as_ref().is_some_and(Plan::is_optimal),
+            timed_out: plan.as_ref().is_some_and(|plan| plan.timed_out),
+            capacity: request.capacity,
+            answer,
+            placed: plan.as_ref().map(|plan| {
+                let blocks = problem.blocks().iter().copied();
+                blocks.zip(plan.offsets.iter().copied()).collect()
+            }),
+            csv: plan.map(|plan| problem.to_minimalloc_csv(Some(&plan.offsets))),
+        })
+    }
+
+    /// The blocks as minimalloc's CSV: position of the allocation and of the free, counted in events, size
+    /// and offset. `None` where no placement can fit into the capacity.
+    #[must_use]
+    pub fn csv(&self) -> Option<&str> {
+        self.csv.as_deref()
+    }
+
+    /// The blocks with their offsets; their births and deaths are numbers of events. `None` where no
+    /// placement can fit into the capacity.
+    #[must_use]
+    pub fn placed(&self) -> Option<&[(Block, u64)]> {
+        self.placed.as_deref()
+    }
+
+    /// The largest block over the bound: close to 1, few blocks decide, and a low placement is hard to find.
+    #[must_use]
+    pub fn hardness(&self) -> f64 {
+        if self.bound == 0 { 0.0 } else { self.largest as f64 / self.bound as f64 }
+    }
+}
+
+fn search(
+    problem: &Problem,
+    capacity: Option<u64>,
+    options: &Options,
+) -> (Option<Plan>, Option<Answer>, u64) {
+    let Some(capacity) = capacity else {
+        let plan = millpond_planning::plan(problem, options);
+        let bound = plan.bound;
+        return (Some(plan), None, bound);
+    };
+    let (plan, answer) = match millpond_planning::fits(problem, capacity, options) {
+        Fit::Impossible { bound } => return (None, Some(Answer::Impossible), bound),
+        Fit::Fits(plan) => (plan, Answer::Fits),
+        Fit::Unknown(plan) => (plan, Answer::Unknown),
+    };
+    let bound = plan.bound;
+    (Some(plan), Some(answer), bound)
+}
+
+/// The least bytes for a recording's blocks, whatever the allocator.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Bounds {
+    /// If streams share addresses in the order of the host's calls.
+    pub host_order: u64,
+    /// If they never share.
+    pub stream_safe: u64,
+}
+
+/// Computes the bounds without a placement.
+///
+/// # Errors
+/// All sizes together exceed 64 bits.
+pub(crate) fn bounds_of(recording: &Recording, alignment: u64) -> Result<Bounds, ProblemError> {
+    let (blocks, _) = blocks_of(recording);
+    let problem = Problem::stream_safe(blocks, alignment, Vec::new())?;
+    let bounds = millpond_planning::bounds(&problem);
+    Ok(Bounds { host_order: bounds.host_order, stream_safe: bounds.bytes })
+}
+
+/// The bounds at CUDA's own alignment; `None` if all sizes together exceed 64 bits.
+pub fn bounds(recording: &Recording) -> Option<Bounds> {
+    bounds_of(recording, ALLOCATION_ALIGNMENT).ok()
+}
+
+/// The blocks of a recording with the numbers of their events, and how many of them are failed requests. A
+/// block that is never freed lives to the end.
+fn blocks_of(recording: &Recording) -> (Vec<Block>, usize) {
+    let mut streams: FxHashMap<_, u64> = FxHashMap::default();
+    let mut live: FxHashMap<u64, usize> = FxHashMap::default();
+    let mut blocks: Vec<Block> = Vec::new();
+    let mut failed = 0;
+    let end = recording.len() as u64;
+    for (at, event) in (0..).zip(recording.events()) {
+        let mut block = |death| {
+            let number = streams.len() as u64;
+            let stream = *streams.entry(recording.lane(event).stream).or_insert(number);
+            blocks.push(Block { birth: at, death, size: event.bytes, stream });
+            blocks.len() - 1
+        };
+        match event.kind {
+            EventKind::Allocate => {
+                let number = block(end);
+                // An address that is still live: the source lost its free.
+                if let Some(old) = live.insert(event.address, number) {
+                    blocks[old].death = at;
+                }
+            }
+            EventKind::Free => {
+                if let Some(number) = live.remove(&event.address) {
+                    blocks[number].death = at;
+                }
+            }
+            EventKind::AllocateFailure => {
+                block(at + 1);
+                failed += 1;
+            }
+            _ => {}
+        }
+    }
+    (blocks, failed)
+}

@@ -1,0 +1,62 @@
+//! A placement as text.
+
+use std::io::{self, Write};
+
+use millpond_core::format_bytes;
+use millpond_engine::text::counted;
+use millpond_engine::text::plain;
+
+use super::{Answer, Placement, Sharing};
+
+/// Prints a placement for people.
+///
+/// # Errors
+/// Those of `out`.
+pub fn print(placement: &Placement, out: &mut impl Write) -> io::Result<()> {
+    let Placement { blocks, streams, failed_requests, .. } = *placement;
+    let (blocks, stream_count) = (counted(blocks as u64, "block"), counted(streams as u64, "stream"));
+    writeln!(out, "{}: {blocks}, {stream_count}", plain(&placement.file))?;
+    let mut line = |name: &str, text: String| writeln!(out, "  {name:<12}{text}");
+    if failed_requests > 0 {
+        let requests = counted(failed_requests as u64, "request");
+        line("failed", format!("{requests}, each counted as a block of an instant"))?;
+    }
+    let host_order = format_bytes(placement.bound_host_order);
+    line("least", format!("{host_order}: what is live at the peak, in host order"))?;
+    if streams > 1 {
+        let safe = format_bytes(placement.bound_stream_safe);
+        line("", format!("{safe}: if no stream takes what another one used, as the file orders none"))?;
+    }
+    if let Some(height) = placement.height {
+        let ratio = if placement.bound == 0 { 1.0 } else { height as f64 / placement.bound as f64 };
+        let proof = match (placement.is_optimal, placement.timed_out) {
+            (true, _) => "no placement takes less",
+            (false, false) => "less is not excluded",
+            (false, true) => "less is not excluded; more `--time` may find it",
+        };
+        let kind = match placement.sharing {
+            Sharing::HostOrder if streams > 1 => " in host order",
+            _ => "",
+        };
+        line("plan", format!("{}{kind}, {ratio:.5} of the least: {proof}", format_bytes(height)))?;
+    }
+    line("hardness", format!("{:.3}: the largest block over the least", placement.hardness()))?;
+    let (Some(capacity), Some(answer)) = (placement.capacity, placement.answer) else { return Ok(()) };
+    // Another rule may let the streams share it.
+    let is_by_rule =
+        streams > 1 && placement.sharing == Sharing::StreamSafe && capacity >= placement.bound_host_order;
+    let capacity = format_bytes(capacity);
+    let least = format_bytes(placement.bound);
+    line(
+        "capacity",
+        match answer {
+            Answer::Fits => format!("{capacity} suffices: the plan is the proof"),
+            Answer::Impossible if is_by_rule => format!(
+                "{capacity} is too little while no stream takes what another one used: {least} are needed; \
+                 `--streams host-order` lets them"
+            ),
+            Answer::Impossible => format!("{capacity} is too little for any allocator: {least} are needed"),
+            Answer::Unknown => format!("{capacity}: no plan that fits was found, and none is excluded"),
+        },
+    )
+}

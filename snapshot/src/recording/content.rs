@@ -1,0 +1,317 @@
+//! A recording: the events of one device, and all that they refer to.
+
+use std::collections::{HashMap, HashSet};
+
+use serde::Serialize;
+
+use super::texts::{RawFrame, Table};
+use super::{Event, Frame, Id, Lane, StateCheck};
+use crate::blocks::Blocks;
+use crate::budget::{Budget, Exceeded};
+
+/// The longest text that is kept, in bytes: a name, a tag, a setting. A line of a log holds several of them,
+/// each character of them written as three.
+const MAX_TEXT_BYTES: usize = 2048;
+
+/// The most frames of a stack that are kept, innermost first.
+const MAX_FRAMES: usize = 2048;
+
+/// An entry of the map of rounded sizes with its share of free room.
+const ROUNDED_BYTES: usize = 32;
+
+/// The unit of times.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Clock {
+    /// Nanoseconds since 1970.
+    #[default]
+    Unix,
+    /// Nanoseconds of a monotonic clock.
+    Monotonic,
+    /// Steps of a source without a clock.
+    Steps,
+}
+
+/// What a file is, and what it says about itself.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize)]
+pub struct Source {
+    /// The format, such as `PyTorch memory snapshot`.
+    pub format: String,
+    /// Pairs of a name and a value: versions, counts of entries, other devices.
+    pub details: Vec<(String, String)>,
+}
+
+/// Something that a recording cannot say, or that an importer had to leave out.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Unknown {
+    /// A name for programs, such as `no_trace`.
+    pub code: String,
+    /// A sentence for people.
+    pub text: String,
+}
+
+/// The memory events of one device, as one source recorded them.
+///
+/// ```
+/// use millpond_snapshot::import::{self, Options};
+/// let csv = "id,lower,upper,size\na,0,10,4096\nb,5,20,1024\n";
+/// let recording = import::read("example", csv.as_bytes(), &Options::default())?;
+/// assert_eq!(recording.source().format, "minimalloc CSV");
+/// assert_eq!(recording.len(), 4);
+/// # Ok::<(), millpond_engine::log::LogError>(())
+/// ```
+#[derive(Debug)]
+pub struct Recording {
+    pub(crate) file: String,
+    pub(crate) source: Source,
+    pub(crate) device: Option<u32>,
+    pub(crate) is_simulated: bool,
+    pub(crate) clock: Clock,
+    pub(crate) settings: Vec<(String, String)>,
+    pub(crate) unknowns: Vec<Unknown>,
+    pub(crate) check: Option<StateCheck>,
+    events: Blocks<Event>,
+    /// What allocators rounded blocks to, where a source says so, by the number of the event.
+    rounded: HashMap<u32, u64>,
+    lanes: Table<Lane>,
+    tags: Table<Box<str>>,
+    names: Table<Box<str>>,
+    frames: Table<RawFrame>,
+    stacks: Table<Box<[Id]>>,
+}
+
+impl Source {
+    /// The format of PyTorch's memory snapshots.
+    pub(crate) const PYTORCH: &'static str = "PyTorch memory snapshot";
+}
+
+impl Recording {
+    /// An empty recording.
+    pub(crate) fn new(file: impl Into<String>, format: &str) -> Self {
+        Self {
+            file: file.into(),
+            source: Source { format: format.to_owned(), details: Vec::new() },
+            device: None,
+            is_simulated: false,
+            clock: Clock::default(),
+            settings: Vec::new(),
+            unknowns: Vec::new(),
+            check: None,
+            events: Blocks::new(),
+            rounded: HashMap::default(),
+            lanes: Table::default(),
+            tags: Table::default(),
+            names: Table::default(),
+            frames: Table::default(),
+            stacks: Table::default(),
+        }
+    }
+
+    /// The name of the file that was read.
+    pub fn file(&self) -> &str {
+        &self.file
+    }
+
+    /// What the file is, and what it says about itself.
+    pub fn source(&self) -> &Source {
+        &self.source
+    }
+
+    /// The ordinal of the device, if the source names one.
+    pub fn device(&self) -> Option<u32> {
+        self.device
+    }
+
+    /// Whether the device is a simulated one, whose numbers are counted apart.
+    pub fn is_simulated(&self) -> bool {
+        self.is_simulated
+    }
+
+    /// The device as people name it: `3`, or `sim:3` if it is a simulated one.
+    pub fn device_name(&self) -> Option<String> {
+        let kind = if self.is_simulated { "sim:" } else { "" };
+        self.device.map(|ordinal| format!("{kind}{ordinal}"))
+    }
+
+    /// The unit of times.
+    pub fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    /// The settings of the allocator, as the source names them.
+    pub fn settings(&self) -> &[(String, String)] {
+        &self.settings
+    }
+
+    /// What the recording cannot say.
+    pub fn unknowns(&self) -> &[Unknown] {
+        &self.unknowns
+    }
+
+    /// How the blocks that are live after the last event compare with the state in the file; `None` if the
+    /// file holds no state.
+    pub fn check(&self) -> Option<&StateCheck> {
+        self.check.as_ref()
+    }
+
+    /// The number of events.
+    pub fn len(&self) -> usize {
+        self.events.len()
+    }
+
+    /// Whether there are no events.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The events, in the order in which the allocator saw them.
+    pub fn events(&self) -> impl Iterator<Item = &Event> + Clone + '_ {
+        (0..self.events.len()).map(|at| self.events.of(at))
+    }
+
+    /// The event with this number, counted from 0.
+    pub fn event(&self, number: usize) -> Option<&Event> {
+        (number < self.len()).then(|| self.events.of(number))
+    }
+
+    /// Where an event happened.
+    pub fn lane(&self, event: &Event) -> Lane {
+        self.lanes.values().get(event.lane as usize).copied().unwrap_or_default()
+    }
+
+    /// The bytes that the allocator set aside for the block that the event with this number allocated, if the
+    /// source says so.
+    pub fn rounded_bytes(&self, number: usize) -> Option<u64> {
+        self.rounded.get(&u32::try_from(number).ok()?).copied()
+    }
+
+    /// A tag.
+    pub fn tag(&self, tag: Id) -> &str {
+        self.tags.get(tag).map_or("", |text| text)
+    }
+
+    /// The frames of a stack, innermost first.
+    pub fn stack(&self, stack: Id) -> impl Iterator<Item = Frame<'_>> + '_ {
+        let frames = self.stacks.get(stack).map_or(&[][..], |frames| frames);
+        frames.iter().filter_map(|&frame| self.frame(frame))
+    }
+
+    /// The number of different stacks and of different frames in them.
+    pub fn stack_counts(&self) -> (usize, usize) {
+        (self.stacks.values().len(), self.frames.values().len())
+    }
+
+    /// The places where events happened.
+    pub fn lanes(&self) -> &[Lane] {
+        self.lanes.values()
+    }
+
+    /// The number of different streams.
+    pub fn stream_count(&self) -> usize {
+        self.lanes().iter().map(Lane::own_stream).collect::<HashSet<_>>().len()
+    }
+
+    pub(super) fn frame(&self, frame: Id) -> Option<Frame<'_>> {
+        let raw = self.frames.get(frame)?;
+        let name = |id| self.names.get(id).map_or("", Box::as_ref);
+        Some(Frame { function: name(raw.function), file: name(raw.file), line: raw.line })
+    }
+
+    /// The frames of a stack as numbers.
+    pub(super) fn raw_stack(&self, stack: Id) -> &[Id] {
+        self.stacks.get(stack).map_or(&[], |frames| frames)
+    }
+
+    pub(crate) fn unknown(&mut self, code: &str, text: impl AsRef<str>) {
+        self.unknowns.push(Unknown { code: cut(code).to_owned(), text: cut(text.as_ref()).to_owned() });
+    }
+
+    pub(crate) fn detail(&mut self, name: &str, value: impl ToString) {
+        self.source.details.push((cut(name).to_owned(), cut(&value.to_string()).to_owned()));
+    }
+
+    pub(crate) fn setting(&mut self, name: &str, value: &str) {
+        self.settings.push((cut(name).to_owned(), cut(value).to_owned()));
+    }
+
+    pub(crate) fn push(&mut self, event: Event, budget: &mut Budget) -> Result<(), Exceeded> {
+        self.events.push(event, budget).map(drop)
+    }
+
+    /// Notes what the allocator set aside for the block of an event.
+    pub(crate) fn set_rounded_bytes(
+        &mut self,
+        event: usize,
+        rounded_bytes: u64,
+        budget: &mut Budget,
+    ) -> Result<(), Exceeded> {
+        budget.take(ROUNDED_BYTES)?;
+        self.rounded.insert(event as u32, rounded_bytes);
+        Ok(())
+    }
+
+    pub(crate) fn add_lane(&mut self, lane: Lane, budget: &mut Budget) -> Result<u32, Exceeded> {
+        Ok(self.lanes.number(lane, 0, budget)?.get() - 1)
+    }
+
+    pub(crate) fn add_tag(&mut self, tag: &str, budget: &mut Budget) -> Result<Id, Exceeded> {
+        let tag = cut(tag);
+        self.tags.number(tag.into(), tag.len(), budget)
+    }
+
+    pub(crate) fn add_frame(&mut self, frame: Frame<'_>, budget: &mut Budget) -> Result<Id, Exceeded> {
+        let [function, file] = [cut(frame.function), cut(frame.file)];
+        let raw = RawFrame {
+            function: self.names.number(function.into(), function.len(), budget)?,
+            file: self.names.number(file.into(), file.len(), budget)?,
+            line: frame.line,
+        };
+        self.frames.number(raw, 0, budget)
+    }
+
+    pub(crate) fn add_stack(&mut self, frames: &[Id], budget: &mut Budget) -> Result<Id, Exceeded> {
+        let frames = &frames[..frames.len().min(MAX_FRAMES)];
+        self.stacks.number(frames.into(), size_of_val(frames), budget)
+    }
+}
+
+impl PartialEq for Recording {
+    /// Whether both say the same; the files' names do not count.
+    fn eq(&self, other: &Self) -> bool {
+        let resolved = |recording: &Self, event: &Event| {
+            let stack = event.stack.map(|id| recording.raw_stack(id).to_vec());
+            let frames: Option<Vec<_>> = stack.map(|ids| {
+                let frames = ids.into_iter().filter_map(|id| recording.frame(id));
+                frames.map(|frame| (frame.function.to_owned(), frame.file.to_owned(), frame.line)).collect()
+            });
+            let tag = event.tag.map(|id| recording.tag(id).to_owned());
+            let plain = Event { lane: 0, stack: None, tag: None, ..*event };
+            (plain, recording.lane(event), frames, tag)
+        };
+        let heads = |recording: &Self| {
+            let Self { source, clock, settings, unknowns, check, .. } = recording;
+            let rounded = recording.rounded.clone();
+            (
+                source.clone(),
+                recording.device_name(),
+                *clock,
+                settings.clone(),
+                unknowns.clone(),
+                check.clone(),
+                rounded,
+            )
+        };
+        heads(self) == heads(other)
+            && self.len() == other.len()
+            && self.events().zip(other.events()).all(|(a, b)| resolved(self, a) == resolved(other, b))
+    }
+}
+
+/// The start of a text that is kept.
+pub(crate) fn cut(text: &str) -> &str {
+    let mut end = text.len().min(MAX_TEXT_BYTES);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}

@@ -1,0 +1,148 @@
+//! One event of a recording.
+
+use std::num::NonZeroU32;
+
+/// What happened.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub enum EventKind {
+    /// A block was handed out.
+    Allocate,
+    /// The program freed a block that other streams may still use: it stays taken until [`Free`](Self::Free).
+    FreeRequested,
+    /// A block became free.
+    Free,
+    /// A request failed: out of memory. The address is 0.
+    AllocateFailure,
+    /// The allocator took a segment from the driver.
+    SegmentAllocate,
+    /// The allocator gave a segment back.
+    SegmentFree,
+    /// The allocator mapped memory into an expandable segment.
+    SegmentMap,
+    /// The allocator unmapped memory of an expandable segment.
+    SegmentUnmap,
+    /// The bytes that the device had free at the failed request before.
+    DeviceFree,
+    /// The state was written down.
+    Snapshot,
+    /// A block was given a name: the tag.
+    Annotate,
+    /// A part of the program began: the tag is its name.
+    PhaseStart,
+    /// A part of the program ended: the tag is its name.
+    PhaseEnd,
+    /// Events are missing here; `bytes` is their number, 0 if it is not known.
+    Lost,
+}
+
+impl EventKind {
+    /// All kinds.
+    pub const ALL: [Self; 14] = [
+        Self::Allocate,
+        Self::FreeRequested,
+        Self::Free,
+        Self::AllocateFailure,
+        Self::SegmentAllocate,
+        Self::SegmentFree,
+        Self::SegmentMap,
+        Self::SegmentUnmap,
+        Self::DeviceFree,
+        Self::Snapshot,
+        Self::Annotate,
+        Self::PhaseStart,
+        Self::PhaseEnd,
+        Self::Lost,
+    ];
+
+    /// The name in a log and in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Allocate => "allocate",
+            Self::FreeRequested => "free_requested",
+            Self::Free => "free",
+            Self::AllocateFailure => "allocate_failure",
+            Self::SegmentAllocate => "segment_alloc",
+            Self::SegmentFree => "segment_free",
+            Self::SegmentMap => "segment_map",
+            Self::SegmentUnmap => "segment_unmap",
+            Self::DeviceFree => "device_free",
+            Self::Snapshot => "snapshot",
+            Self::Annotate => "annotate",
+            Self::PhaseStart => "phase_start",
+            Self::PhaseEnd => "phase_end",
+            Self::Lost => "lost",
+        }
+    }
+
+    /// The kind with this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+
+    /// Whether the event is a row of RMM's logs, rather than a note at the next row.
+    pub fn is_row(self) -> bool {
+        matches!(self, Self::Allocate | Self::Free | Self::AllocateFailure)
+    }
+}
+
+/// A number of a stack or a tag, counted from 1.
+pub type Id = NonZeroU32;
+
+/// One event of a [`Recording`](super::Recording), without its texts: stacks, tags and streams are numbers
+/// that the recording resolves. Sizes in bytes.
+///
+/// ```
+/// use millpond_snapshot::recording::{Event, EventKind};
+/// let event = Event { bytes: 1000, address: 0x7f00, ..Event::new(EventKind::Allocate) };
+/// assert_eq!((event.time(), event.stack, event.is_before), (None, None, false));
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Event {
+    /// What happened.
+    pub kind: EventKind,
+    /// Whether it happened before recording began: the importer found it in the state or in later events.
+    pub is_before: bool,
+    /// The binary logarithm of the requested alignment in bytes; 8 where the source has none.
+    pub alignment_log2: u8,
+    /// The address of the block or the segment.
+    pub address: u64,
+    /// The size in bytes; of a block, as requested.
+    pub bytes: u64,
+    /// The time in the unit of the recording's [`Clock`](super::Clock), or [`NO_TIME`](Self::NO_TIME).
+    pub raw_time: u64,
+    /// The number of the thread, the stream and the pool; see [`Recording::lane`](super::Recording::lane).
+    pub lane: u32,
+    /// The stack; see [`Recording::stack`](super::Recording::stack).
+    pub stack: Option<Id>,
+    /// The tag; see [`Recording::tag`](super::Recording::tag).
+    pub tag: Option<Id>,
+}
+
+/// Recordings have millions of events.
+const _: () = assert!(size_of::<Event>() == 40);
+
+impl Event {
+    /// The time of an event whose time is not known.
+    pub const NO_TIME: u64 = u64::MAX;
+
+    /// An event of which nothing else is known.
+    pub fn new(kind: EventKind) -> Self {
+        Self {
+            kind,
+            is_before: false,
+            alignment_log2: 8,
+            lane: 0,
+            address: 0,
+            bytes: 0,
+            raw_time: Self::NO_TIME,
+            stack: None,
+            tag: None,
+        }
+    }
+
+    /// The time in the unit of the recording's [`Clock`](super::Clock), if it is known.
+    pub fn time(&self) -> Option<u64> {
+        (self.raw_time != Self::NO_TIME).then_some(self.raw_time)
+    }
+}

@@ -1,0 +1,106 @@
+//! How long blocks and reserved memory lived, counted in events.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::{Event, EventKind, Id, Recording};
+
+/// The life of a block, or of a range of reserved memory.
+///
+/// ```
+/// use millpond_snapshot::import::{self, Options};
+/// let csv = "id,lower,upper,size\na,0,10,4096\nb,5,20,1024\n";
+/// let recording = import::read("example", csv.as_bytes(), &Options::default())?;
+/// let lives = recording.block_lives();
+/// assert_eq!((lives[0].bytes, lives[0].start, lives[0].end), (4096, 0, 2));
+/// # Ok::<(), millpond_engine::log::LogError>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Life {
+    /// The number of the event that began it, counted from 0.
+    pub start: usize,
+    /// The number of the event that ended it; the number of all events if none did.
+    pub end: usize,
+    /// The address.
+    pub address: u64,
+    /// The size in bytes; of a block, as requested.
+    pub bytes: u64,
+    /// The stack that began it.
+    pub stack: Option<Id>,
+}
+
+impl Recording {
+    /// The lives of all blocks, in the order in which they began. At most one block ends with an event.
+    pub fn block_lives(&self) -> Vec<Life> {
+        let mut lives: Vec<Life> = Vec::new();
+        let mut live: HashMap<u64, usize> = HashMap::new();
+        for (at, event) in self.events().enumerate() {
+            let ended = match event.kind {
+                // An address that is still live: the source lost its free.
+                EventKind::Allocate => {
+                    lives.push(life(event, at, self.len()));
+                    live.insert(event.address, lives.len() - 1)
+                }
+                EventKind::Free => live.remove(&event.address),
+                _ => None,
+            };
+            if let Some(number) = ended {
+                lives[number].end = at;
+            }
+        }
+        lives
+    }
+
+    /// The lives of ranges of memory that the allocator had from the driver, in the order in which they
+    /// began. A range of which a part is given back ends, and what is left begins. Empty if the source does
+    /// not say.
+    pub fn segment_lives(&self) -> Vec<Life> {
+        let mut lives: Vec<Life> = Vec::new();
+        let mut live: BTreeMap<u64, usize> = BTreeMap::new();
+        for (at, event) in self.events().enumerate() {
+            match event.kind {
+                EventKind::SegmentAllocate | EventKind::SegmentMap => {
+                    lives.push(life(event, at, self.len()));
+                    if let Some(lost) = live.insert(event.address, lives.len() - 1) {
+                        lives[lost].end = at;
+                    }
+                }
+                EventKind::SegmentFree | EventKind::SegmentUnmap => {
+                    cut(&mut lives, &mut live, at, event);
+                }
+                _ => {}
+            }
+        }
+        let len = self.len();
+        lives.iter_mut().for_each(|life| life.end = life.end.min(len));
+        lives
+    }
+}
+
+fn life(event: &Event, start: usize, end: usize) -> Life {
+    Life { start, end, address: event.address, bytes: event.bytes, stack: event.stack }
+}
+
+/// Ends the ranges that an event gives back, at least in part; what is left of them lives on.
+fn cut(lives: &mut Vec<Life>, live: &mut BTreeMap<u64, usize>, at: usize, event: &Event) {
+    let (from, to) = (event.address, event.address.saturating_add(event.bytes));
+    while let Some((&start, &number)) = live.range(..to).next_back() {
+        let whole = lives[number];
+        let end = start.saturating_add(whole.bytes);
+        if end <= from {
+            return;
+        }
+        live.remove(&start);
+        lives[number].end = at;
+        let mut keep = |address: u64, bytes: u64| {
+            lives.push(Life { start: at, end: usize::MAX, address, bytes, ..whole });
+            live.insert(address, lives.len() - 1);
+        };
+        if end > to {
+            keep(to, end - to);
+        }
+        if start < from {
+            keep(start, from - start);
+            return;
+        }
+    }
+}

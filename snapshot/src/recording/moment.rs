@@ -1,0 +1,213 @@
+//! What is in memory after one event of a recording.
+
+use std::collections::BTreeMap;
+
+use super::{Event, EventKind, Id, Lane, Recording, Source};
+
+/// What PyTorch rounds sizes to, in bytes.
+const ROUNDED_TO: u64 = 512;
+
+/// The size in bytes of PyTorch's segments for small blocks; larger segments hold large ones.
+const SMALL_SEGMENT: u64 = 2 << 20;
+
+/// The most bytes that PyTorch leaves at the end of a large block rather than split them off.
+const UNSPLIT: u64 = 1 << 20;
+
+/// Memory that the allocator had from the driver.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Segment {
+    /// The address.
+    pub address: u64,
+    /// The size in bytes.
+    pub bytes: u64,
+    /// Whether it is a mapped range of an expandable segment.
+    pub is_expandable: bool,
+    /// The stream and the pool.
+    pub lane: Lane,
+}
+
+/// A block that was in use, or waited for other streams.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LiveBlock {
+    /// The address.
+    pub address: u64,
+    /// The size in bytes, as requested.
+    pub bytes: u64,
+    /// The bytes that the allocator set aside: as the source says; or else, in a segment, as PyTorch's rules
+    /// say; or else as requested, since the allocator is not known.
+    pub rounded_bytes: u64,
+    /// Whether the program had freed it, and it waited for other streams.
+    pub is_held: bool,
+    /// The stack of its allocation.
+    pub stack: Option<Id>,
+    /// The number of the event that allocated it.
+    pub event: usize,
+    /// The stream and the pool.
+    pub lane: Lane,
+}
+
+/// What is in memory after one event.
+///
+/// ```
+/// use millpond_snapshot::import::{self, Options};
+/// let csv = "id,lower,upper,size\na,0,10,4096\nb,5,20,1024\n";
+/// let recording = import::read("example", csv.as_bytes(), &Options::default())?;
+/// let moment = recording.moment(1);
+/// assert_eq!(moment.blocks().len(), 2);
+/// assert_eq!(moment.ledger().requested_bytes, 5120);
+/// # Ok::<(), millpond_engine::log::LogError>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Moment {
+    event: usize,
+    segments: Vec<Segment>,
+    blocks: Vec<LiveBlock>,
+}
+
+impl Recording {
+    /// What is in memory after the event with this number, counted from 0; after the last one if there are
+    /// fewer.
+    pub fn moment(&self, number: usize) -> Moment {
+        let mut segments: BTreeMap<u64, Segment> = BTreeMap::new();
+        let mut blocks: BTreeMap<u64, LiveBlock> = BTreeMap::new();
+        for (at, event) in self.events().enumerate().take(number.saturating_add(1)) {
+            let Event { address, bytes, .. } = *event;
+            match event.kind {
+                EventKind::Allocate => {
+                    let block = LiveBlock {
+                        address,
+                        bytes,
+                        rounded_bytes: self.rounded_bytes(at).unwrap_or(0),
+                        is_held: false,
+                        stack: event.stack,
+                        event: at,
+                        lane: self.lane(event),
+                    };
+                    blocks.insert(address, block);
+                }
+                EventKind::FreeRequested => {
+                    if let Some(block) = blocks.get_mut(&address) {
+                        block.is_held = true;
+                    }
+                }
+                EventKind::Free => drop(blocks.remove(&address)),
+                EventKind::SegmentAllocate | EventKind::SegmentMap => {
+                    let is_expandable = event.kind == EventKind::SegmentMap;
+                    let segment = Segment { address, bytes, is_expandable, lane: self.lane(event) };
+                    segments.insert(address, segment);
+                }
+                EventKind::SegmentFree | EventKind::SegmentUnmap => cut(&mut segments, address, bytes),
+                _ => {}
+            }
+        }
+        let mut segments: Vec<Segment> = segments.into_values().collect();
+        let mut blocks: Vec<LiveBlock> = blocks.into_values().collect();
+        // Overlaps, which no allocator has, are cut off.
+        for at in 1..segments.len() {
+            let room = segments[at].address - segments[at - 1].address;
+            segments[at - 1].bytes = segments[at - 1].bytes.min(room);
+        }
+        // Another allocator need not round as PyTorch's does.
+        let is_rounded = self.source().format == Source::PYTORCH;
+        round(&segments, &mut blocks, is_rounded);
+        for at in 1..blocks.len() {
+            let room = blocks[at].address - blocks[at - 1].address;
+            blocks[at - 1].rounded_bytes = blocks[at - 1].rounded_bytes.min(room);
+        }
+        Moment { event: number.min(self.len().saturating_sub(1)), segments, blocks }
+    }
+}
+
+impl Moment {
+    /// The number of the event.
+    pub fn event(&self) -> usize {
+        self.event
+    }
+
+    /// The segments, in the order of addresses; mapped ranges of expandable segments each for itself.
+    pub fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+
+    /// The blocks, in the order of addresses.
+    pub fn blocks(&self) -> &[LiveBlock] {
+        &self.blocks
+    }
+
+    /// The blocks that lie in a segment, at least in part.
+    pub fn blocks_in(&self, segment: &Segment) -> &[LiveBlock] {
+        let end = segment.address.saturating_add(segment.bytes);
+        let first = self.blocks.partition_point(|block| block.end() <= segment.address);
+        let last = self.blocks.partition_point(|block| block.address < end);
+        &self.blocks[first..last.max(first)]
+    }
+}
+
+impl LiveBlock {
+    /// The address behind the block.
+    pub fn end(&self) -> u64 {
+        self.address.saturating_add(self.rounded_bytes.max(1))
+    }
+}
+
+/// Fills in what a source does not say about the sizes that its allocator set aside. `is_rounded` says that
+/// blocks outside of all known segments are rounded as PyTorch's are.
+fn round(segments: &[Segment], blocks: &mut [LiveBlock], is_rounded: bool) {
+    let ends = ends_of_runs(segments);
+    for at in 0..blocks.len() {
+        let LiveBlock { address, bytes, rounded_bytes, .. } = blocks[at];
+        if rounded_bytes > 0 {
+            continue;
+        }
+        let rounded = bytes.max(1).checked_next_multiple_of(ROUNDED_TO).unwrap_or(bytes);
+        let Some((end, is_large)) = segment_of(segments, &ends, address) else {
+            blocks[at].rounded_bytes = if is_rounded { rounded } else { bytes };
+            continue;
+        };
+        let next = blocks.get(at + 1).map_or(u64::MAX, |next| next.address);
+        let room = next.min(end) - address;
+        let tail = room.saturating_sub(rounded);
+        // What PyTorch would not split off belongs to the block.
+        let is_unsplit = if is_large { tail <= UNSPLIT } else { tail < ROUNDED_TO };
+        blocks[at].rounded_bytes = if is_unsplit { room.max(rounded) } else { rounded };
+    }
+}
+
+/// For each segment where it ends, or the last one of those that adjoin it if it is expandable.
+fn ends_of_runs(segments: &[Segment]) -> Vec<u64> {
+    let mut ends: Vec<u64> =
+        segments.iter().map(|segment| segment.address.saturating_add(segment.bytes)).collect();
+    for at in (1..segments.len()).rev() {
+        let (before, segment) = (&segments[at - 1], &segments[at]);
+        if before.is_expandable && segment.is_expandable && segment.address == ends[at - 1] {
+            ends[at - 1] = ends[at];
+        }
+    }
+    ends
+}
+
+/// Where the run of the segment that holds an address ends, and whether the segment is for large blocks.
+fn segment_of(segments: &[Segment], ends: &[u64], address: u64) -> Option<(u64, bool)> {
+    let at = segments.partition_point(|segment| segment.address <= address).checked_sub(1)?;
+    let Segment { address: start, bytes, .. } = segments[at];
+    (start.saturating_add(bytes) > address).then(|| (ends[at], bytes > SMALL_SEGMENT))
+}
+
+/// Removes a range from the segments that hold it.
+fn cut(segments: &mut BTreeMap<u64, Segment>, address: u64, bytes: u64) {
+    let end = address.saturating_add(bytes);
+    while let Some((&start, &segment)) = segments.range(..end).next_back() {
+        let segment_end = start.saturating_add(segment.bytes);
+        if segment_end <= address {
+            return;
+        }
+        segments.remove(&start);
+        if segment_end > end {
+            segments.insert(end, Segment { address: end, bytes: segment_end - end, ..segment });
+        }
+        if start < address {
+            segments.insert(start, Segment { bytes: address - start, ..segment });
+            return;
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! How a log of RMM's columns carries what RMM has no column for: as notes at the row that comes next.
+//!
+//! A note is words with a space between them; notes are separated by `;`. What a word cannot hold is written
+//! as `%` and two hexadecimal digits, an empty word as `~`, an absent one as `-`.
+
+use std::fmt::Write;
+
+/// The first words of notes that are not events.
+pub(crate) mod word {
+    pub(crate) const SOURCE: &str = "source";
+    pub(crate) const DETAIL: &str = "detail";
+    pub(crate) const DEVICE: &str = "device";
+    pub(crate) const SETTING: &str = "setting";
+    pub(crate) const UNKNOWN: &str = "unknown";
+    pub(crate) const CHECK: &str = "check";
+    pub(crate) const FRAME: &str = "frame";
+    pub(crate) const STACK: &str = "stack";
+    pub(crate) const TAG: &str = "tag";
+}
+
+/// Characters with which a formula begins in spreadsheets, where a cell begins with one of them. Those that
+/// the list of OWASP has beside them, tab and carriage return, are no part of any word.
+const FORMULA: [char; 4] = ['=', '+', '-', '@'];
+
+/// Adds a text as one word. Where it begins as a formula of a spreadsheet would, that character is written as
+/// `%` and its number, so that no spreadsheet that opens the log runs what a stranger's file says.
+pub(crate) fn push_word(notes: &mut String, text: &str) {
+    if text.is_empty() {
+        notes.push('~');
+    }
+    let is_alone = text == "~";
+    for (at, char) in text.chars().enumerate() {
+        let is_special = matches!(char, ' ' | ';' | ',' | '"' | '%' | '\u{7f}') || char < ' ';
+        let is_formula = at == 0 && FORMULA.contains(&char);
+        if is_special || is_alone || is_formula {
+            // All of them are ASCII, and writing to a string cannot fail.
+            let _ = write!(notes, "%{:02X}", u32::from(char));
+        } else {
+            notes.push(char);
+        }
+    }
+}
+
+/// The text of a word; `None` if it is not one that [`push_word`] writes.
+pub(crate) fn text(word: &str) -> Option<String> {
+    if word == "~" {
+        return Some(String::new());
+    }
+    let mut text = String::with_capacity(word.len());
+    let mut rest = word;
+    while let Some((plain, escaped)) = rest.split_once('%') {
+        text.push_str(plain);
+        let code = u8::from_str_radix(escaped.get(..2)?, 16).ok()?;
+        text.push(char::from(code));
+        rest = &escaped[2..];
+    }
+    text.push_str(rest);
+    Some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_text_comes_back() {
+        let formulas = ["=1+1", "+1", "-1+1", "@SUM(A1)", "\t=1", "\r=1", "=cmd|' /C calc'!A0"];
+        let texts = ["", "~", "-", "a b", "a,\"b\";%~-", "line\nend\r", "é–😀", "%20", "\u{7f}\0", "a=b"];
+        for written in texts.into_iter().chain(formulas) {
+            let mut notes = String::new();
+            push_word(&mut notes, written);
+            assert!(!notes.contains([' ', ',', '"', '\n', ';']) && !notes.is_empty(), "{notes}");
+            assert!(!notes.starts_with(['=', '+', '-', '@', '\t', '\r']), "{notes}");
+            assert_eq!(text(&notes).as_deref(), Some(written));
+        }
+        assert_eq!(text("%2"), None);
+        assert_eq!(text("%é"), None);
+    }
+}

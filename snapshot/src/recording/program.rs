@@ -1,0 +1,55 @@
+//! Makes a program of a self.
+
+use millpond_core::{DeviceId, DevicePtr};
+use millpond_engine::Result;
+use millpond_engine::log::{Action, Event, LogError};
+use millpond_engine::program::{Limits, Program, ProgramBuilder};
+
+use super::{EventKind, Lane, Recording};
+
+impl Recording {
+    /// Makes a program of the allocations, the frees and the failed requests of the self. What was live
+    /// before it began is allocated first. A line of the program is the number of the event, counted from 1.
+    ///
+    /// # Errors
+    /// The recording has none of these, or the temporary file cannot be written.
+    pub fn program(&self, limits: Limits) -> Result<Program> {
+        let mut builder = ProgramBuilder::new(limits);
+        let device = if self.is_simulated() { DeviceId::sim } else { DeviceId::cuda };
+        for (number, event) in self.events().enumerate() {
+            let action = match event.kind {
+                EventKind::Allocate => Action::Allocate,
+                EventKind::Free => Action::Free,
+                EventKind::AllocateFailure => Action::AllocateFailure,
+                _ => continue,
+            };
+            let Lane { thread, stream, .. } = self.lane(event);
+            builder.push(&Event {
+                line: number as u64 + 1,
+                thread,
+                action,
+                pointer: DevicePtr::new(event.address),
+                bytes: event.bytes,
+                stream,
+                alignment: 1 << event.alignment_log2.min(63),
+                device: self.device().map(device),
+                sequence: None,
+                monotonic_ns: None,
+                duration_ns: None,
+            })?;
+        }
+        let program = builder.finish()?;
+        if program.summary().events == 0 {
+            let reason = "holds no allocation and no free: nothing to replay".to_owned();
+            return Err(LogError { file: self.file().to_owned(), line: 0, column: None, reason }.into());
+        }
+        let check = self.check().filter(|check| !check.is_equal());
+        let unequal = check.map(|check| {
+            let why = check.first.as_deref().unwrap_or("counts differ");
+            format!("the events do not lead to the state in the file: {why}")
+        });
+        let unknowns = self.unknowns().iter().map(|unknown| unknown.text.clone());
+        let not_known = unequal.into_iter().chain(unknowns).collect();
+        Ok(program.imported(self.file(), &self.source().format, not_known))
+    }
+}

@@ -1,0 +1,158 @@
+//! Writes one page of HTML about a recording: it needs no other file, and requests nothing.
+//!
+//! The page's policy allows its own script and style alone, by their hashes. Texts of the recording, which a
+//! stranger may have written, are JSON inside of it, and the script shows them as text only. The columns of
+//! all blocks lie packed beside them, so that the page draws any part of a million blocks by itself.
+
+mod curve;
+mod pack;
+mod run;
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+
+use crate::explain::Explanation;
+use crate::placement::Placement;
+use crate::recording::{Recording, Sums};
+pub use curve::Curve;
+use pack::{Pack, base64};
+use run::Run;
+
+const PAGE: &str = include_str!("page.html");
+const STYLE: &str = include_str!("style.css");
+const SCRIPTS: [&str; 7] = [
+    include_str!("read.js"),
+    include_str!("view.js"),
+    include_str!("charts.js"),
+    include_str!("map.js"),
+    include_str!("flame.js"),
+    include_str!("tables.js"),
+    include_str!("main.js"),
+];
+
+/// What a page shows.
+///
+/// ```
+/// use millpond_snapshot::report::Page;
+/// use millpond_snapshot::{explain, import};
+/// let csv = "id,lower,upper,size\na,0,10,4096\nb,5,20,1024\n";
+/// let recording = import::read("example", csv.as_bytes(), &import::Options::default())?;
+/// let explanation = explain::explain(&recording, None);
+/// let (recording, explanation) = (&recording, &explanation);
+/// let page = Page { recording, explanation, other: None, placement: None, curves: &[] };
+/// let mut html = Vec::new();
+/// page.write(&mut html)?;
+/// assert!(html.starts_with(b"<!doctype html>"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Page<'a> {
+    /// The recording.
+    pub recording: &'a Recording,
+    /// What [`explain`](crate::explain::explain) says about it.
+    pub explanation: &'a Explanation,
+    /// Another run, to compare with.
+    pub other: Option<&'a Recording>,
+    /// A placement of the recording's blocks.
+    pub placement: Option<&'a Placement>,
+    /// What stacks of resources reserved for the recording.
+    pub curves: &'a [Curve],
+}
+
+/// The JSON in the page under the id `summary`, for programs.
+#[derive(Serialize)]
+struct Summary<'a> {
+    version: u32,
+    explanation: &'a Explanation,
+    plan: Option<&'a Placement>,
+    other: Option<Other<'a>>,
+    stacks: Vec<StackPeak<'a>>,
+}
+
+#[derive(Serialize)]
+struct Other<'a> {
+    file: &'a str,
+    sums: Sums,
+}
+
+#[derive(Serialize)]
+struct StackPeak<'a> {
+    stack: &'a str,
+    peak_reserved_bytes: u64,
+}
+
+#[derive(Serialize)]
+struct Layout {
+    runs: Vec<Run>,
+}
+
+impl Page<'_> {
+    /// Writes the page.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn write(&self, out: &mut impl Write) -> io::Result<()> {
+        let mut pack = Pack::new();
+        let mut runs = vec![Run::new(self.recording, self.placement, self.curves, &mut pack)?];
+        if let Some(other) = self.other {
+            runs.push(Run::new(other, None, &[], &mut pack)?);
+        }
+        let other = self.other.map(|other| Other { file: other.file(), sums: other.sums() });
+        let peak = |curve: &Curve| curve.bytes.iter().copied().max().unwrap_or(0);
+        let stacks = self.curves.iter();
+        let stacks = stacks.map(|curve| StackPeak { stack: &curve.name, peak_reserved_bytes: peak(curve) });
+        let (explanation, plan) = (self.explanation, self.placement);
+        let summary = Summary { version: 1, explanation, plan, other, stacks: stacks.collect() };
+        let script = SCRIPTS.concat();
+        let policy = format!(
+            "default-src 'none'; script-src '{}'; style-src '{}'; base-uri 'none'; form-action 'none'",
+            hash(&script),
+            hash(STYLE)
+        );
+        let (summary, layout, data) = (json(&summary)?, json(&Layout { runs })?, pack.base64()?);
+        let parts = [
+            ("policy", policy.as_str()),
+            ("style", STYLE),
+            ("script", &script),
+            ("summary", &summary),
+            ("layout", &layout),
+            ("data", &data),
+        ];
+        // Only the page is searched for marks, never what replaces them.
+        for (at, piece) in PAGE.split('@').enumerate() {
+            let part = parts.iter().find(|(mark, _)| at % 2 == 1 && *mark == piece);
+            out.write_all(part.map_or(piece, |(_, text)| text).as_bytes())?;
+        }
+        Ok(())
+    }
+}
+
+/// A script's or a style's hash, as a policy names it.
+fn hash(text: &str) -> String {
+    format!("sha256-{}", base64(&Sha256::digest(text.as_bytes())))
+}
+
+/// JSON that ends no element of HTML, whatever its texts say.
+fn json(value: &impl Serialize) -> io::Result<String> {
+    Ok(serde_json::to_string(value)?.replace('<', "\\u003c"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_mark_of_the_page_has_its_part() {
+        let marks: Vec<&str> = PAGE.split('@').skip(1).step_by(2).collect();
+        assert_eq!(marks, ["policy", "style", "summary", "layout", "data", "script"]);
+    }
+
+    #[test]
+    fn no_text_ends_the_element_that_it_is_in() {
+        let json = json(&"</script><!--<script>").unwrap();
+        assert!(!json.contains('<'), "{json}");
+        assert_eq!(serde_json::from_str::<String>(&json).unwrap(), "</script><!--<script>");
+    }
+}

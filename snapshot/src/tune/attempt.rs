@@ -1,0 +1,194 @@
+//! One replay of a candidate at a capacity, and the search for the smallest that suffices.
+
+use std::time::Instant;
+
+use millpond_core::stack::{LayerTable, StackSpec};
+use millpond_core::{Driver, DriverHandle, ErrorKind};
+use millpond_driver::{CallKind, CountingDriver, DeviceSpec};
+use millpond_engine::program::Program;
+use millpond_engine::{self as engine, Options, Threads};
+use millpond_engine::{Error, Result};
+use serde::Serialize;
+
+/// The calls that wait for the device's work.
+const STALLS: [CallKind; 5] = [
+    CallKind::MemFree,
+    CallKind::MemFreeHost,
+    CallKind::Synchronize,
+    CallKind::StreamSynchronize,
+    CallKind::EventSynchronize,
+];
+
+/// What capacities are multiples of, in bytes: the page of the driver.
+pub(super) const PAGE: u64 = 2 << 20;
+
+/// The share of the least by which capacities are told apart.
+const STEP: u64 = 256;
+
+/// The steps above the smallest capacity that are replayed, too: more memory can be worse.
+const ABOVE: u64 = 3;
+
+/// The most memory that a device has here.
+pub(super) const MOST: u64 = 1 << 44;
+
+/// What a replay cost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct Cost {
+    /// What the stack took from the driver at one time, in bytes.
+    pub peak_bytes: u64,
+    /// The calls that wait for the device: cudaFree and the synchronising ones.
+    pub stalls: u64,
+    /// All calls of the driver.
+    pub driver_calls: u64,
+    /// The time in them on the simulated H200, in nanoseconds.
+    pub driver_ns: u64,
+}
+
+/// The smallest capacity of a candidate, in bytes, and the replays around it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Smallest {
+    /// The capacity.
+    pub bytes: u64,
+    /// What the replay cost there.
+    pub cost: Cost,
+    /// Capacities above it at which it was replayed, too, and all was served.
+    pub also_served: Vec<u64>,
+    /// The largest capacity below it at which a request failed; `None` where none was tried: it is the least
+    /// that any allocator needs, in pages of 2 MiB.
+    pub failed_below: Option<u64>,
+}
+
+/// Replays a program at capacities.
+pub(super) struct Attempts<'a> {
+    pub(super) program: &'a Program,
+    pub(super) table: &'a LayerTable,
+    /// The least that any allocator needs, in bytes.
+    pub(super) bound: u64,
+    /// When to stop; `None` for never.
+    pub(super) until: Option<Instant>,
+}
+
+/// Why a candidate has no result.
+pub(super) enum Stopped {
+    /// The time is up.
+    TimedOut,
+    /// It failed at every capacity that was tried.
+    NeverServed,
+    Failed(Error),
+}
+
+impl From<Error> for Stopped {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl Attempts<'_> {
+    /// The distance of capacities.
+    pub(super) fn step(&self) -> u64 {
+        (self.bound / STEP).next_multiple_of(PAGE).max(PAGE)
+    }
+
+    /// Replays on a device of this many bytes; `None` if a request fails.
+    pub(super) fn at(&self, stack: &StackSpec, capacity: u64) -> std::result::Result<Option<Cost>, Stopped> {
+        if self.until.is_some_and(|until| Instant::now() >= until) {
+            return Err(Stopped::TimedOut);
+        }
+        Ok(self.replay(stack, capacity)?)
+    }
+
+    /// Replays where memory does not end.
+    pub(super) fn without_limit(&self, stack: &StackSpec) -> std::result::Result<Option<Cost>, Stopped> {
+        self.at(stack, MOST)
+    }
+
+    fn replay(&self, stack: &StackSpec, capacity: u64) -> Result<Option<Cost>> {
+        let device = DeviceSpec::SimCapacity(capacity).open()?;
+        let counting = CountingDriver::new(DriverHandle::clone(&device));
+        let before = counting.virtual_time_ns().unwrap_or(0);
+        let resource = match stack.build(self.table, &(counting.clone() as DriverHandle)) {
+            Ok(resource) => resource,
+            Err(error) if error.kind() == ErrorKind::OutOfMemory => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let mut end = End { counting: &counting, before, cost: None };
+        let ask_again = self.program.summary().failed_requests > 0;
+        let options = Options { passes: 1, threads: Threads::One, ask_again };
+        let outcome = engine::replay(self.program, &resource, &device, options, &mut end)?;
+        let is_served = outcome.asked_again.is_none_or(|asked| asked.served == asked.requests);
+        Ok(end.cost.filter(|_| outcome.failures == 0 && is_served))
+    }
+
+    /// The smallest capacity that suffices, by bisection, with the replays around it.
+    pub(super) fn smallest(&self, stack: &StackSpec) -> std::result::Result<Smallest, Stopped> {
+        let (step, least) = (self.step(), self.bound.next_multiple_of(PAGE).max(PAGE));
+        let capacity = |steps: u64| least + steps * step;
+        // In steps above the least: the largest that failed, and the smallest that served.
+        let (mut failed, mut served, mut distance) = (None, 0, 1);
+        let mut cost = loop {
+            if capacity(served) > MOST {
+                return Err(Stopped::NeverServed);
+            }
+            match self.at(stack, capacity(served))? {
+                Some(cost) => break cost,
+                None => failed = Some(served),
+            }
+            served += distance;
+            distance *= 2;
+        };
+        while failed.map_or(0, |failed| failed + 1) < served {
+            let middle = failed.map_or(0, |failed| failed + 1).midpoint(served);
+            match self.at(stack, capacity(middle))? {
+                Some(found) => (served, cost) = (middle, found),
+                None => failed = Some(middle),
+            }
+        }
+        // More memory may be worse: go on above what fails above.
+        let mut above = 1;
+        while above <= ABOVE {
+            match self.at(stack, capacity(served + above))? {
+                Some(_) => above += 1,
+                None => {
+                    failed = Some(served + above);
+                    served += above + 1;
+                    cost = loop {
+                        match self.at(stack, capacity(served))? {
+                            Some(cost) => break cost,
+                            None if capacity(served) > MOST => return Err(Stopped::NeverServed),
+                            None => failed = Some(served),
+                        }
+                        served += 1;
+                    };
+                    above = 1;
+                }
+            }
+        }
+        Ok(Smallest {
+            bytes: capacity(served),
+            cost,
+            also_served: (1..=ABOVE).map(|above| capacity(served + above)).collect(),
+            failed_below: failed.map(capacity),
+        })
+    }
+}
+
+/// Reads the counts at the end of the pass.
+struct End<'a> {
+    counting: &'a std::sync::Arc<CountingDriver>,
+    before: u64,
+    cost: Option<Cost>,
+}
+
+impl engine::Watch for End<'_> {
+    fn pass_ended(&mut self, _nanoseconds: u64) {
+        let counts = self.counting.counts();
+        let stalls = counts.iter().filter(|(kind, _)| STALLS.contains(kind)).map(|(_, counts)| counts.calls);
+        let now = self.counting.virtual_time_ns().unwrap_or(0);
+        self.cost = Some(Cost {
+            peak_bytes: self.counting.peak_bytes_taken(),
+            stalls: stalls.sum(),
+            driver_calls: counts.total_calls(),
+            driver_ns: now.saturating_sub(self.before),
+        });
+    }
+}

@@ -1,0 +1,301 @@
+//! Finds the settings with which a recording needs the least memory, by replays on simulated devices.
+//!
+//! Each candidate is replayed on devices of different sizes: the smallest on which every request is served
+//! counts, and not what the candidate takes where memory does not end, since an allocator gives memory back
+//! before it fails. More memory can be worse, so that capacities above the smallest are replayed, too.
+
+mod attempt;
+mod candidates;
+mod text;
+
+use std::time::{Duration, Instant};
+
+use millpond_core::format_bytes;
+use millpond_core::stack::{LayerTable, StackSpec};
+use millpond_driver::DeviceSpec;
+use millpond_engine::program::Limits;
+use millpond_engine::{Error, Result};
+use serde::Serialize;
+
+use crate::fidelity::Fidelity;
+use crate::peers::torch::model::DEFAULT_POOL;
+use crate::placement::{self, Bounds};
+use crate::recording::Recording;
+
+use attempt::{Attempts, MOST, Stopped};
+pub use attempt::{Cost, Smallest};
+pub use candidates::{Candidate, Family};
+pub use text::print;
+
+/// The version of the JSON.
+const VERSION: u32 = 1;
+
+/// What the driver's addresses are multiples of, in bytes: no allocator here has smaller blocks, and `plan`
+/// names the least with it.
+const ALIGNMENT: u64 = 256;
+
+/// Capacities that differ by less than one in this many are equally small.
+const ALIKE: u64 = 100;
+
+/// What is asked of [`tune`].
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    /// The memory that is available, in bytes: the best is then the one with the fewest stalls in it.
+    pub capacity: Option<u64>,
+    /// The time after which no further replay begins.
+    pub time: Duration,
+}
+
+impl Default for Request {
+    /// A minute for the smallest capacity.
+    fn default() -> Self {
+        Self { capacity: None, time: Duration::from_secs(60) }
+    }
+}
+
+/// A candidate with what its replays showed. Sizes in bytes.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Tried {
+    /// The candidate.
+    #[serde(flatten)]
+    pub candidate: Candidate,
+    /// The line that selects it.
+    pub line: String,
+    /// The smallest capacity with which it serves every request; `None` if it never does, or the time was up.
+    pub smallest: Option<Smallest>,
+    /// That over the least that any allocator needs if streams share memory in the order of the host's calls.
+    pub over_host_order: Option<f64>,
+    /// That over the least if no stream takes what another one used; below 1 where the candidate lets them.
+    pub over_stream_safe: Option<f64>,
+    /// What it took where memory does not end; `None` if it takes what there is.
+    pub peak_without_limit: Option<u64>,
+    /// What the replay with the asked capacity cost; `None` if a request failed, or none was asked.
+    pub at_capacity: Option<Cost>,
+    /// Why it has no result.
+    pub failure: Option<String>,
+    /// Whether the time was up before it had all results.
+    pub timed_out: bool,
+}
+
+impl Tried {
+    fn new(candidate: Candidate, line: String) -> Self {
+        Self {
+            candidate,
+            line,
+            smallest: None,
+            over_host_order: None,
+            over_stream_safe: None,
+            peak_without_limit: None,
+            at_capacity: None,
+            failure: None,
+            timed_out: false,
+        }
+    }
+}
+
+/// What `tune` found. Sizes in bytes.
+///
+/// ```
+/// use millpond_core::stack::LayerTable;
+/// use millpond_snapshot::{import, peers, tune};
+///
+/// let log = "Thread,Time,Action,Pointer,Size,Stream\n\
+///            7,05:01:18.946606,allocate,0x7f00,3000000,0\n\
+///            7,05:01:18.946609,free,0x7f00,3000000,0\n";
+/// let recording = import::read("log", log.as_bytes(), &import::Options::default())?;
+/// let table = LayerTable::new(millpond_resources::LAYERS.iter().chain(peers::LAYERS).copied());
+/// let tuned = tune::tune(&recording, &tune::Request::default(), &table, &mut |_| ())?;
+/// let best = &tuned.tried[tuned.best.unwrap()];
+/// assert_eq!(best.smallest.as_ref().unwrap().bytes, 4 << 20);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Tuned {
+    /// The version of this format.
+    pub version: u32,
+    /// The file.
+    pub file: String,
+    /// What the file is.
+    pub format: String,
+    /// The allocations of the file.
+    pub allocations: u64,
+    /// The streams.
+    pub streams: usize,
+    /// The least that any allocator needs if streams share memory in the order of the host's calls.
+    pub bound_host_order: u64,
+    /// The least that any allocator needs if no stream takes what another one used.
+    pub bound_stream_safe: u64,
+    /// How well the model predicts this file, if it is of PyTorch.
+    pub fidelity: Option<Fidelity>,
+    /// The memory that is available.
+    pub capacity: Option<u64>,
+    /// The candidates, in the order in which they were tried.
+    pub tried: Vec<Tried>,
+    /// The number of the best of the framework's own settings.
+    pub best: Option<usize>,
+    /// The number of the best one of all: with millpond below the framework.
+    pub best_of_all: Option<usize>,
+    /// The pairs of settings that were left out, since one of both alone needs more than PyTorch's own.
+    pub pruned: usize,
+    /// Whether the time was up before all candidates were tried: another run may find another.
+    pub timed_out: bool,
+    /// What these replays leave out.
+    pub not_modelled: Vec<String>,
+}
+
+/// Tries all candidates for a recording. `watch` gets the stack that comes next.
+///
+/// Without a timeout, the result depends on the recording alone.
+///
+/// # Errors
+/// The recording has nothing to replay, has a setting that cannot be read, or a replay cannot be made.
+pub fn tune(
+    recording: &Recording,
+    request: &Request,
+    table: &LayerTable,
+    watch: &mut dyn FnMut(&str),
+) -> Result<Tuned> {
+    let candidates = candidates::of(recording).map_err(|why| wrong(recording, &why))?;
+    let Bounds { host_order, stream_safe } = bounds_on_a_device(recording, request)?;
+    let program = recording.program(Limits::default())?;
+    // A time that no clock reaches is none.
+    let until = Instant::now().checked_add(request.time);
+    let attempts = Attempts { program: &program, table, bound: host_order, until };
+    let mut tuned = Tuned {
+        version: VERSION,
+        file: recording.file().to_owned(),
+        format: recording.source().format.clone(),
+        allocations: recording.sums().allocations,
+        streams: recording.stream_count(),
+        bound_host_order: host_order,
+        bound_stream_safe: stream_safe,
+        fidelity: Fidelity::of(recording, None).ok(),
+        capacity: request.capacity,
+        tried: Vec::new(),
+        best: None,
+        best_of_all: None,
+        pruned: 0,
+        timed_out: false,
+        not_modelled: not_modelled(recording),
+    };
+    for candidate in candidates {
+        if is_hopeless(&tuned.tried, &candidate) {
+            tuned.pruned += 1;
+            continue;
+        }
+        watch(&candidate.stack);
+        let spec: StackSpec = candidate.stack.parse().map_err(Error::Stack)?;
+        let line = candidate.line(request.capacity.unwrap_or(host_order));
+        let mut tried = Tried::new(candidate, line);
+        match try_one(&attempts, &spec, request.capacity, &mut tried) {
+            Ok(()) => {}
+            Err(Stopped::TimedOut) => {
+                tuned.timed_out = true;
+                tried.timed_out = true;
+            }
+            Err(Stopped::NeverServed) => {
+                tried.failure = Some("a request failed with any capacity".to_owned())
+            }
+            Err(Stopped::Failed(error)) => tried.failure = Some(error.to_string()),
+        }
+        if let Some(smallest) = &tried.smallest {
+            tried.line = tried.candidate.line(request.capacity.unwrap_or(smallest.bytes));
+            tried.over_host_order = Some(smallest.bytes as f64 / host_order.max(1) as f64);
+            tried.over_stream_safe = Some(smallest.bytes as f64 / stream_safe.max(1) as f64);
+        }
+        tuned.tried.push(tried);
+    }
+    let is_own = |tried: &Tried| tried.candidate.family != Family::Millpond;
+    tuned.best = best(&tuned.tried, request.capacity, is_own);
+    tuned.best_of_all = best(&tuned.tried, request.capacity, |_| true);
+    Ok(tuned)
+}
+
+fn wrong(recording: &Recording, why: &str) -> Error {
+    Error::Stack(millpond_core::Error::invalid_argument(format!("{}: {why}", recording.file())))
+}
+
+/// The least for the recording; an error where no simulated device has as much, or none is as large as the
+/// asked capacity.
+fn bounds_on_a_device(recording: &Recording, request: &Request) -> Result<Bounds> {
+    if let Some(capacity) = request.capacity {
+        // What `--device` refuses is refused here.
+        format!("sim:{capacity}").parse::<DeviceSpec>().map_err(Error::Stack)?;
+    }
+    let bounds =
+        placement::bounds_of(recording, ALIGNMENT).map_err(|why| wrong(recording, &why.to_string()))?;
+    if bounds.host_order > MOST {
+        let (needs, most) = (format_bytes(bounds.host_order), format_bytes(MOST));
+        let why = format!("any allocator needs {needs}, and a simulated device has at most {most}");
+        return Err(wrong(recording, &why));
+    }
+    Ok(bounds)
+}
+
+/// Whether one setting of a pair alone needs more than PyTorch's own settings do.
+fn is_hopeless(tried: &[Tried], pair: &Candidate) -> bool {
+    let needs = |stack: &str| {
+        let found = tried.iter().find(|tried| tried.candidate.stack == stack);
+        found.and_then(|tried| tried.smallest.as_ref()).map(|smallest| smallest.bytes)
+    };
+    let Some(usual) = needs("torch") else { return false };
+    pair.parts.iter().filter_map(|part| needs(part)).any(|bytes| bytes > usual + usual / ALIKE)
+}
+
+fn try_one(
+    attempts: &Attempts<'_>,
+    spec: &StackSpec,
+    capacity: Option<u64>,
+    tried: &mut Tried,
+) -> std::result::Result<(), Stopped> {
+    if let Some(capacity) = capacity {
+        tried.at_capacity = attempts.at(spec, capacity)?;
+    }
+    if !tried.candidate.takes_all() {
+        tried.peak_without_limit = attempts.without_limit(spec)?.map(|cost| cost.peak_bytes);
+    }
+    tried.smallest = Some(attempts.smallest(spec)?);
+    Ok(())
+}
+
+/// The best candidate: with a capacity, the one with the fewest stalls of those that serve everything in it;
+/// otherwise of those that need the least. Then driver calls, time and order decide.
+fn best(tried: &[Tried], capacity: Option<u64>, counts: impl Fn(&Tried) -> bool) -> Option<usize> {
+    let costs = |tried: &Tried| match capacity {
+        Some(_) => tried.at_capacity.map(|cost| (0, cost)),
+        None => tried.smallest.as_ref().map(|smallest| (smallest.bytes, smallest.cost)),
+    };
+    let some = tried.iter().enumerate().filter(|(_, tried)| counts(tried));
+    let all = some.filter_map(|(number, tried)| Some((number, costs(tried)?)));
+    let least = all.clone().map(|(_, (bytes, _))| bytes).min()?;
+    let small = all.filter(|(_, (bytes, _))| *bytes <= least + least / ALIKE);
+    let best =
+        small.min_by_key(|(number, (_, cost))| (cost.stalls, cost.driver_calls, cost.driver_ns, *number));
+    best.map(|(number, _)| number)
+}
+
+/// What the replays leave out of this file.
+fn not_modelled(recording: &Recording) -> Vec<String> {
+    let mut all = vec![
+        "memory outside of the allocator, which has to fit beside: the CUDA context, NCCL, libraries"
+            .to_owned(),
+    ];
+    let is_private = |pool: Option<(u64, u64)>| pool.is_some_and(|pool| pool != DEFAULT_POOL);
+    if recording.lanes().iter().any(|lane| is_private(lane.pool)) {
+        all.push("private pools (CUDA graphs): their blocks are replayed in the default pool".to_owned());
+    }
+    if recording.stream_count() > 1 {
+        all.push(
+            "the order of the streams: work runs at once, so that a block is free when it is given back"
+                .to_owned(),
+        );
+    }
+    let late = ["no_trace", "ring_wrapped", "began_late"];
+    if recording.unknowns().iter().any(|unknown| late.contains(&&*unknown.code)) {
+        all.push("what came before the trace: blocks that were there are allocated first".to_owned());
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests;

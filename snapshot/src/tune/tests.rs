@@ -1,0 +1,186 @@
+//! What `tune` finds for snapshots of PyTorch, and for a log.
+
+use std::path::Path;
+
+use super::*;
+use crate::import;
+
+const MIB: u64 = 1 << 20;
+
+fn snapshot(name: &str) -> Recording {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots");
+    import::open(&folder.join(format!("{name}.pickle.gz")), &import::Options::default()).unwrap()
+}
+
+fn tuned(recording: &Recording, capacity: Option<u64>) -> Tuned {
+    let request = Request { capacity, time: Duration::from_secs(600) };
+    tune(recording, &request, &crate::layers(), &mut |_| ()).unwrap()
+}
+
+fn printed(tuned: &Tuned) -> String {
+    let mut out = Vec::new();
+    print(tuned, &mut out).unwrap();
+    String::from_utf8(out).unwrap()
+}
+
+#[test]
+fn the_best_needs_as_little_as_the_least_of_all() {
+    for name in ["shapes", "fragmented", "max_split_retries"] {
+        let tuned = tuned(&snapshot(name), None);
+        assert!(!tuned.timed_out && tuned.tried.len() + tuned.pruned > 10, "{name}");
+        assert!(tuned.bound_host_order <= tuned.bound_stream_safe, "{name}");
+        for tried in &tuned.tried {
+            let (stack, smallest) = (&tried.candidate.stack, tried.smallest.as_ref().unwrap());
+            assert!(smallest.bytes >= tuned.bound_host_order, "{name} {stack}");
+            assert!(
+                tried.peak_without_limit.is_none_or(|peak| peak >= smallest.cost.peak_bytes),
+                "{name} {stack}"
+            );
+        }
+        let best = &tuned.tried[tuned.best.unwrap()];
+        let least = tuned.tried.iter().filter(|tried| tried.candidate.family == Family::Torch);
+        let least = least.map(|tried| tried.smallest.as_ref().unwrap().bytes).min().unwrap();
+        let needs = best.smallest.as_ref().unwrap().bytes;
+        assert!(needs <= least + least / ALIKE, "{name}: {needs}, {least}");
+    }
+}
+
+#[test]
+fn it_finds_the_same_each_time_and_says_it_as_a_line() {
+    let recording = snapshot("mixed");
+    let found = tuned(&recording, None);
+    assert_eq!(found, tuned(&recording, None));
+    let text = printed(&found);
+    let line = &found.tried[found.best.unwrap()].line;
+    assert!(text.contains(&format!("best:\n  {line}\n")), "{text}");
+    assert!(text.contains("torch (the file's)") && text.contains("600 of 600 blocks"), "{text}");
+    let expandable =
+        found.tried.iter().find(|tried| tried.candidate.stack == "torch:expandable_segments=True");
+    let expandable = expandable.unwrap();
+    assert_eq!(expandable.line, "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True");
+    assert!(expandable.candidate.constraints[0].contains("sleep mode"));
+    // Rounding alone needs more here, so that no pair with it is tried; in the small program it does not.
+    let pairs = |found: &Tuned| -> Vec<String> {
+        let pairs = found.tried.iter().filter(|tried| !tried.candidate.parts.is_empty());
+        pairs.map(|tried| tried.line.clone()).collect()
+    };
+    assert_eq!((pairs(&found).len(), found.pruned), (0, 9));
+    assert!(text.contains("not tried: 9 pairs"), "{text}");
+    let small = tuned(&snapshot("small"), None);
+    let line = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True,roundup_power2_divisions:4";
+    assert!(pairs(&small).iter().any(|pair| pair == line), "{:?}", pairs(&small));
+    let json = serde_json::to_value(&found).unwrap();
+    assert_eq!(json["tried"][0]["is_recorded"], true);
+    assert!(json["tried"][0]["smallest"]["cost"]["stalls"].is_u64());
+}
+
+#[test]
+fn with_a_capacity_the_fewest_stalls_in_it_win() {
+    let recording = snapshot("fragmented");
+    let least = tuned(&recording, None);
+    let capacity = least.tried.iter().map(|tried| tried.smallest.as_ref().unwrap().bytes).max().unwrap();
+    let roomy = tuned(&recording, Some(2 * capacity));
+    let stalls = |number: usize| roomy.tried[number].at_capacity.unwrap().stalls;
+    assert_eq!(stalls(roomy.best.unwrap()), 0);
+    // 720 MiB are live: PyTorch cannot do with them, and no allocator with less.
+    let tight = tuned(&recording, Some(720 * MIB));
+    assert_eq!(tight.best, None);
+    let best = &tight.tried[tight.best_of_all.unwrap()];
+    assert_eq!(best.candidate.stack, "cuda+pool");
+    assert!(printed(&tight).contains("none of the framework's own settings serves everything in 720MiB"));
+    let short = tuned(&recording, Some(700 * MIB));
+    assert_eq!(short.best_of_all, None);
+    assert!(printed(&short).contains("no allocator can serve this in 700MiB"), "{}", printed(&short));
+}
+
+#[test]
+fn a_log_is_tuned_for_rmm() {
+    let log = "Thread,Time,Action,Pointer,Size,Stream\n\
+               7,05:01:18.946606,allocate,0x7f00,3000000,0\n\
+               7,05:01:18.946607,allocate,0x8f00,5000000,0\n\
+               7,05:01:18.946609,free,0x7f00,3000000,0\n";
+    let recording = import::read("log", log.as_bytes(), &import::Options::default()).unwrap();
+    let found = tuned(&recording, None);
+    assert!(found.fidelity.is_none());
+    let arena = found.tried.iter().find(|tried| tried.candidate.stack == "rmm_arena:size=100%").unwrap();
+    let bytes = arena.smallest.as_ref().unwrap().bytes;
+    assert_eq!(bytes, 8 * MIB);
+    let line = format!("ArenaMemoryResource(rmm.mr.CudaMemoryResource(), arena_size={bytes})");
+    assert!(arena.line.contains(&line), "{}", arena.line);
+    assert_eq!(arena.peak_without_limit, None);
+    let least = found.bound_host_order as f64;
+    assert_eq!(arena.over_host_order, Some(bytes as f64 / least));
+    assert!(printed(&found).contains("/ least") && !printed(&found).contains("/ apart"), "one stream");
+    let streams = tuned(&snapshot("streams"), None);
+    assert!(printed(&streams).contains("/ least  / apart"), "{}", printed(&streams));
+    assert!(printed(&found).contains("rmm.mr.set_current_device_resource"), "{}", printed(&found));
+}
+
+#[test]
+fn the_least_is_that_of_plan_and_is_not_above_what_a_stack_takes() {
+    // A hundred thousand blocks of 256 bytes, which RMM and millpond do not round up.
+    let blocks = (0..100_000).map(|block| format!("b{block},0,10,256\n"));
+    let csv: String = std::iter::once("id,lower,upper,size\n".to_owned()).chain(blocks).collect();
+    let recording = import::read("blocks", csv.as_bytes(), &import::Options::default()).unwrap();
+    let request = Request { capacity: None, time: Duration::from_secs(600) };
+    let found = tune(&recording, &request, &crate::layers(), &mut |_| ()).unwrap();
+    assert_eq!(found.bound_host_order, 25_600_000);
+    let best = found.tried[found.best.unwrap()].smallest.as_ref().unwrap();
+    assert_eq!((best.bytes, best.failed_below), (26 * MIB, None));
+    let text = printed(&found);
+    assert!(text.contains("any allocator needs 24.41MiB, in pages of 2MiB"), "{text}");
+    assert!(!text.contains("below it no allocator can do"), "{text}");
+}
+
+#[test]
+fn a_capacity_time_or_file_beyond_all_devices_is_answered() {
+    let recording = snapshot("small");
+    let ask = |recording: &Recording, capacity| {
+        let request = Request { capacity, time: Duration::from_secs(u64::MAX) };
+        tune(recording, &request, &crate::layers(), &mut |_| ()).map_err(|error| error.to_string())
+    };
+    assert!(!ask(&recording, None).unwrap().timed_out);
+    for (capacity, why) in [(9_000_000_000_000_000_000, "at most 16 TiB"), (1 << 20, "at least 2 MiB")] {
+        let error = ask(&recording, Some(capacity)).unwrap_err();
+        assert!(error.contains(why), "{error}");
+    }
+    for bytes in [18_u64 << 40, 1 << 62] {
+        let csv = format!("id,lower,upper,size\na,0,10,{bytes}\n");
+        let huge = import::read("huge", csv.as_bytes(), &import::Options::default()).unwrap();
+        let error = ask(&huge, None).unwrap_err();
+        assert!(error.contains("a simulated device has at most 16TiB"), "{error}");
+    }
+}
+
+#[test]
+fn a_file_that_was_recorded_with_garbage_collection_is_replayed_with_it() {
+    let found = tuned(&snapshot("garbage"), None);
+    let recorded = &found.tried[0];
+    assert_eq!(recorded.candidate.stack, "torch:garbage_collection_threshold=0.6,limit=100%");
+    assert!(recorded.candidate.is_recorded && recorded.failure.is_none() && recorded.smallest.is_some());
+    let bytes = recorded.smallest.as_ref().unwrap().bytes;
+    let limit = format!("set_per_process_memory_fraction({bytes} /");
+    assert!(recorded.line.contains("garbage_collection_threshold:0.6  # and"), "{}", recorded.line);
+    assert!(recorded.line.contains(&limit), "{}", recorded.line);
+    let same = found.tried.iter().filter(|tried| tried.candidate.stack == recorded.candidate.stack);
+    assert_eq!(same.count(), 1);
+    let text = printed(&found);
+    assert!(text.contains("fidelity --limit SIZE does"), "{text}");
+}
+
+#[test]
+fn when_the_time_is_up_it_says_so() {
+    let request = Request { capacity: None, time: Duration::ZERO };
+    let found = tune(&snapshot("small"), &request, &crate::layers(), &mut |_| ()).unwrap();
+    assert!(found.timed_out && found.best.is_none());
+    let text = printed(&found);
+    assert!(text.contains("no settings were found in this time\n"), "{text}");
+    assert!(!text.contains("none of the framework"), "{text}");
+    let untried = text.lines().find(|line| line.contains("--time grants more: torch torch:")).unwrap();
+    assert!(untried.contains(" cuda+pool cuda+pool:pages=off torch:expandable"), "{untried}");
+    assert!(!text.lines().any(|line| line.starts_with("torch")), "no rows: {text}");
+    // That none can is known without a replay.
+    let request = Request { capacity: Some(2 * MIB), time: Duration::ZERO };
+    let short = tune(&snapshot("fragmented"), &request, &crate::layers(), &mut |_| ()).unwrap();
+    assert!(printed(&short).contains("no allocator can serve this in 2MiB"), "{}", printed(&short));
+}

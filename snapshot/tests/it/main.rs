@@ -1,0 +1,40 @@
+//! Tests of the library: snapshots from a GPU, snapshots that are built here in the form of each version of
+//! PyTorch, files that attack their reader, the other formats, and the models of other allocators.
+
+mod built;
+mod explain;
+mod hostile;
+mod layer_plan;
+#[cfg(feature = "nsys")]
+mod nsys;
+mod peers;
+mod pickle;
+mod plan;
+mod snapshots;
+mod tables;
+
+use millpond_snapshot::import::{self, Options};
+use millpond_snapshot::recording::Recording;
+
+pub(crate) const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream\n";
+
+/// Imports bytes with the default options.
+pub(crate) fn read(bytes: &[u8]) -> Result<Recording, String> {
+    import::read("file", bytes, &Options::default()).map_err(|error| error.to_string())
+}
+
+/// Imports bytes and compares what comes back after writing it as a log.
+#[track_caller]
+pub(crate) fn imported(bytes: &[u8]) -> Recording {
+    let recording = read(bytes).unwrap();
+    let mut log = Vec::new();
+    recording.write_csv(&mut log).unwrap();
+    let again = read(&log).unwrap();
+    assert_eq!(again, recording, "{}", String::from_utf8_lossy(&log));
+    recording
+}
+
+/// The names of what a recording cannot say.
+pub(crate) fn unknowns(recording: &Recording) -> Vec<&str> {
+    recording.unknowns().iter().map(|unknown| unknown.code.as_str()).collect()
+}
