@@ -72,23 +72,19 @@ fn read(name: &str, syncs: Option<u64>) -> Result<Problem, Box<dyn Error>> {
 
 /// The blocks of RMM's columns Thread, Time, Action, Pointer, Size and Stream. Positions are lines.
 fn rmm(text: &str) -> Result<Vec<Block>, Box<dyn Error>> {
-    let mut live: HashMap<&str, usize> = HashMap::new();
+    let mut live: HashMap<String, usize> = HashMap::new();
     let mut blocks: Vec<Block> = Vec::new();
     let end = text.lines().count() as u64;
-    for (line, row) in text.lines().enumerate().skip(1) {
-        let fields: Vec<&str> = row.split(',').collect();
-        let [_, _, action, pointer, size, stream] = fields[..] else {
-            return Err(format!("line {}: not six fields", line + 1).into());
-        };
-        let birth = line as u64;
-        match action {
+    for (birth, row) in (1..).zip(csv::Reader::from_reader(text.as_bytes()).deserialize()) {
+        let [_, _, action, pointer, size, stream]: [String; 6] = row?;
+        match action.as_str() {
             "allocate" => {
                 let stream = u64::from_str_radix(stream.trim_start_matches("0x"), 16)?;
                 live.insert(pointer, blocks.len());
                 blocks.push(Block { birth, death: end, size: size.parse()?, stream });
             }
             "free" => {
-                if let Some(block) = live.remove(pointer) {
+                if let Some(block) = live.remove(&pointer) {
                     blocks[block].death = birth;
                 }
             }

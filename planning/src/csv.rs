@@ -1,7 +1,10 @@
 //! minimalloc's CSV: buffers in, and the same rows with offsets out.
 
 use std::error::Error;
-use std::fmt::{self, Write};
+use std::fmt;
+use std::io::Read;
+
+use csv::{ReaderBuilder, StringRecord, Terminator, Trim, Writer};
 
 use crate::problem::greatest_common_divisor;
 use crate::{Block, Problem, ProblemError};
@@ -22,7 +25,7 @@ use crate::{Block, Problem, ProblemError};
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MinimallocCsv {
-    header: String,
+    header: StringRecord,
     rows: Vec<MinimallocRow>,
 }
 
@@ -54,8 +57,8 @@ pub struct MinimallocRow {
     pub offset: Option<u64>,
     /// The times in which the buffer is not used. Placement does not use them: the buffer stays live.
     pub gaps: Vec<Gap>,
-    /// The line as it stands in the file, without its offset.
-    text: String,
+    /// The fields as they stand in the file, without its offset.
+    fields: StringRecord,
 }
 
 /// A time in which a buffer, or a part of it, is not used.
@@ -143,22 +146,30 @@ impl MinimallocCsv {
     /// The first line that is wrong, with the reason: a column that is unknown, missing or there twice, a
     /// field that is no number, a buffer that does not end after its start, a gap outside of its buffer.
     pub fn parse(text: &str) -> Result<Self, CsvError> {
-        let mut lines = text.lines().enumerate().map(|(index, line)| (index + 1, line));
-        let mut lines = lines.by_ref().filter(|(_, line)| !line.trim().is_empty());
-        let Some((number, header)) = lines.next() else {
-            return Err(CsvError::new(1, "the file is empty; its first line names the columns"));
-        };
-        let columns = columns(number, header)?;
-        let kept = |line: &str| {
-            let fields = line.split(',').zip(&columns);
-            let fields = fields.filter(|(_, column)| **column != Column::Offset);
-            fields.map(|(field, _)| field.trim()).collect::<Vec<_>>().join(",")
-        };
-        let mut rows = Vec::new();
-        for (number, line) in lines {
-            rows.push(MinimallocRow { text: kept(line), ..row(number, line, &columns)? });
+        let mut reader = ReaderBuilder::new();
+        reader.has_headers(false).flexible(true).trim(Trim::All);
+        // Each row ends with `\n`, and the reader is behind it when it has read the row.
+        reader.terminator(Terminator::Any(b'\n'));
+        let mut reader = reader.from_reader(text.as_bytes().chain(&b"\n"[..]));
+        let (mut fields, mut names) = (StringRecord::new(), None);
+        let (mut columns, mut rows) = (Vec::new(), Vec::new());
+        while reader.read_record(&mut fields).map_err(|error| CsvError::new(1, error.to_string()))? {
+            let line = reader.position().line() as usize - 1;
+            if fields.len() == 1 && fields[0].is_empty() {
+                continue;
+            }
+            if names.is_none() {
+                columns = self::columns(line, &fields)?;
+            }
+            let kept = fields.iter().zip(&columns).filter(|(_, column)| **column != Column::Offset);
+            let kept: StringRecord = kept.map(|(field, _)| field).collect();
+            match names {
+                None => names = Some(kept),
+                Some(_) => rows.push(MinimallocRow { fields: kept, ..row(line, &fields, &columns)? }),
+            }
         }
-        Ok(Self { header: kept(header), rows })
+        let empty = || CsvError::new(1, "the file is empty; its first line names the columns");
+        Ok(Self { header: names.ok_or_else(empty)?, rows })
     }
 
     /// The buffers, in the order of the file.
@@ -191,12 +202,9 @@ impl MinimallocCsv {
     /// out.
     #[must_use]
     pub fn with_offsets(&self, offsets: &[u64]) -> String {
-        let mut text = format!("{},offset\n", self.header);
-        for (row, offset) in self.rows.iter().zip(offsets) {
-            // Writing to a string cannot fail.
-            let _ = writeln!(text, "{},{offset}", row.text);
-        }
-        text
+        let with = |fields: &StringRecord, last: &str| fields.iter().chain([last]).collect();
+        let rows = self.rows.iter().zip(offsets).map(|(row, offset)| with(&row.fields, &offset.to_string()));
+        written(std::iter::once(with(&self.header, "offset")).chain(rows))
     }
 }
 
@@ -204,23 +212,30 @@ impl Problem {
     /// The blocks as minimalloc's CSV, with their places in the problem as ids, and offsets where given.
     #[must_use]
     pub fn to_minimalloc_csv(&self, offsets: Option<&[u64]>) -> String {
-        let mut text = String::from("id,lower,upper,size,alignment,stream");
-        text.push_str(if offsets.is_some() { ",offset\n" } else { "\n" });
-        for (id, Block { birth, death, size, stream }) in self.blocks().iter().enumerate() {
-            // Writing to a string cannot fail.
-            let _ = write!(text, "{id},{birth},{death},{size},{},{stream}", self.alignment());
-            if let Some(offset) = offsets.and_then(|offsets| offsets.get(id)) {
-                let _ = write!(text, ",{offset}");
-            }
-            text.push('\n');
-        }
-        text
+        let mut header = vec!["id", "lower", "upper", "size", "alignment", "stream"];
+        header.extend(offsets.map(|_| "offset"));
+        let rows = self.blocks().iter().enumerate().map(|(id, block)| {
+            let Block { birth, death, size, stream } = *block;
+            let offset = offsets.and_then(|offsets| offsets.get(id).copied());
+            let row = [id as u64, birth, death, size, self.alignment(), stream].into_iter().chain(offset);
+            row.map(|number| number.to_string()).collect()
+        });
+        let header = header.into_iter().map(str::to_owned).collect();
+        written(std::iter::once(header).chain(rows))
     }
 }
 
-fn columns(number: usize, header: &str) -> Result<Vec<Column>, CsvError> {
+/// The text of rows.
+fn written(rows: impl Iterator<Item = StringRecord>) -> String {
+    let mut text = Writer::from_writer(Vec::new());
+    // Writing to memory cannot fail, and what was a string is one again.
+    rows.for_each(|row| drop(text.write_record(&row)));
+    String::from_utf8(text.into_inner().unwrap_or_default()).unwrap_or_default()
+}
+
+fn columns(number: usize, header: &StringRecord) -> Result<Vec<Column>, CsvError> {
     let mut columns: Vec<Column> = Vec::new();
-    for name in header.split(',').map(str::trim) {
+    for name in header {
         let column = Column::named(name)
             .ok_or_else(|| CsvError::new(number, format!("the column `{name}` is not known")))?;
         if columns.iter().any(|other| other.is_same(column)) {
@@ -238,7 +253,7 @@ fn columns(number: usize, header: &str) -> Result<Vec<Column>, CsvError> {
     Ok(columns)
 }
 
-fn row(line: usize, text: &str, columns: &[Column]) -> Result<MinimallocRow, CsvError> {
+fn row(line: usize, fields: &StringRecord, columns: &[Column]) -> Result<MinimallocRow, CsvError> {
     let mut row = MinimallocRow {
         id: String::new(),
         lower: 0,
@@ -249,14 +264,13 @@ fn row(line: usize, text: &str, columns: &[Column]) -> Result<MinimallocRow, Csv
         hint: None,
         offset: None,
         gaps: Vec::new(),
-        text: String::new(),
+        fields: StringRecord::new(),
     };
-    let fields: Vec<&str> = text.split(',').map(str::trim).collect();
     if fields.len() != columns.len() {
         let what = format!("{} fields for {} columns", fields.len(), columns.len());
         return Err(CsvError::new(line, what));
     }
-    for (&field, &column) in fields.iter().zip(columns) {
+    for (field, &column) in fields.iter().zip(columns) {
         match column {
             Column::Id => row.id = field.to_owned(),
             Column::Lower => row.lower = number(line, "lower", field)?,

@@ -10,7 +10,7 @@
 //! | [`plan`] | a placement, and its height beside the bound |
 //! | [`fits`] | whether the blocks fit into a capacity: yes, proved not to, or unknown |
 //! | [`validate`] | checks a placement; shares no code with the planner |
-//! | [`MinimallocCsv`] | minimalloc's CSV in and out |
+//! | `MinimallocCsv` | minimalloc's CSV in and out, with the feature `csv`, which is on by default |
 //! | [`ProgramPlan`] | the plan of a whole program, as text in and out |
 //! | [`synthetic`] | made-up training loops |
 //!
@@ -41,6 +41,7 @@
 
 mod bounds;
 mod clocks;
+#[cfg(feature = "csv")]
 mod csv;
 mod cuts;
 mod exact;
@@ -63,6 +64,7 @@ pub mod synthetic;
 mod validate;
 
 pub use bounds::{Bounds, bounds, bounds_until};
+#[cfg(feature = "csv")]
 pub use csv::{CsvError, Gap, MinimallocCsv, MinimallocRow};
 pub use options::Options;
 pub use plan::{Fit, Plan, fits, plan};

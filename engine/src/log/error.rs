@@ -1,9 +1,8 @@
 //! The errors of reading a log.
 
-use std::fmt;
-
 /// The reason why a log, or one row of it, cannot be read. Prints as `file:line: column: reason`.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{file}{}: {reason}", place(*line, *column))]
 pub struct LogError {
     /// The name of the log.
     pub file: String,
@@ -15,17 +14,7 @@ pub struct LogError {
     pub reason: String,
 }
 
-impl fmt::Display for LogError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.file)?;
-        if self.line > 0 {
-            write!(f, ":{}", self.line)?;
-        }
-        if let Some(column) = self.column {
-            write!(f, ": column {column}")?;
-        }
-        write!(f, ": {}", self.reason)
-    }
+fn place(line: u64, column: Option<&str>) -> String {
+    let line = if line > 0 { format!(":{line}") } else { String::new() };
+    column.map_or(line.clone(), |column| format!("{line}: column {column}"))
 }
-
-impl std::error::Error for LogError {}

@@ -9,7 +9,7 @@ const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 
 /// The longest line of a log in bytes. Without the bound, binary noise or a bomb of one long compressed line
 /// would fill memory.
-pub const MAX_LINE_BYTES: usize = 64 << 10;
+pub(super) const MAX_LINE_BYTES: usize = 64 << 10;
 
 const BUFFER_BYTES: usize = 128 << 10;
 
@@ -18,8 +18,7 @@ const ZSTD_WINDOW_LOG: u32 = 27;
 
 /// The text of a log, unpacked according to its first bytes.
 pub(super) fn unpack<'a>(raw: impl Read + Send + 'a) -> io::Result<Box<dyn Read + Send + 'a>> {
-    let text = unpack_bytes(raw, ZSTD_WINDOW_LOG)?;
-    Ok(Box::new(Lines { text, open_bytes: 0, at_line_end: true }))
+    Ok(Box::new(Lines::new(unpack_bytes(raw, ZSTD_WINDOW_LOG)?)))
 }
 
 /// The bytes of a file, unpacked according to the first ones. A file packed by zstd with a window of more
@@ -44,12 +43,21 @@ pub fn unpack_bytes<'a>(
     })
 }
 
-/// Refuses lines of more than [`MAX_LINE_BYTES`], and adds a line end to the last one if it has none.
-struct Lines<R> {
+/// The lines of a text: those of more than 64 KiB are refused, as [`io::ErrorKind::FileTooLarge`], and the
+/// last one gets a line end if it has none.
+#[derive(Debug)]
+pub struct Lines<R> {
     text: R,
     /// The bytes of the last line so far.
     open_bytes: usize,
     at_line_end: bool,
+}
+
+impl<R> Lines<R> {
+    /// The lines of `text`.
+    pub fn new(text: R) -> Self {
+        Self { text, open_bytes: 0, at_line_end: true }
+    }
 }
 
 impl<R: Read> Read for Lines<R> {
@@ -68,7 +76,7 @@ impl<R: Read> Read for Lines<R> {
         // Between two line ends in one buffer there are fewer bytes than the limit, as `wanted` is.
         let first_end = memchr::memchr(b'\n', &buffer[..count]);
         if self.open_bytes + first_end.unwrap_or(count) > MAX_LINE_BYTES {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "a line is longer than 64 KiB"));
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, "a line is longer than 64 KiB"));
         }
         self.open_bytes = match memchr::memrchr(b'\n', &buffer[..count]) {
             Some(last_end) => count - last_end - 1,

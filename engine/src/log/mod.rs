@@ -17,7 +17,7 @@
 //! | `MonotonicNs` (optional) | the time, in nanoseconds of a monotonic clock |
 //! | `DurationNs` (optional) | the duration of the call, in nanoseconds |
 //!
-//! A recording that millpond-snapshot writes as a log has the columns in [`column`], too. Rows that only
+//! A recording that millpond-snapshot writes as a log has the columns in [`mod@column`], too. Rows that only
 //! carry its notes are passed over, unless they are asked for by [`LogReader::next_row`].
 //!
 //! gzip and zstd are recognised by their first bytes, not by the file's name. Memory is bounded: a
@@ -42,5 +42,5 @@ mod reader;
 
 pub use error::LogError;
 pub use event::{Action, Event, StreamKey};
-pub use input::{MAX_LINE_BYTES, unpack_bytes};
+pub use input::{Lines, unpack_bytes};
 pub use reader::{LogReader, open_file};

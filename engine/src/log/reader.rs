@@ -143,12 +143,13 @@ impl<'a> LogReader<'a> {
 }
 
 impl LogReader<'_> {
-    /// Whether the log has a column that RMM's lack: one of [`column`](super::column), or an optional one.
+    /// Whether the log has a column that RMM's lack: one of [`column`](mod@super::column)
+    /// or an optional one.
     pub fn has_column(&self, name: &str) -> bool {
         self.columns.has(name)
     }
 
-    /// The cell of the last row in one of the columns of [`column`](super::column); empty if there is none.
+    /// The cell of the last row in a column of [`column`](mod@super::column); empty if there is none.
     pub fn cell(&self, name: &str) -> &[u8] {
         self.columns.of_recording(&self.row, name)
     }
@@ -196,7 +197,7 @@ fn read_error(file: &str, line: u64, error: &io::Error) -> LogError {
         io::ErrorKind::UnexpectedEof => {
             "the compressed data ends early: the file is cut off; copy it again".to_owned()
         }
-        io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => {
+        io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput | io::ErrorKind::FileTooLarge => {
             format!("cannot be read ({error}); is it a log, plain or packed with gzip or zstd?")
         }
         _ => format!("cannot be read ({error})"),

@@ -34,6 +34,14 @@ fn an_offset_is_replaced() {
     assert_eq!(csv.with_offsets(&[12]), "id,lower,upper,size,hint,offset\na,0,5,1,-1,12\n");
 }
 
+/// As csv writes it.
+#[test]
+fn a_field_in_quotes_may_have_commas() {
+    let csv = MinimallocCsv::parse("id,lower,upper,size\n\"a, \"\"b\"\"\",0,5,1\n").unwrap();
+    assert_eq!(csv.rows()[0].id, "a, \"b\"");
+    assert_eq!(csv.with_offsets(&[7]), "id,lower,upper,size,offset\n\"a, \"\"b\"\"\",0,5,1,7\n");
+}
+
 #[test]
 fn what_is_written_can_be_read() {
     let block = |birth, death, size, stream| Block { birth, death, size, stream };
@@ -54,6 +62,10 @@ fn mistakes_are_named_with_their_line() {
         ("id,lower,upper,size\na,0,1\n", "line 2: 3 fields for 4 columns"),
         (
             "id,lower,upper,size\na,0,1,2\n\nb,x,1,2\n",
+            "line 4: `x` in column `lower` is no whole number of 64 bits",
+        ),
+        (
+            "id,lower,upper,size\r\na,0,1,2\r\n\r\nb,x,1,2",
             "line 4: `x` in column `lower` is no whole number of 64 bits",
         ),
         ("id,lower,upper,size\na,5,5,2\n", "line 2: the buffer begins at 5 and ends at 5, not later"),

@@ -1,6 +1,7 @@
 //! Recognises a file by its content, never by its name.
 
 use super::minimalloc;
+use super::table::rows;
 
 /// The bytes of a file's start that are looked at.
 pub(super) const HEAD_BYTES: usize = 4096;
@@ -137,10 +138,12 @@ pub(super) fn is_for_log_reader(head: &[u8]) -> bool {
 
 /// Recognises a table by the names of its columns.
 fn table(header: &str) -> Found {
-    let has = |wanted: &str| header.split(',').any(|name| name.trim() == wanted);
+    let first = rows(header.as_bytes()).records().next();
+    let names = first.and_then(Result::ok).unwrap_or_default();
+    let has = |wanted: &str| names.iter().any(|name| name == wanted);
     match () {
         () if ["Thread", "Action", "Pointer"].iter().any(|name| has(name)) => Found::Rmm,
-        () if minimalloc::is_header(header) => Found::Minimalloc,
+        () if minimalloc::is_header(&names) => Found::Minimalloc,
         () if header.chars().any(|char| char.is_control() && char != '\t') || header.contains('\u{fffd}') => {
             Found::Other(UNKNOWN)
         }

@@ -25,6 +25,7 @@ mod packed;
 mod pickle;
 mod pytorch;
 mod refusal;
+mod table;
 
 use std::io::{Cursor, Read};
 use std::path::Path;

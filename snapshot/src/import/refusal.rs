@@ -42,6 +42,7 @@ impl From<io::Error> for Refusal {
             io::ErrorKind::UnexpectedEof => {
                 "the compressed data ends early: the file is cut off; copy it again".to_owned()
             }
+            io::ErrorKind::FileTooLarge => error.to_string(),
             _ => format!("cannot be read ({error})"),
         })
     }

@@ -1,16 +1,17 @@
 //! minimalloc's CSV: the lifetimes and the sizes of buffers, for offline placement.
 //!
 //! A buffer lives from `lower` to before `upper`. The column names `buffer`, `buffer_id`, `begin`, `start`
-//! and
-//! `end` stand for `id`, `lower` and `upper`; an `end` is the last step of the buffer, so one less than
+//! and `end` stand for `id`, `lower` and `upper`; an `end` is the last step of the buffer, so one less than
 //! `upper`.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 
-use millpond_engine::log::MAX_LINE_BYTES;
+use csv::StringRecord;
+use millpond_engine::log::Lines;
 
 use crate::budget::Budget;
 use crate::import::refusal::Refusal;
+use crate::import::table;
 use crate::recording::{Clock, Event, EventKind, Lane, Recording};
 
 /// The first address that is given to buffers, since the file has offsets at most.
@@ -38,13 +39,13 @@ struct Buffer {
     event: Event,
 }
 
-/// Whether a line is the header of such a file.
-pub(super) fn is_header(line: &str) -> bool {
-    columns(line).is_some()
+/// Whether a row is the header of such a file.
+pub(super) fn is_header(row: &StringRecord) -> bool {
+    columns(row).is_some()
 }
 
-fn columns(header: &str) -> Option<Columns> {
-    let names: Vec<&str> = header.trim_end().split(',').map(str::trim).collect();
+fn columns(header: &StringRecord) -> Option<Columns> {
+    let names: Vec<&str> = header.iter().map(|name| name.trim_start_matches('\u{feff}').trim()).collect();
     let place = |wanted: &[&str]| names.iter().position(|name| wanted.contains(name));
     let upper = place(&["upper"]);
     Some(Columns {
@@ -77,36 +78,35 @@ struct Rows<'a> {
 /// # Errors
 /// A row cannot be read, there is none, or there are too many for the budget.
 pub(super) fn import(name: &str, text: impl Read, budget: &mut Budget) -> Result<Recording, Refusal> {
-    let mut text = BufReader::new(text);
     let mut recording = Recording::new(name, "minimalloc CSV");
     recording.clock = Clock::Steps;
     let lane = recording.add_lane(Lane::default(), budget)?;
     let (header, buffers, next_address) = (None, Vec::new(), BASE);
     let mut rows = Rows { recording, budget, lane, header, buffers, next_address, gaps: 0 };
-    let (mut line, mut number) = (Vec::new(), 0);
+    let (mut text, mut row) = (table::rows(Lines::new(text)), StringRecord::new());
     loop {
-        line.clear();
-        let limit = MAX_LINE_BYTES as u64 + 1;
-        if (&mut text).take(limit).read_until(b'\n', &mut line)? == 0 {
-            break;
+        let read = text.read_record(&mut row);
+        // The reader is behind the row's `\n`, unless it could not read on.
+        let line = text.position().line();
+        match read.map_err(csv::Error::into_kind) {
+            Ok(false) => break,
+            Ok(true) => rows.row(&row).map_err(|error| Refusal { line: line - 1, ..error })?,
+            Err(csv::ErrorKind::Utf8 { .. }) => {
+                return Err(Refusal::at_line(line - 1, "the row is not UTF-8 text"));
+            }
+            Err(csv::ErrorKind::Io(error)) => return Err(Refusal { line, ..error.into() }),
+            Err(other) => return Err(Refusal::at_line(line, format!("cannot be read ({other:?})"))),
         }
-        number += 1;
-        rows.line(&line).map_err(|error| Refusal { line: number, ..error })?;
     }
     rows.finish()
 }
 
 impl Rows<'_> {
-    /// Reads a line.
-    fn line(&mut self, line: &[u8]) -> Result<(), Refusal> {
-        if line.len() > MAX_LINE_BYTES {
-            return Err(Refusal::new("a line is longer than 64 KiB"));
-        }
-        let row = std::str::from_utf8(line).map_err(|_| Refusal::new("the row is not UTF-8 text"))?;
-        let row = row.trim_start_matches('\u{feff}').trim();
+    /// Reads a row: the header, or a buffer.
+    fn row(&mut self, row: &StringRecord) -> Result<(), Refusal> {
         match self.header {
-            _ if row.is_empty() => Ok(()),
-            Some(columns) => self.row(columns, row),
+            _ if row.len() == 1 && row[0].is_empty() => Ok(()),
+            Some(columns) => self.buffer(columns, row),
             None => {
                 self.header = Some(columns(row).ok_or_else(|| Refusal::new("the header lacks a column"))?);
                 Ok(())
@@ -115,9 +115,8 @@ impl Rows<'_> {
     }
 
     /// Reads a buffer.
-    fn row(&mut self, columns: Columns, row: &str) -> Result<(), Refusal> {
-        let cells: Vec<&str> = row.split(',').map(str::trim).collect();
-        let cell = |place: usize| cells.get(place).copied().unwrap_or("");
+    fn buffer(&mut self, columns: Columns, row: &StringRecord) -> Result<(), Refusal> {
+        let cell = |place: usize| row.get(place).unwrap_or("");
         let value = |place: usize, what: &str| {
             let text = cell(place);
             let number = text.parse::<u64>();
