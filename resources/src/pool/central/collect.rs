@@ -69,7 +69,7 @@ pub(crate) enum Begun {
 }
 
 /// What to ask the driver of other streams, and what it said.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Inquiry {
     /// Recorded events, and the epoch that an event should cover.
     known: Vec<(RecordedEvent, Epoch)>,
@@ -82,9 +82,11 @@ pub(crate) struct Inquiry {
     now_ns: u64,
     /// How far the stream that is furthest behind is behind the host.
     behind_ns: u64,
+    /// Events that the device has reached.
     done: Vec<RecordedEvent>,
     /// Streams whose reached event covers not all of their blocks.
     uncovered: Vec<Donor>,
+    /// The error of a device that is lost.
     lost: Option<Error>,
 }
 
@@ -139,17 +141,7 @@ impl State {
     }
 
     fn inquire_of(&mut self, donors: Vec<Donor>, later: Vec<Donor>, may_stay: bool) -> Inquiry {
-        let mut inquiry = Inquiry {
-            known: Vec::new(),
-            records: Vec::new(),
-            later,
-            may_stay,
-            now_ns: 0,
-            behind_ns: 0,
-            done: Vec::new(),
-            uncovered: Vec::new(),
-            lost: None,
-        };
+        let mut inquiry = Inquiry { later, may_stay, ..Inquiry::default() };
         for donor in donors {
             let slot = self.streams.find_mut(donor.id);
             match slot.and_then(|(_, slot)| last_recorded_event(slot, donor)) {
