@@ -8,8 +8,8 @@ use std::sync::Arc;
 use millpond::driver::DeviceSpec;
 use millpond::stack::{LayerEntry, LayerKind, StackSpec};
 use millpond::{
-    Accessibility, ByteSize, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle, Error,
-    Layer, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, downcast, find_trait,
+    ByteSize, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Error, Layer, Layout, Result,
+    StreamRef, Traits, downcast, find_trait, forward_to_upstream,
 };
 
 /// Refuses requests of more than `largest` bytes. No bound on the struct: only the trait's impl needs one.
@@ -25,9 +25,7 @@ impl<R: DeviceMemoryResource> fmt::Display for RequestCap<R> {
     }
 }
 
-// A wrapper forwards every method, also those with a default; the lint tells which one is missing.
 // SAFETY: blocks come from upstream and go back to it with the same arguments, so its contract holds.
-#[deny(clippy::missing_trait_methods)]
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for RequestCap<R> {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
         if layout.bytes() > self.largest {
@@ -37,49 +35,16 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for RequestCap<R> {
         self.upstream.allocate(layout, stream)
     }
 
-    unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
-        // SAFETY: the caller's promises, handed on.
-        unsafe { self.upstream.deallocate(ptr, layout, stream) }
-    }
-
-    fn driver(&self) -> &DriverHandle {
-        self.upstream.driver()
-    }
-
-    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
-        Some(&self.upstream)
-    }
-
-    fn memory_info(&self) -> Result<MemoryInfo> {
-        self.upstream.memory_info()
-    }
-
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         downcast::<Self>(other).is_some_and(|other| self.upstream.is_equal(&other.upstream))
-    }
-
-    /// An adaptor that submits work to its blocks, for example to clear them on the stream of the call,
-    /// answers `true` here: then only that stream finds the block ready.
-    fn is_stream_ordered(&self) -> bool {
-        self.upstream.is_stream_ordered()
-    }
-
-    fn accessibility(&self) -> Accessibility {
-        self.upstream.accessibility()
-    }
-
-    fn statistics(&self) -> Option<ResourceStatistics> {
-        self.upstream.statistics()
-    }
-
-    fn trim(&self, keep_bytes: u64) -> Result<u64> {
-        self.upstream.trim(keep_bytes)
     }
 
     /// Names only what this layer can do; the layers below are asked separately.
     fn provide(&self, traits: &mut Traits) {
         traits.add::<Self, dyn Cap>(|it| it);
     }
+
+    forward_to_upstream!(except allocate, is_equal, provide);
 }
 
 /// The methods that a program can find on the adaptor in any stack.

@@ -28,7 +28,6 @@ pub mod debug_log;
 mod events;
 pub mod failure_callback; // no text: it has a function
 pub mod fallback;
-mod forward;
 pub mod limiting;
 #[cfg(feature = "logging")]
 pub mod logging;

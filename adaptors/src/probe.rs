@@ -2,10 +2,7 @@
 
 use std::fmt;
 
-use millpond_core::{
-    Accessibility, DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo, ResourceStatistics,
-    Result, StreamRef, Traits,
-};
+use millpond_core::{DeviceMemoryResource, DevicePtr, Layout, Result, StreamRef, forward_to_upstream};
 
 pub(crate) struct Probe<R, F> {
     pub(crate) upstream: R,
@@ -26,39 +23,7 @@ unsafe impl<R: DeviceMemoryResource, F: Fn(&str) + 'static> DeviceMemoryResource
         unsafe { self.upstream.deallocate(ptr, layout, stream) }
     }
 
-    fn driver(&self) -> &DriverHandle {
-        self.upstream.driver()
-    }
-
-    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
-        Some(&self.upstream)
-    }
-
-    fn memory_info(&self) -> Result<MemoryInfo> {
-        self.upstream.memory_info()
-    }
-
-    fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
-        millpond_core::is_same(self, other)
-    }
-
-    fn is_stream_ordered(&self) -> bool {
-        self.upstream.is_stream_ordered()
-    }
-
-    fn accessibility(&self) -> Accessibility {
-        self.upstream.accessibility()
-    }
-
-    fn statistics(&self) -> Option<ResourceStatistics> {
-        self.upstream.statistics()
-    }
-
-    fn trim(&self, keep_bytes: u64) -> Result<u64> {
-        self.upstream.trim(keep_bytes)
-    }
-
-    fn provide(&self, _traits: &mut Traits) {}
+    forward_to_upstream!(except allocate, deallocate);
 }
 
 impl<R: fmt::Display, F> fmt::Display for Probe<R, F> {

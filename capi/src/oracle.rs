@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use millpond_core::driver::{CaptureMode, call};
 use millpond_core::{
-    Accessibility, AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle,
-    Error, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, downcast,
+    AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle, Error, Layout,
+    Result, StreamRef, downcast, forward_to_upstream,
 };
 use millpond_driver::sim::{Schedule, SimConfig, SimDevice};
 
@@ -39,39 +39,11 @@ unsafe impl DeviceMemoryResource for Watched {
         unsafe { self.upstream.deallocate(ptr, layout, stream) }
     }
 
-    fn driver(&self) -> &DriverHandle {
-        self.upstream.driver()
-    }
-
-    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
-        Some(&self.upstream)
-    }
-
-    fn memory_info(&self) -> Result<MemoryInfo> {
-        self.upstream.memory_info()
-    }
-
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         downcast::<Self>(other).is_some_and(|other| self.upstream.is_equal(&other.upstream))
     }
 
-    fn is_stream_ordered(&self) -> bool {
-        self.upstream.is_stream_ordered()
-    }
-
-    fn accessibility(&self) -> Accessibility {
-        self.upstream.accessibility()
-    }
-
-    fn statistics(&self) -> Option<ResourceStatistics> {
-        self.upstream.statistics()
-    }
-
-    fn trim(&self, keep_bytes: u64) -> Result<u64> {
-        self.upstream.trim(keep_bytes)
-    }
-
-    fn provide(&self, _traits: &mut Traits) {}
+    forward_to_upstream!(except allocate, deallocate, is_equal);
 }
 
 impl fmt::Display for Watched {

@@ -28,6 +28,7 @@ mod error;
 mod ext;
 mod find;
 mod format;
+mod forward;
 mod handles;
 mod holder;
 pub mod interrupt;

@@ -25,37 +25,38 @@ pub type AnyResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
 /// other way to get memory.
 ///
 /// # Duties of the resource
-/// - Blocks that are handed out and not given back never overlap, lie in memory of the resource's
+/// - **Duty 1.** Blocks that are handed out and not given back never overlap, lie in memory of the resource's
 ///   device, hold at least `layout.bytes()` bytes, and start at a multiple of `layout.alignment()`
 ///   (at least 256).
-/// - A request for zero bytes returns [`DevicePtr::NULL`] and takes nothing; `deallocate` of
+/// - **Duty 2.** A request for zero bytes returns [`DevicePtr::NULL`] and takes nothing; `deallocate` of
 ///   `NULL` does nothing.
-/// - [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) is returned only if there is no block, even
-///   after synchronising; then the error has a
+/// - **Duty 3.** [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) is returned only if there is no
+///   block, even after synchronising; then the error has a
 ///   [report](crate::Error::out_of_memory_report). A failed call changes nothing that a caller can see.
-/// - A request of any size that cannot be served is out of memory, whatever its size: also if rounding it up
-///   overflows, and if the resource never has blocks of that size. The last two are
+/// - **Duty 4.** A request of any size that cannot be served is out of memory, whatever its size: also if
+///   rounding it up overflows, and if the resource never has blocks of that size. The last two are
 ///   [impossible](crate::Error::is_impossible), so that no layer waits or gives memory back for them.
-/// - Memory goes back to its source only after all work ordered before its `deallocate` is done, or ordered
-///   before any use that upstream makes of it.
-/// - `deallocate` never panics and never fails. A pointer that is foreign, free already, or of another
-///   size is refused, counted, and reported through [`misuse`](crate::misuse), as far as the resource
+/// - **Duty 5.** Memory goes back to its source only after all work ordered before its `deallocate` is done,
+///   or ordered before any use that upstream makes of it.
+/// - **Duty 6.** `deallocate` never panics and never fails. A pointer that is foreign, free already, or of
+///   another size is refused, counted, and reported through [`misuse`](crate::misuse), as far as the resource
 ///   can tell; it is never passed on. (The reporting hook, not the resource, panics in debug builds.)
-/// - After a [sticky](crate::Error::is_sticky) driver error every call fails with
+/// - **Duty 7.** After a [sticky](crate::Error::is_sticky) driver error every call fails with
 ///   [`ErrorKind::Poisoned`](crate::ErrorKind::Poisoned), and dropping the resource makes no driver call.
-/// - Dropping a resource gives everything back that it holds, blocks handed out included.
-/// - The caller's current CUDA context is the same after a call as before.
-/// - An error names the stack ([`Error::in_stack`](crate::Error::in_stack)).
-/// - `Display` prints the stack, base first, in the text that [`StackSpec`](crate::stack::StackSpec)
-///   reads: an adaptor prints its upstream, `+`, and itself.
+/// - **Duty 8.** Dropping a resource gives everything back that it holds, blocks handed out included.
+/// - **Duty 9.** The caller's current CUDA context is the same after a call as before.
+/// - **Duty 10.** An error names the stack ([`Error::in_stack`](crate::Error::in_stack)).
+/// - **Duty 11.** `Display` prints the stack, base first, in the text that
+///   [`StackSpec`](crate::stack::StackSpec) reads: an adaptor prints its upstream, `+`, and itself.
 ///
 /// # Duties of the caller
-/// - `deallocate` gets the pointer and layout of one `allocate` of the same resource (or of one that
-///   [is equal](Self::is_equal)), once.
-/// - A stream that is passed in is alive, belongs to the device, and is what its
+/// - **Duty 12.** `deallocate` gets the pointer and layout of one `allocate` of the same resource (or of one
+///   that [is equal](Self::is_equal)), once, and in an order that
+///   [the stream argument promises](#what-a-stream-argument-promises).
+/// - **Duty 13.** A stream that is passed in is alive, belongs to the device, and is what its
 ///   [`StreamRef`] says. A stream on which blocks were given back may be destroyed at any time.
-/// - Calls on a resource whose drop has begun are impossible in safe code; blocks still handed out by
-///   then must not be used any more.
+/// - **Duty 14.** Calls on a resource whose drop has begun are impossible in safe code; blocks still handed
+///   out by then must not be used any more.
 ///
 /// # Captured graphs
 /// A call on any thread leaves graphs that are being captured valid, except that the caller orders the
@@ -87,12 +88,13 @@ pub type AnyResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
 ///
 /// # Wrappers
 /// A wrapper implements *every* method, also those with a default, or it silently loses what the
-/// wrapped resource does better. Put `#[deny(clippy::missing_trait_methods)]` on the impl. Only
+/// wrapped resource does better. [`forward_to_upstream!`](crate::forward_to_upstream) writes those that
+/// pass the call on; `#[deny(clippy::missing_trait_methods)]` on the impl finds one that is missing. Only
 /// [`provide`](Self::provide) is about the wrapper alone.
 ///
 /// # Safety
-/// Callers use the memory. An implementation that breaks one of the first, second or fourth duties
-/// makes safe code above it corrupt memory.
+/// Callers use the memory. An implementation that breaks duty 1, duty 2 or duty 5 makes safe code above it
+/// corrupt memory.
 pub unsafe trait DeviceMemoryResource: Any + Debug + Display {
     /// Hands out a block for use on `stream`.
     ///
@@ -106,8 +108,9 @@ pub unsafe trait DeviceMemoryResource: Any + Debug + Display {
     /// Takes a block back, in the order of `stream`.
     ///
     /// # Safety
-    /// The duties of the caller above: `ptr` and `layout` come from one `allocate` of this resource, the
-    /// block has not been given back, and all its uses happen before `stream`'s next work.
+    /// [Duties 12 and 13](DeviceMemoryResource#duties-of-the-caller): `ptr` and `layout` come from one
+    /// `allocate` of this resource, the block has not been given back, and all its uses happen before
+    /// `stream`'s next work; `stream` is alive.
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef);
 
     /// The driver of the device whose memory this is.

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::stack::{FilePath, LayerSpec};
 use millpond_core::{
-    ALLOCATION_ALIGNMENT, Accessibility, BlockInfo, DeviceMemoryResource, DevicePtr, DriverHandle,
-    LayerMemory, Layout, MemoryInfo, ReportsMemory, ResourceStatistics, Result, ScopesBelow, StreamRef,
-    Traits, find_trait, is_same, trim_upstream,
+    ALLOCATION_ALIGNMENT, BlockInfo, DeviceMemoryResource, DevicePtr, LayerMemory, Layout, MemoryInfo,
+    ReportsMemory, ResourceStatistics, Result, ScopesBelow, StreamRef, Traits, find_trait,
+    forward_to_upstream, trim_upstream,
 };
 
 use millpond_planning::ProgramPlan;
@@ -193,14 +193,6 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
         unsafe { self.upstream.deallocate(ptr, layout, stream) }
     }
 
-    fn driver(&self) -> &DriverHandle {
-        self.upstream.driver()
-    }
-
-    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
-        Some(&self.upstream)
-    }
-
     /// Counts the memory of idle lanes as free: trimming returns it.
     fn memory_info(&self) -> Result<MemoryInfo> {
         let info = self.upstream.memory_info().map_err(|error| error.in_stack(self))?;
@@ -208,17 +200,9 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
         Ok(MemoryInfo { free: (info.free + idle).min(info.total), ..info })
     }
 
-    fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
-        is_same(self, other)
-    }
-
     /// `true`: a slot is free for its stream alone, or behind work that is done.
     fn is_stream_ordered(&self) -> bool {
         true
-    }
-
-    fn accessibility(&self) -> Accessibility {
-        self.upstream.accessibility()
     }
 
     /// The upstream's, to which a lane is one block in use. See
@@ -250,6 +234,10 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
         // SAFETY: threads may share all parts but the upstream.
         unsafe { traits.share_over(&[&self.upstream]) };
     }
+
+    forward_to_upstream!(
+        except allocate, deallocate, memory_info, is_stream_ordered, statistics, trim, provide
+    );
 }
 
 impl<R: DeviceMemoryResource> ReportsMemory for PlanMemoryResource<R> {

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use millpond_core::stack::{FilePath, LayerEntry, LayerKind, LayerSpec};
 use millpond_core::{
-    Accessibility, BlockInfo, ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle, Error, Layer,
-    LayerMemory, Layout, MemoryInfo, ReportsMemory, ResourceStatistics, Result, StreamRef, Traits, is_same,
+    BlockInfo, ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle, Error, Layer, LayerMemory, Layout,
+    ReportsMemory, Result, StreamRef, Traits, forward_to_upstream,
 };
 use parking_lot::Mutex;
 
@@ -225,41 +225,8 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for ArenaMemoryResourc
         })
     }
 
-    unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
-        // SAFETY: the caller's promises hold for the pool, where the block came from.
-        unsafe { self.pool.deallocate(ptr, layout, stream) }
-    }
-
-    fn driver(&self) -> &DriverHandle {
-        self.pool.driver()
-    }
-
     fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
         self.pool.upstream()
-    }
-
-    fn memory_info(&self) -> Result<MemoryInfo> {
-        self.pool.memory_info()
-    }
-
-    fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
-        is_same(self, other)
-    }
-
-    fn is_stream_ordered(&self) -> bool {
-        self.pool.is_stream_ordered()
-    }
-
-    fn accessibility(&self) -> Accessibility {
-        self.pool.accessibility()
-    }
-
-    fn statistics(&self) -> Option<ResourceStatistics> {
-        self.pool.statistics()
-    }
-
-    fn trim(&self, keep_bytes: u64) -> Result<u64> {
-        self.pool.trim(keep_bytes)
     }
 
     fn provide(&self, traits: &mut Traits) {
@@ -267,6 +234,8 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for ArenaMemoryResourc
         // SAFETY: threads may share all parts but the pool.
         unsafe { traits.share_over(&[&self.pool]) };
     }
+
+    forward_to_upstream!(self.pool, except allocate, upstream, provide);
 }
 
 impl<R: DeviceMemoryResource> ReportsMemory for ArenaMemoryResource<R> {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use millpond_core::stack::{LayerEntry, LayerKind};
 use millpond_core::{
-    ALLOCATION_ALIGNMENT, Accessibility, BlockInfo, ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle,
-    Error, Layer, LayerMemory, Layout, MemoryInfo, ReportsMemory, ResourceStatistics, Result, StreamRef,
-    Traits, align_up, format_bytes, is_same, parse_block_bytes,
+    ALLOCATION_ALIGNMENT, BlockInfo, ByteSize, DeviceMemoryResource, DevicePtr, Error, Layer, LayerMemory,
+    Layout, ReportsMemory, ResourceStatistics, Result, StreamRef, Traits, align_up, format_bytes,
+    forward_to_upstream, parse_block_bytes,
 };
 
 use crate::debug_as_text::debug_as_text;
@@ -235,28 +235,12 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for FixedSizeMemoryRes
         self.pool.deallocate_block(ptr, layout, stream, self.block_size(layout));
     }
 
-    fn driver(&self) -> &DriverHandle {
-        self.pool.driver()
-    }
-
     fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
         self.pool.upstream()
     }
 
-    fn memory_info(&self) -> Result<MemoryInfo> {
-        self.pool.memory_info()
-    }
-
-    fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
-        is_same(self, other)
-    }
-
     fn is_stream_ordered(&self) -> bool {
         true
-    }
-
-    fn accessibility(&self) -> Accessibility {
-        self.pool.accessibility()
     }
 
     fn statistics(&self) -> Option<ResourceStatistics> {
@@ -269,15 +253,16 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for FixedSizeMemoryRes
         Some(ResourceStatistics { blocks_free, largest_free_block, ..statistics })
     }
 
-    fn trim(&self, keep_bytes: u64) -> Result<u64> {
-        self.pool.trim(keep_bytes)
-    }
-
     fn provide(&self, traits: &mut Traits) {
         traits.add::<Self, dyn ReportsMemory>(|it| it);
         // SAFETY: threads may share all parts but the pool.
         unsafe { traits.share_over(&[&self.pool]) };
     }
+
+    forward_to_upstream!(
+        self.pool,
+        except allocate, deallocate, upstream, is_stream_ordered, statistics, provide
+    );
 }
 
 impl<R: DeviceMemoryResource> ReportsMemory for FixedSizeMemoryResource<R> {

@@ -4,10 +4,8 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-use millpond_core::driver::DriverHandle;
 use millpond_core::{
-    Accessibility, DeviceMemoryResource, DevicePtr, Layout, MemoryInfo, ResourceStatistics, Result,
-    StreamRef, Traits, downcast,
+    DeviceMemoryResource, DevicePtr, Layout, Result, StreamRef, downcast, forward_to_upstream,
 };
 use millpond_driver::sim::SimDevice;
 use parking_lot::Mutex;
@@ -89,16 +87,8 @@ where
         unsafe { self.inner.deallocate(ptr, layout, stream) }
     }
 
-    fn driver(&self) -> &DriverHandle {
-        self.inner.driver()
-    }
-
     fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
         self.inner.upstream()
-    }
-
-    fn memory_info(&self) -> Result<MemoryInfo> {
-        self.inner.memory_info()
     }
 
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
@@ -108,23 +98,7 @@ where
         }
     }
 
-    fn is_stream_ordered(&self) -> bool {
-        self.inner.is_stream_ordered()
-    }
-
-    fn accessibility(&self) -> Accessibility {
-        self.inner.accessibility()
-    }
-
-    fn statistics(&self) -> Option<ResourceStatistics> {
-        self.inner.statistics()
-    }
-
-    fn trim(&self, keep_bytes: u64) -> Result<u64> {
-        self.inner.trim(keep_bytes)
-    }
-
-    fn provide(&self, _traits: &mut Traits) {}
+    forward_to_upstream!(self.inner, except allocate, deallocate, upstream, is_equal);
 }
 
 impl<R: fmt::Display> fmt::Display for Checked<R> {

@@ -5,6 +5,8 @@
 #[path = "../../examples/own_driver.rs"]
 mod own_driver;
 mod wrong;
+#[path = "../../examples/zeroing_adaptor.rs"]
+mod zeroing_adaptor;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -13,6 +15,7 @@ use millpond::stack::StackSpec;
 use millpond::{DriverHandle, ErrorKind};
 use millpond_testkit::conformance::{self, Refusals, Subject};
 use wrong::{Mistake, Wrong};
+use zeroing_adaptor::ZeroingAdaptor;
 
 use crate::subjects;
 
@@ -112,4 +115,43 @@ fn every_stack_on_a_driver_of_ones_own() {
         millpond::driver::register(&driver).expect("the device is its own");
         conformance::run_on(subject, &driver)
     }));
+}
+
+/// Of a program's own: over memory that is handed on, memory that the host reaches, and a pool.
+#[test]
+fn an_adaptor_of_ones_own() {
+    zeroing_adaptor::main().expect("the example runs");
+    let subjects = ["cuda", "managed", "cuda+pool", "cuda+pool+thread_safe"].map(|below| {
+        let subject = Subject::new(format!("{below}+zeroing"), move |driver| {
+            let upstream = below.parse::<StackSpec>()?.build(&millpond::layers(), driver)?;
+            Ok(Arc::new(ZeroingAdaptor { upstream }))
+        });
+        if below.contains("pool") { subject.refuses(Refusals::ALL) } else { subject.hands_on() }
+    });
+    check(subjects.iter().map(conformance::run));
+}
+
+/// So that a comment or an error can name one, and stays right when another is added.
+#[test]
+fn each_duty_of_the_contract_has_its_number() {
+    let contract = include_str!("../../core/src/resource.rs");
+    let duties = contract.split("# Duties of the resource").nth(1).expect("the duties");
+    let duties = duties.split("# Captured graphs").next().expect("what follows them");
+    let numbered = duties.lines().filter_map(|line| line.strip_prefix("/// - "));
+    let count = (1..).zip(numbered).inspect(|(number, duty)| {
+        assert!(duty.starts_with(&format!("**Duty {number}.** ")), "number {number}: {duty}");
+    });
+    assert_eq!(count.count(), 14);
+    let counted = ["first duty", "second duty", "third duty", "fourth duty", "fourth duties"];
+    assert!(!counted.iter().any(|words| contract.contains(words)), "a reference names the number");
+}
+
+#[test]
+fn the_page_about_adaptors_shows_the_example() {
+    let (page, example) =
+        (include_str!("../../docs/ADAPTOR.md"), include_str!("../../examples/zeroing_adaptor.rs"));
+    let code = page.split("```rust\n").nth(1).and_then(|rest| rest.split("```").next()).expect("a program");
+    assert!(example.contains(code), "docs/ADAPTOR.md has another program than the example");
+    let lines = code.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("//"));
+    assert!(lines.count() <= 30, "an adaptor of one's own takes 30 lines");
 }

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use millpond_core::stack::LayerSpec;
 use millpond_core::{
-    ALLOCATION_ALIGNMENT, Accessibility, ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle, Error,
-    ErrorKind, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, align_up, is_same, misuse,
+    ALLOCATION_ALIGNMENT, ByteSize, DeviceMemoryResource, DevicePtr, Error, ErrorKind, Layout,
+    ResourceStatistics, Result, StreamRef, Traits, align_up, forward_to_upstream, is_same, misuse,
 };
 
 pub use layer::AlignedLayer;
@@ -138,43 +138,21 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for AlignedResourceAda
         }
     }
 
-    fn driver(&self) -> &DriverHandle {
-        self.upstream.driver()
-    }
-
-    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
-        Some(&self.upstream)
-    }
-
-    fn memory_info(&self) -> Result<MemoryInfo> {
-        self.upstream.memory_info().map_err(|error| error.in_stack(self))
-    }
-
     /// Only to itself: another adaptor does not know where shifted blocks begin.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         is_same(self, other)
-    }
-
-    fn is_stream_ordered(&self) -> bool {
-        self.upstream.is_stream_ordered()
-    }
-
-    fn accessibility(&self) -> Accessibility {
-        self.upstream.accessibility()
     }
 
     fn statistics(&self) -> Option<ResourceStatistics> {
         self.shifted.add_misuses(self.upstream.statistics())
     }
 
-    fn trim(&self, keep_bytes: u64) -> Result<u64> {
-        self.upstream.trim(keep_bytes).map_err(|error| error.in_stack(self))
-    }
-
     fn provide(&self, traits: &mut Traits) {
         // SAFETY: threads may share all parts but the upstream.
         unsafe { traits.share_over(&[&self.upstream]) };
     }
+
+    forward_to_upstream!(except allocate, deallocate, is_equal, statistics, provide);
 }
 
 /// Whether an upstream refuses a request that it may serve at another alignment.

@@ -7,11 +7,11 @@ mod tests;
 use std::cell::RefCell;
 use std::fmt;
 
-use millpond_core::{DeviceMemoryResource, DevicePtr, Error, Layout, Result, StreamRef, Traits, downcast};
+use millpond_core::{
+    DeviceMemoryResource, DevicePtr, Error, Layout, Result, StreamRef, Traits, downcast, forward_to_upstream,
+};
 
 pub use layer::FailureCallbackLayer;
-
-use crate::forward::forward_to_upstream;
 
 /// What a failure callback learns about the request that failed.
 #[derive(Clone, Copy, Debug)]
@@ -150,20 +150,15 @@ where
         allocated.map_err(|error| error.in_stack(self))
     }
 
-    unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
-        // SAFETY: the caller's promises hold for the upstream, where the block came from.
-        unsafe { self.upstream.deallocate(ptr, layout, stream) }
-    }
-
     /// To an adaptor with the same type of function, on top of an equal upstream.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         downcast::<Self>(other).is_some_and(|other| self.upstream.is_equal(&other.upstream))
     }
 
-    forward_to_upstream!();
-
     /// The program's function may be one for a single thread.
     fn provide(&self, _traits: &mut Traits) {}
+
+    forward_to_upstream!(except allocate, is_equal, provide);
 }
 
 impl<R: fmt::Display, F> fmt::Display for FailureCallbackResourceAdaptor<R, F> {

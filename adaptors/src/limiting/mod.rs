@@ -7,9 +7,8 @@ mod tests;
 use std::fmt;
 
 use millpond_core::{
-    Accessibility, ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle, Error, LayerMemory, Layout,
-    MemoryInfo, OutOfMemoryReport, Remedy, ReportsMemory, ResourceStatistics, Result, StreamRef, Traits,
-    format_bytes, is_same, misuse,
+    ByteSize, DeviceMemoryResource, DevicePtr, Error, LayerMemory, Layout, MemoryInfo, OutOfMemoryReport,
+    Remedy, ReportsMemory, Result, StreamRef, Traits, format_bytes, forward_to_upstream, is_same, misuse,
 };
 
 pub use layer::LimitingLayer;
@@ -188,14 +187,6 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LimitingResourceAd
         misuse::if_taken(ptr, free, || self.release(bytes));
     }
 
-    fn driver(&self) -> &DriverHandle {
-        self.upstream.driver()
-    }
-
-    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
-        Some(&self.upstream)
-    }
-
     /// The upstream's, with at most the rest of the limit as free.
     fn memory_info(&self) -> Result<MemoryInfo> {
         let info = self.upstream.memory_info().map_err(|error| error.in_stack(self))?;
@@ -207,27 +198,13 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LimitingResourceAd
         is_same(self, other)
     }
 
-    fn is_stream_ordered(&self) -> bool {
-        self.upstream.is_stream_ordered()
-    }
-
-    fn accessibility(&self) -> Accessibility {
-        self.upstream.accessibility()
-    }
-
-    fn statistics(&self) -> Option<ResourceStatistics> {
-        self.upstream.statistics()
-    }
-
-    fn trim(&self, keep_bytes: u64) -> Result<u64> {
-        self.upstream.trim(keep_bytes).map_err(|error| error.in_stack(self))
-    }
-
     fn provide(&self, traits: &mut Traits) {
         traits.add::<Self, dyn crate::AllocationLimit>(|it| it).add::<Self, dyn ReportsMemory>(|it| it);
         // SAFETY: threads may share all parts but the upstream.
         unsafe { traits.share_over(&[&self.upstream]) };
     }
+
+    forward_to_upstream!(except allocate, deallocate, memory_info, is_equal, provide);
 }
 
 impl<R: fmt::Display> fmt::Display for LimitingResourceAdaptor<R> {

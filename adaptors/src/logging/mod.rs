@@ -45,8 +45,7 @@ use std::time::Instant;
 use crate::debug_as_text::debug_as_text;
 
 use millpond_core::{
-    Accessibility, DeviceMemoryResource, DevicePtr, DriverHandle, Layer, Layout, MemoryInfo,
-    ResourceStatistics, Result, StreamRef, Traits, is_same,
+    DeviceMemoryResource, DevicePtr, Layer, Layout, Result, StreamRef, Traits, forward_to_upstream, is_same,
 };
 
 pub use layer::{FILE_VARIABLES, LoggingLayer, default_file_name};
@@ -207,37 +206,9 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResourceAda
         unsafe { self.upstream.deallocate(ptr, layout, stream) }
     }
 
-    fn driver(&self) -> &DriverHandle {
-        self.upstream.driver()
-    }
-
-    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
-        Some(&self.upstream)
-    }
-
-    fn memory_info(&self) -> Result<MemoryInfo> {
-        self.upstream.memory_info().map_err(|error| error.in_stack(self))
-    }
-
     /// As in RMM, logs are distinct: a block that another log saw would be missing in this one.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         is_same(self, other)
-    }
-
-    fn is_stream_ordered(&self) -> bool {
-        self.upstream.is_stream_ordered()
-    }
-
-    fn accessibility(&self) -> Accessibility {
-        self.upstream.accessibility()
-    }
-
-    fn statistics(&self) -> Option<ResourceStatistics> {
-        self.upstream.statistics()
-    }
-
-    fn trim(&self, keep_bytes: u64) -> Result<u64> {
-        self.upstream.trim(keep_bytes).map_err(|error| error.in_stack(self))
     }
 
     fn provide(&self, traits: &mut Traits) {
@@ -245,6 +216,8 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResourceAda
         // SAFETY: threads may share all parts but the upstream.
         unsafe { traits.share_over(&[&self.upstream]) };
     }
+
+    forward_to_upstream!(except allocate, deallocate, is_equal, provide);
 }
 
 impl<R: DeviceMemoryResource> Layer<R> for LoggingLayer {

@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use millpond_core::driver::{DeviceAttribute, MemoryKind, call};
 use millpond_core::{
     DeviceMemoryResource, DevicePtr, DriverError, Error, Layout, Result, StreamRef, Traits, downcast,
+    forward_to_upstream,
 };
 
 pub use layer::PrefetchLayer;
 
 use crate::debug_as_text::debug_as_text;
-use crate::forward::forward_to_upstream;
 
 /// Moves each block of managed memory to the device, on the stream of the allocation, so that the first
 /// kernel does not fault its pages in one after the other (`cuMemPrefetchAsync`).
@@ -110,11 +110,6 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PrefetchResourceAd
         Ok(ptr)
     }
 
-    unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
-        // SAFETY: the caller's promises hold for the upstream, where the block came from.
-        unsafe { self.upstream.deallocate(ptr, layout, stream) }
-    }
-
     /// To an adaptor on top of an equal upstream.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         downcast::<Self>(other).is_some_and(|other| self.upstream.is_equal(&other.upstream))
@@ -124,12 +119,12 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PrefetchResourceAd
         self.may_prefetch || self.upstream.is_stream_ordered()
     }
 
-    forward_to_upstream!(except is_stream_ordered);
-
     fn provide(&self, traits: &mut Traits) {
         // SAFETY: threads may share all parts but the upstream.
         unsafe { traits.share_over(&[&self.upstream]) };
     }
+
+    forward_to_upstream!(except allocate, is_equal, is_stream_ordered, provide);
 }
 
 impl<R: fmt::Display> fmt::Display for PrefetchResourceAdaptor<R> {

@@ -7,12 +7,13 @@ mod tests;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use millpond_core::{DeviceMemoryResource, DevicePtr, Error, Layout, Result, StreamRef, Traits, downcast};
+use millpond_core::{
+    DeviceMemoryResource, DevicePtr, Error, Layout, Result, StreamRef, Traits, downcast, forward_to_upstream,
+};
 
 pub use layer::RetryLayer;
 
 use crate::debug_as_text::debug_as_text;
-use crate::forward::forward_to_upstream;
 use crate::timeout::{self, Timeout};
 use crate::waiting::{Frees, leaves_to_above};
 
@@ -101,12 +102,12 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for RetryResourceAdapt
         downcast::<Self>(other).is_some_and(|other| self.upstream.is_equal(&other.upstream))
     }
 
-    forward_to_upstream!();
-
     fn provide(&self, traits: &mut Traits) {
         // SAFETY: threads may share all parts but the upstream.
         unsafe { traits.share_over(&[&self.upstream]) };
     }
+
+    forward_to_upstream!(except allocate, deallocate, is_equal, provide);
 }
 
 impl<R: fmt::Display> fmt::Display for RetryResourceAdaptor<R> {

@@ -12,8 +12,8 @@ use std::fmt;
 use crate::debug_as_text::debug_as_text;
 
 use millpond_core::{
-    Accessibility, DeviceMemoryResource, DevicePtr, DriverHandle, LayerMemory, Layout, MemoryInfo,
-    ReportsMemory, ResourceStatistics, Result, StreamRef, Traits, downcast, misuse,
+    DeviceMemoryResource, DevicePtr, LayerMemory, Layout, ReportsMemory, ResourceStatistics, Result,
+    StreamRef, Traits, downcast, forward_to_upstream, misuse,
 };
 
 pub use counters::{Counter, Counters};
@@ -124,38 +124,14 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource
         );
     }
 
-    fn driver(&self) -> &DriverHandle {
-        self.upstream.driver()
-    }
-
-    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
-        Some(&self.upstream)
-    }
-
-    fn memory_info(&self) -> Result<MemoryInfo> {
-        self.upstream.memory_info().map_err(|error| error.in_stack(self))
-    }
-
     /// As in RMM: whether `other` also counts, on top of an equal upstream. The adaptor that is called
     /// counts.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         downcast::<Self>(other).is_some_and(|other| self.upstream.is_equal(&other.upstream))
     }
 
-    fn is_stream_ordered(&self) -> bool {
-        self.upstream.is_stream_ordered()
-    }
-
-    fn accessibility(&self) -> Accessibility {
-        self.upstream.accessibility()
-    }
-
     fn statistics(&self) -> Option<ResourceStatistics> {
         Some(self.tally.statistics(self.upstream.statistics(), 0))
-    }
-
-    fn trim(&self, keep_bytes: u64) -> Result<u64> {
-        self.upstream.trim(keep_bytes).map_err(|error| error.in_stack(self))
     }
 
     fn provide(&self, traits: &mut Traits) {
@@ -163,6 +139,8 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource
         // SAFETY: threads may share all parts but the upstream.
         unsafe { traits.share_over(&[&self.upstream]) };
     }
+
+    forward_to_upstream!(except allocate, deallocate, is_equal, statistics, provide);
 }
 
 impl<R: fmt::Display> fmt::Display for StatisticsResourceAdaptor<R> {

@@ -17,8 +17,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::{
-    Accessibility, BlockInfo, DeviceMemoryResource, DevicePtr, DriverHandle, Error, Holder, Layer,
-    LayerMemory, Layout, MemoryInfo, ReportsMemory, ResourceStatistics, Result, StreamRef, Traits, is_same,
+    BlockInfo, DeviceMemoryResource, DevicePtr, Error, Holder, Layer, LayerMemory, Layout, ReportsMemory,
+    ResourceStatistics, Result, StreamRef, Traits, forward_to_upstream, is_same,
 };
 
 pub use layer::{Stacks, TrackingLayer};
@@ -179,29 +179,9 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for TrackingResourceAd
         }
     }
 
-    fn driver(&self) -> &DriverHandle {
-        self.upstream.driver()
-    }
-
-    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
-        Some(&self.upstream)
-    }
-
-    fn memory_info(&self) -> Result<MemoryInfo> {
-        self.upstream.memory_info().map_err(|error| error.in_stack(self))
-    }
-
     /// Equals only itself: another tracker does not know the blocks of this one.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         is_same(self, other)
-    }
-
-    fn is_stream_ordered(&self) -> bool {
-        self.upstream.is_stream_ordered()
-    }
-
-    fn accessibility(&self) -> Accessibility {
-        self.upstream.accessibility()
     }
 
     /// The upstream's statistics, or the counts of this adaptor if that keeps none; with the deallocations
@@ -215,15 +195,13 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for TrackingResourceAd
         Some(tally.statistics(self.upstream.statistics(), refused))
     }
 
-    fn trim(&self, keep_bytes: u64) -> Result<u64> {
-        self.upstream.trim(keep_bytes).map_err(|error| error.in_stack(self))
-    }
-
     fn provide(&self, traits: &mut Traits) {
         traits.add::<Self, dyn crate::AllocationTracker>(|it| it).add::<Self, dyn ReportsMemory>(|it| it);
         // SAFETY: threads may share all parts but the upstream.
         unsafe { traits.share_over(&[&self.upstream]) };
     }
+
+    forward_to_upstream!(except allocate, deallocate, is_equal, statistics, provide);
 }
 
 impl<R: DeviceMemoryResource> TrackingResourceAdaptor<R> {

@@ -5,10 +5,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use millpond_core::driver::{CaptureMode, MemoryInfo, StreamFlags};
+use millpond_core::driver::{CaptureMode, StreamFlags};
 use millpond_core::{
-    Accessibility, AnyResource, DeviceMemoryResource, DevicePtr, Driver, DriverError, DriverHandle, Layout,
-    ResourceStatistics, Result, StreamRef, Traits,
+    AnyResource, DeviceMemoryResource, DevicePtr, Driver, DriverError, DriverHandle, Layout, Result,
+    StreamRef, forward_to_upstream,
 };
 use millpond_driver::CallKind;
 use millpond_driver::sim::{Access, FaultPlan, Schedule, SimConfig, SimDevice};
@@ -54,39 +54,11 @@ unsafe impl DeviceMemoryResource for Recorder {
         unsafe { self.upstream.deallocate(ptr, layout, stream) }
     }
 
-    fn driver(&self) -> &DriverHandle {
-        self.upstream.driver()
-    }
-
-    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
-        Some(&*self.upstream)
-    }
-
-    fn memory_info(&self) -> Result<MemoryInfo> {
-        self.upstream.memory_info()
-    }
-
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         self.upstream.is_equal(other)
     }
 
-    fn is_stream_ordered(&self) -> bool {
-        self.upstream.is_stream_ordered()
-    }
-
-    fn accessibility(&self) -> Accessibility {
-        self.upstream.accessibility()
-    }
-
-    fn statistics(&self) -> Option<ResourceStatistics> {
-        self.upstream.statistics()
-    }
-
-    fn trim(&self, keep_bytes: u64) -> Result<u64> {
-        self.upstream.trim(keep_bytes)
-    }
-
-    fn provide(&self, _traits: &mut Traits) {}
+    forward_to_upstream!(except allocate, deallocate, is_equal);
 }
 
 fn build(device: &Arc<SimDevice>, stack: &str) -> AnyResource {

@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use millpond_core::ScopesBelow;
 use millpond_core::{
-    Accessibility, BlockInfo, DeviceMemoryResource, DevicePtr, DriverHandle, Error, LayerMemory, Layout,
-    MemoryInfo, ReportsMemory, ResourceStatistics, Result, ScopeMemory, StreamRef, Traits, is_same,
+    BlockInfo, DeviceMemoryResource, DevicePtr, Error, LayerMemory, Layout, ReportsMemory,
+    ResourceStatistics, Result, ScopeMemory, StreamRef, Traits, forward_to_upstream,
 };
 
 use crate::debug_as_text::debug_as_text;
@@ -124,29 +124,8 @@ unsafe impl<R: DeviceMemoryResource + Send + Sync> DeviceMemoryResource for Capt
         unsafe { inner.upstream.deallocate(ptr, layout, stream) }
     }
 
-    fn driver(&self) -> &DriverHandle {
-        self.0.upstream.driver()
-    }
-
-    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
-        Some(&self.0.upstream)
-    }
-
-    /// The upstream's: what is free in a scope is for its next capture alone.
-    fn memory_info(&self) -> Result<MemoryInfo> {
-        self.0.upstream.memory_info().map_err(|error| error.in_stack(self))
-    }
-
-    fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
-        is_same(self, other)
-    }
-
     fn is_stream_ordered(&self) -> bool {
         true
-    }
-
-    fn accessibility(&self) -> Accessibility {
-        self.0.upstream.accessibility()
     }
 
     /// The upstream's, to which a span is one block in use.
@@ -171,6 +150,12 @@ unsafe impl<R: DeviceMemoryResource + Send + Sync> DeviceMemoryResource for Capt
         traits.add::<Self, dyn ScopesBelow>(|it| it);
         traits.share::<Self>();
     }
+
+    // `memory_info` is the upstream's, too: what is free in a scope is for its next capture alone.
+    forward_to_upstream!(
+        self.0.upstream,
+        except allocate, deallocate, is_stream_ordered, statistics, trim, provide
+    );
 }
 
 impl<R: DeviceMemoryResource + Send + Sync> ReportsMemory for CaptureScopesMemoryResource<R> {

@@ -8,8 +8,8 @@ use millpond_core::driver::{
 };
 use millpond_core::driver::{Driver, DriverHandle, StreamFlags};
 use millpond_core::{
-    Accessibility, AnyResource, DeviceMemoryResource, DevicePtr, Error, Layout, MemoryInfo,
-    ResourceStatistics, Result, StreamId, StreamRef, Traits, downcast,
+    AnyResource, DeviceMemoryResource, DevicePtr, Error, Layout, Result, StreamId, StreamRef, downcast,
+    forward_to_upstream,
 };
 use parking_lot::Mutex;
 
@@ -295,18 +295,6 @@ unsafe impl DeviceMemoryResource for CanaryLayer {
         }
     }
 
-    fn driver(&self) -> &DriverHandle {
-        self.upstream.driver()
-    }
-
-    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
-        Some(&self.upstream)
-    }
-
-    fn memory_info(&self) -> Result<MemoryInfo> {
-        self.upstream.memory_info()
-    }
-
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         downcast::<Self>(other).is_some_and(|other| std::ptr::eq(self, other))
     }
@@ -315,20 +303,12 @@ unsafe impl DeviceMemoryResource for CanaryLayer {
         !self.is(WrongLayer::HidesWork) || self.upstream.is_stream_ordered()
     }
 
-    fn accessibility(&self) -> Accessibility {
-        self.upstream.accessibility()
-    }
-
-    fn statistics(&self) -> Option<ResourceStatistics> {
-        self.upstream.statistics()
-    }
-
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
         self.flush();
         self.upstream.trim(keep_bytes)
     }
 
-    fn provide(&self, _traits: &mut Traits) {}
+    forward_to_upstream!(except allocate, deallocate, is_equal, is_stream_ordered, trim);
 }
 
 impl Drop for CanaryLayer {

@@ -7,8 +7,7 @@ use std::sync::{Arc, OnceLock};
 use millpond_core::driver::{DriverResult, StreamFlags, call};
 use millpond_core::stack::{LayerEntry, LayerKind};
 use millpond_core::{
-    Accessibility, DeviceMemoryResource, DevicePtr, DriverHandle, Error, Layer, Layout, MemoryInfo,
-    ResourceStatistics, Result, StreamRef, Traits, downcast,
+    DeviceMemoryResource, DevicePtr, Error, Layer, Layout, Result, StreamRef, downcast, forward_to_upstream,
 };
 
 /// A mistake of a layer that submits work of its own.
@@ -135,18 +134,6 @@ where
         }
     }
 
-    fn driver(&self) -> &DriverHandle {
-        self.upstream.driver()
-    }
-
-    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
-        Some(&self.upstream)
-    }
-
-    fn memory_info(&self) -> Result<MemoryInfo> {
-        self.upstream.memory_info().map_err(|error| error.in_stack(self))
-    }
-
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         downcast::<Self>(other).is_some_and(|other| self.upstream.is_equal(&other.upstream))
     }
@@ -156,19 +143,7 @@ where
         self.wrong != Some(WrongWork::SaysReady) || self.upstream.is_stream_ordered()
     }
 
-    fn accessibility(&self) -> Accessibility {
-        self.upstream.accessibility()
-    }
-
-    fn statistics(&self) -> Option<ResourceStatistics> {
-        self.upstream.statistics()
-    }
-
-    fn trim(&self, keep_bytes: u64) -> Result<u64> {
-        self.upstream.trim(keep_bytes).map_err(|error| error.in_stack(self))
-    }
-
-    fn provide(&self, _traits: &mut Traits) {}
+    forward_to_upstream!(except allocate, deallocate, is_equal, is_stream_ordered);
 }
 
 impl<R: DeviceMemoryResource> fmt::Display for ZeroingResource<R> {

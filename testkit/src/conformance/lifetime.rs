@@ -117,7 +117,7 @@ fn built_many_times(context: &Context<'_>) -> Outcome {
     Passed
 }
 
-/// A duty of the contract: every call leaves the thread's current context unchanged.
+/// Duty 9 of the contract: every call leaves the thread's current context unchanged.
 fn the_current_device_stays(context: &Context<'_>) -> Outcome {
     // If no device is chosen and there is no GPU, other tests' devices come and go.
     let simulated = || millpond_driver::CurrentDeviceGuard::new(context.driver.device()).ok();

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use millpond_core::{
-    Accessibility, AnyResource, DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo,
-    ResourceStatistics, Result, StreamRef, Traits, is_same,
+    AnyResource, DeviceMemoryResource, DevicePtr, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef,
+    forward_to_upstream,
 };
 use parking_lot::{Mutex, ReentrantMutex};
 
@@ -63,28 +63,8 @@ unsafe impl DeviceMemoryResource for HoldsLock {
         self.locked(|| unsafe { self.upstream.deallocate(ptr, layout, stream) });
     }
 
-    fn driver(&self) -> &DriverHandle {
-        self.upstream.driver()
-    }
-
-    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
-        Some(&self.upstream)
-    }
-
     fn memory_info(&self) -> Result<MemoryInfo> {
         self.locked(|| self.upstream.memory_info())
-    }
-
-    fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
-        is_same(self, other)
-    }
-
-    fn is_stream_ordered(&self) -> bool {
-        self.upstream.is_stream_ordered()
-    }
-
-    fn accessibility(&self) -> Accessibility {
-        self.upstream.accessibility()
     }
 
     fn statistics(&self) -> Option<ResourceStatistics> {
@@ -95,7 +75,7 @@ unsafe impl DeviceMemoryResource for HoldsLock {
         self.locked(|| self.upstream.trim(keep_bytes))
     }
 
-    fn provide(&self, _traits: &mut Traits) {}
+    forward_to_upstream!(except allocate, deallocate, memory_info, statistics, trim);
 }
 
 impl fmt::Display for HoldsLock {

@@ -3,10 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use millpond_core::driver::{DriverHandle, MemoryInfo};
+use millpond_core::driver::MemoryInfo;
 use millpond_core::{
-    Accessibility, AnyResource, DeviceMemoryResource, DevicePtr, Layout, ResourceStatistics, Result,
-    StreamRef, Traits, downcast,
+    AnyResource, DeviceMemoryResource, DevicePtr, Layout, ResourceStatistics, Result, StreamRef, downcast,
+    forward_to_upstream,
 };
 
 use super::board::call;
@@ -45,14 +45,6 @@ unsafe impl DeviceMemoryResource for Watched {
         unsafe { self.inner.deallocate(ptr, layout, stream) }
     }
 
-    fn driver(&self) -> &DriverHandle {
-        self.inner.driver()
-    }
-
-    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
-        Some(&self.inner)
-    }
-
     fn memory_info(&self) -> Result<MemoryInfo> {
         let _watch = call(self.name);
         self.inner.memory_info()
@@ -65,14 +57,6 @@ unsafe impl DeviceMemoryResource for Watched {
         }
     }
 
-    fn is_stream_ordered(&self) -> bool {
-        self.inner.is_stream_ordered()
-    }
-
-    fn accessibility(&self) -> Accessibility {
-        self.inner.accessibility()
-    }
-
     fn statistics(&self) -> Option<ResourceStatistics> {
         let _watch = call(self.name);
         self.inner.statistics()
@@ -83,7 +67,7 @@ unsafe impl DeviceMemoryResource for Watched {
         self.inner.trim(keep_bytes)
     }
 
-    fn provide(&self, _traits: &mut Traits) {}
+    forward_to_upstream!(self.inner, except allocate, deallocate, memory_info, is_equal, statistics, trim);
 }
 
 impl fmt::Display for Watched {

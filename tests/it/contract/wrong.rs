@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use millpond::{
-    Accessibility, AnyResource, DeviceMemoryResource, DevicePtr, DriverHandle, Error, ErrorKind, LayerMemory,
-    Layout, MemoryInfo, ReportsMemory, ResourceStatistics, Result, StreamRef, Traits, is_same,
+    AnyResource, DeviceMemoryResource, DevicePtr, Error, ErrorKind, LayerMemory, Layout, ReportsMemory,
+    Result, StreamRef, Traits, forward_to_upstream,
 };
 
 /// The mistake that the layer makes.
@@ -60,41 +60,11 @@ unsafe impl DeviceMemoryResource for Wrong {
         }
     }
 
-    fn driver(&self) -> &DriverHandle {
-        self.upstream.driver()
-    }
-
-    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
-        Some(&self.upstream)
-    }
-
-    fn memory_info(&self) -> Result<MemoryInfo> {
-        self.upstream.memory_info()
-    }
-
-    fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
-        is_same(self, other)
-    }
-
-    fn is_stream_ordered(&self) -> bool {
-        self.upstream.is_stream_ordered()
-    }
-
-    fn accessibility(&self) -> Accessibility {
-        self.upstream.accessibility()
-    }
-
-    fn statistics(&self) -> Option<ResourceStatistics> {
-        self.upstream.statistics()
-    }
-
-    fn trim(&self, keep_bytes: u64) -> Result<u64> {
-        self.upstream.trim(keep_bytes)
-    }
-
     fn provide(&self, traits: &mut Traits) {
         traits.add::<Self, dyn ReportsMemory>(|it| it);
     }
+
+    forward_to_upstream!(except allocate, deallocate, provide);
 }
 
 impl fmt::Display for Wrong {

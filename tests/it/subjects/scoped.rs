@@ -9,9 +9,9 @@ use millpond::resources::{CaptureScope, ScopedStream};
 use millpond::stack::StackSpec;
 use millpond::{
     AnyResource, DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo, ResourceStatistics,
-    Result, StreamRef, is_same,
+    Result, StreamRef, forward_to_upstream,
 };
-use millpond_core::{Accessibility, StreamId, Traits};
+use millpond_core::StreamId;
 
 #[derive(Debug)]
 struct Scoped {
@@ -43,19 +43,6 @@ unsafe impl DeviceMemoryResource for Scoped {
         self.stack.allocate(layout, stream)
     }
 
-    unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
-        // SAFETY: the caller's promises hold for the stack, where the block came from.
-        unsafe { self.stack.deallocate(ptr, layout, stream) }
-    }
-
-    fn driver(&self) -> &DriverHandle {
-        self.stack.driver()
-    }
-
-    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
-        Some(&self.stack)
-    }
-
     /// What is free in the scope is free here.
     fn memory_info(&self) -> Result<MemoryInfo> {
         let (info, scope) = (self.stack.memory_info()?, self.scope.memory());
@@ -63,25 +50,9 @@ unsafe impl DeviceMemoryResource for Scoped {
         Ok(MemoryInfo { free: free.min(info.total), ..info })
     }
 
-    fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
-        is_same(self, other)
-    }
-
-    fn is_stream_ordered(&self) -> bool {
-        self.stack.is_stream_ordered()
-    }
-
-    fn accessibility(&self) -> Accessibility {
-        self.stack.accessibility()
-    }
-
     fn statistics(&self) -> Option<ResourceStatistics> {
         None
     }
 
-    fn trim(&self, keep_bytes: u64) -> Result<u64> {
-        self.stack.trim(keep_bytes)
-    }
-
-    fn provide(&self, _traits: &mut Traits) {}
+    forward_to_upstream!(self.stack, except allocate, memory_info, statistics);
 }

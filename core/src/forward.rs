@@ -1,0 +1,161 @@
+//! The methods of the trait that an adaptor leaves to its upstream.
+
+/// Writes the methods of [`DeviceMemoryResource`](crate::DeviceMemoryResource) that an adaptor does not write
+/// itself: each passes its arguments to the upstream, and an error names the adaptor's stack.
+///
+/// Name your own methods after `except`. The upstream is the field `upstream`, or the one that you name, as
+/// in `forward_to_upstream!(self.inner, except allocate)`; it may be any resource, also an
+/// [`AnyResource`](crate::AnyResource).
+///
+/// Three methods are not the upstream's answer: `upstream` returns the field, `provide` adds nothing, and
+/// `is_equal` says that another adaptor may not take this one's blocks back. An adaptor that keeps nothing
+/// about its blocks may answer for its upstream, as below. An adaptor that
+/// [submits work](crate::DeviceMemoryResource#layers-that-submit-work) writes `is_stream_ordered` and returns
+/// `true`.
+///
+/// ```
+/// use std::fmt;
+/// use std::sync::atomic::{AtomicU64, Ordering};
+///
+/// use millpond_core::{
+///     DeviceMemoryResource, DevicePtr, Layout, Result, StreamRef, downcast, forward_to_upstream,
+/// };
+///
+/// /// Counts requests.
+/// #[derive(Debug)]
+/// struct Counted<R> {
+///     upstream: R,
+///     requests: AtomicU64,
+/// }
+///
+/// impl<R: fmt::Display> fmt::Display for Counted<R> {
+///     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+///         write!(f, "{}+counted", self.upstream)
+///     }
+/// }
+///
+/// // SAFETY: every call goes to the upstream with the same arguments, so its contract holds.
+/// unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for Counted<R> {
+///     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+///         self.requests.fetch_add(1, Ordering::Relaxed);
+///         self.upstream.allocate(layout, stream).map_err(|error| error.in_stack(self))
+///     }
+///
+///     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
+///         downcast::<Self>(other).is_some_and(|other| self.upstream.is_equal(&other.upstream))
+///     }
+///
+///     forward_to_upstream!(except allocate, is_equal);
+/// }
+/// ```
+#[macro_export]
+macro_rules! forward_to_upstream {
+    () => {
+        $crate::forward_to_upstream!(self.upstream, except);
+    };
+    (except $($own:ident),+ $(,)?) => {
+        $crate::forward_to_upstream!(self.upstream, except $($own),+);
+    };
+    (self.$($field:tt).+) => {
+        $crate::forward_to_upstream!(self.$($field).+, except);
+    };
+    (self.$($field:tt).+, except $($own:ident),* $(,)?) => {
+        $crate::__forward_method!(allocate [$($field).+] $($own)*);
+        $crate::__forward_method!(deallocate [$($field).+] $($own)*);
+        $crate::__forward_method!(driver [$($field).+] $($own)*);
+        $crate::__forward_method!(upstream [$($field).+] $($own)*);
+        $crate::__forward_method!(memory_info [$($field).+] $($own)*);
+        $crate::__forward_method!(is_equal [$($field).+] $($own)*);
+        $crate::__forward_method!(is_stream_ordered [$($field).+] $($own)*);
+        $crate::__forward_method!(accessibility [$($field).+] $($own)*);
+        $crate::__forward_method!(statistics [$($field).+] $($own)*);
+        $crate::__forward_method!(trim [$($field).+] $($own)*);
+        $crate::__forward_method!(provide [$($field).+] $($own)*);
+    };
+}
+
+/// One method, unless its name is among those that follow the field.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __forward_method {
+    (allocate $field:tt allocate $($own:ident)*) => {};
+    (deallocate $field:tt deallocate $($own:ident)*) => {};
+    (driver $field:tt driver $($own:ident)*) => {};
+    (upstream $field:tt upstream $($own:ident)*) => {};
+    (memory_info $field:tt memory_info $($own:ident)*) => {};
+    (is_equal $field:tt is_equal $($own:ident)*) => {};
+    (is_stream_ordered $field:tt is_stream_ordered $($own:ident)*) => {};
+    (accessibility $field:tt accessibility $($own:ident)*) => {};
+    (statistics $field:tt statistics $($own:ident)*) => {};
+    (trim $field:tt trim $($own:ident)*) => {};
+    (provide $field:tt provide $($own:ident)*) => {};
+    ($method:ident $field:tt $other:ident $($own:ident)*) => {
+        $crate::__forward_method!($method $field $($own)*);
+    };
+    (allocate [$($field:tt)+]) => {
+        fn allocate(
+            &self,
+            layout: $crate::Layout,
+            stream: $crate::StreamRef,
+        ) -> $crate::Result<$crate::DevicePtr> {
+            $crate::DeviceMemoryResource::allocate(&self.$($field)+, layout, stream)
+                .map_err(|error| error.in_stack(self))
+        }
+    };
+    (deallocate [$($field:tt)+]) => {
+        unsafe fn deallocate(
+            &self,
+            ptr: $crate::DevicePtr,
+            layout: $crate::Layout,
+            stream: $crate::StreamRef,
+        ) {
+            // SAFETY: the caller's promises hold for the upstream, where the block came from.
+            unsafe { $crate::DeviceMemoryResource::deallocate(&self.$($field)+, ptr, layout, stream) }
+        }
+    };
+    (driver [$($field:tt)+]) => {
+        fn driver(&self) -> &$crate::DriverHandle {
+            $crate::DeviceMemoryResource::driver(&self.$($field)+)
+        }
+    };
+    (upstream [$($field:tt)+]) => {
+        fn upstream(&self) -> ::core::option::Option<&dyn $crate::DeviceMemoryResource> {
+            ::core::option::Option::Some(&self.$($field)+)
+        }
+    };
+    (memory_info [$($field:tt)+]) => {
+        fn memory_info(&self) -> $crate::Result<$crate::MemoryInfo> {
+            $crate::DeviceMemoryResource::memory_info(&self.$($field)+)
+                .map_err(|error| error.in_stack(self))
+        }
+    };
+    (is_equal [$($field:tt)+]) => {
+        fn is_equal(&self, other: &dyn $crate::DeviceMemoryResource) -> bool {
+            $crate::is_same(self, other)
+        }
+    };
+    (is_stream_ordered [$($field:tt)+]) => {
+        fn is_stream_ordered(&self) -> bool {
+            $crate::DeviceMemoryResource::is_stream_ordered(&self.$($field)+)
+        }
+    };
+    (accessibility [$($field:tt)+]) => {
+        fn accessibility(&self) -> $crate::Accessibility {
+            $crate::DeviceMemoryResource::accessibility(&self.$($field)+)
+        }
+    };
+    (statistics [$($field:tt)+]) => {
+        fn statistics(&self) -> ::core::option::Option<$crate::ResourceStatistics> {
+            $crate::DeviceMemoryResource::statistics(&self.$($field)+)
+        }
+    };
+    (trim [$($field:tt)+]) => {
+        fn trim(&self, keep_bytes: u64) -> $crate::Result<u64> {
+            $crate::DeviceMemoryResource::trim(&self.$($field)+, keep_bytes)
+                .map_err(|error| error.in_stack(self))
+        }
+    };
+    (provide [$($field:tt)+]) => {
+        fn provide(&self, _traits: &mut $crate::Traits) {}
+    };
+}
