@@ -1,10 +1,10 @@
 //! Stacks: resources and adaptors put on top of each other, in Rust and as text. Order matters.
 
-use millpond::adaptors::{StatisticsLayer, StatisticsResourceAdaptor};
+use millpond::adaptors::{AllocationCounters, StatisticsLayer};
 use millpond::driver::DeviceSpec;
 use millpond::resources::{CudaMemoryResource, PoolLayer};
 use millpond::stack::StackSpec;
-use millpond::{AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, Result, StreamRef, find};
+use millpond::{AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, Result, StreamRef, find_trait};
 
 const BLOCK: u64 = 1 << 20;
 
@@ -21,9 +21,8 @@ fn main() -> Result<()> {
     let below =
         CudaMemoryResource::new(device.clone()).layer(StatisticsLayer::new())?.layer(PoolLayer::new())?;
     work(&below)?;
-    let statistics: &StatisticsResourceAdaptor<CudaMemoryResource> =
-        find(&below).expect("it is in the stack");
-    println!("{below}: {} allocations", statistics.counters().allocations.total);
+    let counted = find_trait::<dyn AllocationCounters>(&below).expect("a layer counts");
+    println!("{below}: {} allocations", counted.counters().allocations.total);
 
     // The same stacks as text: what a configuration file, an environment variable or a command line holds.
     let spec: StackSpec = "cuda + pool:initial=64MiB,max=25% + statistics".parse()?;

@@ -13,7 +13,7 @@ use std::thread::{self, ThreadId};
 use millpond_core::driver::call;
 use millpond_core::{
     AnyResource, DeviceId, DeviceMemoryResource, DeviceMemoryResourceExt, DriverHandle, Error, ErrorKind,
-    Result, StreamId, StreamRef, as_trait,
+    Result, StreamId, StreamRef, find_trait,
 };
 use millpond_resources::registry::get_per_device_resource;
 use millpond_resources::{CaptureScope, CaptureScopes, CaptureScopesLayer, ScopedStream};
@@ -313,7 +313,7 @@ pub(crate) fn release_ended() -> bool {
         }
     }
     let is_empty = |layer: &AnyResource| {
-        as_trait::<dyn CaptureScopes>(layer).is_none_or(|scopes| scopes.scopes().is_empty())
+        find_trait::<dyn CaptureScopes>(layer).is_none_or(|scopes| scopes.scopes().is_empty())
     };
     let mut state = STATE.lock();
     let State { pools, layers: all, .. } = &mut *state;

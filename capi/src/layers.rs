@@ -9,13 +9,10 @@ use millpond_adaptors::{AllocationLimit, AllocationLog};
 use millpond_core::driver::MemPool;
 use millpond_core::stack::{FilePath, StackSpec};
 use millpond_core::{
-    AnyResource, ByteSize, DeviceMemoryResourceExt, Error, ErrorKind, Result, downcast, find, find_trait,
+    AnyResource, ByteSize, DeviceMemoryResourceExt, Error, ErrorKind, Result, downcast, find_trait,
 };
-use millpond_resources::memory_pool::MemoryPool;
-use millpond_resources::{
-    BinningLayer, BinningMemoryResource, CudaAsyncManagedMemoryResource, CudaAsyncMemoryResource,
-    CudaAsyncViewMemoryResource,
-};
+use millpond_resources::memory_pool::{DriverPool, MemoryPool};
+use millpond_resources::{BinningLayer, BinningMemoryResource, CudaAsyncViewMemoryResource};
 
 use crate::device::Device;
 use crate::resource::{Resource, layers, with_resource};
@@ -248,13 +245,9 @@ pub unsafe extern "C" fn millpond_resource_binning(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_async_pool(resource: *const Resource, pool: *mut *mut c_void) -> Status {
     with_resource(resource, |resource| {
-        let found = find::<CudaAsyncMemoryResource>(resource).map(CudaAsyncMemoryResource::pool);
-        let found = found
-            .or_else(|| find::<CudaAsyncViewMemoryResource>(resource).map(CudaAsyncViewMemoryResource::pool));
-        let found = found.or_else(|| {
-            find::<CudaAsyncManagedMemoryResource>(resource).map(CudaAsyncManagedMemoryResource::pool)
-        });
-        let raw = found.ok_or_else(|| lacks(resource, "has a pool of the driver's"))?.raw().0;
+        let found = find_trait::<dyn DriverPool>(resource);
+        let found = found.ok_or_else(|| lacks(resource, "has a pool of the driver's"))?;
+        let raw = found.memory_pool().raw().0;
         // SAFETY: the caller's promise.
         unsafe { put(pool, without_provenance_mut(raw as usize)) }
     })

@@ -2,14 +2,13 @@
 
 use std::ffi::{c_char, c_void};
 use std::fmt;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 
 use millpond_adaptors::statistics::Counters;
 use millpond_adaptors::{AllocationCounters, AllocationLog, AllocationTracker};
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{
-    AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, Error, Layout, Result, StreamRef, as_trait,
-    find_trait,
+    AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, Error, Layout, Result, StreamRef, find_trait,
 };
 use millpond_driver::DeviceSpec;
 use millpond_resources::Pool;
@@ -40,7 +39,10 @@ impl fmt::Debug for OutermostPool {
 
 impl Resource {
     pub(crate) fn new(resource: AnyResource) -> Self {
-        let pool = OutermostPool(as_trait::<dyn Pool>(&resource).map(NonNull::from));
+        let below = resource.upstream().and_then(find_trait::<dyn Pool>);
+        let is_below = |pool: &&dyn Pool| below.is_some_and(|below| ptr::addr_eq(below, *pool));
+        let outermost = find_trait::<dyn Pool>(&resource).filter(|pool| !is_below(pool));
+        let pool = OutermostPool(outermost.map(NonNull::from));
         Self(resource, pool)
     }
 

@@ -6,7 +6,7 @@ use crate::driver::{CaptureModeGuard, call};
 use crate::find::stack_of;
 use crate::{
     AnyResource, BlockInfo, DeviceId, DeviceMemoryResource, DevicePtr, Layer, Layout, MemoryReport,
-    ReportsMemory, Result, Stack, StreamRef, as_trait,
+    ReportsMemory, Result, Stack, StreamRef,
 };
 
 /// Methods that every resource has, built on [`DeviceMemoryResource`]. Not to be implemented by hand.
@@ -71,8 +71,8 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
     where
         Self: Sized,
     {
-        let known = |layer| as_trait::<dyn ReportsMemory>(layer)?.block_at(ptr);
-        stack_of(self).filter_map(known).reduce(|above, below| BlockInfo {
+        let known = stack_of(self).with::<dyn ReportsMemory>().filter_map(|layer| layer.block_at(ptr));
+        known.reduce(|above, below| BlockInfo {
             address: above.address,
             bytes: above.bytes,
             sequence: above.sequence.or(below.sequence),
@@ -88,8 +88,7 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
     where
         Self: Sized,
     {
-        let reporters = stack_of(self).filter_map(|layer| as_trait::<dyn ReportsMemory>(layer));
-        reporters.for_each(ReportsMemory::clear_counters);
+        stack_of(self).with::<dyn ReportsMemory>().for_each(ReportsMemory::clear_counters);
     }
 
     /// The device whose memory this is.
@@ -116,7 +115,8 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
         Arc::new(self)
     }
 
-    /// The resource and everything below it, outermost first.
+    /// The resource and everything below it, outermost first: one of the
+    /// [three ways](crate#looking-into-a-stack) to look into a stack.
     fn stack(&self) -> Stack<'_>
     where
         Self: Sized,

@@ -1,10 +1,10 @@
-//! Finds a layer of a stack by its type or by its name.
+//! Walks the layers of a stack, and finds one by a trait that it provides.
 
 use crate::DeviceMemoryResource;
-use crate::handles::{downcast, peel};
-use crate::stack::StackSpec;
+use crate::handles::peel;
+use crate::provide::as_trait;
 
-/// The resources of a stack, outermost first; see
+/// The layers of a stack, outermost first; see
 /// [`DeviceMemoryResourceExt::stack`](crate::DeviceMemoryResourceExt::stack).
 #[derive(Debug)]
 pub struct Stack<'a> {
@@ -21,36 +21,40 @@ impl<'a> Iterator for Stack<'a> {
     }
 }
 
+impl<'a> Stack<'a> {
+    /// Each layer that [provides](DeviceMemoryResource::provide) this trait, outermost first;
+    /// [`find_trait`](crate::find_trait) returns the first of them.
+    pub fn with<T: ?Sized + 'static>(self) -> impl Iterator<Item = &'a T> {
+        self.filter_map(as_trait)
+    }
+}
+
 pub(crate) fn stack_of(resource: &dyn DeviceMemoryResource) -> Stack<'_> {
     Stack { next: Some(peel(resource)) }
 }
 
-/// The outermost resource of exactly this type in a stack, looking through handles.
+/// The outermost resource of a stack that [provides](DeviceMemoryResource::provide) this trait, looking
+/// through handles. The types above and below it do not matter.
 ///
-/// For stacks that are built from text, every layer's upstream is an [`AnyResource`](crate::AnyResource):
-/// look for `LoggingResourceAdaptor<AnyResource>`. [`find_layer`] asks for a name in place of a type, and
-/// [`find_trait`](crate::find_trait) for what the layer can do.
-pub fn find<T: DeviceMemoryResource>(resource: &dyn DeviceMemoryResource) -> Option<&T> {
-    stack_of(resource).find_map(|layer| downcast(layer))
-}
-
-/// The outermost resource of a stack that text calls by this name, looking through handles. The types above
-/// and below it do not matter.
+/// All layers of a stack that have a trait are `stack.stack().with::<dyn Nameable>()`, outermost first. The
+/// [other ways](crate#looking-into-a-stack) to look into a stack walk it and report its memory.
 ///
-/// It answers what every resource does, as [`statistics`](DeviceMemoryResource::statistics) of a pool alone:
+/// Nothing is found below a `thread_safe` layer over a resource that threads may not share
+/// ([`is_shareable`](crate::is_shareable)): its lock lends nothing. A trait is found as the type that the
+/// layer names: `dyn Nameable + Send + Sync` is another type, and finds nothing.
 ///
 /// ```
-/// # use millpond_core::{AnyResource, find_layer};
-/// fn bytes_held(stack: &AnyResource) -> Option<u64> {
-///     Some(find_layer(stack, "pool")?.statistics()?.bytes_reserved)
+/// use millpond_core::{AnyResource, find_trait};
+///
+/// /// What layers of some program can do: they say `traits.add::<Self, dyn Nameable>(|it| it)`.
+/// trait Nameable {
+///     fn name(&self) -> String;
+/// }
+///
+/// fn name_of(stack: &AnyResource) -> Option<String> {
+///     find_trait::<dyn Nameable>(stack).map(Nameable::name)
 /// }
 /// ```
-pub fn find_layer<'a>(
-    resource: &'a dyn DeviceMemoryResource,
-    name: &str,
-) -> Option<&'a dyn DeviceMemoryResource> {
-    stack_of(resource).find(|layer| {
-        let text = layer.to_string().parse::<StackSpec>();
-        text.is_ok_and(|stack| stack.layers().last().is_some_and(|layer| layer.name == name))
-    })
+pub fn find_trait<T: ?Sized + 'static>(resource: &dyn DeviceMemoryResource) -> Option<&T> {
+    stack_of(resource).with().next()
 }

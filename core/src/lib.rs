@@ -17,6 +17,18 @@
 //! | [`MemoryReport`] | the memory of a whole stack at one moment |
 //! | [`interrupt`] | what ends a wait of the host early |
 //! | [`misuse`] | where a refused `deallocate` is reported |
+//! | [`forward_to_upstream!`] | the methods that an adaptor of your own leaves to its upstream |
+//!
+//! # Looking into a stack
+//! | you want | write |
+//! |---|---|
+//! | what a layer can do | `find_trait::<dyn AllocationLimit>(&stack)`: [`find_trait`] |
+//! | each layer, outermost first | `stack.stack()`: [`DeviceMemoryResourceExt::stack`] |
+//! | each layer that can do something | `stack.stack().with::<dyn AllocationLimit>()`: [`Stack::with`] |
+//! | the memory of each layer | `stack.memory_report()`: [`DeviceMemoryResourceExt::memory_report`] |
+//!
+//! [`downcast`] and [`is_same`] compare two resources, as [`is_equal`](DeviceMemoryResource::is_equal) does;
+//! `stack.stack().find_map(downcast::<T>)` is the layer of a type that has no trait.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod accessibility;
@@ -52,14 +64,14 @@ pub use device::DeviceId;
 pub use driver::{Driver, DriverError, DriverHandle, MemoryInfo};
 pub use error::{Error, ErrorKind, Result};
 pub use ext::DeviceMemoryResourceExt;
-pub use find::{Stack, find, find_layer};
+pub use find::{Stack, find_trait};
 pub use format::format_bytes;
 pub use handles::{downcast, is_same};
 pub use holder::Holder;
 pub use layer::{Identity, Layer, LayerFn, OptionLayer, layer_fn, option_layer};
 pub use layout::{ALLOCATION_ALIGNMENT, Layout, align_up};
 pub use memory_report::{BlockInfo, LayerMemory, MemoryReport, ReportsMemory, ScopeMemory};
-pub use provide::{as_trait, find_trait, is_shareable};
+pub use provide::is_shareable;
 pub use ptr::DevicePtr;
 pub use resource::{AnyResource, DeviceMemoryResource, Traits};
 pub use shortage::{FreeMemory, LiveBlock, OutOfMemoryReport, Remedy, RemedyAction};

@@ -4,8 +4,8 @@ use std::fmt;
 
 use crate::driver::call;
 use crate::{
-    DeviceMemoryResource, DevicePtr, FreeMemory, Holder, MemoryInfo, ResourceStatistics, as_trait,
-    find::stack_of, format_bytes, holder::write_holders,
+    DeviceMemoryResource, DevicePtr, FreeMemory, Holder, MemoryInfo, ResourceStatistics, find::stack_of,
+    format_bytes, holder::write_holders, provide::as_trait,
 };
 
 /// The memory of a stack, layer by layer: what is in use, what is free and for which stream, and what could

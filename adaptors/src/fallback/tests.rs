@@ -6,7 +6,7 @@ use millpond_core::misuse::{Misuse, MisuseKind};
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{
     Accessibility, AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle,
-    ErrorKind, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, find,
+    ErrorKind, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, downcast,
 };
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_resources::{CudaMemoryResource, ManagedMemoryResource};
@@ -178,7 +178,14 @@ fn memory_that_pools_hold_is_counted_beside_what_the_device_has() {
     let resource = build("cuda+pool:max=64MiB+fallback:to=(cuda+pool)").unwrap();
     let before = resource.memory_info().unwrap();
     let blocks = [40 * MIB, 40 * MIB].map(|bytes| resource.allocate_bytes(bytes, S).unwrap());
-    assert_eq!(find::<FallbackResourceAdaptor<AnyResource>>(&resource).unwrap().fallback_blocks(), 1);
+    assert_eq!(
+        resource
+            .stack()
+            .find_map(downcast::<FallbackResourceAdaptor<AnyResource>>)
+            .unwrap()
+            .fallback_blocks(),
+        1
+    );
     let known = resource.statistics().unwrap();
     assert_eq!((known.blocks_in_use, known.bytes_in_use), (2, 80 * MIB));
     let layers = resource.memory_report().layers;

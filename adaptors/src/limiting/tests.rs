@@ -6,7 +6,7 @@ use std::sync::{Arc, Barrier};
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{
     AnyResource, ByteSize, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, ErrorKind, Layout,
-    MemoryInfo, ResourceStatistics, StreamRef, find,
+    MemoryInfo, ResourceStatistics, StreamRef, find_trait,
 };
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_testkit::Rng;
@@ -232,9 +232,8 @@ fn text_builds_it() {
     let table =
         LayerTable::new(millpond_resources::LAYERS.iter().copied()).with(crate::LAYERS.iter().copied());
     let build = |text: &str| text.parse::<StackSpec>().unwrap().build(&table, &device);
-    let limit = |resource: &AnyResource| {
-        find::<LimitingResourceAdaptor<AnyResource>>(resource).unwrap().limit_bytes()
-    };
+    let limit =
+        |resource: &AnyResource| find_trait::<dyn crate::AllocationLimit>(resource).unwrap().limit_bytes();
     let resource = build("cuda+limiting:limit=8GiB").unwrap();
     assert_eq!((resource.to_string(), limit(&resource)), ("cuda+limiting:limit=8GiB".to_owned(), 8 << 30));
     let half = build("cuda+limiting:limit=50%").unwrap();

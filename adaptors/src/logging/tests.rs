@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{
     AnyResource, DeviceId, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, ErrorKind, Layer,
-    Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, find,
+    Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, find_trait,
 };
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_testkit::Rng;
@@ -409,7 +409,7 @@ fn text_builds_it() {
     assert_eq!(resource.to_string(), text);
     let ptr = resource.allocate_bytes(1000, S).unwrap();
     free(&resource, ptr, 1000);
-    find::<LoggingResourceAdaptor<AnyResource>>(&resource).unwrap().flush().unwrap();
+    find_trait::<dyn crate::AllocationLog>(&resource).unwrap().flush().unwrap();
     let rows = rows(&std::fs::read_to_string(&file).unwrap());
     assert_eq!(rows.iter().map(|row| row.pointer).collect::<Vec<_>>(), [ptr, ptr]);
     assert!(rows[0].device.is_some());

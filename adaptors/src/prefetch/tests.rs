@@ -6,7 +6,7 @@ use millpond_core::driver::{CaptureMode, StreamFlags};
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{
     AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver, DriverError, ErrorKind,
-    MemoryInfo, StreamRef, find,
+    MemoryInfo, StreamRef, downcast,
 };
 use millpond_driver::sim::{FaultPlan, SimConfig, SimDevice};
 use millpond_driver::{CallKind, CountingDriver};
@@ -35,7 +35,7 @@ impl Bench {
     }
 
     fn adaptor(&self) -> &PrefetchResourceAdaptor<AnyResource> {
-        find(&self.stack).unwrap()
+        self.stack.stack().find_map(downcast).unwrap()
     }
 
     fn free(&self, ptr: DevicePtr, bytes: u64) {

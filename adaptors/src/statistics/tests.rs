@@ -5,7 +5,7 @@ use std::sync::{Arc, Barrier, Mutex, OnceLock, Weak};
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{
     AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, ErrorKind, Layout, MemoryInfo,
-    ResourceStatistics, StreamRef, find,
+    ResourceStatistics, StreamRef, find_trait,
 };
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_testkit::Rng;
@@ -262,7 +262,7 @@ fn text_builds_it() {
     let spec: StackSpec = "cuda+statistics".parse().unwrap();
     let resource = spec.build(&table, &(device as _)).unwrap();
     assert_eq!(resource.to_string(), "cuda+statistics");
-    assert!(find::<StatisticsResourceAdaptor<AnyResource>>(&resource).is_some());
+    assert!(find_trait::<dyn crate::AllocationCounters>(&resource).is_some());
     let layered = adaptor().0.layer(StatisticsLayer).unwrap();
     assert_eq!(layered.to_string(), "mock+statistics+statistics");
 }

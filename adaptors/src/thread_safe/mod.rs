@@ -46,9 +46,10 @@ const FREE_PATIENCE: Duration = Duration::from_secs(1);
 /// `{:?}` prints the upstream if the lock is free.
 ///
 /// [`upstream`](DeviceMemoryResource::upstream) cannot lend a value that only the holder of the lock may use,
-/// so [`find`](millpond_core::find) and the memory report do not look below this adaptor unless threads may
-/// share the upstream ([`is_shareable`]): an [`AnyResource`](millpond_core::AnyResource), or a stack of
-/// millpond's resources. Your own resource or layer says so by [`Traits::share`] or [`Traits::share_over`].
+/// so [`find_trait`](millpond_core::find_trait) and the memory report do not look below this adaptor unless
+/// threads may share the upstream ([`is_shareable`]): an [`AnyResource`](millpond_core::AnyResource), or a
+/// stack of millpond's resources. Your own resource or layer says so by [`Traits::share`] or
+/// [`Traits::share_over`].
 ///
 /// ```
 /// use millpond_adaptors::ThreadSafeResourceAdaptor;

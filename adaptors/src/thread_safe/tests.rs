@@ -10,7 +10,7 @@ use std::time::Duration;
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{
     AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, ErrorKind, Layout, MemoryInfo,
-    ResourceStatistics, StreamRef, find, find_trait,
+    ResourceStatistics, StreamRef, downcast, find_trait,
 };
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_testkit::mock::{self, Call, MockResource};
@@ -154,7 +154,9 @@ fn issue_29_a_thread_that_the_inside_waits_for_has_an_error_and_its_free_is_not_
                 assert!(text.contains("has not ended for 20ms"), "{text}");
                 let refused = [stack.memory_info().map(drop), stack.trim(0).map(drop)];
                 assert!(refused.iter().all(|it| it.as_ref().unwrap_err().kind() == ErrorKind::Busy));
-                assert!(stack.statistics().is_none() && format!("{stack:?}").contains("(in use)"));
+                assert!(
+                    stack.statistics().is_none() && format!("{stack:?}").contains("(in use)")
+                );
             });
             other.join().unwrap();
         };
@@ -324,7 +326,7 @@ fn only_an_upstream_that_may_be_shared_is_lent() {
     let counting = StatisticsResourceAdaptor::new(mock().0.into_any()).into_any();
     let shared = ThreadSafeResourceAdaptor::new(counting);
     assert_eq!(shared.upstream().unwrap().to_string(), "mock+statistics");
-    assert!(find::<StatisticsResourceAdaptor<AnyResource>>(&shared).is_some());
+    assert!(find_trait::<dyn crate::AllocationCounters>(&shared).is_some());
 }
 
 #[test]
@@ -409,7 +411,7 @@ fn issue_29_a_lock_over_a_typed_stack_hides_nothing() {
     free(&typed, block, 1000);
     free(&erased, other, 1000);
     type Limited = crate::LimitingResourceAdaptor<millpond_resources::CudaMemoryResource>;
-    assert!(find::<Limited>(&typed).is_some());
+    assert!(typed.stack().find_map(downcast::<Limited>).is_some());
 }
 
 /// Every layer says that threads may share it only if its type is `Sync`.

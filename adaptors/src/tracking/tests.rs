@@ -5,8 +5,8 @@ use std::sync::{Arc, Barrier, Mutex, OnceLock, Weak};
 use millpond_core::misuse::{Misuse, MisuseKind};
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{
-    AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, ErrorKind, Layout, MemoryInfo,
-    ResourceStatistics, StreamRef, find,
+    DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, ErrorKind, Layout, MemoryInfo,
+    ResourceStatistics, StreamRef, find_trait,
 };
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_testkit::Rng;
@@ -225,7 +225,7 @@ fn threads_that_pass_addresses_on_are_never_refused() {
             });
         }
     });
-    let tracker = find::<TrackingResourceAdaptor<AnyResource>>(&resource).unwrap();
+    let tracker = find_trait::<dyn crate::AllocationTracker>(&resource).unwrap();
     assert_eq!((tracker.report(), tracker.allocated_bytes()), (String::new(), 0));
 }
 
@@ -276,7 +276,7 @@ fn text_builds_it() {
     for text in ["cuda+tracking", "cuda+tracking:stacks=on"] {
         let resource = build(text).unwrap();
         assert_eq!(resource.to_string(), text);
-        let tracker = find::<TrackingResourceAdaptor<AnyResource>>(&resource).unwrap();
+        let tracker = find_trait::<dyn crate::AllocationTracker>(&resource).unwrap();
         resource.allocate_bytes(1, S).unwrap();
         assert_eq!(tracker.outstanding()[0].backtrace.is_some(), text.ends_with("on"));
     }

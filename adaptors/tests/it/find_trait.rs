@@ -9,7 +9,7 @@ use millpond_adaptors::{
 };
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{
-    DeviceMemoryResource, DeviceMemoryResourceExt, DriverHandle, StreamRef, as_trait, downcast, find_trait,
+    DeviceMemoryResource, DeviceMemoryResourceExt, DriverHandle, StreamRef, downcast, find_trait,
 };
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_resources::{CudaMemoryResource, Pool, PoolLayer};
@@ -68,10 +68,10 @@ trait Nobodys {}
 fn the_outermost_is_found_and_nothing_that_is_not_there() {
     let stack = typed().layer(LimitingLayer::new(MIB)).unwrap().into_any();
     assert_eq!(find_trait::<dyn AllocationLimit>(&stack).unwrap().limit_bytes(), MIB);
-    let limits = stack.stack().filter_map(as_trait::<dyn AllocationLimit>);
+    let limits = stack.stack().with::<dyn AllocationLimit>();
     assert_eq!(limits.map(AllocationLimit::limit_bytes).collect::<Vec<_>>(), [MIB, 32 * MIB]);
-    assert!(as_trait::<dyn AllocationLimit>(&stack).is_some(), "through the handle");
-    assert!(as_trait::<dyn Pool>(&stack).is_none(), "not at what is below");
+    assert_eq!(stack.stack().with::<dyn Pool>().count(), 1);
+    assert_eq!(stack.stack().with::<dyn Nobodys>().count(), 0);
     assert!(find_trait::<dyn Nobodys>(&stack).is_none());
     let base = stack.stack().last().unwrap();
     assert!(downcast::<CudaMemoryResource>(base).is_some() && find_trait::<dyn Pool>(base).is_none());

@@ -14,7 +14,7 @@ use millpond_adaptors::{
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{
     AnyResource, ByteSize, DeviceMemoryResource, DeviceMemoryResourceExt, DriverHandle, ErrorKind, Result,
-    as_trait,
+    find_trait,
 };
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_resources::{
@@ -192,7 +192,7 @@ impl Random<'_> {
 /// The names of the layers of a stack, further upstreams included.
 fn parts(resource: &dyn DeviceMemoryResource) -> Vec<String> {
     let mut parts = vec![resource.to_string(), format!("{:?}", resource.memory_info().unwrap().total)];
-    if let Some(log) = as_trait::<dyn AllocationLog>(resource) {
+    if let Some(log) = find_trait::<dyn AllocationLog>(resource) {
         parts.push(format!("{:?}", log.file()));
     }
     if let Some(binning) = millpond_core::downcast::<BinningMemoryResource<AnyResource>>(resource) {
