@@ -21,7 +21,6 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod aligned;
-mod debug_as_text;
 #[cfg(feature = "debug-log")]
 pub mod debug_log;
 #[cfg(test)]

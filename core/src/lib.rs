@@ -33,6 +33,7 @@
 
 mod accessibility;
 mod below;
+mod debug_as_text;
 mod device;
 pub mod driver;
 pub mod environment;

@@ -7,7 +7,7 @@ use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::stack::{FilePath, LayerSpec};
 use millpond_core::{
     ALLOCATION_ALIGNMENT, BlockInfo, DeviceMemoryResource, DevicePtr, LayerMemory, Layout, MemoryInfo,
-    ReportsMemory, ResourceStatistics, Result, ScopesBelow, StreamRef, Traits, find_trait,
+    ReportsMemory, ResourceStatistics, Result, ScopesBelow, StreamRef, Traits, debug_as_text, find_trait,
     forward_to_upstream, trim_upstream,
 };
 
@@ -143,11 +143,7 @@ impl<R: DeviceMemoryResource> fmt::Display for PlanMemoryResource<R> {
     }
 }
 
-impl<R: DeviceMemoryResource> fmt::Debug for PlanMemoryResource<R> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PlanMemoryResource({self})")
-    }
-}
+debug_as_text!(PlanMemoryResource<R: DeviceMemoryResource>);
 
 // SAFETY: blocks are those of upstream, or slots of lanes that came from upstream. Slots whose blocks are in
 // use do not overlap (`Slots::claim`), are as large as their requests, and start at multiples of 256. A lane

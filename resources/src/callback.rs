@@ -5,7 +5,7 @@ use std::fmt;
 use millpond_core::driver::call;
 use millpond_core::{
     Accessibility, DeviceMemoryResource, DevicePtr, DriverHandle, Error, Layout, MemoryInfo,
-    ResourceStatistics, Result, StreamRef, Traits, is_same,
+    ResourceStatistics, Result, StreamRef, Traits, debug_as_text, is_same,
 };
 
 use crate::out_of_memory;
@@ -93,11 +93,7 @@ impl CallbackMemoryResource {
     }
 }
 
-impl fmt::Debug for CallbackMemoryResource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CallbackMemoryResource").field("driver", &self.driver).finish_non_exhaustive()
-    }
-}
+debug_as_text!(CallbackMemoryResource);
 
 impl fmt::Display for CallbackMemoryResource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use millpond_core::{
-    DeviceMemoryResource, DevicePtr, Layout, Result, StreamRef, downcast, forward_to_upstream,
+    DeviceMemoryResource, DevicePtr, Layout, Result, StreamRef, debug_as_text, downcast, forward_to_upstream,
 };
 use millpond_driver::sim::SimDevice;
 use parking_lot::Mutex;
@@ -107,8 +107,4 @@ impl<R: fmt::Display> fmt::Display for Checked<R> {
     }
 }
 
-impl<R: fmt::Debug> fmt::Debug for Checked<R> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Checked").field("inner", &self.inner).finish_non_exhaustive()
-    }
-}
+debug_as_text!(Checked<R: fmt::Display>);

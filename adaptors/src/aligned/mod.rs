@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use millpond_core::stack::LayerSpec;
 use millpond_core::{
     ALLOCATION_ALIGNMENT, ByteSize, DeviceMemoryResource, DevicePtr, Error, ErrorKind, Layout,
-    ResourceStatistics, Result, StreamRef, Traits, align_up, forward_to_upstream, is_same, misuse,
+    ResourceStatistics, Result, StreamRef, Traits, align_up, debug_as_text, forward_to_upstream, is_same,
+    misuse,
 };
 
 pub use layer::AlignedLayer;
 
-use crate::debug_as_text::debug_as_text;
 use crate::rare_blocks::{RareBlocks, Removed};
 
 /// Starts the blocks of requests from a threshold on at multiples of an alignment.

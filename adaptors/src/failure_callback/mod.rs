@@ -8,7 +8,8 @@ use std::cell::RefCell;
 use std::fmt;
 
 use millpond_core::{
-    DeviceMemoryResource, DevicePtr, Error, Layout, Result, StreamRef, Traits, downcast, forward_to_upstream,
+    DeviceMemoryResource, DevicePtr, Error, Layout, Result, StreamRef, Traits, debug_as_text, downcast,
+    forward_to_upstream,
 };
 
 pub use layer::FailureCallbackLayer;
@@ -167,8 +168,4 @@ impl<R: fmt::Display, F> fmt::Display for FailureCallbackResourceAdaptor<R, F> {
     }
 }
 
-impl<R: fmt::Display, F> fmt::Debug for FailureCallbackResourceAdaptor<R, F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "FailureCallbackResourceAdaptor({self})")
-    }
-}
+debug_as_text!(FailureCallbackResourceAdaptor<R: fmt::Display, F>);

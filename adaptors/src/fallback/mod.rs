@@ -11,12 +11,11 @@ use millpond_core::stack::{LayerSpec, Piece, Value};
 use millpond_core::{
     Accessibility, AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle,
     Error, ErrorKind, LayerMemory, Layout, MemoryInfo, ReportsMemory, ResourceStatistics, Result, StreamRef,
-    Traits, is_same,
+    Traits, debug_as_text, is_same,
 };
 
 pub use layer::FallbackLayer;
 
-use crate::debug_as_text::debug_as_text;
 use crate::rare_blocks::{RareBlocks, Removed};
 
 /// Serves requests from its upstream, and those that run out of memory there from another resource, the

@@ -8,12 +8,12 @@ use std::fmt;
 
 use millpond_core::{
     ByteSize, DeviceMemoryResource, DevicePtr, Error, LayerMemory, Layout, MemoryInfo, OutOfMemoryReport,
-    Remedy, ReportsMemory, Result, StreamRef, Traits, format_bytes, forward_to_upstream, is_same, misuse,
+    Remedy, ReportsMemory, Result, StreamRef, Traits, debug_as_text, format_bytes, forward_to_upstream,
+    is_same, misuse,
 };
 
 pub use layer::LimitingLayer;
 
-use crate::debug_as_text::debug_as_text;
 use crate::shards::{All, Guard, Shards};
 
 /// Refuses requests that would bring the handed-out bytes above a limit.

@@ -42,10 +42,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::debug_as_text::debug_as_text;
-
 use millpond_core::{
-    DeviceMemoryResource, DevicePtr, Layer, Layout, Result, StreamRef, Traits, forward_to_upstream, is_same,
+    DeviceMemoryResource, DevicePtr, Layer, Layout, Result, StreamRef, Traits, debug_as_text,
+    forward_to_upstream, is_same,
 };
 
 pub use layer::{FILE_VARIABLES, LoggingLayer, default_file_name};

@@ -9,13 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use millpond_core::driver::{DeviceAttribute, MemoryKind, call};
 use millpond_core::{
-    DeviceMemoryResource, DevicePtr, DriverError, Error, Layout, Result, StreamRef, Traits, downcast,
-    forward_to_upstream,
+    DeviceMemoryResource, DevicePtr, DriverError, Error, Layout, Result, StreamRef, Traits, debug_as_text,
+    downcast, forward_to_upstream,
 };
 
 pub use layer::PrefetchLayer;
-
-use crate::debug_as_text::debug_as_text;
 
 /// Moves each block of managed memory to the device, on the stream of the allocation, so that the first
 /// kernel does not fault its pages in one after the other (`cuMemPrefetchAsync`).

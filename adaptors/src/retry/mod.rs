@@ -8,12 +8,12 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use millpond_core::{
-    DeviceMemoryResource, DevicePtr, Error, Layout, Result, StreamRef, Traits, downcast, forward_to_upstream,
+    DeviceMemoryResource, DevicePtr, Error, Layout, Result, StreamRef, Traits, debug_as_text, downcast,
+    forward_to_upstream,
 };
 
 pub use layer::RetryLayer;
 
-use crate::debug_as_text::debug_as_text;
 use crate::timeout::{self, Timeout};
 use crate::waiting::{Frees, leaves_to_above};
 

@@ -9,11 +9,9 @@ mod tests;
 
 use std::fmt;
 
-use crate::debug_as_text::debug_as_text;
-
 use millpond_core::{
     DeviceMemoryResource, DevicePtr, LayerMemory, Layout, ReportsMemory, ResourceStatistics, Result,
-    StreamRef, Traits, downcast, forward_to_upstream, misuse,
+    StreamRef, Traits, debug_as_text, downcast, forward_to_upstream, misuse,
 };
 
 pub use counters::{Counter, Counters};

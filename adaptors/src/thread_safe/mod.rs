@@ -5,14 +5,14 @@ pub(crate) mod layer;
 #[cfg(test)]
 mod tests;
 
-use std::fmt::{self, Write};
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use millpond_core::driver::{CaptureModeGuard, call};
 use millpond_core::{
     Accessibility, DeviceMemoryResource, DevicePtr, DriverHandle, Error, ErrorKind, Layout, MemoryInfo,
-    ResourceStatistics, Result, StreamRef, Traits, downcast, is_same, is_shareable,
+    ResourceStatistics, Result, StreamRef, Traits, debug_as_text, downcast, is_same, is_shareable,
 };
 
 pub use layer::ThreadSafeLayer;
@@ -42,8 +42,7 @@ const FREE_PATIENCE: Duration = Duration::from_secs(1);
 /// that carries it out did nothing wrong.
 ///
 /// A layer below that waits for other threads' frees, such as [`retry`](crate::RetryResourceAdaptor), leaves
-/// the wait to this adaptor, which gives the lock back first. Printing the resource takes no lock;
-/// `{:?}` prints the upstream if the lock is free.
+/// the wait to this adaptor, which gives the lock back first. Printing the resource takes no lock.
 ///
 /// [`upstream`](DeviceMemoryResource::upstream) cannot lend a value that only the holder of the lock may use,
 /// so [`find_trait`](millpond_core::find_trait) and the memory report do not look below this adaptor unless
@@ -232,16 +231,4 @@ impl<R> fmt::Display for ThreadSafeResourceAdaptor<R> {
     }
 }
 
-/// Prints the upstream in full unless another thread has the lock.
-impl<R: fmt::Debug> fmt::Debug for ThreadSafeResourceAdaptor<R> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // A text of its own: what the caller's formatter writes to is code of the program, too.
-        let mut text = String::new();
-        match self.gate.try_enter() {
-            Some(turn) if f.alternate() => write!(text, "{:#?}", turn.upstream())?,
-            Some(turn) => write!(text, "{:?}", turn.upstream())?,
-            None => write!(text, "{} (in use)", self.stack)?,
-        }
-        f.debug_struct("ThreadSafeResourceAdaptor").field("upstream", &format_args!("{text}")).finish()
-    }
-}
+debug_as_text!(ThreadSafeResourceAdaptor<R>);

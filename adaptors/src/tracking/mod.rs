@@ -18,14 +18,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::{
     BlockInfo, DeviceMemoryResource, DevicePtr, Error, Holder, Layer, LayerMemory, Layout, ReportsMemory,
-    ResourceStatistics, Result, StreamRef, Traits, forward_to_upstream, is_same,
+    ResourceStatistics, Result, StreamRef, Traits, debug_as_text, forward_to_upstream, is_same,
 };
 
 pub use layer::{Stacks, TrackingLayer};
 pub use ledger::Allocation;
 pub use tag::{TagGuard, tag};
 
-use crate::debug_as_text::debug_as_text;
 use crate::statistics::tally::Tally;
 use ledger::{Ledger, Origin};
 

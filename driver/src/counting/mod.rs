@@ -1,13 +1,14 @@
 //! A driver that counts the calls to another one.
 
+mod cell;
 mod counts;
 mod probe;
 mod taken;
 #[cfg(test)]
 mod tests;
 
+use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use millpond_core::driver::{
@@ -17,6 +18,7 @@ use millpond_core::driver::{
 };
 use millpond_core::{DeviceId, DevicePtr, Layout, StreamRef};
 
+use cell::Cell;
 pub use counts::{CallCounts, CallKind, KindCounts};
 use probe::Probe;
 use taken::{Block, Taken};
@@ -38,7 +40,6 @@ use taken::{Block, Taken};
 /// assert_eq!((driver.bytes_taken(), driver.peak_bytes_taken()), (0, 2 << 20));
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct CountingDriver {
     inner: DriverHandle,
     cells: [Cell; CallKind::ALL.len()],
@@ -46,11 +47,11 @@ pub struct CountingDriver {
     probe: Probe,
 }
 
-#[derive(Debug, Default)]
-struct Cell {
-    calls: AtomicU64,
-    failures: AtomicU64,
-    wall_ns: AtomicU64,
+/// One line: [`counts`](Self::counts) returns the figures.
+impl fmt::Debug for CountingDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CountingDriver").field("inner", &self.inner).finish_non_exhaustive()
+    }
 }
 
 impl CountingDriver {
@@ -73,11 +74,7 @@ impl CountingDriver {
     pub fn counts(&self) -> CallCounts {
         let mut counts = CallCounts::default();
         for (kind, cell) in CallKind::ALL.into_iter().zip(&self.cells) {
-            *counts.get_mut(kind) = KindCounts {
-                calls: cell.calls.load(Ordering::Relaxed),
-                failures: cell.failures.load(Ordering::Relaxed),
-                wall_ns: cell.wall_ns.load(Ordering::Relaxed),
-            };
+            *counts.get_mut(kind) = cell.now();
         }
         counts
     }
@@ -122,11 +119,7 @@ impl CountingDriver {
 
     /// Starts again: all counts are 0, and the peak is the present amount.
     pub fn reset(&self) {
-        for cell in &self.cells {
-            cell.calls.store(0, Ordering::Relaxed);
-            cell.failures.store(0, Ordering::Relaxed);
-            cell.wall_ns.store(0, Ordering::Relaxed);
-        }
+        self.cells.iter().for_each(Cell::reset);
         self.taken.reset_peak();
     }
 
@@ -137,16 +130,8 @@ impl CountingDriver {
     ) -> DriverResult<T> {
         let start = Instant::now();
         let answer = call(&*self.inner);
-        self.count(kind, start, answer.is_err());
+        self.cells[kind as usize].count(start, answer.is_err());
         answer
-    }
-
-    fn count(&self, kind: CallKind, start: Instant, failed: bool) {
-        let cell = &self.cells[kind as usize];
-        cell.calls.fetch_add(1, Ordering::Relaxed);
-        cell.failures.fetch_add(u64::from(failed), Ordering::Relaxed);
-        let wall_ns = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        cell.wall_ns.fetch_add(wall_ns, Ordering::Relaxed);
     }
 
     fn counted_alloc(
@@ -514,7 +499,8 @@ impl Driver for CountingDriver {
         let start = Instant::now();
         let answer = self.inner.event_record_if_alive(event, stream);
         if answer != Ok(false) {
-            self.count(CallKind::EventRecord, start, answer.is_err()); // `false`: the driver was not asked
+            // `false`: the driver was not asked.
+            self.cells[CallKind::EventRecord as usize].count(start, answer.is_err());
         }
         answer
     }

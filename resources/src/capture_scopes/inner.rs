@@ -2,7 +2,7 @@
 //! frees, and the end of scopes. None is made under a lock of the layer.
 
 use std::collections::BTreeMap;
-use std::fmt::{self, Display};
+use std::fmt::Display;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -472,16 +472,6 @@ impl<R: DeviceMemoryResource> Inner<R> {
     pub(super) fn reports(&self) -> Vec<ScopeMemory> {
         let scopes: Vec<_> = self.scopes.lock().values().cloned().collect();
         scopes.iter().map(|scope| scope.memory.lock().report(scope.id)).collect()
-    }
-}
-
-impl<R: DeviceMemoryResource> fmt::Debug for Inner<R> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Nothing behind a lock: a formatter is the program's.
-        f.debug_struct("Inner")
-            .field("upstream", &self.upstream)
-            .field("open_streams", &self.open)
-            .finish_non_exhaustive()
     }
 }
 

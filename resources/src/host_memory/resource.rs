@@ -6,7 +6,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use millpond_core::driver::{CaptureModeGuard, HostPtr, StreamFlags, call};
-use millpond_core::{AnyResource, DeviceMemoryResource, DevicePtr, Error, Layout, Result, StreamRef};
+use millpond_core::{
+    AnyResource, DeviceMemoryResource, DevicePtr, Error, Layout, Result, StreamRef, debug_as_text,
+};
 
 /// The owned, erased handle to an allocator for the host that threads share.
 pub type AnyHostResource = Arc<dyn HostMemoryResource + Send + Sync>;
@@ -132,11 +134,7 @@ impl<R: DeviceMemoryResource> Drop for HostResource<R> {
     }
 }
 
-impl<R: DeviceMemoryResource> Debug for HostResource<R> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HostResource").field("resource", &self.resource).finish_non_exhaustive()
-    }
-}
+debug_as_text!(HostResource<R: DeviceMemoryResource>);
 
 impl<R: DeviceMemoryResource> Display for HostResource<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

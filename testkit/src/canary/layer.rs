@@ -8,8 +8,8 @@ use millpond_core::driver::{
 };
 use millpond_core::driver::{Driver, DriverHandle, StreamFlags};
 use millpond_core::{
-    AnyResource, DeviceMemoryResource, DevicePtr, Error, Layout, Result, StreamId, StreamRef, downcast,
-    forward_to_upstream,
+    AnyResource, DeviceMemoryResource, DevicePtr, Error, Layout, Result, StreamId, StreamRef, debug_as_text,
+    downcast, forward_to_upstream,
 };
 use parking_lot::Mutex;
 
@@ -67,7 +67,6 @@ impl WrongLayer {
 }
 
 /// A layer that makes one [mistake](WrongLayer), or none.
-#[derive(Debug)]
 pub struct CanaryLayer {
     upstream: AnyResource,
     wrong: Option<WrongLayer>,
@@ -345,3 +344,5 @@ impl fmt::Display for CanaryLayer {
         write!(f, "{}+{}", self.upstream, self.wrong.map_or("canary", WrongLayer::name))
     }
 }
+
+debug_as_text!(CanaryLayer);

@@ -7,7 +7,8 @@ use std::sync::{Arc, OnceLock};
 use millpond_core::driver::{DriverResult, StreamFlags, call};
 use millpond_core::stack::{LayerEntry, LayerKind};
 use millpond_core::{
-    DeviceMemoryResource, DevicePtr, Error, Layer, Layout, Result, StreamRef, downcast, forward_to_upstream,
+    DeviceMemoryResource, DevicePtr, Error, Layer, Layout, Result, StreamRef, debug_as_text, downcast,
+    forward_to_upstream,
 };
 
 /// A mistake of a layer that submits work of its own.
@@ -66,7 +67,6 @@ impl<R: DeviceMemoryResource> Layer<R> for ZeroingLayer {
 
 /// Clears blocks on the stream of each call, as a user's layer may: the example of a layer that submits work
 /// and says so. On a stream that captures a graph it clears nothing.
-#[derive(Debug)]
 pub struct ZeroingResource<R: DeviceMemoryResource> {
     upstream: R,
     wrong: Option<WrongWork>,
@@ -152,6 +152,8 @@ impl<R: DeviceMemoryResource> fmt::Display for ZeroingResource<R> {
         self.wrong.map_or(Ok(()), |wrong| write!(f, ":wrong={}", wrong.name()))
     }
 }
+
+debug_as_text!(ZeroingResource<R: DeviceMemoryResource>);
 
 impl<R: DeviceMemoryResource> Drop for ZeroingResource<R> {
     fn drop(&mut self) {

@@ -4,12 +4,11 @@ use std::fmt;
 
 use millpond_core::{
     AnyResource, DeviceMemoryResource, DevicePtr, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef,
-    forward_to_upstream,
+    debug_as_text, forward_to_upstream,
 };
 use parking_lot::{Mutex, ReentrantMutex};
 
 /// A layer with a mistake: it holds a lock while its upstream runs.
-#[derive(Debug)]
 pub struct HoldsLock {
     upstream: AnyResource,
     stack: String,
@@ -83,3 +82,5 @@ impl fmt::Display for HoldsLock {
         write!(f, "{}+holds_lock", self.stack)
     }
 }
+
+debug_as_text!(HoldsLock);
