@@ -1,5 +1,5 @@
 //! Tests that an out-of-memory report reaches the caller through any layers above the pool.
-//! (`resources/src/pool/shortage/tests.rs` tests whether it is true.)
+//! (`resources/src/pool/oom_advice/tests.rs` tests whether it is true.)
 
 use std::sync::Arc;
 
