@@ -14,7 +14,7 @@ use crate::pool::arena::{Arena, Arenas, BatchFree, Shard};
 use crate::pool::cache::stream_cache::StreamCache;
 use crate::pool::cache::thread_cache::{self, Lease};
 use crate::pool::cache::thread_counts::add;
-use crate::pool::reclaim::Reclaim;
+use crate::pool::heaps::Reclaim;
 use crate::stream_order::ANY_STREAM;
 use crate::sync::spin_lock::SpinGuard;
 

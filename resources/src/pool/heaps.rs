@@ -12,7 +12,6 @@ use crate::heap::chunk::Chunk;
 use crate::heap::request::{Cursor, Fit, Request};
 use crate::pool::arena::{Arena, Arenas, Shard};
 use crate::pool::cache::thread_cache::ThreadCaches;
-use crate::pool::reclaim::Reclaim;
 use crate::pool::shared::{CacheLimits, Shared};
 use crate::pool::slack::Slack;
 use crate::store::FixedBlocks;
@@ -43,6 +42,17 @@ pub(crate) struct Heaps {
     pub(super) last_growth_at: u64,
     /// Large allocations while the pool held excess memory.
     pub(super) allocations_with_excess: u32,
+}
+
+/// How much to reclaim from the threads' caches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Reclaim {
+    /// The last large blocks only.
+    Large,
+    /// All blocks, if they are many enough to be worth a flush.
+    All,
+    /// All blocks.
+    Everything,
 }
 
 /// A block that needed no driver call.

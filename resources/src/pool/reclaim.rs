@@ -11,20 +11,9 @@ use crate::heap::request::Request;
 use crate::pool::arena::Shard;
 use crate::pool::cache::stream_cache::StreamCache;
 use crate::pool::cache::thread_cache::ThreadCache;
-use crate::pool::heaps::Heaps;
+use crate::pool::heaps::{Heaps, Reclaim};
 use crate::stream_order::{Epoch, Owner};
 use crate::tuning::{FLUSH_SHARE, FLUSH_SHARE_CONTENDED, FLUSH_SHARE_CONTENDED_PAGES};
-
-/// How much to reclaim from the threads' caches.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Reclaim {
-    /// The last large blocks only.
-    Large,
-    /// All blocks, if they are many enough to be worth a flush.
-    All,
-    /// All blocks.
-    Everything,
-}
 
 impl Heaps {
     /// Returns the only arena that serves the request; `None` if all arenas do.

@@ -20,7 +20,7 @@ use crate::heap::chunk::Chunk;
 use crate::heap::request::Request;
 use crate::heap::size_class::LARGEST_SMALL;
 use crate::pool::arena::Arenas;
-use crate::pool::reclaim::Reclaim;
+use crate::pool::heaps::Reclaim;
 use crate::pool::{PagesMode, Pool, PoolLayer, PoolMemoryResource};
 use crate::store::NewSpan;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};

@@ -13,7 +13,7 @@ use crate::pool::central::State;
 use crate::pool::central::ask::{Answer, Ask, Look, Rung, Step};
 use crate::pool::central::collect::{Donor, RecordedEvent};
 use crate::pool::central::device_books::Reading;
-use crate::pool::reclaim::Reclaim;
+use crate::pool::heaps::Reclaim;
 use crate::store::{NoMemory, Task, Try};
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::tuning::{CALLS_PER_RELEASE, LAST_RETRIES, UNREACHABLE_SHARE};
@@ -123,12 +123,13 @@ impl State {
         (ask.reading, ask.is_capturing) = (reading, is_capturing);
         if ask.serves {
             ask.owner = self.owner_of(ask.stream);
-            let idle = self.heaps.idle_bytes();
             let is_impossible = !self.heaps.can_ever_serve(&exact);
-            // Threads may have freed memory since the device was asked: then it is asked again.
-            if !is_impossible && is_beyond_device && ask.idle.is_none_or(|before| idle > before) {
-                ask.idle = Some(idle);
-                return Some(Step::Look);
+            if is_beyond_device && !is_impossible {
+                // Threads may have freed memory since the device was asked: then it is asked again.
+                let idle = Some(self.heaps.idle_bytes());
+                if idle > std::mem::replace(&mut ask.idle, idle) {
+                    return Some(Step::Look);
+                }
             }
             if is_impossible || is_beyond_device {
                 ask.told = Some("it is more than there can be");

@@ -13,7 +13,7 @@ use crate::pool::central::peer_pool::{CompletionCheck, PeerPool, Released};
 use crate::pool::central::release::Below;
 use crate::pool::central::trace::event;
 use crate::pool::central::{Central, CentralCore};
-use crate::pool::reclaim::Reclaim;
+use crate::pool::heaps::Reclaim;
 use crate::tuning::PEER_ROUNDS;
 
 /// What one request has asked the peer pools for so far.

@@ -10,7 +10,7 @@ use crate::heap::request::Request;
 use crate::pool::central::collect::Donor;
 use crate::pool::central::trace::event;
 use crate::pool::central::{Central, CentralCore, State};
-use crate::pool::reclaim::Reclaim;
+use crate::pool::heaps::Reclaim;
 use crate::store::ReturnedRegions;
 use crate::store::Task;
 use crate::stream_order::ANY_STREAM;

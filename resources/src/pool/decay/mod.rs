@@ -32,7 +32,7 @@ use crate::pool::cache::stream_cache::StreamCache;
 use crate::pool::central::CentralCore;
 use crate::pool::decay::window::Window;
 use crate::pool::heaps::Heaps;
-use crate::pool::reclaim::Reclaim;
+use crate::pool::heaps::Reclaim;
 use crate::pool::shared::Shared;
 use crate::store::pages::Pages;
 use crate::stream_order::{Epoch, Owner};

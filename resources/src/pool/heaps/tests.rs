@@ -6,7 +6,7 @@ use millpond_driver::CallKind;
 use millpond_driver::sim::{FaultPlan, SimConfig, SimDevice};
 
 use crate::heap::request::Request;
-use crate::pool::reclaim::Reclaim;
+use crate::pool::heaps::Reclaim;
 use crate::{CudaMemoryResource, PagesMode, PoolLayer};
 
 /// A request that exceeds the maximum is refused at once; one of a large alignment needs padding, which

@@ -4,7 +4,7 @@ use millpond_core::{DeviceMemoryResourceExt, DevicePtr, Layout, StreamRef};
 use millpond_driver::sim::{SimConfig, SimDevice};
 
 use super::*;
-use crate::pool::reclaim::Reclaim;
+use crate::pool::heaps::Reclaim;
 use crate::{CudaMemoryResource, PagesMode, PoolLayer};
 
 const KIB: u64 = 1 << 10;
