@@ -72,26 +72,6 @@ impl Ready {
     }
 }
 
-/// The sizes and counts of a pool.
-#[derive(Clone, Copy, Default, Debug)]
-pub(crate) struct PoolTotals {
-    pub(crate) bytes_in_use: u64,
-    pub(crate) bytes_requested: u64,
-    pub(crate) peak_bytes_in_use: u64,
-    pub(crate) bytes_reserved: u64,
-    pub(crate) peak_bytes_reserved: u64,
-    pub(crate) bytes_beyond_slack: u64,
-    pub(crate) blocks_in_use: u64,
-    pub(crate) blocks_free: u64,
-    pub(crate) regions: u64,
-    /// Accepted deallocations so far.
-    pub(crate) deallocations: u64,
-    /// Allocations without the pool's lock that took a block of their own stream.
-    pub(crate) own_stream: u64,
-    /// Allocations without the pool's lock that took an unowned block.
-    pub(crate) completed: u64,
-}
-
 impl Heaps {
     /// Creates empty heaps: over pages with the granularity `pages`, or over regions. `device_total` is the
     /// device's memory, if the pool takes all of its memory from there.
@@ -554,40 +534,6 @@ impl Heaps {
     /// Returns the bytes held from upstream or the driver.
     pub(crate) fn bytes_reserved(&self) -> u64 {
         self.store.bytes_reserved()
-    }
-
-    pub(crate) fn totals(&self) -> PoolTotals {
-        let held = self.store.totals();
-        let mut totals = PoolTotals {
-            bytes_reserved: held.bytes_reserved,
-            peak_bytes_reserved: held.peak_bytes_reserved,
-            bytes_beyond_slack: held.beyond_slack,
-            blocks_free: held.blocks_free,
-            regions: held.regions as u64,
-            ..PoolTotals::default()
-        };
-        for (_, arena) in self.shared.arenas.each() {
-            totals.blocks_free += arena.heap.blocks_free;
-        }
-        // Threads change their counters meanwhile: a sum may miss one side of a block that two threads use.
-        let (mut live, mut requested, mut blocks_held, mut blocks) = (0, 0, 0, 0);
-        self.shared.thread_caches.each(|thread_cache| {
-            let thread = thread_cache.counts.totals();
-            live += thread.live_bytes;
-            requested += thread.live_requested;
-            blocks_held += thread.blocks_held as i64;
-            blocks += thread.allocations as i64 - thread.deallocations as i64;
-            totals.own_stream += thread.own_stream;
-            totals.completed += thread.completed;
-            totals.deallocations += thread.deallocations;
-        });
-        let saved = self.shared.saved_by_exact_size.load(Ordering::Relaxed);
-        totals.bytes_in_use = (live.max(0) as u64).saturating_sub(saved);
-        totals.bytes_requested = (requested.max(0) as u64).min(totals.bytes_in_use);
-        totals.blocks_in_use = blocks.max(0) as u64;
-        totals.blocks_free += blocks_held.max(0) as u64;
-        totals.peak_bytes_in_use = self.shared.thread_caches.peak_bytes().max(live).max(0) as u64;
-        totals
     }
 
     /// Returns an upper bound of the reserved bytes that are in no block in use, and of those that are on

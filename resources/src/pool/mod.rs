@@ -42,6 +42,7 @@ mod shared;
 mod slack;
 #[cfg(test)]
 mod tests;
+mod totals;
 mod validate;
 
 use std::fmt;

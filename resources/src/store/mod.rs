@@ -13,7 +13,7 @@ use std::fmt::Debug;
 
 pub(crate) use crate::store::regions::{FixedBlocks, Regions};
 pub(crate) use crate::store::task::{
-    Committed, Need, NewRegion, NoMemory, Purpose, ReturnedRegions, Task, Try,
+    Committed, Need, NewRegion, NewSpan, NoMemory, Purpose, ReturnedRegions, Task, Try,
 };
 
 use crate::block_map::{Block, BlockMap, ChunkId};
@@ -156,18 +156,6 @@ pub(crate) struct Taken {
     pub(crate) chunk: ChunkId,
     pub(crate) addr: u64,
     pub(crate) was_unowned: bool,
-}
-
-/// A span for small blocks: a block of the store.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct NewSpan {
-    pub(crate) chunk: ChunkId,
-    /// The number of its region; 0 over pages, whose addresses alone give the order.
-    pub(crate) region: u32,
-    pub(crate) base: u64,
-    pub(crate) bytes: u64,
-    /// The latest epoch in which any of its bytes was freed.
-    pub(crate) epoch: Epoch,
 }
 
 /// The sizes in bytes of a new region from upstream.

@@ -163,10 +163,10 @@ impl Store for Regions {
         Ok(Task::Region(NewRegion::new(bytes, growth.after_refusal(bytes), need.purpose)))
     }
 
-    fn plan_release(&mut self, keep_bytes: u64, most_calls: usize) -> Option<Task> {
-        let next = || if self.heap.bytes_reserved > keep_bytes { self.remove_free() } else { None };
-        let regions = ReturnedRegions::new(std::iter::from_fn(next).take(most_calls));
-        (regions.bytes > 0).then(|| self.plan_return(regions))
+    fn plan_release(&mut self, keep_bytes: u64, _most_calls: usize) -> Option<Task> {
+        // One at a time: until upstream has it, no other thread can use it.
+        let region = if self.heap.bytes_reserved > keep_bytes { self.remove_free() } else { None };
+        region.map(|region| self.plan_return(ReturnedRegions::new([region])))
     }
 
     fn plan_shutdown(&mut self) -> Task {

@@ -6,7 +6,6 @@ use millpond_core::{DevicePtr, Error, MemoryInfo};
 
 use crate::block_map::ChunkId;
 use crate::heap::request::Request;
-use crate::store::NewSpan;
 use crate::store::pages::{Admission, Plan, Release};
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 
@@ -94,6 +93,18 @@ pub(crate) struct ReturnedRegions {
     pub(crate) bytes: u64,
     /// Base and bytes of those that upstream does not have yet.
     pub(crate) left: Vec<(DevicePtr, u64)>,
+}
+
+/// A span for small blocks: a block of the store.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NewSpan {
+    pub(crate) chunk: ChunkId,
+    /// The number of its region; 0 over pages, whose addresses alone give the order.
+    pub(crate) region: u32,
+    pub(crate) base: u64,
+    pub(crate) bytes: u64,
+    /// The latest epoch in which any of its bytes was freed.
+    pub(crate) epoch: Epoch,
 }
 
 /// What a committed task gave.

@@ -39,6 +39,7 @@ mod registry_environment;
 mod reset;
 mod reset_gpu;
 mod share;
+mod slow_path;
 mod trace;
 mod training;
 mod two_processes_gpu;

@@ -51,6 +51,7 @@ impl<R: DeviceMemoryResource> Central<R> {
         loop {
             let (done, answer) = self.act(&mut ask, step, &mut call);
             step = self.decide(&mut ask, done, answer);
+            ask.discarded.clear();
             if let Some(why) = ask.told.take() {
                 step = self.tell(&ask, step, why);
             }
@@ -135,6 +136,9 @@ impl<R: DeviceMemoryResource> Central<R> {
             call.turn = Some(self.turns.enter());
         }
         let mut look = Look::default();
+        if ask.is_impossible {
+            return Ok(Answer::Looked(look));
+        }
         if let Some(idle) = ask.idle {
             (look.reading, look.is_beyond_device) = self.exceeds_device(&ask.exact, idle)?;
         }
@@ -155,8 +159,8 @@ impl<R: DeviceMemoryResource> Central<R> {
             Ok(()) => Answer::Done,
             Err(error) if task.is_admission() && self.health.is_lost() => Answer::Failed(error),
             Err(error) => {
-                self.warn_of(&task, &error);
-                Answer::Skipped
+                let (task, ()) = self.run_or_abort(task, |task| self.warn_of(task, &error), |_| {});
+                return (task, Answer::Skipped);
             }
         };
         (task, answer)
@@ -165,8 +169,9 @@ impl<R: DeviceMemoryResource> Central<R> {
     /// Makes the calls of a growth, if the device has enough memory: allocates its region from upstream, or
     /// maps its pages.
     fn run_growth(&self, ask: &mut Ask, task: Task) -> (Task, Answer) {
-        let (bytes, watch, stream) = (task.new_bytes(), self.watch(), ask.stream);
+        let (bytes, stream) = (task.new_bytes(), ask.stream);
         let run = |task: &mut Task| -> Result<Option<Reading>> {
+            let watch = self.watch();
             let _promise = match self.promise(ask, task)? {
                 Promised::Yes(promise) => promise,
                 Promised::TooLittle(reading) => return Ok(Some(reading)),
@@ -179,14 +184,16 @@ impl<R: DeviceMemoryResource> Central<R> {
         let answer = match outcome {
             Ok(None) => Answer::Done,
             Ok(Some(reading)) => Answer::TooLittle(reading),
+            Err(error) if task.is_region() => Answer::Failed(error),
             Err(error) => {
-                if !task.is_region() {
-                    self.note_return();
+                self.note_return();
+                let trace = |_: &mut Task| {
                     if error.is_out_of_memory() {
                         self.trace_rival(bytes, &error);
                     }
-                }
-                Answer::Failed(error)
+                };
+                let (task, ()) = self.run_or_abort(task, trace, |_| {});
+                return (task, Answer::Failed(error));
             }
         };
         (task, answer)
@@ -252,14 +259,18 @@ impl<R: DeviceMemoryResource> Central<R> {
         });
     }
 
-    /// Reports why a growth was not tried. If a subscriber panics, what the step has begun is ended. (A step
-    /// that serves the request follows no such report: that was made a step before.)
+    /// Reports why a growth was not tried. If a subscriber panics, what the step has begun is ended, and a
+    /// block is free again.
     fn tell(&self, ask: &Ask, step: Step, why: &'static str) -> Step {
         let tell = || self.trace_refusal(&ask.request, ask.reading.as_ref(), &why);
         if let Err(panic) = catch_unwind(AssertUnwindSafe(tell)) {
             match step {
-                Step::Run(task) | Step::Served(_, Some(task)) => self.state.lock().heaps.abort(task),
+                Step::Run(task) => self.state.lock().heaps.abort(task),
                 Step::Collect(mut inquiry) => self.settle_all(&mut inquiry),
+                Step::Served(ptr, tidying) => {
+                    tidying.into_iter().for_each(|task| self.state.lock().heaps.abort(task));
+                    self.free_again(ptr, &ask.request, ask.stream);
+                }
                 _ => {}
             }
             resume_unwind(panic);

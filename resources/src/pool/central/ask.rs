@@ -48,6 +48,11 @@ pub(crate) struct Ask {
     /// The streams with a block that fits, the worst fit first.
     pub(crate) donors: Vec<Donor>,
     pub(crate) retries: usize,
+    /// Errors that the request no longer needs. Their ends are foreign code, as their causes may be, so they
+    /// end without the lock.
+    pub(crate) discarded: Vec<Error>,
+    /// Whether no memory could ever serve the request when it was looked at last: then nothing else is asked.
+    pub(crate) is_impossible: bool,
     /// Why no memory was taken, for the next event.
     pub(crate) told: Option<&'static str>,
 }
@@ -75,7 +80,22 @@ impl Ask {
             unreachable_bytes: 0,
             donors: Vec::new(),
             retries: 0,
+            discarded: Vec::new(),
+            is_impossible: false,
             told: None,
+        }
+    }
+
+    /// Notes the error of a growth that was refused memory, or that there is none.
+    pub(crate) fn set_failed(&mut self, error: Option<Error>) {
+        let before = std::mem::replace(&mut self.failed, error);
+        self.discarded.extend(before);
+    }
+
+    /// Notes what a growth lacked.
+    pub(crate) fn set_refused(&mut self, lack: NoMemory) {
+        if let NoMemory::Below(Some(before)) = std::mem::replace(&mut self.refused, lack) {
+            self.discarded.push(before);
         }
     }
 

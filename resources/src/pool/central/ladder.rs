@@ -6,7 +6,7 @@
 
 use std::cmp::Reverse;
 
-use millpond_core::{Error, ErrorKind};
+use millpond_core::ErrorKind;
 
 use crate::heap::request::Request;
 use crate::pool::central::State;
@@ -59,6 +59,7 @@ impl State {
             }
             Rung::Grow => self.grow(ask),
             Rung::Short => {
+                ask.reading = None;
                 self.heaps.note_refusal();
                 self.heaps.reclaim(Reclaim::All);
                 self.take(ask)
@@ -75,7 +76,10 @@ impl State {
                 Some(Step::Synchronize { may_fail: false })
             }
             Rung::GrowFromAll if self.rules.maps_pages => self.grow(ask),
-            Rung::Release => self.release(ask, 0),
+            Rung::Release => {
+                ask.has_released = false;
+                self.release(ask, 0)
+            }
             Rung::GrowAnew if ask.has_released => self.grow(ask),
             Rung::Retry => self.retry(ask),
             Rung::Exact if ask.request != ask.exact => {
@@ -124,6 +128,9 @@ impl State {
         if ask.serves {
             ask.owner = self.owner_of(ask.stream);
             let is_impossible = !self.heaps.can_ever_serve(&exact);
+            if std::mem::replace(&mut ask.is_impossible, is_impossible) && !is_impossible {
+                return Some(Step::Look);
+            }
             if is_beyond_device && !is_impossible {
                 // Threads may have freed memory since the device was asked: then it is asked again.
                 let idle = Some(self.heaps.idle_bytes());
@@ -234,7 +241,8 @@ impl State {
 
     /// Takes new memory, and the block from it.
     fn grow(&mut self, ask: &mut Ask) -> Option<Step> {
-        (ask.growth, ask.waits, ask.failed) = (Try::Preferred, 0, None);
+        (ask.growth, ask.waits) = (Try::Preferred, 0);
+        ask.set_failed(None);
         self.plan(ask, None)
     }
 
@@ -268,20 +276,21 @@ impl State {
         if ask.failed.is_some() {
             return self.try_again(ask, ask.growth.next_way());
         }
-        ask.refused = lack;
+        ask.set_refused(lack);
         None
     }
 
     /// Plans a growth in another way, if there is one.
     fn try_again(&mut self, ask: &mut Ask, how: Option<Try>) -> Option<Step> {
         if let Some(how) = how {
-            ask.growth = how;
+            (ask.growth, ask.waits) = (how, 0);
             return self.plan(ask, None);
         }
         if ask.failed.is_some() {
             ask.told = Some("upstream has too little");
         }
-        ask.refused = NoMemory::Below(ask.failed.take());
+        let failed = ask.failed.take();
+        ask.set_refused(NoMemory::Below(failed));
         None
     }
 
@@ -310,7 +319,12 @@ impl State {
                 if !is_growth || !(error.is_out_of_memory() || is_too_large) {
                     return Some(Step::Fail(error));
                 }
-                ask.failed = Some(error).filter(Error::is_out_of_memory);
+                if error.is_out_of_memory() {
+                    ask.set_failed(Some(error));
+                } else {
+                    ask.set_failed(None);
+                    ask.discarded.push(error);
+                }
                 self.try_again(ask, next)
             }
             _ => {

@@ -162,9 +162,10 @@ impl State {
     }
 
     /// Returns what the slow path begins with.
-    fn ask(&self, request: Request, stream: StreamRef) -> Ask {
+    fn ask(&mut self, request: Request, stream: StreamRef) -> Ask {
         let exact = self.heaps.exact(&request);
         let mut ask = Ask::new(request, exact, true, stream);
+        ask.is_impossible = !self.heaps.can_ever_serve(&exact);
         ask.idle = (!self.heaps.has_idle(exact.bytes)).then(|| self.heaps.idle_bytes());
         ask
     }

@@ -138,21 +138,24 @@ impl CentralCore {
         call: impl FnOnce() -> T,
     ) -> T {
         catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
-            let mut state = self.state.lock();
-            let owner = state.owner_of(stream);
-            let State { heaps, streams, .. } = &mut *state;
-            let freed =
-                heaps.free(ptr, Layout::new(request.requested), owner, streams.slot_mut(owner).epoch());
-            debug_assert!(freed.is_ok(), "{ptr:?} is in use: {freed:?}");
-            drop(state);
+            self.free_again(ptr, request, stream);
             resume_unwind(panic)
         })
     }
 
+    /// Frees a block that its caller never got.
+    pub(crate) fn free_again(&self, ptr: DevicePtr, request: &Request, stream: StreamRef) {
+        let mut state = self.state.lock();
+        let owner = state.owner_of(stream);
+        let State { heaps, streams, .. } = &mut *state;
+        let freed = heaps.free(ptr, Layout::new(request.requested), owner, streams.slot_mut(owner).epoch());
+        debug_assert!(freed.is_ok(), "{ptr:?} is in use: {freed:?}");
+    }
+
     /// Makes the calls of a task that takes no memory. Regions return to `below`.
     pub(crate) fn run_change(&self, task: Task, below: Option<Below<'_>>) -> (Task, Result<()>) {
-        let watch = self.watch();
         let run = |task: &mut Task| {
+            let watch = self.watch();
             let span = self.span("task", task.new_bytes(), StreamRef::LEGACY);
             let outcome = span.in_scope(|| {
                 if let (Task::Return(regions), Some(below)) = (&mut *task, below) {
@@ -163,17 +166,16 @@ impl CentralCore {
                 task.run(&*self.driver)
             });
             let bytes = task.released_bytes();
-            if bytes > 0 {
+            if bytes > 0 || outcome.is_err() {
                 self.note_return();
+            }
+            if bytes > 0 {
                 self.trace_release(bytes, &watch);
             }
-            outcome
+            // An error is reported here, too: a subscriber that panics must not lose the task.
+            outcome.map_err(|error| self.driver_error(error))
         };
-        let (task, outcome) = self.run_or_abort(task, run, |task| task.undo(&*self.driver));
-        if outcome.is_err() {
-            self.note_return();
-        }
-        (task, outcome.map_err(|error| self.driver_error(error)))
+        self.run_or_abort(task, run, |task| task.undo(&*self.driver))
     }
 
     /// Runs a task that takes no memory, and commits or aborts it; returns the bytes that it released.

@@ -45,6 +45,7 @@ impl Pages {
     /// Frees what a plan kept that was not run, or whose run failed.
     pub(super) fn abort_plan(&mut self, mut plan: Plan) {
         self.add_reservations(&plan);
+        self.budget.give_back(plan.work.spent_calls);
         self.extra_pieces -= plan.kept();
         for Kept { id, owner, epoch } in plan.before.drain(..).chain(plan.after.take()) {
             let (range, chunk) = unpack(id);

@@ -50,6 +50,8 @@ pub(super) struct Work {
     pub(super) granularity: u64,
     /// Sizes of the new handles in bytes, and the addresses of their primary mappings.
     pub(super) sizes: Vec<u64>,
+    /// Calls of the budget that went into more and smaller handles; a plan that is aborted gives them back.
+    pub(super) spent_calls: u64,
     pub(super) primaries: Addresses,
     /// The handles to map in an alias, and their addresses there.
     pub(super) sources: Vec<Source>,
@@ -118,13 +120,14 @@ impl Work {
     pub(super) fn new(
         backing: &Arc<Backing>,
         granularity: u64,
-        sizes: Vec<u64>,
+        (sizes, spent_calls): (Vec<u64>, u64),
         primaries: Addresses,
     ) -> Self {
         Self {
             backing: Arc::clone(backing),
             granularity,
             sizes,
+            spent_calls,
             primaries,
             sources: Vec::new(),
             alias: Addresses::At(0),
@@ -328,7 +331,7 @@ mod tests {
         ] {
             let device = SimDevice::new(SimConfig::with_capacity(capacity * MIB));
             let backing = Arc::<Backing>::default();
-            let mut work = Work::new(&backing, 2 * MIB, vec![8 * MIB; 2], Addresses::At(1 << 40));
+            let mut work = Work::new(&backing, 2 * MIB, (vec![8 * MIB; 2], 0), Addresses::At(1 << 40));
             device.set_faults(FaultPlan::nth_of(CallKind::MemCreate, refused, DriverError::OUT_OF_MEMORY));
             let outcome = work.create(&*device);
             let sizes: Vec<u64> = work.created.iter().map(|it| it.bytes / MIB).collect();
@@ -343,7 +346,7 @@ mod tests {
         let backing = Arc::<Backing>::default();
         let old = Source::Old { id: 0, physical: PhysicalHandle(0), bytes: UNIT };
         for (sources, calls) in [(vec![], 0), (vec![old; 2], 3), (vec![old, Source::New], 5)] {
-            let mut work = Work::new(&backing, UNIT, vec![UNIT; 3], Addresses::At(1 << 40));
+            let mut work = Work::new(&backing, UNIT, (vec![UNIT; 3], 0), Addresses::At(1 << 40));
             work.sources = sources;
             assert_eq!(work.alias_calls(), calls);
         }

@@ -26,6 +26,11 @@ impl CallBudget {
         self.spent += calls;
     }
 
+    /// Ends a plan that spent calls and was not run.
+    pub(super) fn give_back(&mut self, calls: u64) {
+        self.spent = self.spent.saturating_sub(calls);
+    }
+
     /// Returns the calls that may be spent now.
     pub(super) fn available(&self, policy: &Policy) -> u64 {
         policy.earned(self.operations).saturating_sub(self.spent)

@@ -254,7 +254,7 @@ const ROWS: [Row; 19] = [
         None,
         refuses(0),
         8,
-        "look, collect, collect, grow 8, collect, synchronize, return, grow 8, peers, below (true)",
+        "look, collect, collect, grow 8, collect, synchronize, return, return, grow 8, peers, below (true)",
     ),
     (
         "what was free elsewhere is unowned",
