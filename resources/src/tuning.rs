@@ -187,7 +187,7 @@ pub(crate) const EXIT_PATIENCE: Duration = Duration::from_millis(500);
 /// How long a fork waits for the decay step in progress.
 pub(crate) const FORK_PATIENCE: Duration = Duration::from_secs(1);
 
-// ---- backing, heap, block_map, stream_order, sync ----
+// ---- store, heap, block_map, stream_order, sync ----
 //
 // "Bytes" beside a threshold are bytes taken over peak live, the mean over six logs after 40 passes, eight
 // perturbed copies of each (`long_run --passes 40 --copies 8`, simulated H200): 1.063 as it is, with a spread

@@ -5,7 +5,7 @@
 //!    │ 1  stream cache  free blocks of this size, stream and thread      no lock      cache/
 //!    │ 2  arena         small blocks, in spans                           its lock     arena
 //!    │ 3  heaps         large blocks and spans; the reuse ladder         pool's lock  heaps, central/
-//!    ▼ 4  upstream, or pages that the pool maps                          no lock      central/, backing/
+//!    ▼ 4  upstream, or pages that the pool maps                          no lock      central/, store/
 //!
 //!  region from upstream ┌────────┬─────────┬──────┬───────────────┐
 //!                       │ in use │ free: A │ span │ free: unowned │   chunks, in address order
@@ -15,8 +15,8 @@
 //! ```
 //!
 //! Read it in this order: [`PoolMemoryResource`] and `fast_path`; `cache/`; `heap/`; `arena` and `heaps`;
-//! `block_map/` (from an address to its block); `central/` (reuse between streams, and
-//! growth); `decay/` (returns idle memory); `oom_advice` (what would have helped a request that failed).
+//! `store/` (regions and pages); `block_map/` (from an address to its block); `central/` (reuse between
+//! streams, and growth: `ladder` decides, `act` does); `decay/` (returns idle memory); `oom_advice` (what would have helped a request that failed).
 //!
 //! A freed block goes to the stream cache first, where neighbours do not join. Before the pool grows, it
 //! flushes the stream caches, so that neighbours join, and returns free spans to the large heap; see

@@ -35,7 +35,8 @@
 //! the request, the pool reclaims its blocks by synchronising: before it grows if they are more than an
 //! eighth of its memory, or, while streams are far behind, only before it is out of memory.
 //!
-//! **Locks.** One spin lock guards the blocks and the stream table; no foreign code (driver, upstream,
+//! **Locks.** One spin lock guards the large blocks and the stream table, and each arena has one of its own,
+//! which is taken alone or under the pool's; no foreign code (driver, upstream,
 //! callback, `tracing` event) runs under it. Calls take [turns](turns) on the slow path, which are no lock: a
 //! call from inside foreign code goes on, on the same thread and on others.
 

@@ -21,7 +21,8 @@ pub(super) const CALLS_FOR_HANDLE: u64 = 3;
 
 /// A block under way: the pieces and addresses kept for it, and the driver calls that it needs.
 ///
-/// [`Pages::commit`] ends a plan that was run, [`Pages::abort`] any other.
+/// [`Pages::commit_block`] or [`Pages::commit_reserve`] ends a plan that was run, [`Pages::abort_plan`] any
+/// other.
 #[derive(Debug)]
 #[must_use = "a plan keeps memory until it is committed or aborted"]
 pub(crate) struct Plan {

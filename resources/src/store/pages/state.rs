@@ -1,4 +1,4 @@
-//! The state of a paged backing: heaps over the primary mappings, handles, aliases and counters.
+//! The state of pages: heaps over the primary mappings, handles, aliases and counters.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Tests the paged backing with random programs, faults, and a device that checks every access.
+//! Tests pages with random programs, faults, and a device that checks every access.
 
 use std::sync::Arc;
 
