@@ -35,7 +35,6 @@ WRONG_STACKS = [
     "cuda+pool:reuse=all",
     "cuda+pool:decay=soon",
     "cuda+pool:share=all",
-    "cuda+pool:slack=x",
     "managed+pool:pages=on",
     "cuda+arena:size=x",
     "cuda+arena:size=1TiB",

@@ -72,9 +72,7 @@ pub use host_memory::{
     AnyHostResource, HostMemoryResource, HostResource, PageableHostMemoryResource, SamHeadroomMemoryResource,
     SystemMemoryResource,
 };
-pub use pool::{
-    Decay, PagesMode, PeerList, Peers, Pool, PoolLayer, PoolMemoryResource, PoolOptions, Share, Slack,
-};
+pub use pool::{Decay, PagesMode, PeerList, Peers, Pool, PoolLayer, PoolMemoryResource, PoolOptions, Share};
 pub use registry::{
     get_current_device_resource, get_per_device_resource, replace_per_device_resource,
     reset_current_device_resource, reset_per_device_resource, set_current_device_resource,

@@ -13,7 +13,6 @@ use crate::heap::request::{Cursor, Fit, Request};
 use crate::pool::arena::{Arena, Arenas, Shard};
 use crate::pool::cache::thread_cache::ThreadCaches;
 use crate::pool::shared::{CacheLimits, Shared};
-use crate::pool::slack::Slack;
 use crate::store::FixedBlocks;
 use crate::store::NoMemory;
 use crate::store::pages::{self, Pages};
@@ -79,7 +78,6 @@ impl Heaps {
         maximum_bytes: Option<u64>,
         pages: Option<u64>,
         device_total: Option<u64>,
-        slack: Slack,
         fixed: Option<FixedBlocks>,
     ) -> Self {
         let most = maximum_bytes.unwrap_or(u64::MAX);
@@ -87,8 +85,7 @@ impl Heaps {
             None => Box::new(Regions::new(most, fixed)),
             Some(granularity) => {
                 let total = device_total.unwrap_or(0);
-                let policy = Policy { slack: slack.thousandths().into(), ..Policy::default() };
-                Box::new(Pages::new(granularity, total, most, policy))
+                Box::new(Pages::new(granularity, total, most, Policy::default()))
             }
         };
         let shared = Shared {

@@ -9,7 +9,6 @@ use crate::pool::PoolMemoryResource;
 use crate::pool::decay::Decay;
 use crate::pool::options::{PagesMode, PoolOptions};
 use crate::pool::peers::{Peers, Share};
-use crate::pool::slack::Slack;
 use crate::stream_order::Reuse;
 
 /// Builds the layer `pool` from text.
@@ -30,10 +29,6 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
              none, or numbers as 0/1",
         ),
         ("share", "whether blocks can be exported to other processes: none (default), fd"),
-        (
-            "slack",
-            "how much more than its peak of live memory a pool with pages aims to hold: 1% (default), 5%",
-        ),
         ("reuse", "steps between streams: ordered/completed/waited (default), some of them, or own"),
     ],
     kind: LayerKind::ReadLayer(|params| {
@@ -42,7 +37,6 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
             decay: params.get("decay")?.unwrap_or_default(),
             peers: params.get("peers")?.unwrap_or_default(),
             share: params.get("share")?.unwrap_or_default(),
-            slack: params.get("slack")?.unwrap_or_default(),
             reuse: params.get("reuse")?.unwrap_or_default(),
             ..PoolOptions::default()
         };
@@ -126,12 +120,6 @@ impl PoolLayer {
         self
     }
 
-    /// Aims to hold at most this much more than the peak of live memory.
-    pub fn slack(mut self, slack: Slack) -> Self {
-        self.options.slack = slack;
-        self
-    }
-
     /// Allows these steps of the reuse ladder.
     pub fn reuse(mut self, reuse: Reuse) -> Self {
         self.options.reuse = reuse;
@@ -173,10 +161,8 @@ mod tests {
             .decay(Decay::Off)
             .peers(Peers::None)
             .share(Share::Fd)
-            .slack(Slack::from_thousandths(50).expect("it is below 100 %"))
             .reuse(Reuse::OWN_STREAM);
-        let text =
-            "cuda+pool:initial=4MiB,max=64MiB,pages=on,decay=off,peers=none,share=fd,slack=5%,reuse=own";
+        let text = "cuda+pool:initial=4MiB,max=64MiB,pages=on,decay=off,peers=none,share=fd,reuse=own";
         let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
         let pool = CudaMemoryResource::new(device).layer(layer).expect("a pool");
         assert_eq!(pool.to_string(), text);

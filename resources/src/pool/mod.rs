@@ -39,7 +39,6 @@ mod peers;
 mod reclaim;
 mod report;
 mod shared;
-mod slack;
 #[cfg(test)]
 mod tests;
 mod totals;
@@ -65,7 +64,6 @@ pub(crate) use crate::pool::layer::ENTRY;
 pub use crate::pool::layer::PoolLayer;
 pub use crate::pool::options::{PagesMode, PoolOptions};
 pub use crate::pool::peers::{PeerList, Peers, Share};
-pub use crate::pool::slack::Slack;
 pub(crate) use crate::store::FixedBlocks;
 
 use crate::debug_as_text::debug_as_text;
@@ -161,7 +159,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         }
         let backing = options.backing(&**upstream.driver(), pages.is_some())?;
         let total = PoolOptions::device_total(&upstream)?;
-        let mut heaps = Heaps::new(options.maximum_bytes, pages, total, options.slack, fixed);
+        let mut heaps = Heaps::new(options.maximum_bytes, pages, total, fixed);
         if let Some(pages) = heaps.store.pages_mut() {
             pages.set_backing(backing);
         }

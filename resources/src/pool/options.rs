@@ -13,7 +13,6 @@ use crate::driver_memory::CudaMemoryResource;
 use crate::heap::request::LARGEST_REQUEST;
 use crate::pool::decay::Decay;
 use crate::pool::peers::{Peers, Share};
-use crate::pool::slack::Slack;
 use crate::store::pages::Backing;
 use crate::stream_order::Reuse;
 use crate::tuning::LEAST_PAGES;
@@ -33,8 +32,6 @@ pub struct PoolOptions {
     pub peers: Peers,
     /// Whether blocks can be exported to other processes.
     pub share: Share,
-    /// How much more than its peak of live memory the pool aims to hold.
-    pub slack: Slack,
     /// Which steps of the reuse ladder between streams may be taken.
     pub reuse: Reuse,
 }
@@ -242,10 +239,6 @@ impl PoolOptions {
             write!(f, "{separator}share={}", self.share)?;
             separator = ',';
         }
-        if self.slack != Slack::default() {
-            write!(f, "{separator}slack={}", self.slack)?;
-            separator = ',';
-        }
         if self.reuse != Reuse::ALL {
             write!(f, "{separator}reuse={}", self.reuse)?;
         }
@@ -319,7 +312,7 @@ mod tests {
         {
             assert!(checked(initial, maximum).is_err(), "{initial}, {maximum:?}");
         }
-        let all = PoolOptions { slack: "5%".parse().expect("a slack"), ..PoolOptions::default() };
-        assert_eq!(all.checked(&cuda).expect("the device has room").slack, all.slack);
+        let all = PoolOptions { reuse: Reuse::OWN_STREAM, ..PoolOptions::default() };
+        assert_eq!(all.checked(&cuda).expect("the device has room").reuse, all.reuse);
     }
 }

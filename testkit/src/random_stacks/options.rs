@@ -60,7 +60,6 @@ const DRAWN: &[(&str, Options)] = &[
             ("decay", &["off", "100ms", "10s"]),
             ("peers", &["auto", "none"]),
             ("share", &["none", "fd"]),
-            ("slack", &["1%", "5%"]),
             ("reuse", &["own", "ordered", "completed", "waited", "ordered/completed"]),
         ],
     ),

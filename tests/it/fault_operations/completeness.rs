@@ -23,7 +23,6 @@ const WITHOUT_CALLS: &[(&str, &str)] = &[
     ("DeviceVec::element_ptr", "it computes an address"),
     ("CallbackMemoryResource::new", "it takes a function that returns a result"),
     ("PeerList::new", "it makes a list"),
-    ("Slack::from_thousandths", "it computes a share"),
     ("IpcHandle::can_access_peer", "it asks of another device, which these stages lack"),
     ("IpcHandle::from_bytes", "it reads bytes"),
     ("Importers::wait", "it waits for another process"),

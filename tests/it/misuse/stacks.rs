@@ -44,7 +44,7 @@ pub(crate) const STACKS: &[Program] = &[
         "a parameter that there is not",
         "cuda+pool:size=1GiB",
         "invalid stack: `pool` has no parameter `size`; it knows initial, max, pages, decay, peers, share, \
-         slack, reuse"
+         reuse"
     ),
     text!(
         "a parameter of a layer that takes none",
@@ -179,12 +179,6 @@ pub(crate) const STACKS: &[Program] = &[
         "cuda+pool:decay=720h",
         "invalid stack in `cuda+pool:decay=720h`: `decay=720h` of `pool`: invalid argument: a decay is off, \
          or a time such as 500ms, 10s or 2min, not `720h`"
-    ),
-    text!(
-        "a slack of half of a thousandth",
-        "cuda+pool:slack=0.05%",
-        "invalid stack in `cuda+pool:slack=0.05%`: `slack=0.05%` of `pool`: invalid argument: a slack is a \
-         percentage from 0% to 100% with at most one decimal place, such as 0.5%, not `0.05%`"
     ),
     text!(
         "a step of reuse between streams that there is not",

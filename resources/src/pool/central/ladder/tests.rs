@@ -6,7 +6,6 @@ use super::*;
 use crate::pool::central::Rules;
 use crate::pool::central::ask::Look;
 use crate::pool::heaps::Heaps;
-use crate::pool::slack::Slack;
 use crate::stream_order::Reuse;
 use crate::stream_order::backlog::Backlog;
 use crate::stream_order::streams::Streams;
@@ -49,7 +48,7 @@ impl Setup {
         let rules = Rules { reuse, maps_pages: false, upstream_is_ordered: false, has_peers: true };
         let state = State {
             rules,
-            heaps: Heaps::new(maximum, None, Some(1 << 40), Slack::default(), None),
+            heaps: Heaps::new(maximum, None, Some(1 << 40), None),
             streams: Streams::new(),
             ladder: LadderCounts::default(),
             backlog: Backlog::default(),
