@@ -11,6 +11,7 @@ use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 
 /// A change of the pool's memory that needs calls of the driver or upstream.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "a task is made once a growth and lives as long as its calls")]
 #[must_use = "a task keeps memory until it is committed or aborted"]
 pub(crate) enum Task {
     /// Maps pages.
