@@ -45,8 +45,8 @@ pub struct ResourceStatistics {
     pub bytes_reserved: u64,
     /// The highest [`bytes_reserved`](Self::bytes_reserved) so far.
     pub peak_bytes_reserved: u64,
-    /// Bytes that a pool over pages took so far beyond its slack, 1 % more than its peak of live memory, since
-    /// to save them would have cost more driver calls than it may spend.
+    /// Bytes that a pool over pages took so far beyond its slack, 1 % more than its peak of live memory,
+    /// since to save them would have cost more driver calls than it may spend.
     pub bytes_beyond_slack: u64,
     /// The largest free block: an upper bound of the requests that can be served without growth.
     pub largest_free_block: u64,

@@ -17,8 +17,8 @@ use millpond_testkit::Checked;
 use millpond_testkit::hooked::HookedDriver;
 
 const MIB: u64 = 1 << 20;
-/// The pool's first region, where the test needs one that it can fill. It is so small that the pool's slack, a
-/// part of its live memory, is not a page: the pool takes no memory that the story does not ask for.
+/// The pool's first region, where the test needs one that it can fill. It is so small that the pool's slack,
+/// a part of its live memory, is not a page: the pool takes no memory that the story does not ask for.
 const FIRST: u64 = 100 * MIB;
 /// A block that keeps neighbours apart: small ones lie elsewhere.
 const APART: u64 = MIB + 256;

@@ -16,7 +16,8 @@
 //!
 //! Read it in this order: [`PoolMemoryResource`] and `fast_path`; `cache/`; `heap/`; `arena` and `heaps`;
 //! `store/` (regions and pages); `block_map/` (from an address to its block); `central/` (reuse between
-//! streams, and growth: `ladder` decides, `act` does); `decay/` (returns idle memory); `oom_advice` (what would have helped a request that failed).
+//! streams, and growth: `ladder` decides, `act` does); `decay/` (returns idle memory); `oom_advice` (what
+//! would have helped a request that failed).
 //!
 //! A freed block goes to the stream cache first, where neighbours do not join. Before the pool grows, it
 //! flushes the stream caches, so that neighbours join, and returns free spans to the large heap; see

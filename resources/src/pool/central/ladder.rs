@@ -1,12 +1,13 @@
 //! The reuse ladder: what to do next for a request that found no free block.
 //!
-//! [`State::next`] runs under the pool's lock. It makes no driver call, reads no clock, calls no foreign code,
-//! and takes no lock but those of arenas and of the list of threads' caches, one at a time. It notes what the last step gave, and goes down the rungs until one needs a step. Each rung is a row of
+//! [`State::next`] runs under the pool's lock. It makes no driver call, reads no clock, calls no foreign
+//! code, and takes no lock but those of arenas and of the list of threads' caches, one at a time. It notes
+//! what the last step gave, and goes down the rungs until one needs a step. Each rung is a row of
 //! [`State::try_rung`]; the rungs are tried from top to bottom.
 
 use std::cmp::Reverse;
 
-use millpond_core::ErrorKind;
+use millpond_core::{ErrorKind, StreamRef};
 
 use crate::heap::request::Request;
 use crate::pool::central::State;
@@ -19,6 +20,15 @@ use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::tuning::{CALLS_PER_RELEASE, LAST_RETRIES, UNREACHABLE_SHARE};
 
 impl State {
+    /// Returns what the slow path begins with.
+    pub(super) fn ask(&mut self, request: Request, stream: StreamRef) -> Ask {
+        let exact = self.heaps.exact(&request);
+        let mut ask = Ask::new(request, exact, true, stream);
+        ask.is_impossible = !self.heaps.can_ever_serve(&exact);
+        ask.idle = (!self.heaps.has_idle(exact.bytes)).then(|| self.heaps.idle_bytes());
+        ask
+    }
+
     /// Returns the next step for a request, after the last `step` gave this answer.
     pub(crate) fn next(&mut self, ask: &mut Ask, step: Step, answer: Answer) -> Step {
         let mut next = self.note(ask, step, answer);

@@ -67,7 +67,6 @@ use std::time::Instant;
 use crate::block_map::BlockEntry;
 use crate::driver_memory::CudaMemoryResource;
 use crate::heap::request::Request;
-use crate::pool::central::ask::Ask;
 use crate::pool::central::device_books::{Device, Returns};
 use crate::pool::central::turns::Turns;
 use crate::pool::heaps::Heaps;
@@ -160,15 +159,6 @@ impl State {
         let owner = self.streams.owner_of(stream);
         self.heaps.set_streams(self.streams.len());
         owner
-    }
-
-    /// Returns what the slow path begins with.
-    fn ask(&mut self, request: Request, stream: StreamRef) -> Ask {
-        let exact = self.heaps.exact(&request);
-        let mut ask = Ask::new(request, exact, true, stream);
-        ask.is_impossible = !self.heaps.can_ever_serve(&exact);
-        ask.idle = (!self.heaps.has_idle(exact.bytes)).then(|| self.heaps.idle_bytes());
-        ask
     }
 
     /// Forgets streams that own no free block, once there are many.

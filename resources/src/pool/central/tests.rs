@@ -11,6 +11,7 @@ use millpond_driver::sim::{FaultPlan, SimConfig, SimDevice};
 
 use super::*;
 use crate::heap::request::Request;
+use crate::pool::central::ask::Ask;
 use crate::pool::heaps::Reclaim;
 use crate::stream_order::{ANY_STREAM, Owner};
 use crate::{CudaMemoryResource, PagesMode, PoolLayer, PoolMemoryResource, Reuse};

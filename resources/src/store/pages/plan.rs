@@ -214,10 +214,10 @@ impl Pages {
         if needed > available { Err(Refused { needed, available }) } else { Ok(()) }
     }
 
-    /// Returns the sizes of new handles, about equal, of `new` bytes together, and the calls of the budget that
-    /// this spent: large ones, or smaller ones as
-    /// far as the budget pays for more driver calls. Blocks are stitched from small handles with less waste
-    /// (without smaller ones, six logs take 1.083 of what is live after 40 passes instead of 1.063).
+    /// Returns the sizes of new handles, about equal, of `new` bytes together, and the calls of the budget
+    /// that this spent: large ones, or smaller ones as far as the budget pays for more driver calls. Blocks
+    /// are stitched from small handles with less waste (without smaller ones, six logs take 1.083 of what is
+    /// live after 40 passes instead of 1.063).
     fn sizes(&mut self, range: AddressRange, new: u64, request: u64) -> (Vec<u64>, u64) {
         let most = match range {
             AddressRange::Small => request.max(self.granularity),
