@@ -3,7 +3,6 @@
 use millpond_core::align_up;
 
 use crate::block_map::{ChunkId, NIL};
-use crate::store::Store;
 use crate::store::pages::driver_calls::{Addresses, Created, Source, Work, upper_range};
 use crate::store::pages::handles::AddressRange;
 use crate::store::pages::handles::{Handle, HandleId};
@@ -110,7 +109,7 @@ impl Pages {
         let created = plan.work.created.iter().map(add).collect();
         self.planned -= new;
         self.heap_mut(range).extend(base, new, ANY_STREAM, 0);
-        self.peak_bytes_reserved = self.peak_bytes_reserved.max(self.bytes_reserved());
+        self.peak_bytes_reserved = self.peak_bytes_reserved.max(self.held());
         created
     }
 

@@ -4,7 +4,6 @@ use millpond_core::ALLOCATION_ALIGNMENT;
 
 use crate::block_map::{ChunkId, NIL};
 use crate::heap::request::Request;
-use crate::store::Store;
 use crate::store::pages::free_ends::{FreeEnds, OwnerFilter, Piece};
 use crate::store::pages::free_extents::FreeExtent;
 use crate::store::pages::handles::{AddressRange, AliasId};
@@ -45,8 +44,8 @@ impl Pages {
         let is_plain =
             request.alignment == ALLOCATION_ALIGNMENT && self.range_of(request) == AddressRange::Large;
         let (owner, free) = match filter {
-            OwnerFilter::Only(owner, _) => (owner, self.free_bytes(owner)),
-            OwnerFilter::With(owner) => (owner, self.free_bytes(owner) + self.free_bytes(ANY_STREAM)),
+            OwnerFilter::Only(owner, _) => (owner, self.free_of(owner)),
+            OwnerFilter::With(owner) => (owner, self.free_of(owner) + self.free_of(ANY_STREAM)),
         };
         if !is_plain || free < request.bytes || self.aliases.mappings == 0 {
             return None;

@@ -6,7 +6,6 @@ use millpond_core::driver::{Driver, DriverResult};
 use crate::block_map::ChunkId;
 use crate::heap::chunk::Chunk;
 use crate::heap::request::Request;
-use crate::store::Store;
 use crate::store::pages::driver_calls::{Addresses, Source, Work};
 use crate::store::pages::free_ends::{FreeEnds, OwnerFilter, Piece};
 use crate::store::pages::handles::AddressRange;
@@ -97,14 +96,14 @@ impl Plan {
 impl Pages {
     /// Returns the bytes that the pool may take from the driver, in whole granules.
     fn available(&self, most_new: u64) -> u64 {
-        let available = self.maximum_bytes.saturating_sub(self.bytes_reserved()).min(most_new);
+        let available = self.maximum_bytes.saturating_sub(self.held()).min(most_new);
         available / self.granularity * self.granularity
     }
 
     /// Returns the bytes by which the pool may grow before it stitches blocks instead.
     pub(super) fn room(&self, most_new: u64) -> u64 {
         let allowed = self.policy.allowed(self.peak_live, &self.budget);
-        let room = allowed.saturating_sub(self.bytes_reserved());
+        let room = allowed.saturating_sub(self.held());
         (room / self.granularity * self.granularity).min(self.available(most_new))
     }
 
@@ -163,7 +162,7 @@ impl Pages {
         }
         let mut plan = self.plan_growth(range, growth, tail.map(|tail| (tail, owner)), missing, most_new)?;
         if range == AddressRange::Large {
-            let within = self.policy.target(self.peak_live).saturating_sub(self.bytes_reserved() - growth);
+            let within = self.policy.target(self.peak_live).saturating_sub(self.held() - growth);
             plan.beyond_slack = growth.saturating_sub(within);
         }
         Ok(plan)
@@ -225,7 +224,7 @@ impl Pages {
         };
         let (mut count, mut spent) = (new.div_ceil(most), 0);
         // Beyond the most slack, smaller handles would not save memory worth their calls.
-        if range == AddressRange::Large && self.bytes_reserved() + new <= self.policy.most(self.peak_live) {
+        if range == AddressRange::Large && self.held() + new <= self.policy.most(self.peak_live) {
             let more = self.budget.available_later(&self.policy) / CALLS_FOR_HANDLE;
             let more = more.min((new / self.granularity).saturating_sub(count));
             spent = more * CALLS_FOR_HANDLE;
@@ -395,6 +394,7 @@ mod tests {
     use millpond_driver::sim::{SimConfig, SimDevice};
 
     use super::*;
+    use crate::store::Store;
     use crate::tuning::Policy;
 
     const MIB: u64 = 1 << 20;

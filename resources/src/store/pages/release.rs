@@ -10,7 +10,6 @@ use rustc_hash::FxHashSet;
 use crate::block_map::ChunkId;
 use crate::heap::request::Cursor;
 use crate::heap::{Heap, next_size};
-use crate::store::Store;
 use crate::store::pages::driver_calls::Retired;
 use crate::store::pages::handles::{AddressRange, RANGES};
 use crate::store::pages::handles::{AliasId, Handle, HandleId, Handles};
@@ -83,7 +82,7 @@ impl Release {
 impl Pages {
     /// Returns whether the pool holds more than its target, and is quiet.
     pub(crate) fn has_excess(&self) -> bool {
-        let reserved = self.bytes_reserved();
+        let reserved = self.held();
         // Each large request asks this: the condition that is seldom true comes first.
         self.used() <= reserved / QUIET_SHARE && reserved > self.target_bytes() + self.granularity
     }

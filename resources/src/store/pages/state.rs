@@ -169,6 +169,16 @@ impl Pages {
         }
     }
 
+    /// Returns the bytes of physical memory, including plans and releases under way.
+    pub(super) fn held(&self) -> u64 {
+        self.handles.bytes + self.planned + self.retiring
+    }
+
+    /// Returns the bytes in the free chunks of an owner.
+    pub(super) fn free_of(&self, owner: Owner) -> u64 {
+        self.heaps.iter().map(|heap| heap.free_bytes(owner)).sum()
+    }
+
     /// Sets how new memory is made, and which devices have access to it.
     pub(crate) fn set_backing(&mut self, backing: Backing) {
         self.backing = Arc::new(backing);

@@ -194,7 +194,7 @@ impl Store for Pages {
     }
 
     fn bytes_reserved(&self) -> u64 {
-        self.handles.bytes + self.planned + self.retiring
+        self.held()
     }
 
     fn totals(&self) -> Totals {

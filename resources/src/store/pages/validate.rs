@@ -3,7 +3,6 @@
 use rustc_hash::FxHashSet;
 
 use crate::block_map::NIL;
-use crate::store::Store;
 use crate::store::pages::handles::AddressRange;
 use crate::store::pages::state::{Pages, pack, unpack};
 
@@ -32,8 +31,8 @@ impl Pages {
         let unfinished: u64 = self.unfinished.iter().map(|retired| retired.bytes).sum();
         assert!(unfinished <= self.retiring, "an unfinished release does not count as reserved"); // 6
         let reserved: u64 = self.heaps.iter().map(|heap| heap.bytes_reserved).sum();
-        assert_eq!(self.bytes_reserved(), reserved + self.planned + self.retiring); // 6
-        assert!(self.bytes_reserved() <= self.maximum_bytes, "the pool exceeds its maximum");
+        assert_eq!(self.held(), reserved + self.planned + self.retiring); // 6
+        assert!(self.held() <= self.maximum_bytes, "the pool exceeds its maximum");
     }
 
     fn validate_ranges(&self) {
@@ -85,6 +84,7 @@ impl Pages {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::Store;
     use crate::stream_order::ANY_STREAM;
     use crate::tuning::Policy;
 
