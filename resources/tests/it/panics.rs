@@ -242,8 +242,8 @@ fn use_with_work(stack: &AnyResource, device: &SimDevice, streams: [StreamRef; 2
 #[test]
 fn a_panic_of_the_driver_or_of_a_subscriber_costs_the_call_alone() {
     hide_panics_on_purpose();
-    // With a single subscriber in the process, `tracing` asks that of the thread that comes to an event first,
-    // which may have none: the event would be counted from some round on. With two it asks both.
+    // With a single subscriber in the process, `tracing` asks that of the thread that comes to an event
+    // first, which may have none: the event would be counted from some round on. With two it asks both.
     static SECOND: OnceLock<tracing::Dispatch> = OnceLock::new();
     SECOND.get_or_init(|| tracing::Dispatch::new(Subscriber));
     let _events = tracing::subscriber::set_default(Subscriber);
