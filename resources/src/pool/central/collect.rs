@@ -1,7 +1,7 @@
 //! Learns which work of other streams is done, so that a request may take their free blocks.
 //!
 //! What to ask is a value, made under the lock ([`State::inquire`]); the driver is asked without it
-//! ([`CentralCore::ask`]), and what it said is noted under the lock again ([`State::learn`]). The pool can
+//! ([`CentralCore::ask`]), and its answers are noted under the lock again ([`State::learn`]). The pool can
 //! also serve a request by growth. So an error of the driver is reported to the caller only if the device is
 //! lost; otherwise the pool goes on without that stream's event.
 
@@ -68,7 +68,7 @@ pub(crate) enum Begun {
     Left,
 }
 
-/// What to ask the driver of other streams, and what it said.
+/// Questions about other streams for the driver, and its answers.
 #[derive(Debug, Default)]
 pub(crate) struct Inquiry {
     /// Recorded events, and the epoch that an event should cover.
@@ -259,7 +259,7 @@ impl Record {
 
 impl CentralCore {
     /// Asks the driver which work of other streams is completed, and makes the completed blocks unowned, so
-    /// that neighbours of different streams join. `stream` is that of the call in progress, if there is one.
+    /// that neighbours of different streams join. `stream` is the stream of the call in progress.
     pub(crate) fn collect_completed(&self, stream: Option<StreamRef>, may_stay: bool) -> Result<()> {
         let mut next = Some(self.state.lock().inquire(None, may_stay));
         while let Some(mut inquiry) = next {

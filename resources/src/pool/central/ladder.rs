@@ -1,8 +1,8 @@
 //! The reuse ladder: what to do next for a request that found no free block.
 //!
 //! [`State::next`] runs under the pool's lock. It makes no driver call, reads no clock, calls no foreign
-//! code, and takes no lock but those of arenas and of the list of threads' caches, one at a time. It notes
-//! what the last step gave, and goes down the rungs until one needs a step. Each rung is a row of
+//! code, and takes only the locks of arenas and of the list of threads' caches, one at a time. It notes what
+//! the last step gave, and goes down the rungs until one needs a step. Each rung is a row of
 //! [`State::try_rung`]; the rungs are tried from top to bottom.
 
 use std::cmp::Reverse;

@@ -290,7 +290,7 @@ fn a_request_goes_down_the_rungs() {
     assert!(wrong.is_empty(), "{}", wrong.join("; "));
 }
 
-/// Lets the pool hold blocks in use, so that it prefers regions of 32 MiB, an eighth of what it holds.
+/// Lets the pool hold blocks in use, so that it prefers regions of 32 MiB, an eighth of its memory.
 fn prefer_large_regions(setup: &mut Setup) {
     for mib in [256, 4, 8, 16] {
         setup.add_region(mib * MIB, stream(1));
