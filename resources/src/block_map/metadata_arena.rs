@@ -5,7 +5,8 @@
 
 use std::alloc::{self, Layout};
 
-use crate::tuning::FIRST_PIECE_BYTES;
+/// Bytes of the first piece: a small pool needs little. Each further one is twice as large.
+const FIRST_PIECE: usize = 16 << 10;
 
 /// Bytes of a huge page, and of the largest pieces.
 const HUGE_PAGE: usize = 2 << 20;
@@ -51,7 +52,7 @@ impl MetadataArena {
 
     /// Adds a piece with room for `first` at its start.
     fn add_piece(&mut self, first: Layout) -> *mut u8 {
-        let next = self.pieces.last().map_or(FIRST_PIECE_BYTES, |(_, last)| (last.size() * 2).min(HUGE_PAGE));
+        let next = self.pieces.last().map_or(FIRST_PIECE, |(_, last)| (last.size() * 2).min(HUGE_PAGE));
         let bytes = next.max(first.size());
         let align = if bytes.is_multiple_of(HUGE_PAGE) { HUGE_PAGE } else { 4096.max(first.align()) };
         let layout = Layout::from_size_align(bytes, align).expect("sizes are powers of two");

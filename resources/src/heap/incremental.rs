@@ -3,7 +3,7 @@
 use crate::block_map::ChunkId;
 use crate::heap::Heap;
 use crate::stream_order::{Epoch, Owner};
-use crate::tuning::CHUNKS_PER_STEP;
+use crate::tuning::CHUNKS_COMPARED;
 
 /// Returns a size in bytes of the next bin, or of one after it.
 pub(crate) fn next_size(bytes: u64) -> u64 {
@@ -22,9 +22,9 @@ impl Heap {
         bytes: u64,
     ) -> Option<u64> {
         let mut seen: Vec<ChunkId> =
-            self.free_from(from, bytes).map(|(id, _)| id).take(CHUNKS_PER_STEP).collect();
+            self.free_from(from, bytes).map(|(id, _)| id).take(CHUNKS_COMPARED).collect();
         let last = self.chunks[*seen.last()?].bytes;
-        let has_more = seen.len() == CHUNKS_PER_STEP;
+        let has_more = seen.len() == CHUNKS_COMPARED;
         seen.retain(|id| self.chunks[*id].epoch() <= upto);
         // Chunks that move leave their bin; if none does, the next step starts at the next bin.
         let next = if seen.is_empty() { next_size(last) } else { last };
@@ -63,7 +63,7 @@ mod tests {
         while let Some(bytes) = at {
             let before = free_chunks(heap, OWNER);
             at = heap.migrate_step(OWNER, upto, ANY_STREAM, 0, bytes);
-            assert!(before - free_chunks(heap, OWNER) <= CHUNKS_PER_STEP, "a step is short");
+            assert!(before - free_chunks(heap, OWNER) <= CHUNKS_COMPARED, "a step is short");
             steps += 1;
         }
         heap.validate();
@@ -72,13 +72,13 @@ mod tests {
 
     #[test]
     fn steps_migrate_all_chunks_of_the_epochs() {
-        for chunks in [0, 1, CHUNKS_PER_STEP - 1, CHUNKS_PER_STEP, 3 * CHUNKS_PER_STEP + 1] {
+        for chunks in [0, 1, CHUNKS_COMPARED - 1, CHUNKS_COMPARED, 3 * CHUNKS_COMPARED + 1] {
             for upto in [0, chunks / 2, chunks] {
                 let mut heap = apart(chunks, |index| 4096 * (1 + index as u64));
                 let steps = migrate(&mut heap, upto as Epoch);
                 let moved = free_chunks(&heap, ANY_STREAM);
                 assert_eq!((moved, free_chunks(&heap, OWNER)), (upto, chunks - upto), "{upto} of {chunks}");
-                assert!(steps <= 2 + chunks / CHUNKS_PER_STEP, "{steps} steps for {chunks} chunks");
+                assert!(steps <= 2 + chunks / CHUNKS_COMPARED, "{steps} steps for {chunks} chunks");
             }
         }
     }
@@ -86,7 +86,7 @@ mod tests {
     /// Chunks of one size are in one bin, which the next step looks at again only while some of it move.
     #[test]
     fn steps_end_where_no_chunk_of_a_bin_may_move() {
-        let mut heap = apart(2 * CHUNKS_PER_STEP, |_| 4096);
+        let mut heap = apart(2 * CHUNKS_COMPARED, |_| 4096);
         assert_eq!(migrate(&mut heap, 0), 2);
         assert_eq!(free_chunks(&heap, ANY_STREAM), 0);
     }
@@ -98,7 +98,7 @@ mod tests {
             assert_eq!(next_size(bytes), next);
         }
         // Of the smaller chunks none may move, and they fill a step.
-        let mut heap = apart(CHUNKS_PER_STEP + 3, |index| if index < 3 { 4608 } else { 4096 });
+        let mut heap = apart(CHUNKS_COMPARED + 3, |index| if index < 3 { 4608 } else { 4096 });
         migrate(&mut heap, 3);
         assert_eq!(free_chunks(&heap, ANY_STREAM), 3);
     }

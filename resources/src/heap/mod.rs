@@ -446,7 +446,7 @@ impl Heap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tuning::LARGE_FITS_COMPARED;
+    use crate::tuning::CHUNKS_COMPARED;
     use millpond_core::Layout;
 
     const OWNER: Owner = 1;
@@ -457,7 +457,7 @@ mod tests {
 
     /// A heap of free chunks that lie apart, each with its owner and bytes.
     fn apart(chunks: &[(Owner, u64)]) -> Heap {
-        let mut heap = Heap::new(LARGE_FITS_COMPARED);
+        let mut heap = Heap::new(CHUNKS_COMPARED);
         for ((owner, bytes), base) in chunks.iter().zip(1..) {
             heap.add_region(base << 32, *bytes, *owner, 0);
         }
@@ -466,7 +466,7 @@ mod tests {
 
     /// Free neighbours, each with its owner and bytes.
     fn row(chunks: &[(Owner, u64)]) -> Heap {
-        let mut heap = Heap::new(LARGE_FITS_COMPARED);
+        let mut heap = Heap::new(CHUNKS_COMPARED);
         heap.has_one_stream = false;
         let mut rest = heap.add_region(1 << 32, chunks.iter().map(|(_, bytes)| bytes).sum(), ANY_STREAM, 0);
         let mut taken = Vec::new();
@@ -534,7 +534,7 @@ mod tests {
     /// A range joins the region that ends where it begins, whether that is the last one or not.
     #[test]
     fn a_range_extends_the_region_before_it() {
-        let mut heap = Heap::new(LARGE_FITS_COMPARED);
+        let mut heap = Heap::new(CHUNKS_COMPARED);
         let (low, high) = (1 << 32, 2 << 32);
         heap.extend(low, 4096, ANY_STREAM, 0);
         heap.extend(high, 4096, ANY_STREAM, 0);

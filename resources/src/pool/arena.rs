@@ -14,12 +14,13 @@ use crate::heap::owner_bits::OwnerBits;
 use crate::store::{NewSpan, Store};
 use crate::stream_order::{Epoch, Owner};
 use crate::sync::spin_lock::{SpinGuard, SpinLock};
-use crate::tuning::{
-    ARENAS, ARENAS_PER_THREAD, CONTENDED_SPAN, SMALL_FITS_COMPARED, SMALLEST_SPAN, SPAN_SHARE,
-};
+use crate::tuning::{FEW_COMPARED, LEAST_PIECE, LITTLE, SPAN_BYTES};
 
 /// The number of an arena.
 pub(super) type Shard = u8;
+
+/// Entries of the tables that have one for each arena.
+pub(super) const ARENAS: usize = 64;
 
 /// All arenas of a pool.
 #[derive(Debug)]
@@ -65,7 +66,7 @@ pub(super) struct Span {
 
 impl Arena {
     fn new() -> Self {
-        Self { heap: Heap::new(SMALL_FITS_COMPARED), spans: FxHashMap::default(), taker: 0 }
+        Self { heap: Heap::new(FEW_COMPARED), spans: FxHashMap::default(), taker: 0 }
     }
 
     /// Adds a span, free for `owner`.
@@ -107,16 +108,17 @@ impl Arena {
     /// Returns the bytes that the next span should have.
     pub(super) fn span_wanted(&self, most: u64, are_contended: bool) -> u64 {
         if are_contended {
-            return CONTENDED_SPAN.min(most);
+            return SPAN_BYTES.min(most);
         }
-        (self.heap.bytes_reserved / SPAN_SHARE).next_power_of_two().clamp(SMALLEST_SPAN, most)
+        (self.heap.bytes_reserved / LITTLE).next_power_of_two().clamp(LEAST_PIECE, most)
     }
 }
 
 impl Arenas {
     pub(super) fn new() -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        Self::with_limit((threads * ARENAS_PER_THREAD).clamp(1, ARENAS) as u8)
+        // Two for each thread that can run at once: a thread that moves finds an unused one.
+        Self::with_limit((2 * threads).min(ARENAS) as u8)
     }
 
     /// Creates one arena; `limit` is the most that may be made.

@@ -362,7 +362,7 @@ mod tests {
     use millpond_driver::sim::{SimConfig, SimDevice};
 
     use super::*;
-    use crate::tuning::MAX_STREAM_CACHES;
+    use crate::pool::cache::thread_cache::MAX_STREAM_CACHES;
     use crate::{CudaMemoryResource, PagesMode, PoolLayer};
 
     /// The largest block of an arena comes from there without the pool's lock, and a larger one does not.

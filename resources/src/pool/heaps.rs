@@ -20,7 +20,7 @@ use crate::store::{Committed, Growth, Need, NewSpan, Purpose, Regions, Store, Ta
 use crate::stream_order::streams::StreamCell;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::sync::spin_lock::SpinGuard;
-use crate::tuning::{ALLOCATIONS_PER_RELEASE, DEVICE_PAGE, PAGED_SPAN_BYTES, Policy, SPAN_BYTES};
+use crate::tuning::{CALLS_PER_RELEASE, DEVICE_PAGE, Policy, SPAN_BYTES};
 
 /// The number of the heap of large blocks in the block map.
 pub(super) const LARGE: HeapId = 0;
@@ -164,7 +164,7 @@ impl Heaps {
     /// Returns the most bytes of a span. Over pages it is one handle, which can be released alone, unless
     /// threads contend: then growth costs more than the memory.
     fn largest_span(&self, are_contended: bool) -> u64 {
-        if self.shared.over_pages && !are_contended { PAGED_SPAN_BYTES } else { SPAN_BYTES }
+        if self.shared.over_pages && !are_contended { DEVICE_PAGE } else { SPAN_BYTES }
     }
 
     /// Takes the small block that `find` finds in an arena.
@@ -462,7 +462,7 @@ impl Heaps {
             return false;
         }
         self.allocations_with_excess = self.allocations_with_excess.wrapping_add(1);
-        if !self.allocations_with_excess.is_multiple_of(ALLOCATIONS_PER_RELEASE) {
+        if !self.allocations_with_excess.is_multiple_of(CALLS_PER_RELEASE as u32) {
             return false;
         }
         let (calls, (_, operations)) = (self.calls_to_collect(), self.live_bytes_and_operations());

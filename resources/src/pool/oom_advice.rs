@@ -15,7 +15,7 @@ use crate::pool::heaps::{Heaps, LARGE};
 use crate::pool::oom_map;
 use crate::store::pages::Pages;
 use crate::stream_order::{ANY_STREAM, Owner};
-use crate::tuning::{DEVICE_PAGE, PAGED_SPAN_BYTES};
+use crate::tuning::DEVICE_PAGE;
 
 /// The circumstances of a request that could not be served.
 #[derive(Clone, Copy, Debug)]
@@ -184,7 +184,7 @@ fn needed(heaps: &mut Heaps, request: &Request, owner: Owner) -> u64 {
     let span = heaps.is_small(request).then(|| {
         let arena = heaps.shared.arenas.lock(request.shard);
         // A growth takes a larger span where it fits.
-        Request { bytes: heaps.span_wanted(&arena, request).min(PAGED_SPAN_BYTES), ..*request }
+        Request { bytes: heaps.span_wanted(&arena, request).min(DEVICE_PAGE), ..*request }
     });
     match span {
         Some(span) if heaps.shared.over_pages => heaps.store.needed(ANY_STREAM, &span, true),

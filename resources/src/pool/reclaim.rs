@@ -13,7 +13,7 @@ use crate::pool::cache::stream_cache::StreamCache;
 use crate::pool::cache::thread_cache::ThreadCache;
 use crate::pool::heaps::{Heaps, Reclaim};
 use crate::stream_order::{Epoch, Owner};
-use crate::tuning::{FLUSH_SHARE, FLUSH_SHARE_CONTENDED, FLUSH_SHARE_CONTENDED_PAGES};
+use crate::tuning::LITTLE;
 
 impl Heaps {
     /// Returns the only arena that serves the request; `None` if all arenas do.
@@ -84,13 +84,9 @@ impl Heaps {
             }
             _ => self.store.bytes_reserved(),
         };
-        let worthwhile = match (self.maps_pages(), self.shared.arenas.are_contended()) {
-            (false, false) => reserved / FLUSH_SHARE,
-            (true, false) => 0,
-            (false, true) => reserved / FLUSH_SHARE_CONTENDED,
-            (true, true) => reserved / FLUSH_SHARE_CONTENDED_PAGES,
-        };
-        if how == Reclaim::All && !self.is_short && held < worthwhile {
+        // Over regions, and while threads contend, growing costs less than the loss of their caches.
+        let is_little = !self.shared.saves_memory() && held < reserved / LITTLE;
+        if how == Reclaim::All && !self.is_short && is_little {
             thread_caches.clear();
         }
         for stream_cache in thread_caches.iter().flat_map(|thread_cache| thread_cache.stream_caches()) {

@@ -19,12 +19,13 @@ use crate::heap::Heap;
 use crate::heap::chunk::Chunk;
 use crate::heap::request::Request;
 use crate::heap::size_class::LARGEST_SMALL;
-use crate::pool::arena::Arenas;
+use crate::pool::arena::{ARENAS, Arenas};
+use crate::pool::cache::stream_cache::DEPTH;
 use crate::pool::heaps::Reclaim;
 use crate::pool::{PagesMode, Pool, PoolLayer, PoolMemoryResource};
 use crate::store::NewSpan;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
-use crate::tuning::{ARENAS, LARGEST_SMALL_OVER_PAGES, STACK_BLOCKS};
+use crate::tuning::LARGEST_SMALL_OVER_PAGES;
 use crate::{CallbackMemoryResource, CudaMemoryResource, Reuse};
 
 const OWNERS: Owner = 4;
@@ -453,12 +454,12 @@ fn pool_over_cuda(pages: PagesMode) -> PoolMemoryResource<CudaMemoryResource> {
 fn a_full_stack_is_freed_by_half() {
     const BYTES: u64 = 1024;
     let pool = pool_over_cuda(PagesMode::Off);
-    let blocks = (0..2 * STACK_BLOCKS).map(|_| pool.allocate_bytes(BYTES, StreamRef::LEGACY).expect("room"));
+    let blocks = (0..2 * DEPTH).map(|_| pool.allocate_bytes(BYTES, StreamRef::LEGACY).expect("room"));
     let mut held = 0;
     for ptr in blocks.collect::<Vec<_>>() {
         // SAFETY: the block came from the pool with this size and is freed once.
         unsafe { pool.deallocate_bytes(ptr, BYTES, StreamRef::LEGACY) };
-        held = if held == STACK_BLOCKS { STACK_BLOCKS / 2 } else { held + 1 };
+        held = if held == DEPTH { DEPTH / 2 } else { held + 1 };
         let totals = pool.shared.thread_caches.my_cache(pool.id).counts.totals();
         assert_eq!(totals.blocks_held, held as u64);
     }

@@ -12,7 +12,7 @@ use crate::store::{
     Totals, Try, Whose,
 };
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
-use crate::tuning::{DEVICE_PAGE, LARGE_FITS_COMPARED, REGION_SHARE, REGION_UNIT};
+use crate::tuning::{CHUNKS_COMPARED, DEVICE_PAGE, LITTLE};
 
 /// The blocks of a pool in which all have one size.
 #[derive(Clone, Copy, Debug)]
@@ -51,9 +51,9 @@ impl Growth {
 impl Regions {
     pub(crate) fn new(maximum_bytes: u64, fixed: Option<FixedBlocks>) -> Self {
         Self {
-            heap: Heap::new(LARGE_FITS_COMPARED),
+            heap: Heap::new(CHUNKS_COMPARED),
             maximum_bytes,
-            next_region: REGION_UNIT,
+            next_region: DEVICE_PAGE,
             fixed,
             peak_bytes_reserved: 0,
             growing: 0,
@@ -274,8 +274,8 @@ impl Store for Regions {
         if least > room {
             return None;
         }
-        let most = (held / REGION_SHARE).max(REGION_UNIT);
-        let wanted = Heap::region_for(request, self.next_region.min(most), REGION_UNIT);
+        let most = (held / LITTLE).max(DEVICE_PAGE);
+        let wanted = Heap::region_for(request, self.next_region.min(most), DEVICE_PAGE);
         let preferred = wanted.min(room & !(ALLOCATION_ALIGNMENT - 1)).max(least);
         Some(Growth { preferred, least, unit: ALLOCATION_ALIGNMENT })
     }

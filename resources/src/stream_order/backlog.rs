@@ -6,7 +6,7 @@
 //! own blocks first, and the pool takes new memory before another stream's. Where streams keep up, their
 //! freed blocks soon become unowned.
 
-use crate::tuning::{FAR_BEHIND_NS, LONGEST_BACKLOG_NS, LOOKS_WITHOUT};
+use crate::tuning::{FAR_BEHIND_NS, LOOKS_WITHOUT, PATIENCE};
 
 /// Whether streams were far behind lately.
 #[derive(Debug, Default)]
@@ -26,7 +26,7 @@ impl Backlog {
     pub(crate) fn note(&mut self, now_ns: u64, behind_ns: u64) {
         if Self::is_far(behind_ns) {
             *self = Self { looks_left: LOOKS_WITHOUT, seen_ns: now_ns };
-        } else if now_ns.saturating_sub(self.seen_ns) >= LONGEST_BACKLOG_NS {
+        } else if now_ns.saturating_sub(self.seen_ns) >= PATIENCE.as_nanos() as u64 {
             self.looks_left = 0;
         } else {
             self.looks_left = self.looks_left.saturating_sub(1);
@@ -60,10 +60,11 @@ mod tests {
             backlog.note(6, 0);
         }
         assert!(!backlog.is_long());
+        let long_after = PATIENCE.as_nanos() as u64;
         backlog.note(7, FAR_BEHIND_NS);
-        backlog.note(6 + LONGEST_BACKLOG_NS, 0);
+        backlog.note(6 + long_after, 0);
         assert!(backlog.is_long());
-        backlog.note(7 + LONGEST_BACKLOG_NS, 0);
+        backlog.note(7 + long_after, 0);
         assert!(!backlog.is_long(), "the backlog was seen long ago");
     }
 }

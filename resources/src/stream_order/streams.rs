@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
-use crate::tuning::FIRST_SWEEP;
+use crate::tuning::FEW_STREAMS;
 
 /// The state of a stream that threads use without the lock. The table keeps the stream while a thread or a
 /// stream cache holds its cell.
@@ -155,7 +155,7 @@ pub(crate) struct Streams {
 
 impl Streams {
     pub(crate) fn new() -> Self {
-        Self { slots: vec![None], sweep_at: FIRST_SWEEP, ..Self::default() }
+        Self { slots: vec![None], sweep_at: FEW_STREAMS, ..Self::default() }
     }
 
     /// Returns the owner number of a stream, which is added if it is new.
@@ -209,7 +209,7 @@ impl Streams {
             slot.seen.retain(|(owner, _)| !gone.contains(owner));
             slot.recorded_seen.retain(|(owner, _)| !gone.contains(owner));
         }
-        self.sweep_at = FIRST_SWEEP.max(self.by_id.len() * 2);
+        self.sweep_at = FEW_STREAMS.max(self.by_id.len() * 2);
     }
 
     pub(crate) fn slot(&self, owner: Owner) -> &Slot {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::sync;
 use crate::sync::{AtomicBool, Ordering};
-use crate::tuning::{SLEEP_US, SPINS, YIELDS};
+use crate::tuning::SPINS;
 
 /// A spin lock; see the [module](self).
 #[derive(Default)]
@@ -61,10 +61,10 @@ impl<T> SpinLock<T> {
                 tries += 1;
                 if tries < SPINS {
                     sync::spin_loop();
-                } else if tries < SPINS + YIELDS {
+                } else if tries < 2 * SPINS {
                     sync::yield_now();
                 } else {
-                    sync::sleep(Duration::from_micros(SLEEP_US));
+                    sync::sleep(Duration::from_micros(20));
                 }
             }
             if let Some(guard) = self.try_lock() {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
-use crate::tuning::{CONTENTION_AFTER, CONTENTION_PER_BLOCK, CONTENTION_WINDOW};
+use crate::tuning::CONTENTION_PER_BLOCK;
 
 /// Decides whether a thread should move to another arena. Only the thread itself writes it.
 ///
@@ -30,7 +30,7 @@ impl Contention {
 
     /// Notes that the thread found its arena locked.
     pub(crate) fn found_locked(&self) {
-        self.window.store(CONTENTION_WINDOW, Ordering::Relaxed);
+        self.window.store(u8::MAX, Ordering::Relaxed);
     }
 
     /// Notes that the thread takes a block, and whether another thread took the last one; returns whether the
@@ -42,16 +42,19 @@ impl Contention {
         }
         self.window.store(window - 1, Ordering::Relaxed);
         let score = self.score.load(Ordering::Relaxed);
-        let score = if was_others { score + CONTENTION_PER_BLOCK } else { score.saturating_sub(1) };
-        let should_move = score >= CONTENTION_AFTER;
-        self.score.store(if should_move { 0 } else { score }, Ordering::Relaxed);
-        should_move
+        let score =
+            if was_others { score.checked_add(CONTENTION_PER_BLOCK) } else { Some(score.saturating_sub(1)) };
+        self.score.store(score.unwrap_or(0), Ordering::Relaxed);
+        score.is_none()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Blocks of others, one after the other, after which a thread moves.
+    const NEEDED: u8 = u8::MAX / CONTENTION_PER_BLOCK + 1;
 
     /// A thread whose arena was locked while it ran moves once others took enough of the blocks before its
     /// own, and not where they took turns.
@@ -60,23 +63,22 @@ mod tests {
         let contention = Contention::default();
         assert!((0..1000).all(|_| !contention.should_move(true)), "it found no lock taken");
         contention.found_locked();
-        let needed = usize::from(CONTENTION_AFTER.div_ceil(CONTENTION_PER_BLOCK));
+        let needed = usize::from(NEEDED);
         let moves: Vec<usize> = (1..=3 * needed).filter(|_| contention.should_move(true)).collect();
         assert_eq!(moves, [needed, 2 * needed, 3 * needed]);
         contention.found_locked();
         let own = usize::from(CONTENTION_PER_BLOCK);
-        let mut blocks = (0..usize::from(CONTENTION_WINDOW)).map(|block| block % (own + 1) == 0);
+        let mut blocks = (0..usize::from(u8::MAX)).map(|block| block % (own + 1) == 0);
         assert!(blocks.all(|was_others| !contention.should_move(was_others)), "its own blocks count less");
     }
 
     #[test]
     fn a_lock_that_was_taken_is_forgotten_after_some_blocks() {
         let contention = Contention::default();
-        let needed = CONTENTION_AFTER.div_ceil(CONTENTION_PER_BLOCK);
-        for (own, moves) in [(CONTENTION_WINDOW - needed, true), (CONTENTION_WINDOW - needed + 1, false)] {
+        for (own, moves) in [(u8::MAX - NEEDED, true), (u8::MAX - NEEDED + 1, false)] {
             contention.found_locked();
             assert!((0..own).all(|_| !contention.should_move(false)));
-            assert_eq!((0..needed).any(|_| contention.should_move(true)), moves, "after {own} of its own");
+            assert_eq!((0..NEEDED).any(|_| contention.should_move(true)), moves, "after {own} of its own");
             assert!((0..1000).all(|_| !contention.should_move(true)));
         }
     }

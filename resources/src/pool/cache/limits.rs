@@ -4,8 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::pool::heaps::Heaps;
 use crate::tuning::{
-    CACHED_BLOCK_SHARE, CACHED_CLASS, CACHED_CLASS_GROWING, CACHED_CLASS_STEADY, CACHED_LEAST,
-    CACHED_LEAST_SAVING, CACHED_SHARE, CACHED_SHARE_SAVING, CONTENDED_SHARE, STEADY_AFTER, STEADY_SHARE,
+    CACHED_BYTES, CACHED_SHARE, CACHED_SHARE_SAVING, CONTENDED_SHARE, STEADY_AFTER, STEADY_SHARE,
 };
 
 /// Stores only a changed value: a store invalidates the cache line of every thread that reads it.
@@ -29,20 +28,19 @@ impl Heaps {
         });
         let is_steady =
             self.live_bytes_and_operations().1.saturating_sub(self.last_growth_at) >= STEADY_AFTER;
-        let (share, least, of_class) = match (self.shared.saves_memory(), is_steady) {
-            (false, _) => (CACHED_SHARE, CACHED_LEAST, CACHED_CLASS),
-            (true, true) => (CACHED_SHARE_SAVING, CACHED_LEAST_SAVING, CACHED_CLASS_STEADY),
-            (true, false) => (CACHED_SHARE_SAVING, CACHED_LEAST_SAVING, CACHED_CLASS_GROWING),
+        let (share, least) = match self.shared.saves_memory() {
+            false => (CACHED_SHARE, CACHED_BYTES),
+            true => (CACHED_SHARE_SAVING, CACHED_BYTES / 4),
         };
         let in_arenas = || self.shared.arenas.each().map(|(_, arena)| arena.heap.bytes_free).sum::<u64>();
         let free = if is_steady { (self.store.bytes_free() + in_arenas() + held) / STEADY_SHARE } else { 0 };
         let free = if self.shared.arenas.are_contended() { free.min(in_use / CONTENDED_SHARE) } else { free };
         let cached = ((in_use / share).max(free) / stream_caches.max(1)).max(least);
         // With one stream, a thread evicts its large block before it searches, so its stitching misses none.
-        let large = if self.streams < 2 { u64::MAX } else { in_use / CACHED_BLOCK_SHARE };
+        let large = if self.streams < 2 { u64::MAX } else { in_use / CACHED_SHARE_SAVING };
         let limits = &self.shared.limits;
         set(&limits.max_cached_bytes, cached);
-        set(&limits.max_class_bytes, of_class);
+        set(&limits.max_class_bytes, least);
         set(&limits.max_large_block, large);
         set(&limits.max_arena_block, self.shared.current_max_arena_block());
     }
@@ -93,7 +91,7 @@ mod tests {
         let other = device.stream_create(StreamFlags::NON_BLOCKING).expect("a stream");
         assert!(largest_after_use_on(other) < 1 << 20);
         pool.allocate_bytes(4 << 30, other).expect("there is room");
-        let largest = largest_after_use_on(other) * CACHED_BLOCK_SHARE;
+        let largest = largest_after_use_on(other) * CACHED_SHARE_SAVING;
         assert!((4 << 30..5 << 30).contains(&largest), "{largest} bytes are in use");
     }
 

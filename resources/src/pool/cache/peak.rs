@@ -22,7 +22,7 @@
 
 use crate::pool::cache::thread_counts::ThreadCounts;
 use crate::sync::{AtomicI64, Ordering, fence};
-use crate::tuning::{BUSY_SCANS, RESERVE_SHARE};
+use crate::tuning::{READINGS, RESERVE_SHARE};
 
 /// The peak of live bytes, and the quota that no thread has.
 #[derive(Debug)]
@@ -101,10 +101,10 @@ impl Peak {
     }
 
     /// Notes whether other threads were busy during a search; returns whether that was the last of
-    /// [`BUSY_SCANS`] in a row. Called under the lock of all caches.
+    /// [`READINGS`] in a row. Called under the lock of all caches.
     pub(super) fn is_busy_for_long(&self, is_busy: bool) -> bool {
         let scans = if is_busy { self.busy.load(Ordering::Relaxed) + 1 } else { 0 };
-        let for_long = scans >= BUSY_SCANS;
+        let for_long = scans >= READINGS as i64;
         self.busy.store(if for_long { 0 } else { scans }, Ordering::Relaxed);
         for_long
     }
@@ -178,11 +178,11 @@ mod tests {
     fn only_busy_searches_in_a_row_count() {
         let peak = Peak::default();
         let times_for_long = |searches| (0..searches).filter(|_| peak.is_busy_for_long(true)).count();
-        assert_eq!(times_for_long(BUSY_SCANS - 1), 0);
+        assert_eq!(times_for_long(READINGS - 1), 0);
         assert!(!peak.is_busy_for_long(false));
-        assert_eq!(times_for_long(BUSY_SCANS - 1), 0);
+        assert_eq!(times_for_long(READINGS - 1), 0);
         assert_eq!(times_for_long(1), 1);
-        assert_eq!(times_for_long(2 * BUSY_SCANS), 2);
+        assert_eq!(times_for_long(2 * READINGS), 2);
     }
 
     /// The peak is what all threads may have and the reserve, also where it rises for the reserve.

@@ -8,7 +8,7 @@ use rustc_hash::FxHasher;
 use crate::pool::cache::thread_cache::{ThreadCache, ThreadCaches};
 use crate::pool::cache::thread_counts::ThreadCounts;
 use crate::sync::{Ordering, fence};
-use crate::tuning::{PEAK_RISE_SHARE, PEAK_SCANS};
+use crate::tuning::{READINGS, RESERVE_SHARE};
 
 impl ThreadCaches {
     /// Counts a block that was allocated past the stream caches and the arenas.
@@ -54,7 +54,7 @@ impl ThreadCaches {
             last = Some(now);
         }
         if all.len() > 1 && peak.is_busy_for_long(activity(&all, counts) != first) {
-            peak.rise(counts, peak.bytes.load(Ordering::Relaxed) / PEAK_RISE_SHARE);
+            peak.rise(counts, peak.bytes.load(Ordering::Relaxed) / (2 * RESERVE_SHARE));
         }
         peak.note_threads(all.len());
     }
@@ -90,7 +90,7 @@ impl ThreadCaches {
 /// Returns whether the peak may rise after a search without success: two readings of what other threads did
 /// and of the reserve are equal, so at one moment no quota was unused, or enough searches were tried.
 fn may_rise(scan: usize, last: Option<(u64, i64)>, now: (u64, i64)) -> bool {
-    last == Some(now) || scan >= PEAK_SCANS
+    last == Some(now) || scan >= READINGS
 }
 
 /// Returns a hash of the other threads' [activity](ThreadCounts::activity).
@@ -126,13 +126,13 @@ mod tests {
     /// One search that finds nothing proves nothing: a block may pass from thread to thread meanwhile.
     #[test]
     fn the_peak_rises_if_nothing_happened_between_two_searches_or_after_many() {
-        for scan in 0..PEAK_SCANS {
+        for scan in 0..READINGS {
             assert!(!may_rise(scan, None, (1, 2)));
             assert!(may_rise(scan, Some((1, 2)), (1, 2)));
             assert!(!may_rise(scan, Some((1, 2)), (3, 2)), "another thread was active");
             assert!(!may_rise(scan, Some((1, 2)), (1, 3)), "the reserve changed");
         }
-        assert!(may_rise(PEAK_SCANS, Some((1, 2)), (3, 4)));
+        assert!(may_rise(READINGS, Some((1, 2)), (3, 4)));
     }
 
     /// Of three threads, one frees what it had, and another one then has as much: the peak stays.

@@ -31,10 +31,9 @@ use crate::heap::size_class::{BlockSize, CLASSES, bytes_of};
 use crate::pool::cache::thread_counts::{ThreadCounts, add_signed};
 use crate::stream_order::streams::StreamCell;
 use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering, bounded};
-use crate::tuning::STACK_BLOCKS;
 
 /// Blocks of one size class, at most.
-const DEPTH: usize = bounded(STACK_BLOCKS, 2);
+pub(crate) const DEPTH: usize = bounded(32, 2);
 
 /// Holds at most one block.
 #[derive(Debug, Default)]

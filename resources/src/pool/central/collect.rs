@@ -17,7 +17,7 @@ use crate::pool::central::{CentralCore, State};
 use crate::stream_order::backlog::Backlog;
 use crate::stream_order::streams::{PendingRecord, Slot};
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
-use crate::tuning::{STREAMS_ASKED_AT_LEAST, STREAMS_ASKED_PERCENT};
+use crate::tuning::{FEW_STREAMS, STREAMS_ASKED_PERCENT};
 
 /// A stream whose free blocks another stream may take.
 #[derive(Clone, Copy, Debug)]
@@ -106,7 +106,7 @@ fn last_recorded_event(slot: &Slot, donor: Donor) -> Option<RecordedEvent> {
 
 /// Takes the streams to ask first out of `donors`: those that own most bytes, if there are many.
 fn take_first(donors: &mut Vec<Donor>) -> Vec<Donor> {
-    if donors.len() <= STREAMS_ASKED_AT_LEAST {
+    if donors.len() <= FEW_STREAMS {
         return std::mem::take(donors);
     }
     donors.sort_by_key(|donor| Reverse(donor.bytes));
@@ -117,7 +117,7 @@ fn take_first(donors: &mut Vec<Donor>) -> Vec<Donor> {
         before += donor.bytes;
         is_needed
     };
-    let first = donors.iter().take_while(is_needed).count().max(STREAMS_ASKED_AT_LEAST);
+    let first = donors.iter().take_while(is_needed).count().max(FEW_STREAMS);
     let later = donors.split_off(first);
     std::mem::replace(donors, later)
 }

@@ -21,7 +21,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::pool::central::peer_pool::PeerPool;
 use crate::pool::central::turns;
-use crate::tuning::{PROMISE_WAITS, TURN_PATIENCE};
+use crate::tuning::{RETRIES, TURN_PATIENCE};
 
 /// The books of each device that a resource uses.
 static DEVICES: Mutex<Vec<(DeviceId, Weak<Device>)>> = Mutex::new(Vec::new());
@@ -192,7 +192,7 @@ impl Device {
     /// it counted none, if the caller waited often enough, or if the promise may be the thread's own.
     pub(crate) fn wait_for_rivals(&self, reading: &Reading, waits: &mut u32) -> bool {
         *waits += 1;
-        if reading.promised == 0 || *waits > PROMISE_WAITS || turns::is_nested() {
+        if reading.promised == 0 || *waits > RETRIES || turns::is_nested() {
             return false;
         }
         let mut books = self.books.lock();
@@ -200,7 +200,7 @@ impl Device {
         while books.ended == reading.ended {
             if self.ended.wait_until(&mut books, deadline).timed_out() {
                 // Foreign code in the other growth may be waiting for this one.
-                *waits = PROMISE_WAITS;
+                *waits = RETRIES;
                 break;
             }
         }
@@ -247,14 +247,14 @@ mod tests {
         let read = || device.read(&*driver, 0).expect("the device is there");
         let waits_of = |reading: &Reading| {
             let mut waits = 0;
-            (0..2 * PROMISE_WAITS).filter(|_| device.wait_for_rivals(reading, &mut waits)).count()
+            (0..2 * RETRIES).filter(|_| device.wait_for_rivals(reading, &mut waits)).count()
         };
         let before = read();
         assert_eq!(waits_of(&before), 0, "nothing is promised");
         let promise = device.promise(1 << 20, &before);
         let during = read();
         drop(promise);
-        assert_eq!(waits_of(&during), PROMISE_WAITS as usize);
+        assert_eq!(waits_of(&during), RETRIES as usize);
         assert_eq!(waits_of(&read()), 0, "the promise has ended");
     }
 

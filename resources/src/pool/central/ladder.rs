@@ -17,7 +17,7 @@ use crate::pool::central::device_books::Reading;
 use crate::pool::heaps::Reclaim;
 use crate::store::{NoMemory, Task, Try};
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
-use crate::tuning::{CALLS_PER_RELEASE, LAST_RETRIES, UNREACHABLE_SHARE};
+use crate::tuning::{CALLS_PER_RELEASE, LITTLE, RETRIES};
 
 impl State {
     /// Returns what the slow path begins with.
@@ -228,7 +228,7 @@ impl State {
     /// Returns whether streams that may be destroyed own so much that all streams are worth waiting for. Some
     /// may have called since they were counted first, or their work may be completed.
     fn should_wait_for_unreachable(&self, ask: &Ask) -> bool {
-        let are_many = |bytes| bytes > 0 && bytes > self.heaps.bytes_reserved() / UNREACHABLE_SHARE;
+        let are_many = |bytes| bytes > 0 && bytes > self.heaps.bytes_reserved() / LITTLE;
         are_many(ask.unreachable_bytes) && are_many(self.unreachable_bytes()) && !self.backlog.is_long()
     }
 
@@ -407,7 +407,7 @@ impl State {
     /// Tries the waits again, a few times, while any stream has a block that fits.
     fn retry(&mut self, ask: &mut Ask) -> Option<Step> {
         self.heaps.reclaim(Reclaim::All);
-        if ask.retries == LAST_RETRIES || ask.is_capturing || !self.any_fits(&ask.request) {
+        if ask.retries == RETRIES as usize || ask.is_capturing || !self.any_fits(&ask.request) {
             return None;
         }
         ask.retries += 1;

@@ -15,7 +15,7 @@ use crate::pool::central::{Central, State};
 use crate::pool::oom_advice::{Room, Shortage};
 use crate::store::NoMemory;
 use crate::stream_order::Epoch;
-use crate::tuning::{DEVICE_PAGE, STREAMS_NAMED};
+use crate::tuning::DEVICE_PAGE;
 
 impl<R: DeviceMemoryResource> Central<R> {
     /// Returns the error of a request that failed after all steps; `why` says why there was no new memory.
@@ -104,8 +104,7 @@ impl<R: DeviceMemoryResource> Central<R> {
             .filter_map(|(other, slot)| Some((heaps.find(other, Epoch::MAX, request)?.bytes, slot.stream)))
             .collect();
         fits.sort_unstable_by_key(|(bytes, stream)| (*bytes, stream.handle()));
-        let waits =
-            fits.iter().take(STREAMS_NAMED).map(|(bytes, stream)| Remedy::wait_for_stream(*stream, *bytes));
+        let waits = fits.iter().take(4).map(|(bytes, stream)| Remedy::wait_for_stream(*stream, *bytes));
         report.remedies.extend(waits);
         if fits.is_empty() && shortage.merging_suffices {
             report.remedies.push(Remedy::merge_streams(shortage.free.iter().map(|free| free.bytes).sum()));

@@ -7,12 +7,12 @@ use millpond_core::{DeviceId, DeviceMemoryResource, Error, ErrorKind, Result};
 
 use crate::pool::central::trace::event;
 use crate::pool::central::{Central, CentralCore};
-use crate::tuning::ADMISSION_PATIENCE;
+use crate::tuning::PATIENCE;
 
 impl CentralCore {
     /// Gives these devices access, once no other call maps or unmaps memory.
     fn admit(&self, devices: &[DeviceId]) -> Result<()> {
-        let deadline = Instant::now() + ADMISSION_PATIENCE;
+        let deadline = Instant::now() + PATIENCE;
         let task = loop {
             let mut state = self.state.lock();
             if state.heaps.is_at_rest() {

@@ -14,7 +14,7 @@ use crate::pool::central::release::Below;
 use crate::pool::central::trace::event;
 use crate::pool::central::{Central, CentralCore};
 use crate::pool::heaps::Reclaim;
-use crate::tuning::PEER_ROUNDS;
+use crate::tuning::RETRIES;
 
 /// What one request has asked the peer pools for so far.
 #[derive(Default)]
@@ -97,7 +97,7 @@ impl<R: DeviceMemoryResource> Central<R> {
         stream: StreamRef,
     ) -> Result<bool> {
         peer_reclaim.rounds += 1;
-        if self.device_memory.is_none() || peer_reclaim.rounds > PEER_ROUNDS {
+        if self.device_memory.is_none() || peer_reclaim.rounds > RETRIES {
             return Ok(false);
         }
         let is_capturing = self.is_capturing(stream)?;
@@ -136,14 +136,14 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A request asks the other pools [`PEER_ROUNDS`] times, each of which may serve it, and then no more.
+    /// A request asks the other pools [`RETRIES`] times, each of which may serve it, and then no more.
     #[test]
     fn other_pools_are_asked_in_a_number_of_rounds() {
         let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
         let pool = || CudaMemoryResource::new(device.clone()).layer(PoolLayer::new()).expect("an empty pool");
         let (asks, has_idle) = (pool(), pool());
         let request = Request::new(millpond_core::Layout::new(8 * MIB)).expect("not too large");
-        for (rounds, asked) in [(0, true), (PEER_ROUNDS - 1, true), (PEER_ROUNDS, false)] {
+        for (rounds, asked) in [(0, true), (RETRIES - 1, true), (RETRIES, false)] {
             let ptr = has_idle.allocate_bytes(8 * MIB, StreamRef::LEGACY).expect("there is room");
             // SAFETY: the block came from the pool with this size and is freed once.
             unsafe { has_idle.deallocate_bytes(ptr, 8 * MIB, StreamRef::LEGACY) };

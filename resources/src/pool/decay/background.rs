@@ -17,7 +17,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::pool::decay::PoolDecay;
 use crate::process::{Origin, leave as leave_in_place};
-use crate::tuning::{EXIT_PATIENCE, LONGEST_DECAY_PAUSE, SHORTEST_DECAY_PAUSE};
+use crate::tuning::PATIENCE;
 
 /// The process that has the decay thread; 0 before there was one.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
@@ -210,12 +210,12 @@ extern "C" fn at_exit() {
     if is_forked() {
         return;
     }
-    let Some(mut pools) = POOLS.try_lock_for(EXIT_PATIENCE) else { return };
+    let Some(mut pools) = POOLS.try_lock_for(PATIENCE) else { return };
     let Some(Thread { handle, wake_up }) = pools.thread.take() else { return };
     drop(pools);
     wake_up.wake(Signal::End);
     let start = Instant::now();
-    while !handle.is_finished() && start.elapsed() < EXIT_PATIENCE {
+    while !handle.is_finished() && start.elapsed() < PATIENCE {
         thread::sleep(Duration::from_millis(1));
     }
 }
@@ -225,7 +225,7 @@ fn run(wake_up: &WakeUp) {
     loop {
         let all = || POOLS.lock().all.iter().filter_map(Weak::upgrade).collect();
         let pools: Vec<Arc<PoolDecay>> = STEP.with(all);
-        let mut pause = LONGEST_DECAY_PAUSE;
+        let mut pause = Duration::MAX;
         for pool in pools {
             pause = pause.min(pool.interval());
             let step = || pool.step(start.elapsed());
@@ -241,7 +241,8 @@ fn run(wake_up: &WakeUp) {
                 return;
             }
         }
-        if wake_up.wait(pause.max(SHORTEST_DECAY_PAUSE)) {
+        // A decay in no time at all must not keep a core busy.
+        if wake_up.wait(pause.max(Duration::from_millis(1))) {
             return;
         }
     }
@@ -257,7 +258,7 @@ fn forget(pool: &Arc<PoolDecay>) {
 #[cfg(unix)]
 mod forks {
     use super::STEP;
-    use crate::tuning::FORK_PATIENCE;
+    use crate::tuning::PATIENCE;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     /// Whether the forking thread holds the lock: it does not wait for a very long step.
@@ -269,7 +270,7 @@ mod forks {
     }
 
     extern "C" fn before() {
-        if STEP.lock(FORK_PATIENCE) {
+        if STEP.lock(PATIENCE) {
             IS_LOCKED.store(true, Ordering::Relaxed);
         }
     }

@@ -234,7 +234,7 @@ fn a_small_request_needs_a_span() {
             let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
             let pool = cuda.layer(layer.pages(pages)).expect("an empty pool");
             if is_contended {
-                let mut users = [0; crate::tuning::ARENAS];
+                let mut users = [0; crate::pool::arena::ARENAS];
                 users[0] = 2;
                 assert_eq!(pool.shared.arenas.next(0, &users), 1);
             }

@@ -4,8 +4,8 @@ use millpond_core::{DeviceMemoryResourceExt, DevicePtr, Layout, StreamRef};
 use millpond_driver::sim::{SimConfig, SimDevice};
 
 use super::*;
+use crate::pool::arena::ARENAS;
 use crate::stream_order::ANY_STREAM;
-use crate::tuning::ARENAS;
 use crate::{CudaMemoryResource, PagesMode, PoolLayer, PoolMemoryResource};
 
 const MIB: u64 = 1 << 20;
@@ -113,14 +113,14 @@ fn all_blocks_are_moved_but_those_of_other_arenas() {
     }
 }
 
-/// Before growth, caches are flushed only if they hold enough: a part of the reserved bytes, or of the
-/// arena's while threads contend. With pages they always are, unless threads contend.
+/// Before growth, caches are flushed. Over regions, or while threads contend, they must hold enough: a part of
+/// the reserved bytes, or of the arena's.
 #[test]
 fn caches_are_flushed_if_they_hold_a_part_of_what_is_reserved() {
     for (pages, is_contended, share) in [
-        (PagesMode::Off, false, FLUSH_SHARE),
-        (PagesMode::Off, true, FLUSH_SHARE_CONTENDED),
-        (PagesMode::On, true, FLUSH_SHARE_CONTENDED_PAGES),
+        (PagesMode::Off, false, LITTLE),
+        (PagesMode::Off, true, LITTLE),
+        (PagesMode::On, true, LITTLE),
         (PagesMode::On, false, u64::MAX),
     ] {
         // Beside blocks in use that are too large for the caches to matter, and small enough.
@@ -165,7 +165,7 @@ fn a_small_request_compares_the_caches_of_its_arena_with_that() {
     blocks.into_iter().for_each(|ptr| give(&pool, ptr, SMALL));
     let held = || pool.shared.thread_caches.my_cache(pool.id).counts.small_bytes_held();
     let (before, arena) = (held(), pool.shared.arenas.lock(second).heap.bytes_reserved);
-    assert!(before >= arena / FLUSH_SHARE_CONTENDED, "{before} of {arena}");
+    assert!(before >= arena / LITTLE, "{before} of {arena}");
     for (shard, is_flushed) in [(0, false), (second, true)] {
         pool.central.with_heaps(|heaps| _ = heaps.reclaim_for(Some(&small_in(shard)), Reclaim::All));
         assert_eq!(held() == 0, is_flushed, "arena {shard}");

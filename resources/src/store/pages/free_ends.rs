@@ -6,6 +6,7 @@ use crate::store::pages::handles::AddressRange;
 use crate::store::pages::handles::{AliasId, HandleId, Handles, NONE};
 use crate::store::pages::state::Pages;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
+use crate::tuning::LEAST_PIECE;
 
 /// Which owners' free bytes count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -63,11 +64,10 @@ pub(super) struct FreeEnds {
 }
 
 impl FreeEnds {
-    /// Collects the ends of free chunks of at least [`least_piece`](crate::tuning::Policy::least_piece)
-    /// bytes. In the small address range only wholly free handles count.
+    /// Collects the ends of free chunks of at least [`LEAST_PIECE`] bytes. In the small address range only wholly free handles count.
     pub(super) fn of(pages: &Pages, filter: OwnerFilter) -> Self {
         let mut ends = Self { index: vec![0; pages.handles.numbers()], entries: Vec::new() };
-        let least = pages.policy.least_piece;
+        let least = LEAST_PIECE;
         for range in AddressRange::ALL {
             match filter {
                 OwnerFilter::Only(owner, upto) => ends.collect_only(pages, range, owner, upto, least),

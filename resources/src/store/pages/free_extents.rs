@@ -7,6 +7,7 @@ use crate::heap::request::Request;
 use crate::store::pages::handles::AddressRange;
 use crate::store::pages::state::Pages;
 use crate::stream_order::{Epoch, Owner};
+use crate::tuning::DEVICE_PAGE;
 
 /// A free extent in the primary mapping that a block will be taken from.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +30,7 @@ impl FreeExtent {
 impl Pages {
     /// Returns the address range that serves a request.
     pub(super) fn range_of(&self, request: &Request) -> AddressRange {
-        let is_small = request.bytes < self.policy.small_bytes && request.alignment == ALLOCATION_ALIGNMENT;
+        let is_small = request.bytes < DEVICE_PAGE && request.alignment == ALLOCATION_ALIGNMENT;
         if is_small { AddressRange::Small } else { AddressRange::Large }
     }
 

@@ -7,7 +7,7 @@ use crate::store::pages::address_space::Space;
 /// An address range of primary mappings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum AddressRange {
-    /// Spans of small blocks, and requests below [`Policy::small_bytes`](crate::tuning::Policy::small_bytes).
+    /// Spans of small blocks, and requests below [`DEVICE_PAGE`](crate::tuning::DEVICE_PAGE).
     Small = 0,
     Large = 1,
 }

@@ -5,6 +5,7 @@ use millpond_core::ALLOCATION_ALIGNMENT;
 use crate::heap::request::Request;
 use crate::store::pages::handles::AddressRange;
 use crate::store::pages::state::Pages;
+use crate::tuning::LEAST_PIECE;
 
 impl Pages {
     /// Returns the bytes of new memory that serve the request without any free bytes.
@@ -26,7 +27,7 @@ impl Pages {
     pub(crate) fn least_piece(&self, request: &Request) -> Option<u64> {
         let is_plain =
             request.alignment == ALLOCATION_ALIGNMENT && self.range_of(request) == AddressRange::Large;
-        is_plain.then_some(self.policy.least_piece)
+        is_plain.then_some(LEAST_PIECE)
     }
 
     /// Returns whether chunks of one stream and unowned ones join when a block beside them is freed: in the

@@ -10,10 +10,11 @@ use crate::store::pages::driver_calls::{Addresses, Source, Work};
 use crate::store::pages::free_ends::{FreeEnds, OwnerFilter, Piece};
 use crate::store::pages::handles::AddressRange;
 use crate::store::pages::handles::{AliasId, Handle, HandleId};
+use crate::store::pages::policy::{most_bytes, target_bytes};
 use crate::store::pages::state::Pages;
 use crate::store::pages::stitch::Stitching;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
-use crate::tuning::{LEAST_SLOT, SLOT_FACTOR};
+use crate::tuning::{ADDRESS_FACTOR, SPANS_SHARE};
 
 /// Driver calls that bring a handle: it is created, mapped, and made accessible.
 pub(super) const CALLS_FOR_HANDLE: u64 = 3;
@@ -150,7 +151,7 @@ impl Pages {
         let room = self.room(most_new);
         let mut growth = self.whole_granules(missing);
         if range == AddressRange::Small {
-            let at_once = self.policy.spans_at_once(self.heap(range).bytes_reserved, self.granularity);
+            let at_once = self.heap(range).bytes_reserved / SPANS_SHARE / self.granularity * self.granularity;
             growth = growth.max(at_once.min(self.available(most_new)));
         }
         if range == AddressRange::Large && growth > room {
@@ -162,7 +163,7 @@ impl Pages {
         }
         let mut plan = self.plan_growth(range, growth, tail.map(|tail| (tail, owner)), missing, most_new)?;
         if range == AddressRange::Large {
-            let within = self.policy.target(self.peak_live).saturating_sub(self.held() - growth);
+            let within = target_bytes(self.peak_live).saturating_sub(self.held() - growth);
             plan.beyond_slack = growth.saturating_sub(within);
         }
         Ok(plan)
@@ -224,7 +225,7 @@ impl Pages {
         };
         let (mut count, mut spent) = (new.div_ceil(most), 0);
         // Beyond the most slack, smaller handles would not save memory worth their calls.
-        if range == AddressRange::Large && self.held() + new <= self.policy.most(self.peak_live) {
+        if range == AddressRange::Large && self.held() + new <= most_bytes(self.peak_live) {
             let more = self.budget.available_later(&self.policy) / CALLS_FOR_HANDLE;
             let more = more.min((new / self.granularity).saturating_sub(count));
             spent = more * CALLS_FOR_HANDLE;
@@ -381,7 +382,7 @@ impl Pages {
             work.alias = Addresses::At(alias.base + alias.bytes);
             return InAlias { alias: Some(id), offset: alias.maps[place].offset + offset, slot: 0 };
         }
-        let slot = (work.alias_bytes() * SLOT_FACTOR).max(LEAST_SLOT).next_multiple_of(self.granularity);
+        let slot = work.alias_bytes() * ADDRESS_FACTOR;
         let there = self.aliases.space.take_lowest(slot);
         work.alias = there.map_or(Addresses::Reserve(self.reservation_bytes.max(slot)), Addresses::At);
         InAlias { alias: None, offset, slot }
@@ -420,7 +421,7 @@ mod tests {
     /// Large blocks are placed by address from when the driver calls are spent until more are earned.
     #[test]
     fn blocks_are_placed_by_address_while_no_call_is_left() {
-        let policy = Policy { first_calls: 10, early_calls: 0, calls_per_thousand: 3, ..Policy::default() };
+        let policy = Policy { saved_calls: 10, ..Policy::default() };
         let mut pages = Pages::new(2 * MIB, 1 << 30, u64::MAX, policy);
         let mut by_address = |spent, operations| {
             pages.budget.spend(spent);

@@ -14,12 +14,10 @@ use crate::store::pages::driver_calls::Retired;
 use crate::store::pages::handles::{AddressRange, RANGES};
 use crate::store::pages::handles::{AliasId, Handle, HandleId, Handles};
 use crate::store::pages::plan::CALLS_FOR_HANDLE;
+use crate::store::pages::policy::target_bytes;
 use crate::store::pages::state::Pages;
 use crate::stream_order::ANY_STREAM;
-use crate::tuning::{
-    CALLS_FOR_EXCESS, CALLS_FOR_TIDYING, CHUNKS_COMPARED, CHUNKS_PER_STEP, HANDLES_PER_EXTENT,
-    MAPPINGS_PER_HANDLE, QUIET_SHARE,
-};
+use crate::tuning::{CALLS_PER_RELEASE, CHUNKS_COMPARED, FEW_COMPARED, LITTLE};
 
 /// Driver calls of a handle that is released and created again later: the release takes two.
 const CALLS_FOR_RETURN: u64 = 2 + CALLS_FOR_HANDLE;
@@ -84,18 +82,18 @@ impl Pages {
     pub(crate) fn has_excess(&self) -> bool {
         let reserved = self.held();
         // Each large request asks this: the condition that is seldom true comes first.
-        self.used() <= reserved / QUIET_SHARE && reserved > self.target_bytes() + self.granularity
+        self.used() <= reserved / LITTLE && reserved > self.target_bytes() + self.granularity
     }
 
     /// Returns whether this many driver calls may be spent after this many operations: whether more are left,
     /// or, where that is less, more than half of those that may be saved.
     pub(crate) fn may_spend(&mut self, calls: u64, operations: u64) -> bool {
         self.note_operations(operations);
-        self.budget.available(&self.policy) > calls.min(self.policy.most_saved_calls / 2)
+        self.budget.available(&self.policy) > calls.min(self.policy.saved_calls / 2)
     }
 
     fn target_bytes(&self) -> u64 {
-        self.policy.target(self.peak_live).next_multiple_of(self.granularity)
+        target_bytes(self.peak_live).next_multiple_of(self.granularity)
     }
 
     /// Plans to release unowned, wholly free handles while the pool holds more than its target, the last of
@@ -106,7 +104,7 @@ impl Pages {
     /// `calls_of_look` is the number of driver calls that the completion check of all streams took.
     pub(crate) fn plan_excess(&mut self, calls_of_look: u64) -> Option<Release> {
         self.budget.spend(calls_of_look);
-        let calls = self.budget.available(&self.policy).min(CALLS_FOR_EXCESS);
+        let calls = self.budget.available(&self.policy).min(CALLS_PER_RELEASE as u64);
         let release = self.plan_release_by(self.target_bytes(), calls as usize, |free| Reverse(free.primary));
         let handles = release.as_ref().map_or(0, |release| release.retired.len() as u64);
         self.budget.spend(handles * CALLS_FOR_RETURN);
@@ -179,12 +177,12 @@ impl Pages {
         let range = AddressRange::ALL[at.part];
         let (mut seen, mut last, mut found) = (0, 0, None);
         for (chunk, extent) in
-            self.heap(range).free_from(ANY_STREAM, at.bytes.max(self.granularity)).take(CHUNKS_PER_STEP)
+            self.heap(range).free_from(ANY_STREAM, at.bytes.max(self.granularity)).take(CHUNKS_COMPARED)
         {
             (seen, last) = (seen + 1, extent.bytes);
             let end = extent.addr + extent.bytes;
             // The first handle may lie in the free extent in part.
-            let mut handles = self.handles.within(extent.addr, end).take(HANDLES_PER_EXTENT);
+            let mut handles = self.handles.within(extent.addr, end).take(FEW_COMPARED);
             let whole = handles.find(|(_, handle)| {
                 handle.primary >= extent.addr && handle.end() <= end && handle.bytes <= left
             });
@@ -200,7 +198,7 @@ impl Pages {
             }
         }
         let Some(free) = found else {
-            if seen < CHUNKS_PER_STEP {
+            if seen < CHUNKS_COMPARED {
                 at.end_part(RANGES)
             } else {
                 at.bytes = next_size(last)
@@ -215,21 +213,17 @@ impl Pages {
 
     /// Plans to unmap free handles from aliases where there are too many mappings, which slow searches down.
     pub(crate) fn plan_tidying(&mut self) -> Option<Release> {
-        if self.has_too_many_mappings() { self.plan_release_of(u64::MAX, CALLS_FOR_TIDYING) } else { None }
+        if self.has_too_many_mappings() { self.plan_release_of(u64::MAX, CALLS_PER_RELEASE) } else { None }
     }
 
     fn has_too_many_mappings(&self) -> bool {
-        self.aliases.mappings > self.mappings_kept()
-    }
-
-    fn mappings_kept(&self) -> usize {
-        self.policy.mappings + self.handles.len() * MAPPINGS_PER_HANDLE
+        self.aliases.mappings > self.policy.mappings
     }
 
     /// Unmaps free handles from aliases, the least recently used first, down to three quarters of the
     /// mappings kept.
     fn thin_aliases(&mut self, free: &FxHashSet<HandleId>, most_calls: usize, release: &mut Release) {
-        let surplus = (self.aliases.mappings - self.mappings_kept() / 4 * 3).min(most_calls);
+        let surplus = (self.aliases.mappings - self.policy.mappings / 4 * 3).min(most_calls);
         let mut aliases: Vec<(u64, AliasId)> =
             self.aliases.iter().map(|(id, alias)| (alias.used, id)).collect();
         aliases.sort_unstable();
@@ -360,8 +354,8 @@ mod tests {
     #[test]
     fn aliases_lose_the_mappings_beyond_three_quarters_of_those_kept() {
         for (most_calls, removed) in [(usize::MAX, 7), (7, 7), (3, 3), (0, 0)] {
-            // 4 and 4 for each handle are kept: 16, so that 12 of 19 stay.
-            let (mut pages, ids) = with_handles(3, 4);
+            // 16 are kept, so that 12 of 19 stay.
+            let (mut pages, ids) = with_handles(3, 16);
             let aliases = [0, 1].map(|number| pages.aliases.add((2 << 40) + number * (1 << 30), 1 << 30));
             for (alias, count) in aliases.into_iter().zip([9, 10]) {
                 for at in 0..count {
@@ -387,7 +381,7 @@ mod tests {
     /// A walk in steps passes all free chunks that have no whole handle.
     #[test]
     fn a_release_in_steps_passes_chunks_without_a_whole_handle() {
-        for small in [0, 1, CHUNKS_PER_STEP as u64 - 1, CHUNKS_PER_STEP as u64, 3 * CHUNKS_PER_STEP as u64] {
+        for small in [0, 1, CHUNKS_COMPARED as u64 - 1, CHUNKS_COMPARED as u64, 3 * CHUNKS_COMPARED as u64] {
             let (mut pages, ids) = with_handles(1, 4);
             let handle = pages.handles.get(ids[0]).primary;
             let heap = pages.heap_mut(AddressRange::Large);
@@ -421,18 +415,17 @@ mod tests {
     #[test]
     fn excess_is_what_is_free_beyond_the_target_while_little_is_used() {
         let bytes = |handles: u64| handles * 2 * UNIT;
-        // Of 100 handles, with a target of `peak` of them.
+        // Of 100 handles, with a peak of `peak` of them: the target is 1 % more.
         for (peak, free, has_excess) in [
             (10, 100, true),
-            (10, 94, true),
-            (10, 93, false),
+            (10, 88, true),
+            (10, 87, false),
             (10, 0, false),
-            (99, 100, true),
+            (98, 100, true),
             (100, 100, false),
             (200, 100, false),
         ] {
             let (mut pages, ids) = with_handles(100, 100);
-            pages.policy.slack = 0;
             let base = pages.handles.get(ids[0]).primary;
             if free > 0 {
                 pages.heap_mut(AddressRange::Large).add_region(base, bytes(free), ANY_STREAM, 0);
@@ -441,10 +434,9 @@ mod tests {
             assert_eq!(pages.has_excess(), has_excess, "a peak of {peak}, and {free} are free");
         }
         let (mut pages, ids) = with_handles(100, 100);
-        pages.policy.slack = 0;
         let base = pages.handles.get(ids[0]).primary;
         pages.heap_mut(AddressRange::Large).add_region(base, bytes(100), ANY_STREAM, 0);
-        pages.note_live(bytes(100) - UNIT);
+        pages.note_live(bytes(98) + UNIT);
         assert!(!pages.has_excess(), "it is one granule");
     }
 }

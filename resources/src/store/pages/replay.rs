@@ -210,8 +210,7 @@ fn little_is_reserved_beyond_live_bytes_and_a_repeated_program_makes_no_driver_c
         return; // too many steps
     }
     let log = made_up();
-    let mut bench =
-        Bench::new(Policy { first_calls: u64::MAX / 2, most_saved_calls: u64::MAX / 2, ..Policy::default() });
+    let mut bench = Bench::new(Policy { saved_calls: u64::MAX / 2, ..Policy::default() });
     bench.pass(&log);
     let ratio = bench.pages.totals().peak_bytes_reserved as f64 / bench.peak_live as f64;
     assert!(ratio < 1.1, "{ratio}");

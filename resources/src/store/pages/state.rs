@@ -11,7 +11,7 @@ use crate::store::pages::driver_calls::Retired;
 use crate::store::pages::handles::{AddressRange, Handles, RANGES};
 use crate::store::pages::policy::CallBudget;
 use crate::stream_order::{Epoch, Owner};
-use crate::tuning::{CHUNKS_COMPARED, LEAST_RESERVATION_BASIS, Policy, RESERVATION_FACTOR};
+use crate::tuning::{ADDRESS_FACTOR, CHUNKS_COMPARED, Policy};
 
 /// Returns the number by which the rest of the pool knows a chunk of an address range's heap.
 pub(super) fn pack(range: AddressRange, chunk: ChunkId) -> ChunkId {
@@ -66,8 +66,7 @@ impl Pages {
     /// Returns pages without memory. `granularity` is the driver's for mappings, `device_total` the device's
     /// memory, both in bytes.
     pub(crate) fn new(granularity: u64, device_total: u64, maximum_bytes: u64, policy: Policy) -> Self {
-        let reservation_bytes = device_total.max(LEAST_RESERVATION_BASIS) * RESERVATION_FACTOR;
-        let reservation_bytes = reservation_bytes.next_multiple_of(granularity);
+        let reservation_bytes = (device_total * ADDRESS_FACTOR).next_multiple_of(granularity);
         Self {
             heaps: [(); RANGES].map(|()| Heap::new(CHUNKS_COMPARED)),
             handles: Handles::new(granularity),

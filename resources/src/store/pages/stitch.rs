@@ -4,6 +4,7 @@ use crate::store::pages::aliases::Alias;
 use crate::store::pages::free_ends::FreeEnds;
 use crate::store::pages::handles::{AliasId, HandleId};
 use crate::store::pages::state::Pages;
+use crate::tuning::LEAST_PIECE;
 
 /// The handles from which a block is stitched, in the order of their mappings.
 #[derive(Debug, Default)]
@@ -37,7 +38,7 @@ struct Candidates {
 
 impl Candidates {
     fn of(pages: &Pages, ends: &FreeEnds) -> Self {
-        let least = pages.policy.least_piece;
+        let least = LEAST_PIECE;
         let (mut firsts, mut lasts, mut wholes) = (Vec::new(), Vec::new(), Vec::new());
         for (id, ends) in ends.iter() {
             if ends.prefix.bytes == pages.handles.get(id).bytes {
@@ -212,7 +213,7 @@ mod tests {
     #[test]
     fn the_alias_with_the_largest_free_end_that_is_too_small_is_extended() {
         let device = SimDevice::new(SimConfig::h200());
-        let policy = Policy { handle_bytes: 4 * MIB, handle_share: u64::MAX, ..Policy::default() };
+        let policy = Policy { handle_bytes: 4 * MIB, ..Policy::default() };
         let mut pages = Pages::new(2 * MIB, 1 << 30, u64::MAX, policy);
         let blocks: Vec<ChunkId> = (0..6).map(|_| take(&mut pages, &device, 8, true)).collect();
         // Three holes of 8 MiB, two handles each.
@@ -250,7 +251,7 @@ mod tests {
     #[test]
     fn a_stitched_block_is_found_for_its_owner() {
         let device = SimDevice::new(SimConfig::h200());
-        let policy = Policy { handle_bytes: 4 * MIB, handle_share: u64::MAX, ..Policy::default() };
+        let policy = Policy { handle_bytes: 4 * MIB, ..Policy::default() };
         let mut pages = Pages::new(2 * MIB, 1 << 30, u64::MAX, policy);
         let blocks: Vec<ChunkId> = (0..4).map(|_| take(&mut pages, &device, 8, true)).collect();
         blocks.iter().step_by(2).for_each(|block| pages.free_block(*block, 1, 1));

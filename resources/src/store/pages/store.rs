@@ -10,7 +10,7 @@ use crate::store::pages::Refused;
 use crate::store::pages::state::{Pages, unpack};
 use crate::store::{Committed, Need, NewSpan, NoMemory, Purpose, Store, Taken, Task, Totals, Try, Whose};
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
-use crate::tuning::PAGED_SPAN_BYTES;
+use crate::tuning::DEVICE_PAGE;
 
 impl Pages {
     fn no_memory(&self, refused: &Refused) -> NoMemory {
@@ -116,9 +116,9 @@ impl Store for Pages {
                 };
                 let plan = span_of(bytes);
                 // Contending threads want larger ones, which need not fit.
-                if plan.is_err() && bytes > PAGED_SPAN_BYTES {
-                    purpose = Purpose::Span(request, PAGED_SPAN_BYTES);
-                    span_of(PAGED_SPAN_BYTES)
+                if plan.is_err() && bytes > DEVICE_PAGE {
+                    purpose = Purpose::Span(request, DEVICE_PAGE);
+                    span_of(DEVICE_PAGE)
                 } else {
                     plan
                 }
