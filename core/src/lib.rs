@@ -77,6 +77,6 @@ pub use provide::is_shareable;
 pub use ptr::DevicePtr;
 pub use resource::{AnyResource, DeviceMemoryResource, Traits};
 pub use size::{ByteSize, parse_block_bytes, parse_bytes, parse_memory};
-pub use statistics::{LadderCounts, ResourceStatistics};
+pub use statistics::{FreeCounts, LadderCounts, ResourceStatistics};
 pub use stream::{StreamId, StreamRef};
 pub use upstream::trim_upstream;

@@ -30,6 +30,35 @@ impl LadderCounts {
     }
 }
 
+/// How the blocks of a pool were freed, in blocks.
+///
+/// The first three add up to [`ResourceStatistics::deallocations`]. Many blocks under `evicted` or `heap` mean
+/// that the program frees more than its threads may cache.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct FreeCounts {
+    /// Blocks that the calling thread's cache took, without a lock.
+    pub cached: u64,
+    /// Blocks that went past the thread's cache to its arena.
+    pub past_cache: u64,
+    /// Blocks that went to the heap under the pool's lock.
+    pub heap: u64,
+    /// Cached blocks that a later free of the same thread pushed out.
+    pub evicted: u64,
+    /// Cached blocks that the pool took back, because it needed memory or the thread was idle.
+    pub flushed: u64,
+}
+
+impl std::ops::AddAssign for FreeCounts {
+    fn add_assign(&mut self, other: Self) {
+        self.cached += other.cached;
+        self.past_cache += other.past_cache;
+        self.heap += other.heap;
+        self.evicted += other.evicted;
+        self.flushed += other.flushed;
+    }
+}
+
 /// The memory of a resource. All sizes are in bytes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -64,6 +93,8 @@ pub struct ResourceStatistics {
     pub misuses: u64,
     /// Which step of the reuse ladder served how many requests.
     pub ladder: LadderCounts,
+    /// How blocks were freed. All 0 unless the resource is a pool.
+    pub frees: FreeCounts,
 }
 
 impl ResourceStatistics {
@@ -77,6 +108,8 @@ impl ResourceStatistics {
     #[must_use]
     pub fn beside(self, other: Self) -> Self {
         let (a, b) = (self.ladder, other.ladder);
+        let mut frees = self.frees;
+        frees += other.frees;
         Self {
             bytes_in_use: self.bytes_in_use + other.bytes_in_use,
             bytes_requested: self.bytes_requested + other.bytes_requested,
@@ -100,6 +133,7 @@ impl ResourceStatistics {
                 reclaim: a.reclaim + b.reclaim,
                 out_of_memory: a.out_of_memory + b.out_of_memory,
             },
+            frees,
         }
     }
 

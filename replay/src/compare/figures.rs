@@ -1,6 +1,6 @@
 //! The figures of a replay.
 
-use millpond_core::LadderCounts;
+use millpond_core::{FreeCounts, LadderCounts};
 use millpond_driver::{CallCounts, CallKind, DeviceSpec};
 use millpond_engine::Result;
 use millpond_engine::{AskedAgain, Failure};
@@ -88,6 +88,8 @@ pub struct StackFigures {
     /// The requests that each step of the reuse ladder served in the first pass, if the stack keeps
     /// statistics.
     pub ladder: Option<LadderCounts>,
+    /// How blocks were freed in the first pass, if the stack keeps statistics.
+    pub frees: Option<FreeCounts>,
     /// The figures of each pass.
     pub passes: Vec<PassFigures>,
 }

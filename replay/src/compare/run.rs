@@ -7,8 +7,7 @@ use indicatif::ProgressBar;
 use millpond_core::driver::{MemPool, MemPoolAttribute};
 use millpond_core::stack::{LayerSpec, LayerTable, Piece, StackSpec, Value};
 use millpond_core::{
-    AnyResource, DeviceMemoryResource, Driver, DriverHandle, ErrorKind, LadderCounts, ResourceStatistics,
-    find_trait,
+    AnyResource, DeviceMemoryResource, Driver, DriverHandle, ErrorKind, ResourceStatistics, find_trait,
 };
 use millpond_driver::{CallCounts, CountingDriver};
 use millpond_engine::program::Program;
@@ -155,7 +154,7 @@ struct StackWatch<'a> {
     passes: Vec<Span>,
     calls: u64,
     /// After the first pass.
-    ladder: Option<LadderCounts>,
+    first_statistics: Option<ResourceStatistics>,
     /// After the last pass.
     statistics: Option<ResourceStatistics>,
 }
@@ -178,7 +177,7 @@ impl<'a> StackWatch<'a> {
             calls: now.counts.total_calls(),
             pass_began: now,
             passes: Vec::new(),
-            ladder: None,
+            first_statistics: None,
             statistics: None,
         }
     }
@@ -243,7 +242,8 @@ impl<'a> StackWatch<'a> {
                 unmeasured: Vec::new(),
                 by_kind: first.counts,
             },
-            ladder: self.ladder,
+            ladder: self.first_statistics.map(|statistics| statistics.ladder),
+            frees: self.first_statistics.map(|statistics| statistics.frees),
         }
     }
 }
@@ -279,7 +279,7 @@ impl Watch for StackWatch<'_> {
         self.calls = now.counts.total_calls();
         self.statistics = self.resource.statistics();
         if self.passes.len() == 1 {
-            self.ladder = self.statistics.map(|statistics| statistics.ladder);
+            self.first_statistics = self.statistics;
         }
     }
 }

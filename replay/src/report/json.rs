@@ -37,6 +37,9 @@
 //!                               by_kind (first pass): calls, failures, wall_ns
 //!   ladder                      in the first pass: own_stream, ordered, completed, waited, grow, reclaim,
 //!                               out_of_memory; null if the stack keeps no statistics
+//!   frees                       in the first pass: cached, past_cache, heap (blocks freed to the thread's
+//!                               cache, to its arena, under the pool's lock), evicted, flushed (blocks that
+//!                               left a cache); null if the stack keeps no statistics
 //!   passes[]                    one for each pass
 //!     peak_taken_bytes          taken from the driver, the most at one time: in the first pass since before
 //!                               the stack was built, in later ones since the pass began

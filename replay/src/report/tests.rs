@@ -2,7 +2,7 @@
 
 use std::io;
 
-use millpond_core::LadderCounts;
+use millpond_core::{FreeCounts, LadderCounts};
 use millpond_driver::CallKind;
 use millpond_engine::Failure;
 use millpond_engine::program::LogSummary;
@@ -50,6 +50,7 @@ fn comparison() -> Comparison {
             by_kind: Default::default(),
         },
         ladder: Some(LadderCounts { own_stream: 5, waited: 6, grow: 7, ..LadderCounts::default() }),
+        frees: Some(FreeCounts { cached: 8, evicted: 9, ..FreeCounts::default() }),
         passes: vec![PassFigures { peak_taken_bytes: 3 << 20, ns: None, driver_calls: 9, failures: 3 }],
     };
     let stack = |spec: &str, result| StackReport { spec: spec.to_owned(), result };
@@ -126,6 +127,7 @@ fn json_has_the_documented_shape() {
         assert_eq!(stack[field], expected, "{field}");
     }
     assert_eq!(stack["driver"]["calls_best_pass"], 2);
+    assert_eq!((&stack["frees"]["cached"], &stack["frees"]["evicted"]), (&json!(8), &json!(9)));
     assert_eq!((&stack["ladder"]["own_stream"], &stack["ladder"]["waited"]), (&json!(5), &json!(6)));
     assert_eq!(value["stacks"][1], json!({"spec": "managed", "status": "skipped", "reason": "too large"}));
     assert_eq!(

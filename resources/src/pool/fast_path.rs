@@ -121,16 +121,13 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         if bytes == 0 || size.is_small() || size.bytes > most || !entry.is_cacheable(bytes) {
             return false;
         }
-        self.evict_large(stream_cache);
-        stream_cache.push_large(ptr.address(), bytes, size.bytes, entry);
-        true
-    }
-
-    /// Frees the stream cache's large block to the heap.
-    fn evict_large(&self, stream_cache: &StreamCache) {
-        if let Some(entry) = stream_cache.evict_large() {
+        let evicted = stream_cache.evict_large();
+        if let Some(entry) = evicted {
             self.central.with_heaps(|heaps| _ = heaps.free_cached(entry, &stream_cache.stream));
         }
+        stream_cache.push_large(ptr.address(), bytes, size.bytes, entry);
+        self.central.trace_eviction(stream_cache.id, evicted.is_some().into());
+        true
     }
 
     /// Allocates a small block from the thread's arena.
@@ -312,7 +309,10 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         }
         self.shared.count_free(&stream_cache.thread, bytes);
         match Arenas::shard(entry.block().0) {
-            Some(_) => self.free_to_arena(stream_cache, entry, bytes),
+            Some(_) => {
+                add(&stream_cache.thread.freed_to_arena, 1);
+                self.free_to_arena(stream_cache, entry, bytes);
+            }
             None => self.central.with_heaps(|heaps| _ = heaps.free_cached(entry, &stream_cache.stream)),
         }
         true
@@ -323,10 +323,11 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         let (owner, epoch) = (stream_cache.stream.owner, stream_cache.stream.epoch());
         let mut batch = BatchFree::new(&self.shared.arenas);
         batch.free(entry, owner, epoch);
-        let mut large = Vec::new();
+        let (mut large, mut evicted) = (Vec::new(), 0);
         let size = self.shared.block_size(bytes);
         if size.is_small() {
             stream_cache.evict_half(size, |entry| {
+                evicted += 1;
                 large.extend(batch.free(entry, owner, epoch));
             });
         }
@@ -338,6 +339,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
                 heaps.take_spans_back();
             });
         }
+        self.central.trace_eviction(stream_cache.id, evicted);
     }
 
     /// Returns the thread's stream cache for a stream; makes it if the stream is used often.
@@ -348,9 +350,11 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         let cell = self.central.stream_cell(stream)?;
         let stream_cache = StreamCache::new(stream.id(), cell, Arc::clone(&thread_cache.counts));
         let (stream_cache, replaced) = thread_cache.add(self.id, stream_cache);
-        self.central.with_heaps(|heaps| {
-            replaced.iter().for_each(|stream_cache| _ = heaps.flush(stream_cache, Reclaim::All))
+        let flushed = self.central.with_heaps(|heaps| {
+            replaced.iter().for_each(|stream_cache| _ = heaps.flush(stream_cache, Reclaim::All));
+            std::mem::take(&mut heaps.flushed)
         });
+        self.central.trace_flush(flushed);
         Some(stream_cache)
     }
 }

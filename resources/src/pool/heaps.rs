@@ -41,6 +41,8 @@ pub(crate) struct Heaps {
     pub(super) last_growth_at: u64,
     /// Large allocations while the pool held excess memory.
     pub(super) allocations_with_excess: u32,
+    /// Blocks that were flushed from the threads' caches since the last event about them.
+    pub(super) flushed: u64,
 }
 
 /// How much to reclaim from the threads' caches.
@@ -107,6 +109,7 @@ impl Heaps {
             streams: 0,
             last_growth_at: 0,
             allocations_with_excess: 0,
+            flushed: 0,
             most_bytes: device_total.unwrap_or(u64::MAX).min(most),
         }
     }

@@ -98,15 +98,15 @@ impl Heaps {
 
     /// Frees all blocks of a stream cache, or only the large one; returns whether there were any.
     pub(super) fn flush(&mut self, stream_cache: &StreamCache, how: Reclaim) -> bool {
-        let Self { store, shared, .. } = self;
+        let Self { store, shared, flushed, .. } = self;
         let (owner, epoch) = (stream_cache.stream.owner, stream_cache.stream.epoch());
-        let mut any = false;
+        let before = *flushed;
         stream_cache.flush(how == Reclaim::Large, |addr| {
-            any = true;
+            *flushed += 1;
             let entry = shared.block_map.find(addr).expect("a cached block has a block entry");
             Self::free_entry(&mut **store, shared, entry, owner, epoch)
         });
-        any
+        *flushed > before
     }
 
     /// Returns the arenas' free spans to the large heap; returns whether there were any.

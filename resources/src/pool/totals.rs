@@ -2,6 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
+use millpond_core::FreeCounts;
+
 use crate::pool::heaps::Heaps;
 
 /// The sizes and counts of a pool.
@@ -18,6 +20,7 @@ pub(crate) struct PoolTotals {
     pub(crate) regions: u64,
     /// Accepted deallocations so far.
     pub(crate) deallocations: u64,
+    pub(crate) frees: FreeCounts,
     /// Allocations without the pool's lock that took a block of their own stream.
     pub(crate) own_stream: u64,
     /// Allocations without the pool's lock that took an unowned block.
@@ -50,6 +53,7 @@ impl Heaps {
             totals.own_stream += thread.own_stream;
             totals.completed += thread.completed;
             totals.deallocations += thread.deallocations;
+            totals.frees += thread.frees;
         });
         let saved = self.shared.saved_by_exact_size.load(Ordering::Relaxed);
         totals.bytes_in_use = (live.max(0) as u64).saturating_sub(saved);

@@ -220,3 +220,39 @@ fn issue_9_what_decays_and_what_another_asks_for_are_events() {
         assert_eq!(asked.iter().map(|it| it.number("bytes")).sum::<u64>(), 40 * MIB);
     });
 }
+
+/// The counts and events of frees: what a cache took, what it pushed out, and what the pool took back.
+#[test]
+fn each_free_is_counted_where_the_block_went() {
+    Collector::of(|collector| {
+        let pool = stack("cuda+pool", &SimDevice::new(SimConfig::h200()));
+        let frees = || pool.statistics().expect("a pool keeps statistics").frees;
+        let take = |bytes| pool.allocate_bytes(bytes, S).expect("there is room");
+        let all = |count: usize, bytes| (0..count).map(|_| take(bytes)).collect::<Vec<_>>();
+        let free =
+            |blocks: Vec<DevicePtr>, bytes| blocks.into_iter().for_each(|it| give(&*pool, it, bytes, S));
+        // The first calls on a stream have no cache.
+        free(all(2, 256), 256);
+        assert_eq!((frees().heap, frees().cached), (2, 0));
+        (0..8).for_each(|_| free(all(1, 256), 256));
+        let (heap, cached) = (frees().heap, frees().cached);
+        assert!(heap < 10 && heap + cached == 10, "{:?}", frees());
+
+        // A class that is full goes to the arena, with half of its cached blocks.
+        free(all(200, 256), 256);
+        let counts = frees();
+        assert!(counts.past_cache > 0 && counts.evicted > counts.past_cache, "{counts:?}");
+        assert_eq!(counts.cached + counts.past_cache + counts.heap, 210);
+
+        // Of large blocks the last one is cached, until the pool needs it.
+        free(all(2, 3 * MIB), 3 * MIB);
+        assert_eq!(frees().evicted, counts.evicted + 1);
+        let before = frees().flushed;
+        pool.trim(0).expect("the device works");
+        assert!(frees().flushed > before, "{:?}", frees());
+        let told = |text| collector.seen(text).iter().map(|it| it.number("blocks")).sum::<u64>();
+        assert_eq!(told("evicted cached blocks"), frees().evicted);
+        assert_eq!(told("flushed caches"), frees().flushed);
+        assert_eq!(pool.statistics().expect("as before").deallocations, 212);
+    });
+}

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::compiler_fence;
 
+use millpond_core::FreeCounts;
+
 use crate::heap::size_class::LARGEST_SMALL;
 use crate::pool::cache::contention::Contention;
 use crate::sync::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering};
@@ -48,6 +50,8 @@ pub(crate) struct ThreadCounts {
     live_requested: AtomicI64,
     allocations: AtomicU64,
     deallocations: AtomicU64,
+    /// The deallocations that gave a block to an arena without the pool's lock.
+    pub(crate) freed_to_arena: AtomicU64,
     /// Allocations from an arena that took a block of their own stream.
     pub(crate) own_stream: AtomicU64,
     /// Allocations from an arena that took an unowned block.
@@ -79,6 +83,7 @@ pub(crate) struct ThreadTotals {
     pub(crate) live_requested: i64,
     pub(crate) allocations: u64,
     pub(crate) deallocations: u64,
+    pub(crate) frees: FreeCounts,
     pub(crate) own_stream: u64,
     pub(crate) completed: u64,
     /// Blocks in the thread's stream caches.
@@ -204,15 +209,20 @@ impl ThreadCounts {
         let (pops, pushes) = (self.pops.load(Ordering::Relaxed), self.pushes.load(Ordering::Relaxed));
         let requested = self.live_requested.load(Ordering::Relaxed);
         let flushed = self.flushed.blocks.load(Ordering::Relaxed);
-        let removed = flushed + self.evicted_blocks.load(Ordering::Relaxed);
+        let evicted = self.evicted_blocks.load(Ordering::Relaxed);
+        let past_cache = self.freed_to_arena.load(Ordering::Relaxed);
+        let deallocations = self.deallocations.load(Ordering::Relaxed);
+        // Saturating: the thread counts meanwhile.
+        let heap = deallocations.saturating_sub(past_cache);
         ThreadTotals {
             live_bytes: live - cached,
             live_requested: requested - self.cached_requested.load(Ordering::Relaxed),
             allocations: self.allocations.load(Ordering::Relaxed) + pops,
-            deallocations: self.deallocations.load(Ordering::Relaxed) + pushes,
+            deallocations: deallocations + pushes,
+            frees: FreeCounts { cached: pushes, past_cache, heap, evicted, flushed },
             own_stream: self.own_stream.load(Ordering::Relaxed) + pops,
             completed: self.completed.load(Ordering::Relaxed),
-            blocks_held: pushes.wrapping_sub(pops).wrapping_sub(removed),
+            blocks_held: pushes.wrapping_sub(pops).wrapping_sub(flushed + evicted),
         }
     }
 }

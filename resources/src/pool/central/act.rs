@@ -52,8 +52,8 @@ impl<R: DeviceMemoryResource> Central<R> {
             let (done, answer) = self.act(&mut ask, step, &mut call);
             step = self.decide(&mut ask, done, answer);
             ask.discarded.clear();
-            if let Some(why) = ask.told.take() {
-                step = self.tell(&ask, step, why);
+            if ask.told.is_some() || ask.flushed > 0 {
+                step = self.tell(&mut ask, step);
             }
             match step {
                 Step::Served(ptr, tidying) => {
@@ -78,7 +78,9 @@ impl<R: DeviceMemoryResource> Central<R> {
         if matches!(step, Step::Look) && self.turns.is_alone() {
             state.forget_idle_streams();
         }
-        state.next(ask, step, answer)
+        let next = state.next(ask, step, answer);
+        ask.flushed = std::mem::take(&mut state.heaps.flushed);
+        next
     }
 
     /// Does a step, and returns it with what came of it.
@@ -259,10 +261,16 @@ impl<R: DeviceMemoryResource> Central<R> {
         });
     }
 
-    /// Reports why a growth was not tried. If a subscriber panics, what the step has begun is ended, and a
-    /// block is free again.
-    fn tell(&self, ask: &Ask, step: Step, why: &'static str) -> Step {
-        let tell = || self.trace_refusal(&ask.request, ask.reading.as_ref(), &why);
+    /// Reports flushed blocks, and why a growth was not tried. If a subscriber panics, what the step has begun
+    /// is ended, and a block is free again.
+    fn tell(&self, ask: &mut Ask, step: Step) -> Step {
+        let (why, flushed) = (ask.told.take(), std::mem::take(&mut ask.flushed));
+        let tell = || {
+            self.trace_flush(flushed);
+            if let Some(why) = why {
+                self.trace_refusal(&ask.request, ask.reading.as_ref(), &why);
+            }
+        };
         if let Err(panic) = catch_unwind(AssertUnwindSafe(tell)) {
             match step {
                 Step::Run(task) => self.state.lock().heaps.abort(task),

@@ -55,6 +55,8 @@ pub(crate) struct Ask {
     pub(crate) is_impossible: bool,
     /// Why no memory was taken, for the next event.
     pub(crate) told: Option<&'static str>,
+    /// The blocks that were flushed from the threads' caches, for the next event.
+    pub(crate) flushed: u64,
 }
 
 impl Ask {
@@ -83,6 +85,7 @@ impl Ask {
             discarded: Vec::new(),
             is_impossible: false,
             told: None,
+            flushed: 0,
         }
     }
 

@@ -468,6 +468,7 @@ impl<R: DeviceMemoryResource> Central<R> {
             deallocations: totals.deallocations,
             misuses: self.misuses.load(Ordering::Relaxed),
             ladder,
+            frees: totals.frees,
         }
     }
 

@@ -13,7 +13,6 @@ use crate::pool::central::peer_pool::{CompletionCheck, PeerPool, Released};
 use crate::pool::central::release::Below;
 use crate::pool::central::trace::event;
 use crate::pool::central::{Central, CentralCore};
-use crate::pool::heaps::Reclaim;
 use crate::tuning::RETRIES;
 
 /// What one request has asked the peer pools for so far.
@@ -50,7 +49,7 @@ impl CentralCore {
         if self.health.is_lost() || self.state.lock().is_closed {
             return Ok(Released::default());
         }
-        self.state.lock().heaps.reclaim(Reclaim::Everything);
+        self.flush_caches();
         if self.owned_free_bytes() > 0 {
             match how {
                 CompletionCheck::No => {}

@@ -25,6 +25,15 @@ impl State {
 }
 
 impl CentralCore {
+    /// Takes all blocks of the threads' caches back.
+    pub(super) fn flush_caches(&self) {
+        let flushed = self.with_heaps(|heaps| {
+            heaps.reclaim(Reclaim::Everything);
+            std::mem::take(&mut heaps.flushed)
+        });
+        self.trace_flush(flushed);
+    }
+
     /// Waits for the recorded events of all streams that own free blocks; the blocks are then unowned.
     ///
     /// If a stream may be destroyed, this waits for the whole device. If that is not possible now, such
@@ -262,7 +271,7 @@ impl<R: DeviceMemoryResource> Central<R> {
         if !may_release || !matches!(self.is_capturing(stream), Ok(false)) {
             return Ok(0);
         }
-        self.state.lock().heaps.reclaim(Reclaim::Everything);
+        self.flush_caches();
         self.collect_completed(Some(stream), true)?;
         Ok(self.release_some(keep_bytes, self.below(stream)).unwrap_or(0))
     }
@@ -285,7 +294,7 @@ impl<R: DeviceMemoryResource> Central<R> {
         if excess == 0 {
             return Ok(0);
         }
-        self.state.lock().heaps.reclaim(Reclaim::Everything);
+        self.flush_caches();
         if may_wait && self.owned_free_bytes() > 0 {
             self.wait_for_owners(None)?;
         }

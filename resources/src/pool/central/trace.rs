@@ -2,14 +2,15 @@
 //!
 //! All events have the target `millpond::pool`, the resource's number in the process (`id`) and its stack as
 //! text (`stack`). Sizes are in bytes; times are in nanoseconds of the machine's clock, or, on a simulated
-//! device, of the device's time. The level is `debug` for growth and release, `trace` for waits between
-//! streams, and `warn` for requests that fail and errors of the driver. Calls that may take long are in spans
-//! (`debug`). An allocation without a driver call leaves no event.
+//! device, of the device's time. The level is `debug` for growth, release and flushes of the threads' caches,
+//! `trace` for waits between streams and evictions, and `warn` for requests that fail and errors of the
+//! driver. Calls that may take long are in spans (`debug`). A call that a cache or an arena serves alone leaves
+//! no event.
 
 use std::fmt::Display;
 use std::time::Instant;
 
-use millpond_core::{DriverError, Error, StreamRef};
+use millpond_core::{DriverError, Error, StreamId, StreamRef};
 use tracing::{Level, Span};
 
 use crate::heap::request::Request;
@@ -75,6 +76,20 @@ impl CentralCore {
     /// Reports that memory was returned to the driver or to upstream.
     pub(crate) fn trace_release(&self, bytes: u64, watch: &Watch) {
         event!(self, DEBUG, "released memory", bytes, duration_ns = self.elapsed_ns(watch));
+    }
+
+    /// Reports that blocks left the threads' caches, because the pool needed memory or a thread was idle.
+    pub(crate) fn trace_flush(&self, blocks: u64) {
+        if blocks > 0 {
+            event!(self, DEBUG, "flushed caches", blocks);
+        }
+    }
+
+    /// Reports that a free pushed blocks of a thread's cache out.
+    pub(crate) fn trace_eviction(&self, stream: StreamId, blocks: u64) {
+        if blocks > 0 {
+            event!(self, TRACE, "evicted cached blocks", blocks, stream = stream.get());
+        }
     }
 
     /// Reports that decay returned memory to the driver.

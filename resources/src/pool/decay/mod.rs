@@ -103,6 +103,8 @@ impl PoolDecay {
         }
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
         idle.stream_caches.iter().for_each(|stream_cache| self.flush(stream_cache));
+        let flushed = self.core.with_live_heaps(|heaps| std::mem::take(&mut heaps.flushed));
+        self.core.trace_flush(flushed.unwrap_or(0));
         self.core.collect_incrementally()?;
         self.take_spans_back();
         let released = self.core.release_incrementally(keep)?;
@@ -139,6 +141,7 @@ impl PoolDecay {
             self.core.with_live_heaps(|heaps| {
                 stream_cache.flush_class(class, |addr| {
                     let entry = self.shared.block_map.find(addr).expect("a cached block has a block entry");
+                    heaps.flushed += 1;
                     heaps.free_cached(entry, &stream_cache.stream)
                 });
             });
