@@ -119,19 +119,6 @@ fn rmm_arena_serves_small_requests_from_superblocks() {
 }
 
 #[test]
-fn bfc_splits_only_what_is_much_too_large() {
-    let bfc = build("bfc:growth=on", "sim:1GiB");
-    let block = allocate(&bfc, 3 * MIB);
-    assert_eq!(reserved(&bfc), 4 * MIB, "regions double");
-    free(&bfc, block, 3 * MIB);
-    let half = allocate(&bfc, 2 * MIB);
-    assert_eq!(allocate(&bfc, MIB + 256).address() - half.address(), 2 * MIB);
-    let whole = build("bfc", "sim:1GiB");
-    allocate(&whole, 256);
-    assert_eq!(reserved(&whole), 768 * MIB);
-}
-
-#[test]
 fn a_text_of_a_model_is_read_again() {
     for stack in ["torch:max_split_size_mb=128", "rmm_pool:initial=1MiB,max=1GiB", "rmm_arena:size=8MiB"] {
         assert_eq!(build(stack, "sim:1GiB").to_string(), stack);
@@ -144,7 +131,6 @@ fn a_text_of_a_model_is_read_again() {
         "torch:garbage_collection_threshold=0.5",
         "rmm_pool:initial=16MiB,max=8MiB",
         "rmm_pool:max=512KiB",
-        "bfc:growth=yes",
     ] {
         let stack: millpond_core::stack::StackSpec = wrong.parse().unwrap();
         let error = stack.build(&crate::layers(), &driver).unwrap_err();

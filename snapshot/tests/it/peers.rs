@@ -99,8 +99,6 @@ fn models_keep_the_contract_of_a_resource() {
         "rmm_pool",
         "rmm_pool:initial=10%,max=75%",
         "rmm_arena:size=80%",
-        "bfc",
-        "bfc:growth=on",
     ];
     for stack in stacks {
         let subject = Subject::from_text(stack, &layers()).refuses(Refusals::ALL);
