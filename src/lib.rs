@@ -88,12 +88,26 @@ pub fn layers() -> stack::LayerTable {
         .with(adaptors::LAYERS.iter().copied())
 }
 
-/// The README's programs are run as tests; its links are for the repository, not for this page.
+/// Runs the programs of a document as tests; its links are for the repository.
 #[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
+macro_rules! run_programs_of {
+    ($($page:literal)*) => { $(#[doc = include_str!($page)] unsafe extern "C" {})* };
+}
 
-/// So is the program of the guide for RMM's users.
 #[cfg(doctest)]
-#[doc = include_str!("../docs/RMM.md")]
-struct FromRmm;
+run_programs_of! {
+    "../README.md"
+    "../docs/book/src/from-cudarc.md"
+    "../docs/book/src/from-rmm-cpp.md"
+    "../docs/book/src/graphs.md"
+    "../docs/book/src/library-api.md"
+    "../docs/book/src/logs.md"
+    "../docs/book/src/out-of-memory.md"
+    "../docs/book/src/own-adaptor.md"
+    "../docs/book/src/own-driver.md"
+    "../docs/book/src/own-resource.md"
+    "../docs/book/src/plans.md"
+    "../docs/book/src/processes.md"
+    "../docs/book/src/rust.md"
+    "../docs/book/src/tutorial.md"
+}

@@ -234,15 +234,34 @@ fn missing_from_readme(readme: &File, examples: &[String]) -> Vec<String> {
 
 #[test]
 fn every_document_is_in_the_index() {
-    none(unindexed(&file("docs/README.md"), &names("docs")));
+    let files = files();
+    let book = unindexed(&file("docs/book/src/SUMMARY.md"), "docs/book/src/", &files);
+    none([book, unindexed(&file("docs/README.md"), "docs/lab/", &files)].concat());
 }
 
-fn unindexed(index: &File, names: &[String]) -> Vec<String> {
-    let documents = names.iter().filter(|name| name.ends_with(".md") && *name != "README.md");
-    documents
-        .filter(|name| !index.text.contains(&format!("]({name}) |")))
-        .map(|name| format!("docs/README.md: no row of the table links to {name}"))
+/// Each page below a folder that the index does not link to.
+fn unindexed(index: &File, folder: &str, files: &[File]) -> Vec<String> {
+    let from = index.path.rsplit_once('/').map_or("", |(from, _)| from);
+    let pages = files.iter().filter(|file| file.is("md") && file.path.starts_with(folder));
+    pages
+        .map(|page| page.path.trim_start_matches(from).trim_start_matches('/'))
+        .filter(|page| *page != "SUMMARY.md" && !index.text.contains(&format!("]({page})")))
+        .map(|page| format!("{}: no link to {page}", index.path))
         .collect()
+}
+
+#[test]
+fn the_programs_of_the_book_are_tested() {
+    let tested = file("src/lib.rs").text;
+    let pages: Vec<File> = files().into_iter().filter(|it| it.path.starts_with("docs/book/src/")).collect();
+    none(pages.iter().filter_map(|page| untested(page, &tested)).collect());
+}
+
+/// A page with a program of Rust that the facade's doctests do not include.
+fn untested(page: &File, tested: &str) -> Option<String> {
+    let has_program = page.text.lines().any(|line| line.starts_with("```rust"));
+    let is_tested = tested.contains(&format!("\"../{}\"", page.path));
+    (has_program && !is_tested).then(|| format!("{}: src/lib.rs does not run its programs", page.path))
 }
 
 #[test]
@@ -519,10 +538,11 @@ fn the_guide_names_what_there_is() {
     let files = files();
     let of_pool = files.iter().filter(|file| file.path.starts_with("resources/src/"));
     let sources: Vec<File> = of_pool.cloned().collect();
-    let guide = file("docs/RMM.md");
+    let guide = file("docs/book/src/from-rmm-cpp.md");
     none(
         [
-            named::unknown_in_guide(&file("docs/pool.md"), &sources),
+            named::unknown_in_guide(&file("docs/book/src/design/pool.md"), &sources),
+            named::unknown_names(&file("docs/lab/rmm.md"), &files),
             named::unknown_names(&guide, &files),
             named::code_outside_the_program(&guide, "Snippets"),
         ]

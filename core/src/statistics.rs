@@ -32,8 +32,8 @@ impl LadderCounts {
 
 /// How the blocks of a pool were freed, in blocks.
 ///
-/// The first three add up to [`ResourceStatistics::deallocations`]. Many blocks under `evicted` or `heap` mean
-/// that the program frees more than its threads may cache.
+/// The first three add up to [`ResourceStatistics::deallocations`]. Many blocks under `evicted` or `heap`
+/// mean that the program frees more than its threads may cache.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct FreeCounts {

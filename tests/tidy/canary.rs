@@ -242,7 +242,11 @@ fn names_that_no_source_has_are_found() {
     let sources =
         [File::of("resources/src/pool/arena.rs", "impl Arena {\n    fn lock_all() {}\n}\nstruct Arena;")];
     let page = |name: &str| {
-        named::unknown_in_guide(&File::of("docs/pool.md", format!("see `{name}` and more")), &sources).len()
+        named::unknown_in_guide(
+            &File::of("docs/book/src/design/pool.md", format!("see `{name}` and more")),
+            &sources,
+        )
+        .len()
     };
     for name in
         ["pool/", "pool/arena.rs", "arena.rs", "Arena::lock_all", "lock_all", "cuMemCreate", "pages=off"]
@@ -260,7 +264,7 @@ fn names_that_no_file_has_are_found() {
         File::of("a/tests/one.rs", "fn it_works() {}\nfn helper() {}\nrun! {\n    in_turn => body;\n}\n"),
         File::of("a/src/lib.rs", "pub struct Pool;\nenum Kind {\n    Large,\n}\nname: \"pool\","),
     ];
-    let problems = |row: &str| named::unknown_names(&File::of("docs/RMM.md", row), &files).len();
+    let problems = |row: &str| named::unknown_names(&File::of("docs/lab/rmm.md", row), &files).len();
     for right in [
         "| `their_pool` | `Pool`, `pool`, `Kind::Large`, `pool:max=1` | `a/tests/one.rs`: `it_works` |",
         "| a | b | `a/tests/one.rs`: `in_turn` |",
@@ -288,16 +292,28 @@ fn code_that_no_program_has_is_found() {
     let page = |row: &str| {
         let text =
             format!("## Snippets\n| c++ | rust |\n|---|---|\n{row}\n```rust\nlet a = |b|\n    b + 1;\n```\n");
-        named::code_outside_the_program(&File::of("docs/RMM.md", text), "Snippets").len()
+        named::code_outside_the_program(&File::of("docs/lab/rmm.md", text), "Snippets").len()
     };
     assert_eq!(page("| `x` | `let a = \\|b\\| b + 1;` |"), 0);
     assert_eq!(page("| `x` | `let a = \\|b\\| b + 2;` |"), 1);
 }
 
 #[test]
-fn documents_without_a_row_are_found() {
-    let index = File::of("docs/README.md", "| [GPU](GPU.md) | x |\n");
-    let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
-    assert_eq!(unindexed(&index, &names(&["GPU.md", "README.md", "plots"])), [""; 0]);
-    assert_eq!(unindexed(&index, &names(&["GPU.md", "OTHER.md"])).len(), 1);
+fn pages_that_no_index_links_to_are_found() {
+    let index = File::of("docs/book/src/SUMMARY.md", "- [Pool](design/pool.md)\n");
+    let found = |page: &str| unindexed(&index, "docs/book/src/", &[File::of(page, "")]).len();
+    assert_eq!((found("docs/book/src/design/pool.md"), found("docs/lab/gpu.md")), (0, 0));
+    assert_eq!((found("docs/book/src/SUMMARY.md"), found("docs/book/src/gpu.md")), (0, 1));
+    let index = File::of("docs/README.md", "| [gpu](lab/gpu.md) | x |\n");
+    let found = |page: &str| unindexed(&index, "docs/lab/", &[File::of(page, "")]).len();
+    assert_eq!((found("docs/lab/gpu.md"), found("docs/lab/pages.md")), (0, 1));
+}
+
+#[test]
+fn programs_that_no_test_runs_are_found() {
+    let page = |text: &str| File::of("docs/book/src/rust.md", text);
+    let tested = "run_programs_of! { \"../docs/book/src/rust.md\" }";
+    assert!(untested(&page("```rust,no_run\n```\n"), "").is_some());
+    assert!(untested(&page("```rust\n```\n"), tested).is_none());
+    assert!(untested(&page("```console\n```\n"), "").is_none());
 }

@@ -95,10 +95,10 @@ pub(super) fn of(recording: &Recording) -> Result<Vec<Candidate>, String> {
     let pairs = all.iter().position(|candidate| !candidate.parts.is_empty()).unwrap_or(all.len());
     let pairs = all.split_off(pairs);
     let pool = match is_torch {
-        true => "import millpond.torch; millpond.torch.use()  # before the first tensor",
+        true => "import millpond.torch; millpond.torch.use()  # before any torch.cuda call",
         false => "import millpond.rmm; millpond.rmm.use()",
     };
-    let wait = "takes millpond's package below the framework: docs/PYTHON.md";
+    let wait = "needs millpond's Python package";
     all.push(Candidate::plain("cuda+pool", Family::Millpond, pool, Some(wait)));
     let regions = "MILLPOND_STACK=cuda+pool:pages=off  # with millpond's package below the framework";
     all.push(Candidate::plain("cuda+pool:pages=off", Family::Millpond, regions, Some(wait)));

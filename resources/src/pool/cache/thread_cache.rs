@@ -22,14 +22,14 @@ use crate::tuning::READINGS;
 /// A pool's number, given once in the life of the process.
 pub(crate) type PoolId = u64;
 
-/// The binary logarithm of the size of a thread's table of recently used stream caches. Any other stream cache
-/// costs a call some 80 ns more; with 9 bits, one call in eight of a thread on 256 streams paid that. The table
-/// is small under Miri: each pool that ends clears it.
+/// The binary logarithm of the size of a thread's table of recently used stream caches. Any other stream
+/// cache costs a call some 80 ns more; with 9 bits, one call in eight of a thread on 256 streams paid that.
+/// The table is small under Miri: each pool that ends clears it.
 const TABLE_BITS: u32 = bounded(if cfg!(miri) { 6 } else { 10 }, 6) as u32;
 const TABLE_SIZE: usize = 1 << TABLE_BITS;
 
-/// Stream caches of a thread in one pool, so that most are found in the table; a thread that needs more flushes
-/// all of them.
+/// Stream caches of a thread in one pool, so that most are found in the table; a thread that needs more
+/// flushes all of them.
 pub(crate) const MAX_STREAM_CACHES: usize = TABLE_SIZE / 2;
 
 /// An entry of that table.

@@ -261,8 +261,8 @@ impl<R: DeviceMemoryResource> Central<R> {
         });
     }
 
-    /// Reports flushed blocks, and why a growth was not tried. If a subscriber panics, what the step has begun
-    /// is ended, and a block is free again.
+    /// Reports flushed blocks, and why a growth was not tried. If a subscriber panics, what the step has
+    /// begun is ended, and a block is free again.
     fn tell(&self, ask: &mut Ask, step: Step) -> Step {
         let (why, flushed) = (ask.told.take(), std::mem::take(&mut ask.flushed));
         let tell = || {

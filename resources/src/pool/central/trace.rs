@@ -4,8 +4,8 @@
 //! text (`stack`). Sizes are in bytes; times are in nanoseconds of the machine's clock, or, on a simulated
 //! device, of the device's time. The level is `debug` for growth, release and flushes of the threads' caches,
 //! `trace` for waits between streams and evictions, and `warn` for requests that fail and errors of the
-//! driver. Calls that may take long are in spans (`debug`). A call that a cache or an arena serves alone leaves
-//! no event.
+//! driver. Calls that may take long are in spans (`debug`). A call that a cache or an arena serves alone
+//! leaves no event.
 
 use std::fmt::Display;
 use std::time::Instant;

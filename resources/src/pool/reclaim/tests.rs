@@ -113,8 +113,8 @@ fn all_blocks_are_moved_but_those_of_other_arenas() {
     }
 }
 
-/// Before growth, caches are flushed. Over regions, or while threads contend, they must hold enough: a part of
-/// the reserved bytes, or of the arena's.
+/// Before growth, caches are flushed. Over regions, or while threads contend, they must hold enough: a part
+/// of the reserved bytes, or of the arena's.
 #[test]
 fn caches_are_flushed_if_they_hold_a_part_of_what_is_reserved() {
     for (pages, is_contended, share) in [

@@ -64,7 +64,8 @@ pub(super) struct FreeEnds {
 }
 
 impl FreeEnds {
-    /// Collects the ends of free chunks of at least [`LEAST_PIECE`] bytes. In the small address range only wholly free handles count.
+    /// Collects the ends of free chunks of at least [`LEAST_PIECE`] bytes. In the small address range only
+    /// wholly free handles count.
     pub(super) fn of(pages: &Pages, filter: OwnerFilter) -> Self {
         let mut ends = Self { index: vec![0; pages.handles.numbers()], entries: Vec::new() };
         let least = LEAST_PIECE;
