@@ -26,7 +26,7 @@ while (($#)); do
     esac
 done
 [[ $count =~ ^[0-9]+$ && $shard =~ ^[0-9]+/[1-9][0-9]*$ ]] || usage
-((${#files[@]})) || files=(resources/src/{pool,backing,heap,block_map,stream_order}/'**/*.rs')
+((${#files[@]})) || files=(resources/src/{pool,store,heap,block_map,stream_order}/'**/*.rs')
 cargo mutants --version >/dev/null 2>&1 || {
     echo "cargo-mutants is missing: cargo install cargo-mutants --locked" >&2
     exit 2
