@@ -1,4 +1,4 @@
-//! The resource behind memory that was taken over from cudarc.
+//! The resource of memory that a container took over from cudarc.
 
 use std::any::Any;
 use std::fmt;
@@ -20,12 +20,12 @@ use crate::ConversionError;
 use crate::cuda_stream::{failed, order_tracked_uses};
 use crate::event::order;
 
-/// The memory of one `CudaSlice` that a container took over: the resource of what
+/// The memory of one `CudaSlice` that a container took over: the resource of the buffer that
 /// [`CudaBuffer::adopt`](crate::CudaBuffer::adopt) returns.
 ///
-/// It holds the slice, so cudarc frees the memory in the end, on the slice's stream and after all that
-/// millpond did with it. It has that one block and hands out no others: a container over it can shrink and
-/// grow again up to its capacity, but not beyond.
+/// It holds the slice, so cudarc frees the memory in the end, on the slice's stream and after all work of
+/// millpond on it. It has only this one block. A container over it can shrink, and grow again up to its
+/// capacity, but not beyond.
 ///
 /// ```no_run
 /// use millpond_containers::{AdoptedSlice, CudaBuffer};
@@ -48,7 +48,7 @@ pub struct AdoptedSlice<T> {
 }
 
 impl<T> AdoptedSlice<T> {
-    /// Takes the slice, after ordering its stream after all uses that cudarc has tracked.
+    /// Takes the slice, and orders its stream after all uses that cudarc has tracked.
     pub(crate) fn new(mut slice: CudaSlice<T>) -> Result<Self, ConversionError<CudaSlice<T>>> {
         match Self::prepare(&mut slice) {
             Ok((driver, home, ptr, layout)) => {
@@ -62,12 +62,12 @@ impl<T> AdoptedSlice<T> {
         let layout = Layout::array::<T>(slice.len() as u64)?;
         // SAFETY: the slice keeps its stream, and the resource keeps the slice.
         let home = unsafe { stream_ref_of(slice.stream()) }?;
-        // The ordinal is that of a primary context, or the line above had failed.
+        // The context is a device's primary one; otherwise the line above would have failed.
         let driver: DriverHandle = CudaDriver::open(slice.context().ordinal() as u32)?;
         let _current = CurrentDeviceGuard::new(driver.device())?;
         let address = order_tracked_uses(slice)?;
         if home.is_per_thread() {
-            // cudarc does not remember of which thread.
+            // cudarc does not remember which thread's stream it is.
             slice.context().synchronize().map_err(|error| failed(&error, "cuCtxSynchronize"))?;
         }
         let ptr = if layout.bytes() == 0 { DevicePtr::NULL } else { DevicePtr::new(address) };
@@ -80,18 +80,18 @@ impl<T> AdoptedSlice<T> {
         Ok((driver, home, ptr, layout))
     }
 
-    /// The block, its layout, and the stream in whose order it may be used first.
+    /// Returns the block, its layout, and the stream in whose order it may first be used.
     pub(crate) fn block(&self) -> (DevicePtr, Layout, StreamRef) {
         (self.ptr, self.layout, self.home)
     }
 
-    /// The stream of the slice.
+    /// Returns the stream of the slice.
     pub(crate) fn stream(&self) -> Result<Arc<CudaStream>> {
         self.slice.lock().as_ref().map(|slice| Arc::clone(slice.stream())).ok_or_else(gone)
     }
 
-    /// The slice. All uses of its memory happen before the next work of its stream, where uses that cudarc
-    /// tracks will find them.
+    /// Returns the slice. All uses of its memory happen before the next work of its stream. Uses that cudarc
+    /// tracks wait for them there.
     pub(crate) fn take(&self) -> Result<CudaSlice<T>> {
         if self.is_lost() {
             return Err(self.driver.health().error());
@@ -101,7 +101,7 @@ impl<T> AdoptedSlice<T> {
         let marked = CurrentDeviceGuard::new(self.driver.device()).and_then(|_current| {
             let earlier = slice.context().check_err();
             let marked = order_tracked_uses(&mut slice);
-            // What was stored before is cudarc's to report.
+            // cudarc reports its earlier error itself.
             slice.context().record_err(earlier);
             marked
         });
@@ -114,8 +114,8 @@ impl<T> AdoptedSlice<T> {
         }
     }
 
-    /// Whether the memory is gone: after an error that nothing mends, or a reset of the context, by which the
-    /// address may have become another allocation's.
+    /// Returns whether the memory is lost: after a sticky error, or after a reset of the context, which may
+    /// have given the address to another allocation.
     fn is_lost(&self) -> bool {
         let health = self.driver.health();
         let is_same = || {
@@ -125,9 +125,8 @@ impl<T> AdoptedSlice<T> {
         health.is_lost() || !is_same()
     }
 
-    /// Drops the slice after the work that `ordered` puts before the next work of its stream, whatever
-    /// context is current. If it cannot be ordered the memory is leaked: its next owner would get it too
-    /// early.
+    /// Drops the slice after the work that `ordered` puts before the next work of its stream. Any context may
+    /// be current. If the order fails, the memory is leaked: its next owner would get it too early.
     fn free(&self, slice: CudaSlice<T>, ordered: impl FnOnce() -> Result<()>) {
         if self.is_lost() {
             return mem::forget(slice);
@@ -148,8 +147,8 @@ fn gone() -> Error {
     Error::invalid_argument("the slice was freed or given back already")
 }
 
-/// The memory is left here by a container that was taken apart, or that could not be ordered when it was
-/// dropped: which stream used it last is not known.
+/// A container leaves the memory here if it was taken apart, or if it could not be ordered when it was
+/// dropped. The stream of the last use is unknown.
 impl<T> Drop for AdoptedSlice<T> {
     fn drop(&mut self) {
         let Some(slice) = self.slice.get_mut().take() else { return };
@@ -179,7 +178,7 @@ impl<T> fmt::Display for AdoptedSlice<T> {
     }
 }
 
-// SAFETY: it hands out no block. That of the slice is disjoint from all others, since the slice owned it, and
+// SAFETY: it allocates no block. The slice's block is disjoint from all others, since the slice owned it, and
 // is freed after its last use.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl<T: Any> DeviceMemoryResource for AdoptedSlice<T> {

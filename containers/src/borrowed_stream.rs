@@ -8,8 +8,8 @@ use millpond_core::{DriverHandle, Result, StreamId, StreamRef};
 
 use crate::Event;
 
-/// A stream without its ownership, with its device: a borrow of a [`Stream`](crate::Stream), a default
-/// stream, or a stream of another library. Dropping it does nothing.
+/// A stream and its device, without ownership: a borrow of a [`Stream`](crate::Stream), a default stream, or
+/// a stream of another library. Dropping it does nothing.
 ///
 /// ```
 /// use millpond_containers::{BorrowedStream, Stream};
@@ -30,7 +30,8 @@ use crate::Event;
 pub struct BorrowedStream<'a> {
     driver: DriverHandle,
     stream: StreamRef,
-    /// Which one it was where this was made: the per-thread default stream is another one on another thread.
+    /// The identity on the thread that made this value: on another thread, the per-thread default stream is
+    /// another stream.
     id: StreamId,
     owner: PhantomData<&'a ()>,
 }
@@ -40,34 +41,34 @@ impl<'a> BorrowedStream<'a> {
         Self { driver, stream, id: stream.id(), owner: PhantomData }
     }
 
-    /// The legacy default stream of this driver's device.
+    /// Returns the legacy default stream of this driver's device.
     pub fn legacy(driver: DriverHandle) -> Self {
         Self::of(driver, StreamRef::LEGACY)
     }
 
-    /// The per-thread default stream of this driver's device: another stream on another thread.
+    /// Returns the per-thread default stream of this driver's device. Each thread has its own.
     pub fn per_thread(driver: DriverHandle) -> Self {
         Self::of(driver, StreamRef::PER_THREAD)
     }
 
-    /// The stream behind a raw handle (`CUstream` as a number).
+    /// Returns the stream behind a raw handle (`CUstream` as a number).
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     ///
     /// # Safety
-    /// The handle names a stream of the driver's device that lives as long as `'a`. If this driver did
-    /// not make the stream, it also lives as long as a [`StreamRef`] of it, which [`as_ref`](Self::as_ref)
-    /// returns and safe code may keep, is passed to calls: the promise of [`StreamRef::foreign`].
+    /// The handle names a stream of the driver's device that lives as long as `'a`. If this driver did not
+    /// make the stream, [`StreamRef::foreign`] also applies: the stream lives as long as a [`StreamRef`] of
+    /// it is passed to calls. [`as_ref`](Self::as_ref) returns such a `StreamRef`, and safe code may keep it.
     pub unsafe fn from_raw(driver: DriverHandle, handle: u64) -> Result<Self> {
         // SAFETY: the caller's promise.
         let stream = call(&*driver, |driver| unsafe { driver.stream_ref(handle) })?;
         Ok(Self::of(driver, stream))
     }
 
-    /// The stream as calls take it. The result may outlive the borrow: calls refuse a stream that its driver
-    /// made and that was destroyed since, default streams always live, and for a stream that was made
-    /// elsewhere the caller of [`from_raw`](Self::from_raw) vouched.
+    /// Returns the stream as an argument for calls. The result may outlive the borrow. Calls refuse a
+    /// destroyed stream if its driver made it. Default streams always live. For a stream that was made
+    /// elsewhere, the caller of [`from_raw`](Self::from_raw) gave a guarantee.
     pub fn as_ref(&self) -> StreamRef {
         self.stream
     }
@@ -75,15 +76,15 @@ impl<'a> BorrowedStream<'a> {
     /// Waits on the host until all work is done.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn synchronize(&self) -> Result<()> {
         call(&*self.driver, |driver| driver.stream_synchronize(self.stream))
     }
 
-    /// Whether all work is done.
+    /// Returns whether all work is done.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn query(&self) -> Result<bool> {
         call(&*self.driver, |driver| driver.stream_query(self.stream))
     }
@@ -91,7 +92,7 @@ impl<'a> BorrowedStream<'a> {
     /// Makes the later work of this stream wait for the event, without stopping the host.
     ///
     /// # Errors
-    /// Those of [`Event::make_wait`].
+    /// The errors of [`Event::make_wait`].
     pub fn wait(&self, event: &Event) -> Result<()> {
         event.make_wait(self.stream)
     }
@@ -103,8 +104,8 @@ impl From<&BorrowedStream<'_>> for StreamRef {
     }
 }
 
-/// Two borrows are equal if they are of one stream of one device. The per-thread default streams of two
-/// threads are two.
+/// Two borrows are equal if they name the same stream of the same device. The per-thread default streams of
+/// two threads differ.
 impl PartialEq for BorrowedStream<'_> {
     fn eq(&self, other: &Self) -> bool {
         self.driver.device() == other.driver.device() && self.id == other.id

@@ -1,12 +1,12 @@
-//! The error of a conversion that took a value, which returns it.
+//! The error of a conversion that took a value; it returns the value.
 
 use std::fmt;
 
 use millpond_core::Error;
 
-/// A value that could not be converted, and why not: nothing is lost if a conversion fails.
+/// A value that could not be converted, and the reason. A failed conversion loses nothing.
 ///
-/// `?` turns it into the [`Error`] alone and drops the value.
+/// `?` turns it into the [`Error`], and drops the value.
 ///
 /// ```no_run
 /// use millpond_containers::{CudaBuffer, DeviceVec};
@@ -26,7 +26,7 @@ use millpond_core::Error;
 /// ```
 pub struct ConversionError<V> {
     error: Error,
-    /// In a box, so that results stay small.
+    /// Boxed, so that results stay small.
     value: Box<V>,
 }
 
@@ -35,17 +35,17 @@ impl<V> ConversionError<V> {
         Self { error, value: Box::new(value) }
     }
 
-    /// Why the value could not be converted.
+    /// Returns the reason.
     pub fn error(&self) -> &Error {
         &self.error
     }
 
-    /// The value, as it was.
+    /// Returns the value, unchanged.
     pub fn into_value(self) -> V {
         *self.value
     }
 
-    /// The reason and the value.
+    /// Returns the reason and the value.
     pub fn into_parts(self) -> (Error, V) {
         (self.error, *self.value)
     }

@@ -1,4 +1,4 @@
-//! What the containers ask of cudarc's streams: that they fit the memory, and that uses are ordered.
+//! Checks cudarc's streams against the memory, and orders uses.
 
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{self as theirs, CudaSlice, CudaStream, DevicePtrMut, SyncOnDrop};
@@ -6,10 +6,10 @@ use millpond_core::driver::DriverError;
 use millpond_core::{DeviceMemoryResource, Error, Result, StreamId, StreamRef};
 use millpond_driver::cuda::stream_ref_of;
 
-/// The stream as millpond's calls take it, if it is of the resource's device.
+/// Returns the stream as an argument for millpond's calls, if it belongs to the resource's device.
 ///
 /// # Safety
-/// The stream is kept alive as long as the result is passed to calls.
+/// The stream stays alive as long as the result is passed to calls.
 pub(crate) unsafe fn checked_stream(
     stream: &CudaStream,
     resource: &impl DeviceMemoryResource,
@@ -17,21 +17,21 @@ pub(crate) unsafe fn checked_stream(
     let (device, ordinal) = (resource.driver().device(), stream.context().ordinal());
     if !device.is_cuda() || device.ordinal() as usize != ordinal {
         return Err(Error::invalid_argument(format!(
-            "the stream is of CUDA's device {ordinal}, but the memory is of {device}"
+            "the stream belongs to CUDA device {ordinal}, but the memory belongs to {device}"
         )));
     }
     // SAFETY: the caller's promise.
     unsafe { stream_ref_of(stream) }
 }
 
-/// Converts the code alone: cudarc's text queries the driver, and panics without one.
+/// Converts only the code: cudarc's text queries the driver, and panics without one.
 pub(crate) fn failed(error: &theirs::DriverError, call: &'static str) -> Error {
     DriverError::new(error.0 as i32, call).into()
 }
 
-/// Orders `stream` for a use of memory that is used in the order of `own`; the result orders `own` after that
-/// use when it is dropped. `thread` is the stream of the thread that the memory belongs to, if `own` is the
-/// per-thread default stream.
+/// Orders `stream` for a use of memory that is otherwise used in the order of `own`. Dropping the result
+/// orders `own` after that use. If `own` is the per-thread default stream, `thread` is the stream of the
+/// thread that owns the memory.
 pub(crate) fn ordered<'a>(
     own: &CudaStream,
     thread: Option<StreamId>,
@@ -47,16 +47,16 @@ pub(crate) fn ordered<'a>(
     } else {
         stream.join(own).or_else(|_| own.synchronize())
     };
-    // cudarc has no other place for the error: the next call of this context returns it.
+    // cudarc has no other place for the error: its next call in this context returns it.
     stream.context().record_err(waited);
     SyncOnDrop::sync_stream(stream)
 }
 
-/// Orders the slice's stream after all uses that cudarc has tracked on others, and marks the present end of
-/// that stream as the last write, which tracked uses on others wait for. Returns the slice's address.
+/// Orders the slice's stream after all uses that cudarc has tracked on others. Marks the present end of that
+/// stream as the last write, so that tracked uses on other streams wait for it. Returns the slice's address.
 ///
 /// # Errors
-/// Those of the driver, and one that cudarc has stored since its last call in this context.
+/// The driver's errors, and an error that cudarc has stored since its last call in this context.
 pub(crate) fn order_tracked_uses<T>(slice: &mut CudaSlice<T>) -> Result<CUdeviceptr> {
     let stream = slice.stream().clone();
     let context = stream.context();

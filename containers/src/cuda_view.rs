@@ -14,12 +14,12 @@ use millpond_core::{DeviceMemoryResource, Error, Result, StreamId};
 use crate::cuda_stream::{checked_stream, ordered};
 use crate::{DeviceBuffer, DeviceScalar, DeviceVec};
 
-/// Borrowed values in device memory, for reading: cudarc's copies, kernel launches and libraries take it as a
+/// Borrowed values in device memory, for reading. cudarc's copies, kernel launches and libraries take it as a
 /// `CudaView`.
 ///
-/// It comes from [`CudaBuffer::as_view`](crate::CudaBuffer::as_view), or from a container with the
-/// `CudaStream` that the container is on ([`DeviceVec::cuda_view`], and so on). A use on that stream costs
-/// nothing; on another it is ordered as for a [`CudaBuffer`](crate::CudaBuffer).
+/// It comes from [`CudaBuffer::as_view`](crate::CudaBuffer::as_view), or from a container and the
+/// `CudaStream` of that container ([`DeviceVec::cuda_view`], and so on). A use on that stream costs nothing.
+/// A use on another stream is ordered as for a [`CudaBuffer`](crate::CudaBuffer).
 ///
 /// ```no_run
 /// use millpond_containers::DeviceVec;
@@ -37,7 +37,7 @@ use crate::{DeviceBuffer, DeviceScalar, DeviceVec};
 /// ```
 #[derive(Debug)]
 pub struct CudaBufferView<'a, T> {
-    /// Where a kernel's arguments can point to it.
+    /// In a place that a kernel's arguments can point to.
     address: CUdeviceptr,
     len: usize,
     stream: &'a Arc<CudaStream>,
@@ -54,7 +54,7 @@ impl<T> Clone for CudaBufferView<'_, T> {
 impl<T> Copy for CudaBufferView<'_, T> {}
 
 impl<'a, T> CudaBufferView<'a, T> {
-    /// The first `len` values of a buffer that is on this stream.
+    /// Returns the first `len` values of a buffer on this stream.
     pub(crate) fn of<R: DeviceMemoryResource>(
         buffer: &'a DeviceBuffer<R>,
         len: usize,
@@ -69,9 +69,9 @@ impl<'a, T> CudaBufferView<'a, T> {
         len: usize,
         stream: &'a Arc<CudaStream>,
     ) -> Result<Self> {
-        // SAFETY: the stream is borrowed, and the name of it is compared and dropped.
+        // SAFETY: the stream is borrowed, and its name is only compared, then dropped.
         let named = unsafe { checked_stream(stream, buffer.resource()) }?;
-        // Two names of living streams with one handle name one stream, also if the driver has no ids.
+        // Two living streams with one handle are the same stream, even if the driver has no ids.
         if named != buffer.stream() && named.handle() != buffer.stream().handle() {
             return Err(Error::invalid_argument(format!(
                 "the memory is on the stream {}, not on {named}; move it with set_stream first",
@@ -81,17 +81,17 @@ impl<'a, T> CudaBufferView<'a, T> {
         Ok(Self::of(buffer, len, stream))
     }
 
-    /// The number of values.
+    /// Returns the number of values.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no values.
+    /// Returns whether there are no values.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The values in this range; `None` if it reaches beyond them.
+    /// Returns the values in this range; `None` if the range ends beyond them.
     pub fn try_slice(&self, range: impl RangeBounds<usize>) -> Option<Self> {
         let start = match range.start_bound() {
             Bound::Included(&start) => start,
@@ -110,7 +110,7 @@ impl<'a, T> CudaBufferView<'a, T> {
     }
 }
 
-/// Borrowed values in device memory, for reading and writing: cudarc takes it as a `CudaViewMut`. See
+/// Borrowed values in device memory, for reading and writing. cudarc takes it as a `CudaViewMut`; see
 /// [`CudaBufferView`].
 ///
 /// ```no_run
@@ -135,32 +135,32 @@ pub struct CudaBufferViewMut<'a, T> {
 }
 
 impl<'a, T> CudaBufferViewMut<'a, T> {
-    /// What is viewed is borrowed for writing.
+    /// The caller has borrowed the values for writing.
     pub(crate) fn of(view: CudaBufferView<'a, T>) -> Self {
         Self { view, values: PhantomData }
     }
 
-    /// The number of values.
+    /// Returns the number of values.
     pub fn len(&self) -> usize {
         self.view.len
     }
 
-    /// Whether there are no values.
+    /// Returns whether there are no values.
     pub fn is_empty(&self) -> bool {
         self.view.is_empty()
     }
 
-    /// The values, for reading.
+    /// Returns the values, for reading.
     pub fn as_view(&self) -> CudaBufferView<'_, T> {
         self.view
     }
 
-    /// The values in this range; `None` if it reaches beyond them.
+    /// Returns the values in this range; `None` if the range ends beyond them.
     pub fn try_slice_mut(&mut self, range: impl RangeBounds<usize>) -> Option<CudaBufferViewMut<'_, T>> {
         self.view.try_slice(range).map(CudaBufferViewMut::of)
     }
 
-    /// The first `middle` values, and the others; `None` if there are fewer.
+    /// Returns the first `middle` values and the others; `None` if there are fewer than `middle`.
     pub fn try_split_at_mut(
         &mut self,
         middle: usize,
@@ -170,24 +170,24 @@ impl<'a, T> CudaBufferViewMut<'a, T> {
     }
 }
 
-/// For calls of cudarc. A kernel launch takes the vector itself, as `arg(&vec)` or `arg(&mut vec)`; it orders
-/// nothing, so it is made on the vector's stream. All other calls take a view. There any bytes have to be a
-/// value, since memory may not have been written.
+/// For calls of cudarc. A kernel launch takes the vector itself, as `arg(&vec)` or `arg(&mut vec)`. It orders
+/// nothing, so launch on the vector's stream. All other calls take a view. A view needs a type for which any
+/// bytes are a value, since the memory may not have been written.
 impl<T: Pod, R: DeviceMemoryResource> DeviceVec<T, R> {
-    /// The values, as cudarc reads them. `stream` is the one that the vector is on, as cudarc names it; if it
-    /// is another, [`set_stream`](Self::set_stream) comes first.
+    /// Returns a view from which cudarc reads the values. `stream` is cudarc's name of the vector's stream.
+    /// For another stream, call [`set_stream`](Self::set_stream) first.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the vector is not on that stream;
-    /// those of the driver.
+    /// the driver's errors.
     pub fn cuda_view<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Result<CudaBufferView<'a, T>> {
         CudaBufferView::checked(self.as_buffer(), self.len(), stream)
     }
 
-    /// The values, as cudarc reads and writes them; see [`cuda_view`](Self::cuda_view).
+    /// Returns a view in which cudarc reads and writes the values; see [`cuda_view`](Self::cuda_view).
     ///
     /// # Errors
-    /// Those of [`cuda_view`](Self::cuda_view).
+    /// The errors of [`cuda_view`](Self::cuda_view).
     pub fn cuda_view_mut<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Result<CudaBufferViewMut<'a, T>> {
         self.cuda_view(stream).map(CudaBufferViewMut::of)
     }
@@ -195,18 +195,18 @@ impl<T: Pod, R: DeviceMemoryResource> DeviceVec<T, R> {
 
 /// For calls of cudarc; see [`DeviceVec::cuda_view`].
 impl<T: Pod, R: DeviceMemoryResource> DeviceScalar<T, R> {
-    /// The value, as cudarc reads it.
+    /// Returns a view from which cudarc reads the value.
     ///
     /// # Errors
-    /// Those of [`DeviceVec::cuda_view`].
+    /// The errors of [`DeviceVec::cuda_view`].
     pub fn cuda_view<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Result<CudaBufferView<'a, T>> {
         self.as_vec().cuda_view(stream)
     }
 
-    /// The value, as cudarc reads and writes it.
+    /// Returns a view in which cudarc reads and writes the value.
     ///
     /// # Errors
-    /// Those of [`DeviceVec::cuda_view`].
+    /// The errors of [`DeviceVec::cuda_view`].
     pub fn cuda_view_mut<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Result<CudaBufferViewMut<'a, T>> {
         self.cuda_view(stream).map(CudaBufferViewMut::of)
     }
@@ -214,19 +214,19 @@ impl<T: Pod, R: DeviceMemoryResource> DeviceScalar<T, R> {
 
 /// For calls of cudarc; see [`DeviceVec::cuda_view`].
 impl<R: DeviceMemoryResource> DeviceBuffer<R> {
-    /// The bytes, as cudarc reads them.
+    /// Returns a view from which cudarc reads the bytes.
     ///
     /// # Errors
-    /// Those of [`DeviceVec::cuda_view`].
+    /// The errors of [`DeviceVec::cuda_view`].
     pub fn cuda_view<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Result<CudaBufferView<'a, u8>> {
         let len = usize::try_from(self.len()).map_err(|_| Error::invalid_argument("too many bytes"))?;
         CudaBufferView::checked(self, len, stream)
     }
 
-    /// The bytes, as cudarc reads and writes them.
+    /// Returns a view in which cudarc reads and writes the bytes.
     ///
     /// # Errors
-    /// Those of [`DeviceVec::cuda_view`].
+    /// The errors of [`DeviceVec::cuda_view`].
     pub fn cuda_view_mut<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Result<CudaBufferViewMut<'a, u8>> {
         self.cuda_view(stream).map(CudaBufferViewMut::of)
     }

@@ -1,12 +1,12 @@
-//! Questions about the current device's memory, and prefetches of managed memory.
+//! The free memory of the current device, and prefetches of managed memory.
 
 use millpond_core::driver::{DeviceAttribute, MemoryInfo, MemoryKind, call};
 use millpond_core::{ByteSize, DevicePtr, Driver, DriverError, Error, Result, StreamRef};
 
-/// The free and total bytes of the calling thread's current device.
+/// Returns the free and total bytes of the calling thread's current device.
 ///
 /// # Errors
-/// Those of the driver, and [`NoDevice`](millpond_core::ErrorKind::NoDevice) if there is no current device.
+/// The driver's errors, and [`NoDevice`](millpond_core::ErrorKind::NoDevice) if there is no current device.
 ///
 /// ```
 /// use millpond_containers::{available_device_memory, percent_of_free_device_memory};
@@ -22,11 +22,12 @@ pub fn available_device_memory() -> Result<MemoryInfo> {
     call(&*millpond_driver::current()?, |driver| driver.mem_get_info())
 }
 
-/// A share of the bytes that the current device has free, rounded down to 256: the initial size of a pool.
+/// Returns a share of the current device's free bytes, rounded down to 256: for example for the initial size
+/// of a pool.
 ///
 /// # Errors
 /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for less than 0 or more than 100 percent,
-/// and those of [`available_device_memory`].
+/// and the errors of [`available_device_memory`].
 pub fn percent_of_free_device_memory(percent: f64) -> Result<u64> {
     if !(0.0..=100.0).contains(&percent) {
         return Err(Error::invalid_argument(format!(
@@ -36,7 +37,7 @@ pub fn percent_of_free_device_memory(percent: f64) -> Result<u64> {
     ByteSize::PercentOfFree(percent).resolve(&*millpond_driver::current()?)
 }
 
-/// Where memory is moved to.
+/// The destination of a prefetch.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum PrefetchTo {
     /// To the device of the driver.
@@ -45,15 +46,15 @@ pub enum PrefetchTo {
     Host,
 }
 
-/// Moves a range of managed memory, or of the system's where the device reaches it, in the order of `stream`.
-/// Returns whether it was submitted: for an empty range, for other memory, and on a device that cannot use
-/// managed memory while the host does, it is false.
+/// Moves a range of managed memory in the order of `stream`, or of system memory if the device can access it.
+/// Returns whether it submitted the move. It returns `false` for an empty range, for other memory, and on a
+/// device that cannot use managed memory at the same time as the host.
 ///
 /// # Errors
-/// Those of the driver.
+/// The driver's errors.
 ///
 /// # Safety
-/// The range is memory of the driver's device until the stream has passed this point.
+/// The range stays memory of the driver's device until the stream has passed this point.
 pub unsafe fn prefetch(
     driver: &dyn Driver,
     ptr: DevicePtr,

@@ -7,9 +7,9 @@ use millpond_core::{AnyResource, DeviceId, DeviceMemoryResource, DevicePtr, Erro
 
 use crate::{DeviceVec, HostStaging, PrefetchTo};
 
-/// One value in device memory, as what a kernel adds up (RMM's `device_scalar`).
+/// One value in device memory, such as a sum that a kernel computes (RMM's `device_scalar`).
 ///
-/// It is a [`DeviceVec`] of one value, and what is said there holds.
+/// It is a [`DeviceVec`] of one value, with the same rules.
 ///
 /// ```
 /// use millpond_containers::{DeviceScalar, Stream};
@@ -30,19 +30,18 @@ pub struct DeviceScalar<T, R: DeviceMemoryResource = AnyResource> {
 }
 
 impl<T, R: DeviceMemoryResource> DeviceScalar<T, R> {
-    /// A value that is uninitialised: the memory holds any bytes.
+    /// Creates an uninitialised value: the memory holds any bytes.
     ///
     /// # Errors
-    /// Those of [`DeviceVec::uninit`].
+    /// The errors of [`DeviceVec::uninit`].
     pub fn uninit(stream: StreamRef, resource: R) -> Result<Self> {
         Ok(Self { vec: DeviceVec::uninit(1, stream, resource)? })
     }
 
-    /// A copy of another scalar, made on `stream`; see
-    /// [`DeviceBuffer::copy_of`](crate::DeviceBuffer::copy_of).
+    /// Copies another scalar on `stream`; see [`DeviceBuffer::copy_of`](crate::DeviceBuffer::copy_of).
     ///
     /// # Errors
-    /// Those of the method.
+    /// The errors of the method.
     pub fn copy_of<S: DeviceMemoryResource>(
         other: &DeviceScalar<T, S>,
         stream: StreamRef,
@@ -51,10 +50,10 @@ impl<T, R: DeviceMemoryResource> DeviceScalar<T, R> {
         Ok(Self { vec: DeviceVec::copy_of(&other.vec, stream, resource)? })
     }
 
-    /// Makes the value zero in all bits, in the order of the stored stream, without waiting for it.
+    /// Sets all bits of the value to zero, in the order of the stored stream, without waiting for it.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn set_to_zero_async(&mut self) -> Result<()>
     where
         T: Zeroable,
@@ -62,48 +61,48 @@ impl<T, R: DeviceMemoryResource> DeviceScalar<T, R> {
         self.vec.set_to_zero_async(0)
     }
 
-    /// Stores the stream, and orders it after the one that was stored before.
+    /// Stores the stream, and orders it after the previous one.
     ///
     /// # Errors
-    /// Those of the driver; the scalar keeps its stream.
+    /// The driver's errors; the scalar keeps its stream.
     pub fn set_stream(&mut self, stream: StreamRef) -> Result<()> {
         self.vec.set_stream(stream)
     }
 
-    /// The address of the value.
+    /// Returns the address of the value.
     pub fn as_ptr(&self) -> DevicePtr {
         self.vec.as_ptr()
     }
 
-    /// The stream on which the memory will be freed.
+    /// Returns the stream on which the memory will be freed.
     pub fn stream(&self) -> StreamRef {
         self.vec.stream()
     }
 
-    /// The resource that the memory came from.
+    /// Returns the resource that allocated the memory.
     pub fn resource(&self) -> &R {
         self.vec.resource()
     }
 
-    /// The device that holds the memory.
+    /// Returns the device that holds the memory.
     pub fn device(&self) -> DeviceId {
         self.vec.device()
     }
 
-    /// Moves the memory to the device or to the host if it can be moved; see
+    /// Moves the memory to the device or to the host, if it can be moved; see
     /// [`DeviceBuffer::prefetch`](crate::DeviceBuffer::prefetch).
     ///
     /// # Errors
-    /// Those of the method.
+    /// The errors of the method.
     pub fn prefetch(&mut self, to: PrefetchTo) -> Result<bool> {
         self.vec.prefetch(to)
     }
 
-    /// The value of a vector that has no other, which is not copied.
+    /// Converts a vector of one value to a scalar, without a copy.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the vector has another number of
-    /// values than 1; the vector is dropped.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the vector does not have exactly one
+    /// value; the vector is dropped.
     pub fn from_vec(vec: DeviceVec<T, R>) -> Result<Self> {
         match vec.len() {
             1 => Ok(Self { vec }),
@@ -111,30 +110,30 @@ impl<T, R: DeviceMemoryResource> DeviceScalar<T, R> {
         }
     }
 
-    /// The value, as a vector.
+    /// Returns the scalar as a vector.
     pub fn as_vec(&self) -> &DeviceVec<T, R> {
         &self.vec
     }
 
-    /// The vector of this one value.
+    /// Converts the scalar to a vector of one value.
     pub fn into_vec(self) -> DeviceVec<T, R> {
         self.vec
     }
 }
 
 impl<T: Pod, R: DeviceMemoryResource> DeviceScalar<T, R> {
-    /// A copy of `value`.
+    /// Copies `value` to the device.
     ///
     /// # Errors
-    /// Those of [`DeviceVec::from_host`].
+    /// The errors of [`DeviceVec::from_host`].
     pub fn from_value(value: T, stream: StreamRef, resource: R) -> Result<Self> {
         Ok(Self { vec: DeviceVec::from_host(&[value], stream, resource)? })
     }
 
-    /// The value; waits for the stream.
+    /// Returns the value; waits for the stream.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn value(&self) -> Result<T> {
         self.vec.first()
     }
@@ -142,16 +141,16 @@ impl<T: Pod, R: DeviceMemoryResource> DeviceScalar<T, R> {
     /// Overwrites the value; waits for the stream.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn set_value(&mut self, value: T) -> Result<()> {
         self.vec.set(0, value)
     }
 
-    /// Overwrites the value in the order of the stored stream, without waiting for it. The value is copied to
-    /// staging memory first, and may change or go at once.
+    /// Overwrites the value in the order of the stored stream, without waiting for it. The value goes to
+    /// staging memory first, so the caller may change or drop it at once.
     ///
     /// # Errors
-    /// Those of [`DeviceVec::set_async`].
+    /// The errors of [`DeviceVec::set_async`].
     pub fn set_value_async(&mut self, value: &T, staging: &HostStaging) -> Result<()> {
         self.vec.set_async(0, value, staging)
     }

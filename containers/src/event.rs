@@ -8,7 +8,7 @@ use millpond_core::{DriverHandle, Error, Result, StreamRef};
 
 use millpond_core::driver::call;
 
-/// A point in a stream's work, which other streams and the host can wait for. Destroyed when dropped.
+/// A point in a stream's work, for which other streams and the host can wait. Dropping it destroys it.
 ///
 /// ```
 /// use millpond_containers::{Event, Stream};
@@ -30,10 +30,10 @@ pub struct Event {
 }
 
 impl Event {
-    /// A new event of this driver's device.
+    /// Creates an event of this driver's device.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn new(driver: DriverHandle, flags: EventFlags) -> Result<Self> {
         let event = call(&*driver, |driver| driver.event_create(flags))?;
         Ok(Self { driver, event, recorded: AtomicBool::new(false) })
@@ -42,7 +42,7 @@ impl Event {
     /// Moves the event to the present end of the work of `stream`.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn record(&self, stream: StreamRef) -> Result<()> {
         call(&*self.driver, |driver| driver.event_record(self.event, stream))?;
         self.recorded.store(true, Ordering::Release);
@@ -52,8 +52,8 @@ impl Event {
     /// Makes the later work of `stream` wait for the event, without stopping the host.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the event was never recorded, so
-    /// that the wait would have no effect; and those of the driver.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the event was never recorded,
+    /// because the wait would have no effect; and the driver's errors.
     pub fn make_wait(&self, stream: StreamRef) -> Result<()> {
         if !self.recorded.load(Ordering::Acquire) {
             return Err(Error::invalid_argument(
@@ -63,10 +63,10 @@ impl Event {
         call(&*self.driver, |driver| driver.stream_wait_event(stream, self.event))
     }
 
-    /// Whether all work before the event is done; `true` for an event that was never recorded.
+    /// Returns whether all work before the event is done; `true` for an event that was never recorded.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn query(&self) -> Result<bool> {
         call(&*self.driver, |driver| driver.event_query(self.event))
     }
@@ -74,12 +74,12 @@ impl Event {
     /// Waits on the host until all work before the event is done.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn synchronize(&self) -> Result<()> {
         call(&*self.driver, |driver| driver.event_synchronize(self.event))
     }
 
-    /// The raw handle, for calls of the driver.
+    /// Returns the raw handle, for calls of the driver.
     pub fn raw(&self) -> driver::Event {
         self.event
     }
@@ -87,8 +87,8 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: the event came from this driver, and has no other owner. Waits that were inserted for it
-        // stay.
+        // SAFETY: the event came from this driver, and has no other owner. Waits that were submitted for it
+        // stay in effect.
         if let Err(error) = call(&*self.driver, |driver| unsafe { driver.event_destroy(self.event) }) {
             tracing::debug!(target: "millpond::containers", %error, "an event could not be destroyed");
         }
@@ -101,8 +101,8 @@ impl fmt::Debug for Event {
     }
 }
 
-/// Orders the next work of `then` after all present work of `first`. It makes an event for two streams that
-/// differ, and does nothing for equal ones.
+/// Orders the next work of `then` after all present work of `first`, by an event. Does nothing if both are
+/// the same stream.
 pub(crate) fn order(driver: &DriverHandle, first: StreamRef, then: StreamRef) -> Result<()> {
     if first == then {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Memory that the host reaches, for collections that take an `allocator_api2` allocator.
+//! Memory that the host can access, for collections with an `allocator_api2` allocator.
 
 use std::alloc;
 use std::fmt;
@@ -9,10 +9,10 @@ use allocator_api2::alloc::{AllocError, Allocator};
 use millpond_core::{AnyResource, Layout, Result};
 use millpond_resources::{AnyHostResource, HostResource};
 
-/// Memory of a resource that the host reaches, as an `allocator_api2` allocator: for vectors, boxes and maps,
-/// whose contents kernels may read at the same address.
+/// An `allocator_api2` allocator over a resource whose memory the host can access. Vectors, boxes and maps
+/// use it, and kernels can read their contents at the same address.
 ///
-/// Before a collection gives memory back, all work of the device on it is done. An error of the resource is
+/// Before a collection frees memory, all work of the device on it is done. An error of the resource is
 /// logged, since [`AllocError`] has no text.
 ///
 /// ```
@@ -34,16 +34,16 @@ pub struct HostAllocator {
 }
 
 impl HostAllocator {
-    /// Allocates from a stack whose memory the host reaches.
+    /// Creates an allocator over a stack whose memory the host can access.
     ///
     /// # Errors
-    /// Those of [`HostResource::new`]: [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the
-    /// host does not reach the memory.
+    /// The errors of [`HostResource::new`]: [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if
+    /// the host cannot access the memory.
     pub fn new(resource: AnyResource) -> Result<Self> {
         Ok(Self { resource: Arc::new(HostResource::new(resource)?) })
     }
 
-    /// The resource.
+    /// Returns the resource.
     pub fn resource(&self) -> &AnyHostResource {
         &self.resource
     }
@@ -61,13 +61,13 @@ impl From<AnyHostResource> for HostAllocator {
     }
 }
 
-/// The layout in the resource's terms.
+/// Converts the layout to the resource's type.
 fn layout_of(layout: alloc::Layout) -> Result<Layout> {
     Layout::with_alignment(layout.size() as u64, layout.align() as u64)
 }
 
-// SAFETY: a block is the caller's alone until it is given back; the resource lives as long as one clone of
-// the allocator, and clones share it.
+// SAFETY: a block belongs to the caller alone until it is freed. The resource lives as long as any clone of
+// the allocator.
 unsafe impl Allocator for HostAllocator {
     fn allocate(&self, layout: alloc::Layout) -> std::result::Result<NonNull<[u8]>, AllocError> {
         let block = layout_of(layout).and_then(|layout| self.resource.allocate(layout));
@@ -80,8 +80,8 @@ unsafe impl Allocator for HostAllocator {
 
     unsafe fn deallocate(&self, ptr: NonNull<u8>, layout: alloc::Layout) {
         if let Ok(layout) = layout_of(layout) {
-            // SAFETY: the caller vouches that the block came from this allocator with this layout, and that
-            // nothing uses it any more.
+            // SAFETY: the caller guarantees that the block came from this allocator with this layout, and
+            // that nothing uses it any more.
             unsafe { self.resource.deallocate(ptr, layout) }
         }
     }

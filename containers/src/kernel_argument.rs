@@ -1,19 +1,19 @@
-//! Containers as arguments of the kernels that cudarc launches.
+//! Containers as arguments of kernels that cudarc launches.
 
 use cudarc::driver::{LaunchArgs, PushKernelArg};
 use millpond_core::{DeviceMemoryResource, DevicePtr};
 
 use crate::{CudaBuffer, DeviceBuffer, DeviceScalar, DeviceVec};
 
-/// The address, where a kernel's arguments can point to it.
+/// Returns the address in a place that a kernel's arguments can point to.
 fn address_of<R: DeviceMemoryResource>(buffer: &DeviceBuffer<R>) -> &u64 {
     let address: *const DevicePtr = buffer.ptr_ref();
     // SAFETY: a `DevicePtr` is a transparent `u64`, and is borrowed as long as the buffer.
     unsafe { &*address.cast() }
 }
 
-/// Implements the argument for shared and for unique borrows of a container. A launch is unsafe, and orders
-/// nothing: the container has to be on the stream of the launch.
+/// Implements the argument for shared and unique borrows of a container. A launch is unsafe, and orders
+/// nothing: launch on the container's stream.
 macro_rules! kernel_argument {
     ($container:ident [$($parameter:ident),*], $buffer:expr) => {
         // SAFETY: the argument is the address of the container's memory, which lies in the container and is

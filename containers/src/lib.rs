@@ -1,22 +1,22 @@
 //! Containers over millpond's memory resources, and the streams and events that they need.
 //!
-//! | here | what it is |
+//! | here | meaning |
 //! |---|---|
-//! | [`DeviceBuffer`] | a block of device memory that frees itself, in stream order |
+//! | [`DeviceBuffer`] | a block of device memory that frees itself in stream order |
 //! | [`DeviceVec`] | values of one type in device memory |
 //! | [`DeviceScalar`] | one value in device memory |
-//! | [`HostStaging`], [`HostCopy`] | pinned memory of the host, through which asynchronous copies go |
-//! | [`Stream`], [`BorrowedStream`] | a stream that destroys itself, and one that another value owns |
-//! | [`StreamPool`] | streams that are handed out in turn |
+//! | [`HostStaging`], [`HostCopy`] | pinned host memory for asynchronous copies |
+//! | [`Stream`], [`BorrowedStream`] | a stream that destroys itself, and a borrow of a stream |
+//! | [`StreamPool`] | a fixed set of streams, used in turn |
 //! | [`Event`] | an event that destroys itself |
-//! | [`DeviceGuard`] | makes a device the thread's current one for a while |
-//! | [`prefetch`] | moves managed memory; buffers and vectors have a method |
-//! | [`available_device_memory`], [`percent_of_free_device_memory`] | what the current device has free |
-//! | [`StreamAllocator`] | a resource together with the stream that it is used on |
-//! | `HostAllocator` | with the feature `allocator-api2`: collections of the host in memory of a resource |
-//! | `CudaBuffer` | with the feature `cudarc`: values in device memory that go where a `CudaSlice` goes |
-//! | `CudaBufferView`, `CudaBufferViewMut` | with the feature `cudarc`: a part of one, for such calls |
-//! | `AdoptedSlice` | with the feature `cudarc`: memory of a `CudaSlice` that a container took over |
+//! | [`DeviceGuard`] | makes a device current on the thread for a while |
+//! | [`prefetch`] | moves managed memory; buffers and vectors also have a method for it |
+//! | [`available_device_memory`], [`percent_of_free_device_memory`] | the free memory of the current device |
+//! | [`StreamAllocator`] | a resource together with a stream |
+//! | `HostAllocator` | with the feature `allocator-api2`: host collections in a resource's memory |
+//! | `CudaBuffer` | with the feature `cudarc`: values in device memory that cudarc takes as a `CudaSlice` |
+//! | `CudaBufferView`, `CudaBufferViewMut` | with the feature `cudarc`: a part of such values |
+//! | `AdoptedSlice` | with the feature `cudarc`: the memory of a `CudaSlice` that a container took over |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(feature = "cudarc")]

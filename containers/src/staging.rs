@@ -1,4 +1,4 @@
-//! Pinned host memory through which asynchronous copies go.
+//! Pinned host memory for asynchronous copies.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -13,12 +13,12 @@ use parking_lot::Mutex;
 
 use crate::Event;
 
-/// Pinned host memory of one device, through which asynchronous copies go.
+/// Pinned host memory of one device, for asynchronous copies.
 ///
-/// A copy to the device is first made into a block of this memory, so that the caller's slice may change or
-/// go at once; a copy from the device ends in such a block, from which [`HostCopy`] hands out the values. A
-/// block is used again once the device has passed the copy. So there are as many blocks as copies are under
-/// way at the same time; [`trim`](Self::trim) gives those back that are not used. Threads may share it.
+/// A copy to the device first goes into a block of this memory, so the caller may change or drop its slice at
+/// once. A copy from the device ends in such a block, and [`HostCopy`] returns the values from there. A block
+/// is reused once the device has passed the copy. So there are as many blocks as copies in flight;
+/// [`trim`](Self::trim) frees unused blocks. Threads may share this value.
 ///
 /// ```
 /// use millpond_containers::{DeviceVec, HostStaging, Stream};
@@ -46,7 +46,7 @@ struct Shared {
     driver: DriverHandle,
     /// The blocks that no copy holds; the device may still have to pass them.
     idle: Mutex<VecDeque<Block>>,
-    /// Idle blocks whose last copy has no end that the device marks. A wait for the device covers them.
+    /// Idle blocks whose last copy has no recorded end. A wait for the device covers them.
     unmarked: Mutex<Vec<Block>>,
 }
 
@@ -54,38 +54,38 @@ struct Shared {
 struct Block {
     ptr: HostPtr,
     bytes: u64,
-    /// Where the device passes the last copy through the block.
+    /// Recorded after the last copy through the block.
     passed: Event,
 }
 
-/// The smallest block in bytes: what small copies share without many sizes of blocks.
+/// The smallest block in bytes, so that small copies share few block sizes.
 const LEAST_BYTES: u64 = 4096;
 
 impl HostStaging {
-    /// Staging memory for copies to and from this driver's device; it takes none yet.
+    /// Creates staging memory for copies to and from this driver's device. It takes no memory yet.
     pub fn new(driver: DriverHandle) -> Self {
         Self { shared: Arc::new(Shared { driver, idle: Mutex::default(), unmarked: Mutex::default() }) }
     }
 
-    /// The device whose copies go through this memory.
+    /// Returns the device whose copies go through this memory.
     pub fn device(&self) -> DeviceId {
         self.shared.driver.device()
     }
 
-    /// The bytes of the blocks that no copy holds.
+    /// Returns the bytes of the blocks that no copy holds.
     pub fn idle_bytes(&self) -> u64 {
         let idle: u64 = self.shared.idle.lock().iter().map(|block| block.bytes).sum();
         idle + self.shared.unmarked.lock().iter().map(|block| block.bytes).sum::<u64>()
     }
 
-    /// Gives back the blocks that the device has passed; returns their bytes.
+    /// Frees the blocks that the device has passed; returns their bytes.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn trim(&self) -> Result<u64> {
         let mut trimmed = 0;
         let _captures = CaptureModeGuard::relaxed(&*self.shared.driver);
-        // Blocks that must stay keep no others.
+        // If some blocks must stay, the others are still freed.
         let waited = self.shared.await_unmarked();
         while let Some(block) = self.shared.take_passed(|_| true)? {
             let bytes = block.bytes;
@@ -98,11 +98,12 @@ impl HostStaging {
         waited.map(|()| trimmed)
     }
 
-    /// Checks that the stream is no part of a graph, which would use a block again at each launch.
+    /// Checks that the stream captures no graph: each launch of the graph would use the block again.
     fn check(&self, device: DeviceId, stream: StreamRef) -> Result<()> {
         if device != self.device() {
             return Err(Error::invalid_argument(format!(
-                "the staging memory is for copies of {}, the buffer is of {device}; make one for that device",
+                "the staging memory belongs to {}, but the buffer is on {device}; make staging memory for \
+                 that device",
                 self.device()
             )));
         }
@@ -115,8 +116,8 @@ impl HostStaging {
         Ok(())
     }
 
-    /// Copies `data` into a block; `submit` then has the block's address, and submits work on `stream` that
-    /// reads it.
+    /// Copies `data` into a block. Then `submit` gets the block's address, and submits work on `stream` that
+    /// reads the block.
     pub(crate) fn send<T: Pod>(
         &self,
         data: &[T],
@@ -133,7 +134,7 @@ impl HostStaging {
         submitted.and(self.shared.put_after(block, stream))
     }
 
-    /// Takes a block into which `submit` copies, on `stream`, `len` values.
+    /// Takes a block, into which `submit` copies `len` values on `stream`.
     pub(crate) fn receive<T: Pod>(
         &self,
         len: usize,
@@ -158,12 +159,12 @@ impl HostStaging {
 }
 
 impl Shared {
-    /// Takes an idle block that the device has passed, the first that `fits`.
+    /// Takes the first idle block that `fits` and that the device has passed.
     fn take_passed(&self, fits: impl Fn(&Block) -> bool) -> Result<Option<Block>> {
         let candidates = self.idle.lock().iter().filter(|block| fits(block)).count();
         for _ in 0..candidates {
             let Some(block) = self.take_first(&fits) else { break };
-            // Asked without the lock. The event of a copy that a capture took in is never reached.
+            // The query holds no lock. The event of a copy that a capture took in never completes.
             if block.passed.query().unwrap_or(false) {
                 return Ok(Some(block));
             }
@@ -178,12 +179,12 @@ impl Shared {
         idle.remove(index)
     }
 
-    /// A block of at least `bytes` that the device has passed.
+    /// Returns a block of at least `bytes` that the device has passed.
     fn take(&self, bytes: u64) -> Result<Block> {
         let rounded = bytes.max(LEAST_BYTES).checked_next_power_of_two().unwrap_or(bytes);
-        // A query is refused while another thread captures in the global mode.
+        // The driver refuses a query while another thread captures in the global mode.
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
-        // A block has exactly the size of its class: large ones are not kept busy by small copies.
+        // A block has exactly the size of its class, so small copies do not occupy large blocks.
         if let Some(block) = self.take_passed(|block| block.bytes == rounded)? {
             return Ok(block);
         }
@@ -193,8 +194,8 @@ impl Shared {
         Ok(Block { ptr, bytes: rounded, passed })
     }
 
-    /// Puts a block back that the present work of `stream` uses. If the end of that work cannot be marked, it
-    /// is waited for, now or at the next trim.
+    /// Puts back a block that the present work of `stream` uses. If the end of that work cannot be recorded,
+    /// waits for it, now or at the next trim.
     fn put_after(&self, block: Block, stream: StreamRef) -> Result<()> {
         let recorded = block.passed.record(stream);
         let waited = recorded.or_else(|_| call(&*self.driver, |driver| driver.stream_synchronize(stream)));
@@ -205,8 +206,8 @@ impl Shared {
         waited
     }
 
-    /// Waits for the device, if there are unmarked blocks, so that they are like others. They stay as they
-    /// are while a capture forbids the wait.
+    /// Waits for the device if there are unmarked blocks, so that they become ordinary idle blocks. They stay
+    /// unmarked while a capture forbids the wait.
     fn await_unmarked(&self) -> Result<()> {
         let unmarked = mem::take(&mut *self.unmarked.lock());
         if unmarked.is_empty() {
@@ -220,7 +221,7 @@ impl Shared {
         waited.map(drop)
     }
 
-    /// Ends a block that the device has passed.
+    /// Frees a block that the device has passed.
     fn free(&self, block: &Block) -> Result<()> {
         // SAFETY: the block came from this driver, and nothing uses it any more.
         call(&*self.driver, |driver| unsafe { driver.mem_free_host(block.ptr) })
@@ -241,33 +242,33 @@ impl Drop for Shared {
     }
 }
 
-/// Values that are being copied from the device.
+/// Values on their way from the device.
 ///
-/// Dropping it leaves the copy to itself: its memory is used again once the device has passed it.
+/// Dropping it does not stop the copy. Its memory is reused once the device has passed the copy.
 #[must_use = "wait() gives the values"]
 pub struct HostCopy<T> {
     shared: Arc<Shared>,
-    /// There is none for no values, and once it was given back.
+    /// `None` if there are no values, and after the block was put back.
     block: Option<Block>,
     len: usize,
     values: PhantomData<T>,
 }
 
 impl<T: Pod> HostCopy<T> {
-    /// The number of values.
+    /// Returns the number of values.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no values.
+    /// Returns whether there are no values.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether the copy is done, so that [`wait`](Self::wait) returns at once.
+    /// Returns whether the copy is done, so that [`wait`](Self::wait) returns at once.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn is_done(&self) -> Result<bool> {
         let _captures = CaptureModeGuard::relaxed(&*self.shared.driver);
         self.block.as_ref().map_or(Ok(true), |block| block.passed.query())
@@ -276,7 +277,7 @@ impl<T: Pod> HostCopy<T> {
     /// Waits on the host for the copy, and returns the values.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn wait(self) -> Result<Vec<T>> {
         let mut values = Vec::with_capacity(self.len);
         self.finish(&mut values.spare_capacity_mut()[..self.len])?;
@@ -288,8 +289,8 @@ impl<T: Pod> HostCopy<T> {
     /// Waits on the host for the copy, and writes the values to `values`.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `values` is not as long as the copy,
-    /// and those of the driver.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `values` and the copy differ in
+    /// length, and the driver's errors.
     pub fn wait_into(self, values: &mut [T]) -> Result<()> {
         if values.len() != self.len {
             return Err(Error::invalid_argument(format!(
@@ -300,7 +301,7 @@ impl<T: Pod> HostCopy<T> {
             )));
         }
         let ptr = values.as_mut_ptr().cast::<MaybeUninit<T>>();
-        // SAFETY: the slice is borrowed meanwhile, and `finish` writes values only.
+        // SAFETY: the slice is borrowed meanwhile, and `finish` writes only values.
         self.finish(unsafe { std::slice::from_raw_parts_mut(ptr, values.len()) })
     }
 

@@ -8,7 +8,7 @@ use millpond_core::{DriverHandle, Result, StreamRef};
 use crate::{BorrowedStream, Event};
 use millpond_core::driver::call;
 
-/// An owned stream. Destroyed when dropped; its submitted work runs to its end.
+/// An owned stream. Dropping it destroys the stream; submitted work still runs to its end.
 ///
 /// Calls take the stream by its [`StreamRef`], which does not keep it alive. Drop a stream after the buffers
 /// on it: a buffer whose stream is gone waits for the device at its next use.
@@ -29,21 +29,21 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// A new stream of this driver's device.
+    /// Creates a stream of this driver's device.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn new(driver: DriverHandle, flags: StreamFlags) -> Result<Self> {
         let stream = call(&*driver, |driver| driver.stream_create(flags))?;
         Ok(Self { driver, stream })
     }
 
-    /// The stream as calls take it.
+    /// Returns the stream as an argument for calls.
     pub fn as_ref(&self) -> StreamRef {
         self.stream
     }
 
-    /// A borrow, which does not destroy the stream.
+    /// Returns a borrow, which does not destroy the stream.
     pub fn borrow(&self) -> BorrowedStream<'_> {
         BorrowedStream::of(self.driver.clone(), self.stream)
     }
@@ -51,15 +51,15 @@ impl Stream {
     /// Waits on the host until all work is done.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn synchronize(&self) -> Result<()> {
         call(&*self.driver, |driver| driver.stream_synchronize(self.stream))
     }
 
-    /// Whether all work is done.
+    /// Returns whether all work is done.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn query(&self) -> Result<bool> {
         call(&*self.driver, |driver| driver.stream_query(self.stream))
     }
@@ -67,7 +67,7 @@ impl Stream {
     /// Makes the later work of this stream wait for the event, without stopping the host.
     ///
     /// # Errors
-    /// Those of [`Event::make_wait`].
+    /// The errors of [`Event::make_wait`].
     pub fn wait(&self, event: &Event) -> Result<()> {
         event.make_wait(self.stream)
     }

@@ -1,4 +1,4 @@
-//! A resource together with the stream that it is used on.
+//! A resource together with a stream.
 
 use std::fmt;
 
@@ -6,9 +6,9 @@ use millpond_core::{AnyResource, DeviceMemoryResource, DevicePtr, Layout, Result
 
 use crate::DeviceBuffer;
 
-/// A resource and a stream: what allocates without naming the stream each time.
+/// A resource and a stream, so that calls need not name the stream each time.
 ///
-/// The stream must be alive as long as the allocator is used.
+/// The stream must live as long as the allocator is used.
 ///
 /// ```
 /// use millpond_containers::{Stream, StreamAllocator};
@@ -30,12 +30,13 @@ use crate::DeviceBuffer;
 pub struct StreamAllocator<R = AnyResource> {
     resource: R,
     stream: StreamRef,
-    /// Which one it was where this was made: the per-thread default stream is another one on another thread.
+    /// The identity on the thread that made this value: on another thread, the per-thread default stream is
+    /// another stream.
     id: StreamId,
 }
 
 impl<R: DeviceMemoryResource> StreamAllocator<R> {
-    /// Allocates from `resource` on `stream`.
+    /// Creates an allocator that allocates from `resource` on `stream`.
     pub fn new(resource: R, stream: StreamRef) -> Self {
         Self { resource, stream, id: stream.id() }
     }
@@ -43,7 +44,7 @@ impl<R: DeviceMemoryResource> StreamAllocator<R> {
     /// [`DeviceMemoryResource::allocate`] on the allocator's stream.
     ///
     /// # Errors
-    /// Those of the resource.
+    /// The errors of the resource.
     pub fn allocate(&self, layout: Layout) -> Result<DevicePtr> {
         self.resource.allocate(layout, self.stream)
     }
@@ -51,16 +52,16 @@ impl<R: DeviceMemoryResource> StreamAllocator<R> {
     /// [`DeviceMemoryResource::deallocate`] on the allocator's stream.
     ///
     /// # Safety
-    /// Those of the resource.
+    /// The conditions of the resource.
     pub unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout) {
         // SAFETY: the caller's promises.
         unsafe { self.resource.deallocate(ptr, layout, self.stream) }
     }
 
-    /// A buffer of `bytes` uninitialised bytes.
+    /// Creates a buffer of `bytes` uninitialised bytes.
     ///
     /// # Errors
-    /// Those of [`DeviceBuffer::new`].
+    /// The errors of [`DeviceBuffer::new`].
     pub fn buffer(&self, bytes: u64) -> Result<DeviceBuffer<R>>
     where
         R: Clone,
@@ -68,25 +69,25 @@ impl<R: DeviceMemoryResource> StreamAllocator<R> {
         DeviceBuffer::new(bytes, self.stream, self.resource.clone())
     }
 
-    /// The resource.
+    /// Returns the resource.
     pub fn resource(&self) -> &R {
         &self.resource
     }
 
-    /// The stream.
+    /// Returns the stream.
     pub fn stream(&self) -> StreamRef {
         self.stream
     }
 
-    /// The same resource on another stream.
+    /// Returns the same resource on another stream.
     #[must_use]
     pub fn on(self, stream: StreamRef) -> Self {
         Self { stream, id: stream.id(), ..self }
     }
 }
 
-/// Two allocators are equal if either can free the other's blocks: on one stream, over
-/// [equal](DeviceMemoryResource::is_equal) resources. The per-thread default streams of two threads are two.
+/// Two allocators are equal if either can free the other's blocks: they use one stream, over
+/// [equal](DeviceMemoryResource::is_equal) resources. The per-thread default streams of two threads differ.
 impl<R: DeviceMemoryResource, S: DeviceMemoryResource> PartialEq<StreamAllocator<S>> for StreamAllocator<R> {
     fn eq(&self, other: &StreamAllocator<S>) -> bool {
         self.id == other.id && self.resource.is_equal(&other.resource)

@@ -1,4 +1,4 @@
-//! Several streams that are handed out in turn.
+//! A fixed set of streams, used in turn.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -7,11 +7,11 @@ use millpond_core::{DriverHandle, Error, Result};
 
 use crate::Stream;
 
-/// A number of streams of one device that are handed out in turn, so that a program creates none while it
+/// A fixed number of streams of one device, used in turn. A program with a pool creates no streams while it
 /// works.
 ///
-/// Streams are lent, so the same one is handed out again after [`len`](Self::len) others. They are destroyed
-/// with the pool.
+/// The pool lends its streams: the same stream comes again after [`len`](Self::len) calls. Dropping the pool
+/// destroys them.
 ///
 /// ```
 /// use millpond_containers::StreamPool;
@@ -33,11 +33,11 @@ impl StreamPool {
     /// The usual number of streams.
     pub const DEFAULT_LEN: usize = 16;
 
-    /// A pool of `len` streams of this driver's device.
+    /// Creates a pool of `len` streams of this driver's device.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for no streams, and those of the
-    /// driver.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for no streams, and the driver's
+    /// errors.
     pub fn new(driver: DriverHandle, len: usize, flags: StreamFlags) -> Result<Self> {
         if len == 0 {
             return Err(Error::invalid_argument("a pool of 0 streams has none to hand out; use 1 or more"));
@@ -46,18 +46,18 @@ impl StreamPool {
         Ok(Self { streams, next: AtomicUsize::new(0) })
     }
 
-    /// The next stream in turn. Threads that call it at the same time get different ones, as far as there
-    /// are.
+    /// Returns the next stream in turn. Threads that call it at the same time get different streams, if there
+    /// are enough.
     pub fn get(&self) -> &Stream {
         self.get_at(self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The stream of this number, modulo [`len`](Self::len).
+    /// Returns the stream with this number, modulo [`len`](Self::len).
     pub fn get_at(&self, number: usize) -> &Stream {
         &self.streams[number % self.streams.len()]
     }
 
-    /// The number of streams; at least 1.
+    /// Returns the number of streams; at least 1.
     #[allow(clippy::len_without_is_empty)] // it never is
     pub fn len(&self) -> usize {
         self.streams.len()

@@ -27,7 +27,7 @@ use crate::{DeviceBuffer, DeviceScalar, DeviceVec, Event, PrefetchTo, RawParts, 
 
 type Pool = Arc<Checked<PoolMemoryResource<CudaMemoryResource>>>;
 
-/// A pool on a simulated device that checks the order of streams and what is live.
+/// A pool on a simulated device that checks the order of streams and the live blocks.
 struct Bench {
     device: Arc<SimDevice>,
     pool: Pool,
@@ -57,7 +57,7 @@ impl Bench {
         self.pool.shadow(|shadow| shadow.live_blocks())
     }
 
-    /// No block is live, no deallocation was refused, and no stream used memory out of order.
+    /// Checks that no block is live, no deallocation was refused, and no stream used memory out of order.
     #[track_caller]
     fn assert_clean(&self) {
         self.device.synchronize().unwrap();
@@ -191,7 +191,7 @@ fn parts_make_the_same_buffer_again() {
     let RawParts { ptr, len, layout, stream: stored, resource } = buffer.into_raw_parts();
     assert_eq!((len, layout, stored), (200, Layout::new(300), stream.as_ref()));
     assert_eq!(bench.live_blocks(), 1, "nothing was given back");
-    // SAFETY: the parts are those of a buffer that exists no more, and the stream is its own.
+    // SAFETY: the parts come from a buffer that no longer exists, and the stream is its own.
     let buffer =
         unsafe { DeviceBuffer::from_raw_parts(RawParts { ptr, len, layout, stream: stored, resource }) };
     assert_eq!(buffer.to_host::<u8>().unwrap(), pattern(200));
@@ -215,7 +215,7 @@ fn the_current_devices_resource_is_the_default() {
     bench.assert_clean();
 }
 
-/// RMM's plug-in for PyTorch frees to the resource that is the default by then.
+/// RMM's plug-in for PyTorch frees to the resource that is the default at that time.
 #[test]
 fn a_buffer_goes_back_to_its_resource_after_the_default_changed() {
     let bench = Bench::new(SimConfig::h200());
@@ -229,7 +229,7 @@ fn a_buffer_goes_back_to_its_resource_after_the_default_changed() {
     bench.assert_clean();
 }
 
-/// A block that goes back too early is handed out again at once and overwritten.
+/// A block that is freed too early is allocated again at once, and overwritten.
 fn overwrite(bench: &Bench, bytes: u64, stream: StreamRef) {
     let buffer = DeviceBuffer::new(bytes, stream, bench.pool.clone()).unwrap();
     bench.device.launch(stream, &[Access::write(buffer.as_ptr(), bytes, 0xDEAD)]);
@@ -269,7 +269,7 @@ fn a_change_of_stream_keeps_the_order() {
     }
 }
 
-/// The canary of the two tests above: the same program without the order that a buffer adds is seen.
+/// The canary of the two tests above: the same program without the buffer's order is detected.
 #[test]
 fn the_device_sees_a_missing_order() {
     let found = (0..100).any(|seed| {
@@ -307,7 +307,7 @@ fn a_buffer_on_the_per_thread_stream_may_be_dropped_elsewhere() {
     }
 }
 
-/// Random operations against a plain vector, with an overwritten block after each.
+/// Runs random operations against a plain vector, and overwrites another block after each.
 #[test]
 fn a_buffer_holds_what_a_vector_would() {
     for seed in 0..50 {
@@ -343,7 +343,7 @@ fn a_buffer_holds_what_a_vector_would() {
 
 type Change = fn(&mut DeviceBuffer<Pool>, StreamRef) -> millpond_core::Result<()>;
 
-/// Everything that takes memory or a driver call, with that state checked after each failure.
+/// Runs everything that takes memory or calls the driver, and checks the state after each failure.
 fn scenario(bench: &Bench, streams: &[Stream; 2]) -> millpond_core::Result<()> {
     let [first, second] = [streams[0].as_ref(), streams[1].as_ref()];
     let mut buffer = DeviceBuffer::from_host(&pattern(1000), first, bench.pool.clone())?;
@@ -415,7 +415,7 @@ fn streams_and_events_are_destroyed_and_order_work() {
     assert!(second.query().unwrap());
     let (raw_stream, raw_event) = (StreamRef::from(&first), event.raw());
     drop((first, second, event));
-    // SAFETY: the memory came from this driver and is used no more.
+    // SAFETY: the memory came from this driver and is no longer used.
     unsafe { driver.mem_free(ptr).unwrap() };
     bench.assert_clean();
     let _ = driver.event_record(raw_event, raw_stream);

@@ -1,8 +1,8 @@
-//! What can reach a resource's memory.
+//! Who can access a resource's memory.
 
 use std::fmt;
 
-/// Whether the device, the host, or both read and write a resource's memory at its address.
+/// Who can read and write a resource's memory at its address: the device, the host, or both.
 ///
 /// ```
 /// use millpond_core::Accessibility;
@@ -12,21 +12,21 @@ use std::fmt;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Accessibility {
-    /// Kernels and copies of the resource's device reach it.
+    /// Kernels and copies of the resource's device can access it.
     pub device: bool,
-    /// Code on the host reaches it.
+    /// Code on the host can access it.
     pub host: bool,
 }
 
 impl Accessibility {
     /// The device alone: plain CUDA memory.
     pub const DEVICE: Self = Self { device: true, host: false };
-    /// The host alone: memory of the system where the device does not read it.
+    /// The host alone: system memory, if the device cannot read it.
     pub const HOST: Self = Self { device: false, host: true };
-    /// Both: managed and pinned memory, and memory of the system where the device reads it.
+    /// Both: managed and pinned memory, and system memory if the device can read it.
     pub const DEVICE_AND_HOST: Self = Self { device: true, host: true };
 
-    /// What reaches the memory of both.
+    /// Returns who can access the memory of both.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self { device: self.device && other.device, host: self.host && other.host }

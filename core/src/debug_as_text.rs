@@ -1,7 +1,7 @@
-//! The text that `{:?}` prints of a resource.
+//! The text that `{:?}` prints for a resource.
 
 /// Implements `Debug` for a resource as one line: the type, and the text of its stack that `Display` prints.
-/// What a resource holds may be long, and is behind locks.
+/// The contents of a resource may be long, and are behind locks.
 ///
 /// ```
 /// use std::fmt;

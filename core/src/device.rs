@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Names one device: a CUDA ordinal, a simulated device, or one behind a driver of the program's own.
+/// Names one device: a CUDA device, a simulated device, or the device of your own driver.
 ///
 /// ```
 /// use millpond_core::DeviceId;
@@ -19,37 +19,37 @@ const OWN_BIT: u32 = 1 << 30;
 const ORDINAL: u32 = OWN_BIT - 1;
 
 impl DeviceId {
-    /// The CUDA device with this ordinal.
+    /// Returns the CUDA device with this ordinal.
     pub const fn cuda(ordinal: u32) -> Self {
         Self(ordinal & ORDINAL)
     }
 
-    /// The simulated device with this number; each simulated device of a process has its own.
+    /// Returns the simulated device with this number; each simulated device of a process has its own.
     pub const fn sim(number: u32) -> Self {
         Self(number & ORDINAL | SIM_BIT)
     }
 
-    /// The device with this number behind a [driver of your own](crate::Driver#a-driver-of-your-own).
+    /// Returns the device with this number of a [driver of your own](crate::Driver#a-driver-of-your-own).
     pub const fn own(number: u32) -> Self {
         Self(number & ORDINAL | OWN_BIT)
     }
 
-    /// Whether it is one of CUDA's devices.
+    /// Returns whether this is a CUDA device.
     pub const fn is_cuda(self) -> bool {
         self.0 <= ORDINAL
     }
 
-    /// Whether the device is simulated.
+    /// Returns whether the device is simulated.
     pub const fn is_sim(self) -> bool {
         self.0 & SIM_BIT != 0
     }
 
-    /// The CUDA ordinal, or the number of another device among those of its kind; below 2^30.
+    /// Returns the CUDA ordinal, or the device's number among devices of its kind; below 2^30.
     pub const fn ordinal(self) -> u32 {
         self.0 & ORDINAL
     }
 
-    /// The kind of the device, as text has it before the colon: `cuda`, `sim` or `own`.
+    /// Returns the kind of the device, as printed before the colon: `cuda`, `sim` or `own`.
     pub const fn kind(self) -> &'static str {
         match self.0 & !ORDINAL {
             0 => "cuda",
@@ -58,7 +58,7 @@ impl DeviceId {
         }
     }
 
-    /// The device of a kind with this number; `None` if there is no such kind.
+    /// Returns the device of a kind with this number; `None` if there is no such kind.
     pub fn of_kind(kind: &str, number: u32) -> Option<Self> {
         match kind {
             "cuda" => Some(Self::cuda(number)),

@@ -1,14 +1,14 @@
-//! The process's environment variables, of which an empty one counts as unset.
+//! The process's environment variables. An empty variable counts as unset.
 
 use std::ffi::{OsStr, OsString};
 
-/// The value of an environment variable; `None` if it is unset, empty, or white space alone. A shell, a
-/// container or a job's description often cannot unset a variable, and empties it instead.
+/// Returns the value of an environment variable; `None` if it is unset, empty, or only white space. A shell,
+/// a container or a job description often cannot unset a variable, and empties it instead.
 pub fn variable(name: impl AsRef<OsStr>) -> Option<OsString> {
     std::env::var_os(name).and_then(set)
 }
 
-/// The value of a variable from another source, by the same rule.
+/// Returns the value of a variable from another source, by the same rule.
 pub fn set(value: OsString) -> Option<OsString> {
     let is_blank = value.to_str().is_some_and(|text| text.trim().is_empty());
     (!is_blank).then_some(value)

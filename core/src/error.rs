@@ -5,39 +5,39 @@ use std::fmt;
 use crate::driver::DriverError;
 use crate::{DeviceId, Layout, OutOfMemoryReport, StreamRef, format_bytes};
 
-/// The result of everything in millpond that can fail.
+/// The result of every fallible function of millpond.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The category of an error: enough to decide what to do next.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// No free block of that size, even after synchronising. Freeing memory may help, unless the request
-    /// [is impossible](Error::is_impossible): then another resource or a smaller request may.
+    /// No free block is large enough, even after synchronising. Freeing memory may help, unless the request
+    /// [is impossible](Error::is_impossible): then try another resource or a smaller request.
     OutOfMemory,
-    /// An argument other than the size is invalid in any state of memory.
+    /// An argument other than the size is invalid, whatever the state of memory.
     InvalidArgument,
     /// A stack's text cannot be read, or names something that does not exist.
     InvalidStack,
-    /// There is no CUDA driver, no device, or no device of the number asked for.
+    /// There is no CUDA driver, no device, or no device with the requested number.
     NoDevice,
-    /// The driver or device cannot do what was asked for.
+    /// The driver or the device does not support the operation.
     Unsupported,
     /// The driver reported an error.
     Driver,
-    /// An earlier driver error cannot be recovered from in this process; or the device's context was reset,
-    /// and what was made before is lost with it. The message says which.
+    /// An earlier driver error lost the device for this process, or the device's context was reset and
+    /// everything made before is lost. The message says which.
     Poisoned,
     /// Reading or writing a file failed.
     Io,
-    /// Another thread's call is in a resource that lets one thread in at a time, and does not end. Code that
-    /// runs inside a resource must not wait for a thread that uses it.
+    /// Another thread's call occupies a resource that lets one thread in at a time, and does not end. Code
+    /// that runs inside a resource must not wait for a thread that uses it.
     Busy,
 }
 
-/// The one error of millpond: a [`kind`](Self::kind) to decide on, and a text that says what to do.
+/// The error type of millpond: a [`kind`](Self::kind) for decisions, and a text that says what to do.
 ///
-/// One word in size. Creating one takes no backtrace, so that an expected failure stays cheap.
+/// It is one word in size. Creating it takes no backtrace, so an expected failure stays cheap.
 ///
 /// ```
 /// use millpond_core::{Error, Layout, StreamRef};
@@ -60,7 +60,7 @@ struct Inner {
 }
 
 impl Error {
-    /// An error of this kind. `message` says what is wrong and what to do about it.
+    /// Creates an error of this kind. `message` describes the fault and the remedy.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self(Box::new(Inner {
             kind,
@@ -74,22 +74,22 @@ impl Error {
         }))
     }
 
-    /// An [`ErrorKind::OutOfMemory`] for this request. Only for use when it is certain.
+    /// Creates an [`ErrorKind::OutOfMemory`] for this request. Use it only if memory is certainly out.
     pub fn out_of_memory(layout: Layout, stream: StreamRef) -> Self {
         Self::new(ErrorKind::OutOfMemory, "").for_request(layout, stream)
     }
 
-    /// An [`ErrorKind::InvalidArgument`].
+    /// Creates an [`ErrorKind::InvalidArgument`].
     pub fn invalid_argument(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::InvalidArgument, message)
     }
 
-    /// An [`ErrorKind::InvalidStack`].
+    /// Creates an [`ErrorKind::InvalidStack`].
     pub fn invalid_stack(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::InvalidStack, message)
     }
 
-    /// The error of every call after a driver error that cannot be recovered from.
+    /// Returns the error of every call after a driver error has lost the device.
     pub fn poisoned() -> Self {
         Self::new(
             ErrorKind::Poisoned,
@@ -97,31 +97,30 @@ impl Error {
         )
     }
 
-    /// The error of every call on what was made before the device's context was reset.
+    /// Returns the error of every call on an object that was made before the device's context was reset.
     pub fn context_reset() -> Self {
         Self::new(
             ErrorKind::Poisoned,
             "the device's context was reset (cuDevicePrimaryCtxReset, cudaDeviceReset, Numba's cuda.close()) \
-             and what was made before is lost with it; open the device again, and make new resources and \
-             streams",
+             and everything made before is lost; open the device again, and make new resources and streams",
         )
     }
 
-    /// The error of a request larger than any address space: out of memory, and
+    /// Returns the error of a request larger than any address space: it is out of memory, and
     /// [impossible](Self::is_impossible).
     pub fn request_too_large(layout: Layout, stream: StreamRef) -> Self {
         Self::impossible("no device can hold that; check the size for an overflow", layout, stream)
     }
 
-    /// An [`ErrorKind::OutOfMemory`] of a request that the resource serves in no state of memory. `message`
-    /// says why and what to do.
+    /// Creates an [`ErrorKind::OutOfMemory`] for a request that the resource can never serve. `message` says
+    /// why, and what to do.
     pub fn impossible(message: impl Into<String>, layout: Layout, stream: StreamRef) -> Self {
         let mut report = OutOfMemoryReport::new(layout, stream);
         report.is_impossible = true;
         Self::new(ErrorKind::OutOfMemory, message).for_request(layout, stream).with_report(report)
     }
 
-    /// Adds how much was asked for, where no stream is concerned, as by pinned host memory.
+    /// Adds the requested layout of a request without a stream, for example for pinned host memory.
     #[must_use]
     pub fn for_layout(mut self, layout: Layout) -> Self {
         self.0.layout = Some(layout);
@@ -143,22 +142,22 @@ impl Error {
         self
     }
 
-    /// Adds the stack, as text, unless an inner stack was added before.
+    /// Adds the stack as text, unless an inner stack was added before.
     #[must_use]
     pub fn in_stack(mut self, stack: impl fmt::Display) -> Self {
         self.0.stack.get_or_insert_with(|| stack.to_string());
         self
     }
 
-    /// Adds what was known when memory was out, in place of what was added before.
+    /// Adds the report of the failed request, and replaces an earlier one.
     #[must_use]
     pub fn with_report(mut self, report: impl Into<Box<OutOfMemoryReport>>) -> Self {
         self.0.report = Some(report.into());
         self
     }
 
-    /// Adds a report of the request, which `fill_in` completes, if memory is out and nothing was reported
-    /// before. The request [was added](Self::for_request) before.
+    /// Adds a report of the request, completed by `fill_in`, if memory is out and there is no report yet. The
+    /// request must have been [added](Self::for_request) before.
     #[must_use]
     pub fn report_if_missing(self, fill_in: impl FnOnce(&mut OutOfMemoryReport)) -> Self {
         if !self.is_out_of_memory() || self.0.report.is_some() {
@@ -185,75 +184,75 @@ impl Error {
         self
     }
 
-    /// The category of the error.
+    /// Returns the category of the error.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// Whether memory is short; see [`ErrorKind::OutOfMemory`].
+    /// Returns whether memory is out; see [`ErrorKind::OutOfMemory`].
     pub fn is_out_of_memory(&self) -> bool {
         self.0.kind == ErrorKind::OutOfMemory
     }
 
-    /// Whether no state of memory can serve the request: it is larger than any address space, than a limit,
-    /// or than the blocks of the resource. Such an error is [out of memory](Self::is_out_of_memory), too.
+    /// Returns whether the request can never be served: it is larger than any address space, than a limit, or
+    /// than the blocks of the resource. Such an error is also [out of memory](Self::is_out_of_memory).
     pub fn is_impossible(&self) -> bool {
         self.0.report.as_ref().is_some_and(|report| report.is_impossible)
     }
 
-    /// Whether nothing will work any more: in this process, or, where the device's context was reset, with
-    /// what was made before.
+    /// Returns whether the device is lost for this process, or whether the device's context was reset and
+    /// everything made before is lost.
     pub fn is_sticky(&self) -> bool {
         self.0.kind == ErrorKind::Poisoned || self.driver_error().is_some_and(DriverError::is_sticky)
     }
 
-    /// Whether there is no driver or no such device.
+    /// Returns whether there is no driver or no such device.
     pub fn is_no_device(&self) -> bool {
         self.0.kind == ErrorKind::NoDevice
     }
 
-    /// How many bytes were asked for, if this is about a request.
+    /// Returns the requested size in bytes, if the error is about a request.
     pub fn requested_bytes(&self) -> Option<u64> {
         self.0.layout.map(Layout::bytes)
     }
 
-    /// The alignment that was asked for, if this is about a request.
+    /// Returns the requested alignment in bytes, if the error is about a request.
     pub fn requested_alignment(&self) -> Option<u64> {
         self.0.layout.map(Layout::alignment)
     }
 
-    /// The stream of the request.
+    /// Returns the stream of the request, if there is one.
     pub fn stream(&self) -> Option<StreamRef> {
         self.0.stream
     }
 
-    /// The device, if known.
+    /// Returns the device, if known.
     pub fn device(&self) -> Option<DeviceId> {
         self.0.device
     }
 
-    /// The stack that failed, as text.
+    /// Returns the stack that failed, as text.
     pub fn stack(&self) -> Option<&str> {
         self.0.stack.as_deref()
     }
 
-    /// The state of memory when the request failed, and the remedies that would have helped. Every resource
-    /// adds it when memory is out, and layers above pass it on.
+    /// Returns the state of memory when the request failed, and the remedies that would have helped. Every
+    /// resource adds it when memory is out, and the layers above pass it on.
     pub fn out_of_memory_report(&self) -> Option<&OutOfMemoryReport> {
         self.0.report.as_deref()
     }
 
-    /// Takes the report out, for a resource that puts it into its own.
+    /// Takes the report out, for a resource that adds it to its own.
     pub fn take_out_of_memory_report(&mut self) -> Option<Box<OutOfMemoryReport>> {
         self.0.report.take()
     }
 
-    /// The message alone, without request, stack and report.
+    /// Returns the message without request, stack and report.
     pub fn message(&self) -> &str {
         &self.0.message
     }
 
-    /// The driver's error at the bottom of this one, if there is one.
+    /// Returns the driver's error at the bottom of this one, if there is one.
     pub fn driver_error(&self) -> Option<&DriverError> {
         let mut source: Option<&(dyn std::error::Error + 'static)> = self.0.source.as_deref().map(|e| e as _);
         while let Some(error) = source {
@@ -266,8 +265,8 @@ impl Error {
     }
 }
 
-/// The text that `main` prints when it returns the error: that of `Display`, the kind, and the causes that
-/// `Display` does not name. `{:#?}` has all fields.
+/// The text that `main` prints when it returns the error: the text of `Display`, the kind, and the causes
+/// that `Display` does not name. `{:#?}` prints all fields.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Inner { kind, message, layout, stream, device, stack, report, source } = &*self.0;
@@ -276,7 +275,7 @@ impl fmt::Debug for Error {
             let direct = source.as_deref().map(|source| source as &(dyn std::error::Error + 'static));
             let causes = std::iter::successors(direct, |cause| cause.source());
             for cause in causes.map(ToString::to_string) {
-                // The texts of some errors end with those of their causes.
+                // The texts of some errors end with the texts of their causes.
                 if !text.contains(&cause) {
                     text += &format!("\n  caused by: {cause}");
                 }
@@ -333,7 +332,7 @@ impl fmt::Display for Error {
             write!(f, ": {report}")?;
         }
         if let Some(source) = source {
-            // What has several lines ends with a picture.
+            // A text of several lines ends with a picture.
             let separator = if report.is_some() || message.contains('\n') { "\n  caused by: " } else { ": " };
             write!(f, "{separator}{source}")?;
         }
@@ -374,8 +373,8 @@ impl From<DriverError> for Error {
 }
 
 /// The remedy when the driver refuses a call because of a capture.
-const CAPTURE_ADVICE: &str = "not while a graph is being captured; do it before the capture begins, or after \
-    its end (memory that the graph needs can be reserved before: pool:initial=…)";
+const CAPTURE_ADVICE: &str = "this is not possible while a graph is being captured; do it before the capture \
+    begins, or after its end (pool:initial=… reserves memory for the graph in advance)";
 
 /// The remedy when the driver does not know a stream or an event.
 const HANDLE_ADVICE: &str =

@@ -1,4 +1,4 @@
-//! The methods that every resource has beside those of the trait.
+//! The convenience methods of every resource.
 
 use std::sync::Arc;
 
@@ -9,12 +9,12 @@ use crate::{
     ReportsMemory, Result, Stack, StreamRef,
 };
 
-/// Methods that every resource has, built on [`DeviceMemoryResource`]. Not to be implemented by hand.
+/// Convenience methods of every resource, built on [`DeviceMemoryResource`]. Do not implement it by hand.
 pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
     /// [`allocate`](DeviceMemoryResource::allocate) with the usual alignment.
     ///
     /// # Errors
-    /// Those of `allocate`.
+    /// The errors of `allocate`.
     fn allocate_bytes(&self, bytes: u64, stream: StreamRef) -> Result<DevicePtr> {
         self.allocate(Layout::new(bytes), stream)
     }
@@ -23,18 +23,19 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
     /// [`allocate_bytes`](Self::allocate_bytes).
     ///
     /// # Safety
-    /// Those of `deallocate`.
+    /// The conditions of `deallocate`.
     unsafe fn deallocate_bytes(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         // SAFETY: the caller's promises, with the layout that `allocate_bytes` used.
         unsafe { self.deallocate(ptr, Layout::new(bytes), stream) }
     }
 
-    /// Allocates a block that any stream may use at once: [`allocate`](DeviceMemoryResource::allocate) on the
-    /// legacy default stream, and a wait for it where the resource is stream-ordered.
+    /// Allocates a block that any stream may use at once. It calls
+    /// [`allocate`](DeviceMemoryResource::allocate) on the legacy default stream, and waits for that stream
+    /// if the resource is stream-ordered.
     ///
     /// # Errors
-    /// Those of `allocate`, and those of the wait, which CUDA refuses while a blocking stream captures a
-    /// graph; then no block is held.
+    /// The errors of `allocate` and of the wait. CUDA refuses the wait while a blocking stream captures a
+    /// graph; the block is freed again then.
     fn allocate_sync(&self, layout: Layout) -> Result<DevicePtr> {
         let ptr = self.allocate(layout, StreamRef::LEGACY)?;
         if self.is_stream_ordered() && !ptr.is_null() {
@@ -51,13 +52,14 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
     /// Frees a block that nothing uses any more, whichever streams used it.
     ///
     /// # Safety
-    /// Those of [`deallocate`](DeviceMemoryResource::deallocate), and all work that uses the block is done.
+    /// The conditions of [`deallocate`](DeviceMemoryResource::deallocate), and all work that uses the block
+    /// is done.
     unsafe fn deallocate_sync(&self, ptr: DevicePtr, layout: Layout) {
         // SAFETY: the caller's promises; work that is done is ordered before any stream.
         unsafe { self.deallocate(ptr, layout, StreamRef::LEGACY) }
     }
 
-    /// The memory of the whole stack now: see [`MemoryReport`].
+    /// Returns the memory of the whole stack now; see [`MemoryReport`].
     fn memory_report(&self) -> MemoryReport
     where
         Self: Sized,
@@ -65,8 +67,8 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
         MemoryReport::of(self)
     }
 
-    /// The block in use that starts at `ptr`: what the layers of the stack know of it, the outermost first;
-    /// `None` if no layer knows it.
+    /// Returns the live block that starts at `ptr`, with everything that the layers of the stack know about
+    /// it. If two layers disagree, the outer one wins. `None` if no layer knows the block.
     fn block_at(&self, ptr: DevicePtr) -> Option<BlockInfo>
     where
         Self: Sized,
@@ -83,7 +85,7 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
         })
     }
 
-    /// Begins the peaks and totals of all layers of the stack anew, from what is in use now.
+    /// Restarts the peaks and totals of all layers of the stack from the present use.
     fn clear_counters(&self)
     where
         Self: Sized,
@@ -91,7 +93,7 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
         stack_of(self).with::<dyn ReportsMemory>().for_each(ReportsMemory::clear_counters);
     }
 
-    /// The device whose memory this is.
+    /// Returns the device that holds this memory.
     fn device(&self) -> DeviceId {
         self.driver().device()
     }
@@ -99,7 +101,7 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
     /// Puts a layer on top; the last layer added is the outermost.
     ///
     /// # Errors
-    /// Those of the layer, for instance because a pool cannot reserve its first region.
+    /// The errors of the layer, for instance because a pool cannot reserve its first region.
     fn layer<L: Layer<Self>>(self, layer: L) -> Result<L::Resource>
     where
         Self: Sized,
@@ -107,7 +109,7 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
         layer.layer(self)
     }
 
-    /// The owned, erased handle.
+    /// Returns an owned, type-erased handle.
     fn into_any(self) -> AnyResource
     where
         Self: Sized + Send + Sync,
@@ -115,8 +117,8 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
         Arc::new(self)
     }
 
-    /// The resource and everything below it, outermost first: one of the
-    /// [three ways](crate#looking-into-a-stack) to look into a stack.
+    /// Returns the resource and everything below it, outermost first. This is one of the
+    /// [ways](crate#looking-into-a-stack) to look into a stack.
     fn stack(&self) -> Stack<'_>
     where
         Self: Sized,

@@ -1,4 +1,4 @@
-//! Walks the layers of a stack, and finds one by a trait that it provides.
+//! Walks the layers of a stack, and finds a layer by a trait that it provides.
 
 use crate::DeviceMemoryResource;
 use crate::handles::peel;
@@ -33,15 +33,15 @@ pub(crate) fn stack_of(resource: &dyn DeviceMemoryResource) -> Stack<'_> {
     Stack { next: Some(peel(resource)) }
 }
 
-/// The outermost resource of a stack that [provides](DeviceMemoryResource::provide) this trait, looking
-/// through handles. The types above and below it do not matter.
+/// Returns the outermost resource of a stack that [provides](DeviceMemoryResource::provide) this trait. It
+/// looks through handles. The types of the layers do not matter.
 ///
-/// All layers of a stack that have a trait are `stack.stack().with::<dyn Nameable>()`, outermost first. The
-/// [other ways](crate#looking-into-a-stack) to look into a stack walk it and report its memory.
+/// `stack.stack().with::<dyn Nameable>()` returns every layer that has the trait, outermost first. See also
+/// the [other ways](crate#looking-into-a-stack) to look into a stack.
 ///
-/// Nothing is found below a `thread_safe` layer over a resource that threads may not share
-/// ([`is_shareable`](crate::is_shareable)): its lock lends nothing. A trait is found as the type that the
-/// layer names: `dyn Nameable + Send + Sync` is another type, and finds nothing.
+/// The search ends at a `thread_safe` layer over a resource that threads may not share
+/// ([`is_shareable`](crate::is_shareable)), because its lock lends nothing. The trait must be exactly the
+/// type that the layer names: `dyn Nameable + Send + Sync` is another type, and finds nothing.
 ///
 /// ```
 /// use millpond_core::{AnyResource, find_trait};

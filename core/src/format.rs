@@ -11,7 +11,7 @@ pub(crate) const UNITS: [(&str, u64); 7] = [
     ("B", 1),
 ];
 
-/// Bytes for people: the largest binary unit, exact when it divides evenly.
+/// Formats bytes for people: in the largest binary unit, and exactly if the unit divides them evenly.
 ///
 /// ```
 /// use millpond_core::format_bytes;

@@ -1,16 +1,16 @@
-//! The methods of the trait that an adaptor leaves to its upstream.
+//! Writes the methods that an adaptor passes on to its upstream.
 
 /// Writes the methods of [`DeviceMemoryResource`](crate::DeviceMemoryResource) that an adaptor does not write
-/// itself: each passes its arguments to the upstream, and an error names the adaptor's stack.
+/// itself. Each method passes its arguments to the upstream, and names the adaptor's stack in an error.
 ///
-/// Name your own methods after `except`. The upstream is the field `upstream`, or the one that you name, as
-/// in `forward_to_upstream!(self.inner, except allocate)`; it may be any resource, also an
+/// Name your own methods after `except`. The upstream is the field `upstream`, or the field that you name, as
+/// in `forward_to_upstream!(self.inner, except allocate)`. It may be any resource, including an
 /// [`AnyResource`](crate::AnyResource).
 ///
-/// Three methods are not the upstream's answer: `upstream` returns the field, `provide` adds nothing, and
-/// `is_equal` says that another adaptor may not take this one's blocks back. An adaptor that keeps nothing
-/// about its blocks may answer for its upstream, as below. An adaptor that
-/// [submits work](crate::DeviceMemoryResource#layers-that-submit-work) writes `is_stream_ordered` and returns
+/// Three methods do not pass the call on. `upstream` returns the field. `provide` adds nothing. `is_equal`
+/// says that no other adaptor can free this one's blocks; an adaptor that keeps no state about its blocks may
+/// compare the upstreams instead, as below. An adaptor that [submits
+/// work](crate::DeviceMemoryResource#layers-that-submit-work) writes `is_stream_ordered` itself, and returns
 /// `true`.
 ///
 /// ```
@@ -74,7 +74,7 @@ macro_rules! forward_to_upstream {
     };
 }
 
-/// One method, unless its name is among those that follow the field.
+/// Writes one method, unless its name follows the field.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __forward_method {
@@ -109,7 +109,7 @@ macro_rules! __forward_method {
             layout: $crate::Layout,
             stream: $crate::StreamRef,
         ) {
-            // SAFETY: the caller's promises hold for the upstream, where the block came from.
+            // SAFETY: the caller's promises hold for the upstream too: the block came from there.
             unsafe { $crate::DeviceMemoryResource::deallocate(&self.$($field)+, ptr, layout, stream) }
         }
     };

@@ -71,7 +71,7 @@ macro_rules! forward {
 forward!(Arc);
 forward!(Box);
 
-/// Looks through the erased handles.
+/// Looks through the type-erased handles.
 pub(crate) fn peel(mut resource: &dyn DeviceMemoryResource) -> &dyn DeviceMemoryResource {
     loop {
         let any: &dyn Any = resource;
@@ -87,7 +87,8 @@ pub(crate) fn peel(mut resource: &dyn DeviceMemoryResource) -> &dyn DeviceMemory
     }
 }
 
-/// The resource as exactly this type, looking through handles (`Arc`, `Box`) but not at what is below.
+/// Returns the resource if it has exactly this type. Looks through handles (`Arc`, `Box`), but not at the
+/// resources below.
 pub fn downcast<T: DeviceMemoryResource>(resource: &dyn DeviceMemoryResource) -> Option<&T> {
     let any: &dyn Any = peel(resource);
     any.downcast_ref::<T>()
@@ -95,13 +96,13 @@ pub fn downcast<T: DeviceMemoryResource>(resource: &dyn DeviceMemoryResource) ->
         .or_else(|| any.downcast_ref::<Box<T>>().map(|handle| &**handle))
 }
 
-/// Whether both are the same object, looking through handles (`Arc`, `Box`) on both sides: what
-/// [`is_equal`](DeviceMemoryResource::is_equal) means for a resource that keeps blocks.
+/// Returns whether both are the same object. Looks through handles (`Arc`, `Box`) on both sides. A resource
+/// that keeps blocks implements [`is_equal`](DeviceMemoryResource::is_equal) with it.
 pub fn is_same<T: DeviceMemoryResource>(one: &T, other: &dyn DeviceMemoryResource) -> bool {
     Identity::of(one) == Identity::of(other)
 }
 
-/// Tells one object from another. The address alone does not: a layer may begin with its upstream.
+/// Identifies an object. The address alone does not: a layer may have its upstream as its first field.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Identity {
     address: usize,
@@ -109,7 +110,7 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// The identity of the object behind all handles.
+    /// Returns the identity of the object behind all handles.
     fn of(resource: &dyn DeviceMemoryResource) -> Self {
         let here = Self::here(resource);
         let mut traits = Traits { wanted: TypeId::of::<Self>(), cast: None };
@@ -123,7 +124,7 @@ impl Identity {
 }
 
 impl Traits {
-    /// Answers for a handle who it stands for, unless a handle below has answered.
+    /// Answers with the object that a handle stands for, unless a handle below has answered.
     fn stands_for<R: DeviceMemoryResource + ?Sized>(&mut self, inner: &R) {
         if self.wanted == TypeId::of::<Identity>() && self.cast.is_none() {
             self.cast = Some(Box::new(Identity::here(inner)));
@@ -137,7 +138,7 @@ mod tests {
 
     use super::*;
 
-    /// A layer that is nothing but its upstream: both have one address.
+    /// A layer with no fields except its upstream: both have the same address.
     #[derive(Debug)]
     struct Thin<R>(R);
 

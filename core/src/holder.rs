@@ -1,28 +1,28 @@
-//! Who holds memory: blocks in use, grouped by the part of the program that allocated them.
+//! Who holds memory: live blocks, grouped by the part of the program that allocated them.
 
 use std::fmt;
 
 use crate::format_bytes;
 
-/// Blocks in use that were allocated at one place of the program.
+/// The live blocks that one part of the program allocated.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Holder {
-    /// The tag that the thread had.
+    /// The tag of the allocating thread.
     pub tag: Option<String>,
     /// The backtrace of the allocations.
     pub backtrace: Option<String>,
     /// The number of blocks.
     pub blocks: u64,
-    /// Their requested bytes.
+    /// The requested bytes of these blocks.
     pub bytes: u64,
 }
 
-/// The most holders that a text names; more would hide the rest.
+/// The most holders that a text names, so that it stays readable.
 const NAMED: usize = 8;
 
-/// Writes a line for each of the first holders, and the backtrace below it if there is one.
+/// Writes one line for each of the first holders, followed by the backtrace if there is one.
 pub(crate) fn write_holders(f: &mut fmt::Formatter<'_>, holders: &[Holder]) -> fmt::Result {
     for holder in holders.iter().take(NAMED) {
         write!(f, "\n  {holder}")?;

@@ -1,23 +1,24 @@
-//! Ends waits of the host early, for programs whose users interrupt them.
+//! Ends waits of the host early when the user interrupts the program.
 
 use std::sync::Arc;
 
 use parking_lot::RwLock;
 
-/// Asked on the thread that waits. It says whether the wait ends.
+/// A callback on the thread that waits. It returns whether to end the wait.
 pub type Ask = Arc<dyn Fn() -> bool + Send + Sync>;
 
 static ASK: RwLock<Option<Ask>> = RwLock::new(None);
 
-/// Installs what a wait of the host asks from time to time, and returns what was installed before.
+/// Installs the callback that a wait of the host calls from time to time. Returns the previous one.
 ///
-/// Python's bindings let Python handle its signals there, so that Ctrl-C ends the wait. A wait that ends
-/// returns the error that it waited to avoid. Nothing is asked if nothing is installed.
+/// In the Python bindings, the callback lets Python handle its signals, so that Ctrl-C ends the wait. A wait
+/// that ends returns the error that it waited to avoid. Without a callback, nothing ends a wait early.
 pub fn set_interrupt(ask: Option<Ask>) -> Option<Ask> {
     std::mem::replace(&mut *ASK.write(), ask)
 }
 
-/// Whether the calling thread is to end its wait. Call it without locks: the program's code runs.
+/// Returns whether the calling thread must end its wait. Hold no lock during the call: it runs the program's
+/// code.
 pub fn is_interrupted() -> bool {
     let ask = ASK.read().clone();
     ask.is_some_and(|ask| ask())

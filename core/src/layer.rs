@@ -1,14 +1,14 @@
-//! Layers, which build a resource on top of another.
+//! Layers: each builds a resource on top of another.
 
 use crate::Result;
 
 /// Puts a resource on top of another.
 ///
-/// A layer is a value that holds the configuration; [`layer`](Self::layer) builds. State that several stacks
-/// share lives in the layer, and its type documents that.
+/// A layer is a value that holds the configuration; [`layer`](Self::layer) builds the resource. If several
+/// stacks share state, the layer holds it, and its type documents that.
 ///
-/// Order matters, and the last layer added is the outermost: statistics above a pool count the
-/// requests, below it they count the regions that the pool takes. `examples/stack.rs` shows both.
+/// Order matters, and the last layer added is the outermost. Statistics above a pool count the requests;
+/// below the pool, they count the regions that the pool takes. `examples/stack.rs` shows both.
 pub trait Layer<R> {
     /// The resource that the layer builds.
     type Resource;
@@ -16,7 +16,7 @@ pub trait Layer<R> {
     /// Builds the resource on top of `upstream`.
     ///
     /// # Errors
-    /// Those of building; for instance, a pool can fail to reserve memory.
+    /// The errors of building: for example, a pool may fail to reserve memory.
     fn layer(self, upstream: R) -> Result<Self::Resource>;
 }
 
@@ -32,7 +32,7 @@ impl<R> Layer<R> for Identity {
     }
 }
 
-/// A layer from a closure; see [`layer_fn`].
+/// A layer made of a closure; see [`layer_fn`].
 #[derive(Clone, Copy, Debug)]
 pub struct LayerFn<F>(F);
 
@@ -49,11 +49,11 @@ impl<R, S, F: FnOnce(R) -> Result<S>> Layer<R> for LayerFn<F> {
     }
 }
 
-/// A layer that is there or not; see [`option_layer`].
+/// An optional layer; see [`option_layer`].
 #[derive(Clone, Copy, Debug)]
 pub struct OptionLayer<L>(Option<L>);
 
-/// Adds a layer where there is one. Both ways the result is an [`AnyResource`](crate::AnyResource).
+/// Adds the layer if there is one. In both cases the result is an [`AnyResource`](crate::AnyResource).
 pub fn option_layer<L>(layer: Option<L>) -> OptionLayer<L> {
     OptionLayer(layer)
 }

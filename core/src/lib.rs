@@ -1,34 +1,34 @@
 //! The memory-resource trait of millpond and the vocabulary around it.
 //!
-//! This crate names no CUDA function and allocates nothing on its own. It holds what every other
-//! part agrees on:
+//! This crate calls no CUDA function and allocates nothing itself. It holds the types on which all other
+//! crates build:
 //!
-//! | here | what it is |
+//! | here | meaning |
 //! |---|---|
 //! | [`DeviceMemoryResource`] | the trait: its documentation is the contract between resource and caller |
-//! | [`DeviceMemoryResourceExt`] | everything convenient, implemented for every resource |
-//! | [`AnyResource`] | the owned, erased, shareable handle |
-//! | [`Layer`] | how a resource or an adaptor is put on top of another |
-//! | [`stack`] | a stack as text (`cuda+pool:initial=1GiB+statistics`) and back |
-//! | [`DevicePtr`], [`Layout`], [`StreamRef`], [`DeviceId`] | the small values that calls carry |
-//! | [`driver::Driver`] | the seam behind which CUDA or the simulated device sits |
-//! | [`Error`] | one error for everything |
-//! | [`OutOfMemoryReport`] | what would have helped where memory was out |
+//! | [`DeviceMemoryResourceExt`] | convenience methods of every resource |
+//! | [`AnyResource`] | an owned, type-erased, shareable handle |
+//! | [`Layer`] | builds a resource or an adaptor on top of another |
+//! | [`stack`] | reads and prints a stack as text (`cuda+pool:initial=1GiB+statistics`) |
+//! | [`DevicePtr`], [`Layout`], [`StreamRef`], [`DeviceId`] | the small values that calls pass |
+//! | [`driver::Driver`] | the interface to CUDA or the simulated device |
+//! | [`Error`] | the one error type |
+//! | [`OutOfMemoryReport`] | why a request failed, and what would have helped |
 //! | [`MemoryReport`] | the memory of a whole stack at one moment |
-//! | [`interrupt`] | what ends a wait of the host early |
-//! | [`misuse`] | where a refused `deallocate` is reported |
-//! | [`forward_to_upstream!`] | the methods that an adaptor of your own leaves to its upstream |
+//! | [`interrupt`] | ends a wait of the host early |
+//! | [`misuse`] | reports a refused `deallocate` |
+//! | [`forward_to_upstream!`] | writes the methods that your adaptor passes on to its upstream |
 //!
 //! # Looking into a stack
 //! | you want | write |
 //! |---|---|
-//! | what a layer can do | `find_trait::<dyn AllocationLimit>(&stack)`: [`find_trait`] |
+//! | a layer with a trait | `find_trait::<dyn AllocationLimit>(&stack)`: [`find_trait`] |
 //! | each layer, outermost first | `stack.stack()`: [`DeviceMemoryResourceExt::stack`] |
-//! | each layer that can do something | `stack.stack().with::<dyn AllocationLimit>()`: [`Stack::with`] |
+//! | each layer with a trait | `stack.stack().with::<dyn AllocationLimit>()`: [`Stack::with`] |
 //! | the memory of each layer | `stack.memory_report()`: [`DeviceMemoryResourceExt::memory_report`] |
 //!
-//! [`downcast`] and [`is_same`] compare two resources, as [`is_equal`](DeviceMemoryResource::is_equal) does;
-//! `stack.stack().find_map(downcast::<T>)` is the layer of a type that has no trait.
+//! [`downcast`] and [`is_same`] compare two resources, as [`is_equal`](DeviceMemoryResource::is_equal) does.
+//! `stack.stack().find_map(downcast::<T>)` finds a layer by its type.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod accessibility;

@@ -8,12 +8,12 @@ use crate::{
     format_bytes, holder::write_holders, provide::as_trait,
 };
 
-/// The memory of a stack, layer by layer: what is in use, what is free and for which stream, and what could
-/// go back to the device. All sizes are in bytes.
+/// The memory of a stack, layer by layer: live memory, free memory by stream, and memory that could go back
+/// to the device. All sizes are in bytes.
 ///
-/// [`DeviceMemoryResourceExt::memory_report`](crate::DeviceMemoryResourceExt::memory_report) makes it at any
-/// time. It is text (`Display`), data (with the feature `serde`), and an event of `tracing`
-/// ([`trace`](Self::trace)). While other threads allocate, its parts are of different moments.
+/// [`DeviceMemoryResourceExt::memory_report`](crate::DeviceMemoryResourceExt::memory_report) makes a report
+/// at any time. You can print it (`Display`), store it (with the feature `serde`), or emit it as an event of
+/// `tracing` ([`trace`](Self::trace)). If other threads allocate meanwhile, its parts show different moments.
 #[derive(Clone, PartialEq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -22,36 +22,36 @@ pub struct MemoryReport {
     pub stack: String,
     /// The device.
     pub device: String,
-    /// Free and total bytes of the device; `None` where the driver does not say.
+    /// Free and total bytes of the device; `None` if the driver does not report them.
     pub device_memory: Option<MemoryInfo>,
-    /// The layers that know something, outermost first.
+    /// The layers that know something about their memory, outermost first.
     pub layers: Vec<LayerMemory>,
 }
 
-/// What one layer of a stack knows about its memory. Sizes are in bytes.
+/// One layer's knowledge of its memory. Sizes are in bytes.
 #[derive(Clone, PartialEq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct LayerMemory {
-    /// The layer's text, as `pool:max=1GiB`.
+    /// The layer's text, for example `pool:max=1GiB`.
     pub layer: String,
-    /// Its counts; `None` if it counts nothing by itself.
+    /// Its counts; `None` if the layer itself counts nothing.
     pub statistics: Option<ResourceStatistics>,
-    /// The largest block that it handed out so far.
+    /// The largest block that it has allocated so far.
     pub largest_allocation: Option<u64>,
-    /// The most that it may hand out or hold.
+    /// The most bytes that it may allocate or hold.
     pub limit_bytes: Option<u64>,
-    /// What counts against a limit that the layer keeps.
+    /// The bytes that count against the layer's limit.
     pub limit_used_bytes: Option<u64>,
-    /// What it could give back to the device now, without waiting.
+    /// The bytes that it could give back to the device now, without waiting.
     pub reclaimable_bytes: Option<u64>,
-    /// What it could give back after a wait for all streams.
+    /// The bytes that it could give back after a wait for all streams.
     pub reclaimable_after_sync_bytes: Option<u64>,
-    /// Free bytes that threads cache, each for one of its streams.
+    /// Free bytes in the threads' caches, each for one of its thread's streams.
     pub cached_bytes: Option<u64>,
-    /// The other free memory, of each stream.
+    /// The other free memory, by stream.
     pub free: Vec<FreeMemory>,
-    /// The blocks in use, by the parts of the program that allocated them, those with most bytes first.
+    /// The live blocks, by the part of the program that allocated them, largest first.
     pub holders: Vec<Holder>,
     /// The memory that belongs to captured graphs, by scope.
     pub scopes: Vec<ScopeMemory>,
@@ -64,52 +64,51 @@ pub struct LayerMemory {
 pub struct ScopeMemory {
     /// The scope's number.
     pub id: u64,
-    /// The number of streams that are open in it.
+    /// The number of streams that are open in the scope.
     pub open_streams: usize,
-    /// The blocks that are handed out.
+    /// The number of live blocks.
     pub blocks: u64,
-    /// The bytes of these, as asked for.
+    /// The requested bytes of these blocks.
     pub bytes_in_use: u64,
-    /// The bytes that it holds from upstream, which no other part of the program gets before its end.
+    /// The bytes that it holds from upstream. No other part of the program gets them before the scope ends.
     pub bytes_held: u64,
-    /// Whether its owner has dropped it: it holds what is still handed out.
+    /// Whether its owner has dropped the scope, which then keeps only live blocks.
     pub has_ended: bool,
 }
 
-/// A block in use.
+/// A live block.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct BlockInfo {
-    /// Where it starts.
+    /// The address where it starts.
     pub address: u64,
     /// The requested size in bytes.
     pub bytes: u64,
     /// The number of the allocation, from 0, if a layer counts them.
     pub sequence: Option<u64>,
-    /// The raw handle of the stream that it was allocated on, if a layer remembers it.
+    /// The raw handle of the stream of its allocation, if a layer remembers it.
     pub stream: Option<u64>,
-    /// The tag that the thread had.
+    /// The tag of the allocating thread.
     pub tag: Option<String>,
     /// The backtrace of the allocation.
     pub backtrace: Option<String>,
-    /// The number of the scope for captured graphs that it belongs to.
+    /// The number of the scope for captured graphs to which it belongs.
     pub scope: Option<u64>,
 }
 
-/// A layer that can say what it knows about its memory. It names the trait in
-/// [`provide`](DeviceMemoryResource::provide).
+/// A layer that can report its memory. It names this trait in [`provide`](DeviceMemoryResource::provide).
 pub trait ReportsMemory {
-    /// What this layer knows; [`layer`](LayerMemory::layer) is filled in by the caller.
+    /// Returns this layer's knowledge. The caller fills in [`layer`](LayerMemory::layer).
     fn layer_memory(&self) -> LayerMemory;
 
-    /// The block in use that starts at `ptr`.
+    /// Returns the live block that starts at `ptr`.
     fn block_at(&self, ptr: DevicePtr) -> Option<BlockInfo> {
         let _ = ptr;
         None
     }
 
-    /// Begins peaks and totals anew, from what is in use now.
+    /// Restarts peaks and totals from the present use.
     fn clear_counters(&self) {}
 }
 
@@ -128,7 +127,7 @@ impl MemoryReport {
         }
     }
 
-    /// Emits the report as an event of `tracing`, at the level of information.
+    /// Emits the report as an event of `tracing`, at the level `INFO`.
     pub fn trace(&self) {
         let outermost = self.layers.iter().find_map(|layer| layer.statistics).unwrap_or_default();
         tracing::info!(
@@ -144,7 +143,7 @@ impl MemoryReport {
     }
 }
 
-/// The last layer of a resource's text.
+/// Returns the text of the outermost layer alone.
 fn text_of(layer: &dyn DeviceMemoryResource) -> String {
     let whole = layer.to_string();
     let below = layer.upstream().map(ToString::to_string).unwrap_or_default();
@@ -169,11 +168,11 @@ impl fmt::Display for LayerMemory {
         write!(f, "{}:", self.layer)?;
         if let Some(known) = self.statistics {
             let (in_use, peak) = (format_bytes(known.bytes_in_use), format_bytes(known.peak_bytes_in_use));
-            write!(f, " {in_use} in use in {} blocks, at most {peak} so far", known.blocks_in_use)?;
+            write!(f, " {in_use} in use in {} blocks, peak {peak}", known.blocks_in_use)?;
             if known.bytes_reserved > known.bytes_in_use {
                 write!(
                     f,
-                    "; {} held, {} free, at most {} in a row, {:.1} % fragmented",
+                    "; {} held, {} free, largest free block {}, {:.1} % fragmented",
                     format_bytes(known.bytes_reserved),
                     format_bytes(known.bytes_free()),
                     format_bytes(known.largest_free_block),

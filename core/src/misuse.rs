@@ -1,8 +1,8 @@
 //! Reports refused calls of [`deallocate`](crate::DeviceMemoryResource::deallocate).
 //!
-//! `deallocate` cannot return an error, and a resource must not hand a wrong pointer on. So misuse is
-//! refused, counted in the resource's statistics, and reported here, once, through one hook of the
-//! process. The default hook writes an event to `tracing` and, in builds with debug assertions, panics.
+//! `deallocate` cannot return an error, and a resource must not pass a wrong pointer on. So a resource
+//! refuses misuse, counts it in its statistics, and reports it here, once, through one hook of the process.
+//! The default hook writes an event to `tracing`. In builds with debug assertions it also panics.
 
 use std::cell::Cell;
 use std::fmt;
@@ -16,22 +16,23 @@ use crate::{DevicePtr, StreamRef};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum MisuseKind {
-    /// The pointer was never handed out by this resource, or not as the start of a block.
+    /// The resource never allocated a block that starts at this pointer.
     ForeignPointer,
     /// The block is free already.
     DoubleFree,
-    /// The layout has another size than the one that was allocated.
+    /// The size differs from the allocated size.
     WrongSize {
-        /// The size in bytes that was allocated.
+        /// The allocated size in bytes.
         allocated_bytes: u64,
     },
     /// The block belongs to another device.
     WrongDevice,
-    /// The stream was destroyed before. The block is taken back all the same, after all work of the device.
+    /// The stream was destroyed before. The resource still takes the block back, after all work of the
+    /// device.
     DeadStream,
 }
 
-/// One refused call, or one that was a mistake.
+/// One invalid call of `deallocate`, refused or not.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Misuse {
     /// The kind of misuse.
@@ -42,7 +43,7 @@ pub struct Misuse {
     pub bytes: u64,
     /// The stream as passed in.
     pub stream: StreamRef,
-    /// The stack that refused, as text.
+    /// The stack that was called, as text.
     pub resource: String,
 }
 
@@ -72,13 +73,13 @@ impl fmt::Display for Misuse {
     }
 }
 
-/// The process-wide hook's type.
+/// The type of the process-wide hook.
 pub type Hook = Arc<dyn Fn(&Misuse) + Send + Sync>;
 
 static HOOK: RwLock<Option<Hook>> = RwLock::new(None);
 
-/// Installs `hook` in place of the default one and returns the one installed before, if any.
-/// `None` restores the default.
+/// Installs `hook` instead of the default one, and returns the one installed before, if any. `None` restores
+/// the default.
 pub fn set_hook(hook: Option<Hook>) -> Option<Hook> {
     std::mem::replace(&mut *HOOK.write(), hook)
 }
@@ -87,12 +88,12 @@ pub fn set_hook(hook: Option<Hook>) -> Option<Hook> {
 #[derive(Clone, Copy)]
 struct Free {
     ptr: DevicePtr,
-    /// How often the block was refused since.
+    /// How often the block was refused since the watch began.
     refusals: u64,
 }
 
 thread_local! {
-    /// The innermost call that is watched on this thread.
+    /// The innermost watched call of this thread.
     static WATCHED: Cell<Free> = const { Cell::new(Free { ptr: DevicePtr::NULL, refusals: 0 }) };
 }
 
@@ -100,8 +101,8 @@ fn watched() -> Free {
     WATCHED.try_with(Cell::get).unwrap_or(Free { ptr: DevicePtr::NULL, refusals: 0 })
 }
 
-/// A watch of the free of one block, until it is dropped. Code that runs inside a free, such as a hook, a
-/// subscriber or an upstream, may free other blocks: what becomes of those is not what becomes of this one.
+/// Watches the free of one block until it is dropped. Code that runs inside a free, such as a hook, a
+/// subscriber or an upstream, may free other blocks. The outcome of these does not count here.
 struct Watch {
     ptr: DevicePtr,
     before: Free,
@@ -117,7 +118,7 @@ impl Watch {
     }
 
     fn is_refused(&self) -> bool {
-        // A watch of the same block that is around this one learns of the refusal, too.
+        // An outer watch of the same block also learns of the refusal.
         let known = if self.before.ptr == self.ptr { self.before.refusals } else { 0 };
         watched().refusals != known
     }
@@ -131,8 +132,8 @@ impl Drop for Watch {
     }
 }
 
-/// Runs `free`, a call of `deallocate` with `ptr` on the upstream, and returns whether that took the block
-/// back. A layer that counts calls this, so that it does not count a block that stays in use.
+/// Runs `free`, a call of `deallocate` with `ptr` on the upstream, and returns whether the upstream took the
+/// block back. A layer that counts frees uses it, so that it does not count a block that stays live.
 #[inline]
 pub fn is_taken(ptr: DevicePtr, free: impl FnOnce()) -> bool {
     let watch = Watch::begin(ptr);
@@ -140,23 +141,23 @@ pub fn is_taken(ptr: DevicePtr, free: impl FnOnce()) -> bool {
     !watch.is_refused()
 }
 
-/// Runs `free` as [`is_taken`] does, and `undo` if the block was refused: also if the hook panics. For a
-/// layer that has to count before the call.
+/// Runs `free` as [`is_taken`] does, and `undo` if the block was refused, even if the hook panics. For a
+/// layer that must count before the call.
 #[inline]
 pub fn undo_if_refused(ptr: DevicePtr, free: impl FnOnce(), undo: impl FnOnce()) {
     let _undo = AtEnd { watch: Watch::begin(ptr), runs_if_refused: true, then: Some(undo) };
     free();
 }
 
-/// Runs `free` as [`is_taken`] does, and `then` if the block was taken back: also if the hook panics, as it
-/// may for a block that was taken back on a dead stream. For a layer that counts after the call.
+/// Runs `free` as [`is_taken`] does, and `then` if the block was taken back, even if the hook panics. The
+/// hook may panic for a block that was taken back on a dead stream. For a layer that counts after the call.
 #[inline]
 pub fn if_taken(ptr: DevicePtr, free: impl FnOnce(), then: impl FnOnce()) {
     let _then = AtEnd { watch: Watch::begin(ptr), runs_if_refused: false, then: Some(then) };
     free();
 }
 
-/// What a layer does when the layers below are done with a block, or have panicked.
+/// Runs a layer's last step when the layers below have finished with a block, or have panicked.
 struct AtEnd<F: FnOnce()> {
     watch: Watch,
     runs_if_refused: bool,
@@ -173,8 +174,8 @@ impl<F: FnOnce()> Drop for AtEnd<F> {
     }
 }
 
-/// Runs `free`, a call of `deallocate` with `below` on the upstream, for a layer that handed the block out
-/// as `ptr`. Layers above learn if it is refused.
+/// Runs `free`, a call of `deallocate` with `below` on the upstream, for a layer that had returned the block
+/// as `ptr`. The layers above learn of a refusal.
 pub fn renamed(ptr: DevicePtr, below: DevicePtr, free: impl FnOnce()) {
     let is_refused = Cell::new(false);
     struct Tell<'a>(DevicePtr, &'a Cell<bool>);
@@ -198,7 +199,7 @@ fn note_refusal(ptr: DevicePtr) {
     });
 }
 
-/// Called by resources that refuse a `deallocate`.
+/// Reports a misuse. Resources call it when they refuse a `deallocate`.
 ///
 /// # Panics
 /// In builds with debug assertions, if no hook is installed: misuse is a bug of the caller.
@@ -232,7 +233,7 @@ mod tests {
         refuse_at(PTR, kind);
     }
 
-    /// The hook is the process's, so that all is in one test.
+    /// The hook belongs to the process, so one test does everything.
     #[test]
     fn a_layer_learns_whether_a_block_was_taken_back() {
         let undone = Cell::new(0);
@@ -262,12 +263,12 @@ mod tests {
         undo_if_refused(PTR, || refuse(MisuseKind::DoubleFree), undo);
         assert_eq!(undone.get(), 2);
 
-        // A layer that moves addresses.
+        // A layer that changes addresses.
         let moved = || renamed(PTR, OTHER, || refuse_at(OTHER, MisuseKind::DoubleFree));
         assert!(!is_taken(PTR, moved), "a layer above learns of a refusal under another address");
         assert!(is_taken(PTR, || renamed(PTR, OTHER, || {})));
 
-        // Code that runs inside a free, and frees other blocks wrongly: first a subscriber or an upstream.
+        // Code inside a free that frees other blocks wrongly: first a subscriber or an upstream.
         let other = || refuse_at(OTHER, MisuseKind::DoubleFree);
         assert!(is_taken(PTR, other), "another block was refused");
         assert!(is_taken(PTR, || assert!(!is_taken(OTHER, other))));
@@ -276,7 +277,7 @@ mod tests {
             refuse(MisuseKind::DoubleFree);
         };
         assert!(!is_taken(PTR, both), "this one was refused as well");
-        // Then the hook, which frees blocks once more while it hears of one.
+        // Then the hook, which itself frees a block wrongly while it hears of one.
         set_hook(Some(Arc::new(|misuse| {
             if misuse.ptr == OTHER {
                 assert!(!is_taken(PTR, || refuse(MisuseKind::DoubleFree)));

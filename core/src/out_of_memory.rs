@@ -7,9 +7,9 @@ use crate::{DevicePtr, Layout, MemoryInfo, StreamRef, format_bytes};
 
 /// The state of a resource when it had no memory for a request, and the remedies that would have helped.
 ///
-/// It comes with an error ([`Error::out_of_memory_report`](crate::Error::out_of_memory_report)), is printed
-/// with it, and is data: it can be decided on, and written with the feature `serde`. All sizes are in bytes.
-/// It is true of the moment at which the request failed; other threads go on.
+/// The report belongs to an error ([`Error::out_of_memory_report`](crate::Error::out_of_memory_report)),
+/// which prints it. A program can also read its fields, or store it with the feature `serde`. All sizes are
+/// in bytes. It shows the moment at which the request failed; other threads continue meanwhile.
 ///
 /// ```
 /// use millpond_core::{Error, Layout, OutOfMemoryReport, Remedy, StreamRef};
@@ -28,27 +28,27 @@ use crate::{DevicePtr, Layout, MemoryInfo, StreamRef, format_bytes};
 pub struct OutOfMemoryReport {
     /// The size of the request in bytes.
     pub requested_bytes: u64,
-    /// To what the block was to be aligned.
+    /// The requested alignment in bytes.
     pub alignment: u64,
-    /// The raw handle of the stream that asked.
+    /// The raw handle of the requesting stream.
     pub stream: u64,
-    /// Whether that stream was capturing a graph, during which a resource neither asks nor waits for others.
+    /// Whether that stream was capturing a graph. A resource neither asks nor waits for other streams then.
     pub is_capturing: bool,
-    /// Whether no state of memory can serve the request: it is larger than any address space, than a limit,
-    /// or than the blocks of the resource.
+    /// Whether the request can never be served: it is larger than any address space, than a limit, or than
+    /// the blocks of the resource.
     #[cfg_attr(feature = "serde", serde(default))]
     pub is_impossible: bool,
     /// How many more bytes from upstream would have served the request; `None` if unknown.
     pub short_bytes: Option<u64>,
-    /// Held from below: in use and free; 0 if the resource does not count its blocks.
+    /// Bytes held from below, live and free; 0 if the resource does not count its blocks.
     pub held_bytes: u64,
-    /// In blocks that are handed out.
+    /// Bytes in live blocks.
     pub live_bytes: u64,
-    /// Blocks that are handed out.
+    /// The number of live blocks.
     pub live_blocks: u64,
     /// The largest free block in bytes, of any stream.
     pub largest_free_block: u64,
-    /// The most that the resource may hold, if that is limited.
+    /// The most bytes that the resource may hold, if there is a limit.
     pub maximum_bytes: Option<u64>,
     /// The free memory of each stream.
     pub free: Vec<FreeMemory>,
@@ -57,14 +57,15 @@ pub struct OutOfMemoryReport {
     /// The host's memory, if the request was for memory of the host.
     #[cfg_attr(feature = "serde", serde(default))]
     pub host: Option<MemoryInfo>,
-    /// The remedies that would have helped, the mildest first. Empty if the resource knows none.
+    /// The remedies that would have helped, mildest first. Empty if the resource knows none.
     pub remedies: Vec<Remedy>,
-    /// The held memory in the order of addresses, as letters: `#` in use, `+` partly, `.` free.
+    /// A map of the held memory in the order of addresses: `#` in use, `+` partly, `.` free.
     pub map: Option<String>,
-    /// The blocks in use, by the parts of the program that allocated them, those with most bytes first; where
+    /// The live blocks, by the part of the program that allocated them, largest first. Empty unless
     /// `tracking` is in the stack.
     pub holders: Vec<Holder>,
-    /// The report of the resource below that refused memory to this one; its remedies are above.
+    /// The report of the resource below that refused memory to this one. Its remedies are in `remedies`
+    /// above.
     pub upstream: Option<Box<Self>>,
 }
 
@@ -72,36 +73,36 @@ pub struct OutOfMemoryReport {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct FreeMemory {
-    /// The stream's raw handle; `None` for what is free for any stream.
+    /// The stream's raw handle; `None` for memory that is free for any stream.
     pub stream: Option<u64>,
-    /// Bytes in all of them.
+    /// The bytes of all blocks.
     pub bytes: u64,
-    /// How many there are.
+    /// The number of blocks.
     pub blocks: u64,
-    /// The largest.
+    /// The bytes of the largest block.
     pub largest_block: u64,
 }
 
-/// A block that is handed out.
+/// A live block.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct LiveBlock {
-    /// Where it starts.
+    /// The address where it starts.
     pub address: u64,
     /// The requested size in bytes.
     pub bytes: u64,
 }
 
 /// A change that would have let the request succeed, computed from the state in which it failed. It is never
-/// a step that the resource takes by itself before it fails (wait, synchronise, release, grow).
+/// a step that the resource itself takes before it fails (wait, synchronise, release, grow).
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Remedy {
     /// The change.
     #[cfg_attr(feature = "serde", serde(flatten))]
     pub action: RemedyAction,
-    /// Whether this remedy alone is enough. If not, all such remedies of the report are needed together;
-    /// [`RemedyAction::MapPages`] is never marked as enough, since the next run may place its blocks
+    /// Whether this remedy alone is enough. Otherwise all such remedies of the report are needed together.
+    /// [`RemedyAction::MapPages`] is never marked as enough, because the next run may place its blocks
     /// elsewhere.
     pub suffices: bool,
 }
@@ -112,46 +113,46 @@ pub struct Remedy {
 #[cfg_attr(feature = "serde", serde(tag = "action", rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum RemedyAction {
-    /// Ask outside the capture: there the resource waits for this stream, which has a free block of
+    /// Allocate outside the capture: the resource then waits for this stream, which has a free block of
     /// `block_bytes`.
     WaitForStream {
         /// The stream's raw handle.
         stream: u64,
-        /// The free block that fits.
+        /// The size of the free block that fits.
         block_bytes: u64,
     },
-    /// Ask outside the capture: there the resource synchronises, after which the `free_bytes` of all streams
-    /// join.
+    /// Allocate outside the capture: the resource then synchronises, and merges the `free_bytes` of all
+    /// streams.
     MergeStreams {
         /// The free bytes of all streams.
         free_bytes: u64,
     },
     /// Let the resource hold `bytes` more.
     RaiseMaximum {
-        /// By how much.
+        /// The missing bytes.
         bytes: u64,
     },
-    /// Free `bytes` of the device's memory that others hold: other resources, other processes.
+    /// Free `bytes` of the device's memory that other resources or other processes hold.
     FreeDeviceMemory {
-        /// How much.
+        /// The bytes to free.
         bytes: u64,
         /// The bytes that others hold.
         held_bytes: u64,
     },
-    /// Give these blocks back, on the stream that asks or, outside a capture, on any.
+    /// Free these blocks, on the requesting stream or, outside a capture, on any stream.
     FreeBlocks {
-        /// How many they are.
+        /// The number of blocks.
         number: u64,
         /// The requested bytes of all these blocks.
         bytes: u64,
-        /// Each of them, by address; only the first thousand where they are more.
+        /// The blocks, by address; only the first thousand if there are more.
         blocks: Vec<LiveBlock>,
     },
-    /// Build the pool with `pages=on`: it could have mapped these free pages, which lie apart, in a row.
+    /// Build the pool with `pages=on`: it could have remapped these scattered free pages into one block.
     MapPages {
-        /// How many pages.
+        /// The number of pages.
         pages: u64,
-        /// The bytes of a page.
+        /// The size of a page in bytes.
         page_bytes: u64,
     },
 }
@@ -198,7 +199,7 @@ impl Remedy {
 }
 
 impl OutOfMemoryReport {
-    /// A report about this request that says nothing yet.
+    /// Creates an empty report about this request.
     pub fn new(layout: Layout, stream: StreamRef) -> Self {
         Self {
             requested_bytes: layout.bytes(),
@@ -208,12 +209,12 @@ impl OutOfMemoryReport {
         }
     }
 
-    /// The bytes that are held and not handed out.
+    /// Returns the bytes that are held and free.
     pub fn free_bytes(&self) -> u64 {
         self.held_bytes.saturating_sub(self.live_bytes)
     }
 
-    /// Adds the device's memory, and by how much that is too little for the request.
+    /// Adds the device's memory, and the bytes by which it is too small for the request.
     pub fn note_device(&mut self, device: Option<MemoryInfo>) {
         self.device = device;
         let Some(MemoryInfo { free, total }) = device else { return };
@@ -224,7 +225,8 @@ impl OutOfMemoryReport {
         }
     }
 
-    /// Whether it says nothing but what device and host have, which a resource above finds out as well.
+    /// Returns whether the report holds nothing except the memory of the device and the host, which a
+    /// resource above finds out as well.
     pub fn is_of_driver(&self) -> bool {
         let only = Self { device: self.device, host: self.host, ..Self::default() };
         let asked = Self {
@@ -245,7 +247,7 @@ impl OutOfMemoryReport {
             facts.push(format!("{} are in use", format_bytes(self.live_bytes)));
         } else if self.held_bytes > 0 || self.live_blocks > 0 {
             facts.push(format!(
-                "it holds {}: {} in use in {}, {} free, at most {} in a row",
+                "it holds {}: {} in use in {}, {} free, largest free block {}",
                 format_bytes(self.held_bytes),
                 format_bytes(self.live_bytes),
                 counted(self.live_blocks, "block"),
@@ -307,18 +309,18 @@ impl OutOfMemoryReport {
                 let total = format_bytes(device.total);
                 write!(f, "\n  the device has {total} in all: ask for less at a time, or use managed memory")
             }
-            _ => f.write_str("\n  nothing that can be seen from here would have helped"),
+            _ => f.write_str("\n  no known remedy would have helped"),
         }
     }
 }
 
-/// In several lines, the first of which goes on with the error's: how short it was, what would have helped,
-/// and what is held.
+/// Prints several lines. The first continues the error's line: how short the memory was, and what would have
+/// helped. Then follows the held memory.
 impl fmt::Display for OutOfMemoryReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.short_bytes {
             Some(bytes) => write!(f, "it was {} short", format_bytes(bytes))?,
-            None if self.is_impossible => f.write_str("no memory that is given back would help")?,
+            None if self.is_impossible => f.write_str("freeing memory would not help")?,
             None if self.is_capturing => {
                 f.write_str("no block may be taken during the capture of a graph")?
             }
@@ -338,7 +340,7 @@ impl fmt::Display for OutOfMemoryReport {
     }
 }
 
-/// The most blocks that a message names; more would hide the rest.
+/// The most blocks that a message names, so that it stays readable.
 const NAMED: usize = 4;
 
 /// Prints the action as advice.
@@ -353,13 +355,13 @@ impl fmt::Display for RemedyAction {
             ),
             Self::MergeStreams { free_bytes } => write!(
                 f,
-                "ask outside the capture and merge the streams, of which {} are free",
+                "ask outside the capture, to merge the free memory of all streams, {} in all",
                 format_bytes(*free_bytes)
             ),
             Self::RaiseMaximum { bytes } => write!(f, "raise the maximum by {}", format_bytes(*bytes)),
             Self::FreeDeviceMemory { bytes, held_bytes } => write!(
                 f,
-                "trim or end what else is on the device: {} of the {} that others hold",
+                "trim or end other users of the device: {} of the {} that others hold",
                 format_bytes(*bytes),
                 format_bytes(*held_bytes)
             ),
@@ -378,7 +380,7 @@ impl fmt::Display for RemedyAction {
             }
             Self::MapPages { pages, page_bytes } => write!(
                 f,
-                "build the pool with pages=on, to remap {} of {} that lie free apart",
+                "build the pool with pages=on, to remap {} of {} that are free but scattered",
                 counted(*pages, "page"),
                 format_bytes(*page_bytes)
             ),

@@ -1,15 +1,15 @@
-//! What a resource is beside a resource: the traits that it provides.
+//! The traits that a resource provides.
 
 use std::any::{Any, TypeId};
 
 use crate::handles::downcast;
 use crate::{AnyResource, DeviceMemoryResource, Traits};
 
-/// A resource as something else.
+/// A cast of a resource to another trait.
 type Cast<T> = Box<dyn for<'a> Fn(&'a dyn DeviceMemoryResource) -> Option<&'a T>>;
 
 impl Traits {
-    /// Says that the resource, which is an `R`, is a `T`, too; `cast` is `|it| it`.
+    /// Declares that the resource, which is an `R`, also implements `T`. `cast` is `|it| it`.
     pub fn add<R: DeviceMemoryResource, T: ?Sized + 'static>(&mut self, cast: fn(&R) -> &T) -> &mut Self {
         if self.wanted == TypeId::of::<T>() {
             let cast: Cast<T> = Box::new(move |resource| downcast::<R>(resource).map(cast));
@@ -23,7 +23,7 @@ impl Traits {
 struct Shared;
 
 impl Traits {
-    /// Says that threads may share the resource, which is an `R`.
+    /// Declares that threads may share the resource, which is an `R`.
     pub fn share<R: DeviceMemoryResource + Send + Sync>(&mut self) -> &mut Self {
         if self.wanted == TypeId::of::<Shared>() {
             self.cast = Some(Box::new(Shared));
@@ -31,8 +31,8 @@ impl Traits {
         self
     }
 
-    /// Says that threads may share the resource if they may share all resources below. A layer over any
-    /// resource says so, since its type alone does not tell.
+    /// Declares that threads may share the resource if they may share all resources below. A layer over any
+    /// resource needs this, because its type alone does not tell.
     ///
     /// # Safety
     /// The resource is `Send` and `Sync` if the resources in `below` are.
@@ -44,8 +44,8 @@ impl Traits {
     }
 }
 
-/// Whether threads may share the resource: it is an [`AnyResource`](crate::AnyResource), or says so by
-/// [`Traits::share`] or [`Traits::share_over`]. `thread_safe` lends its upstream only if that is so.
+/// Returns whether threads may share the resource: it is an [`AnyResource`](crate::AnyResource), or declares
+/// it with [`Traits::share`] or [`Traits::share_over`]. `thread_safe` lends its upstream only in this case.
 pub fn is_shareable(resource: &dyn DeviceMemoryResource) -> bool {
     let any: &dyn Any = resource;
     if any.is::<AnyResource>() {
@@ -56,8 +56,8 @@ pub fn is_shareable(resource: &dyn DeviceMemoryResource) -> bool {
     traits.cast.is_some_and(|answer| answer.is::<Shared>())
 }
 
-/// The resource as this trait, if it [has](DeviceMemoryResource::provide) it, looking through handles (`Arc`,
-/// `Box`) but not at what is below.
+/// Returns the resource as this trait, if it [provides](DeviceMemoryResource::provide) it. Looks through
+/// handles (`Arc`, `Box`), but not at the resources below.
 pub(crate) fn as_trait<T: ?Sized + 'static>(resource: &dyn DeviceMemoryResource) -> Option<&T> {
     let mut traits = Traits { wanted: TypeId::of::<T>(), cast: None };
     resource.provide(&mut traits);

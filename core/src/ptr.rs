@@ -4,8 +4,8 @@ use std::fmt;
 
 /// An address in device memory, or null.
 ///
-/// It is a number, not a Rust pointer: the host cannot dereference it (unless the memory is managed
-/// or pinned), and nothing is promised about what lies behind it.
+/// It is a number, not a Rust pointer. The host cannot dereference it, unless the memory is managed or
+/// pinned. It promises nothing about the memory behind it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[repr(transparent)]
 pub struct DevicePtr(u64);
@@ -14,28 +14,28 @@ impl DevicePtr {
     /// The result of a request for zero bytes.
     pub const NULL: Self = Self(0);
 
-    /// The pointer with this address.
+    /// Returns the pointer with this address.
     pub const fn new(address: u64) -> Self {
         Self(address)
     }
 
-    /// The address.
+    /// Returns the address.
     pub const fn address(self) -> u64 {
         self.0
     }
 
-    /// Whether this is [`DevicePtr::NULL`].
+    /// Returns whether this is [`DevicePtr::NULL`].
     pub const fn is_null(self) -> bool {
         self.0 == 0
     }
 
-    /// The pointer `bytes` further on; wraps around at the end of the address space.
+    /// Returns the pointer `bytes` further on; wraps around at the end of the address space.
     #[must_use]
     pub const fn offset(self, bytes: u64) -> Self {
         Self(self.0.wrapping_add(bytes))
     }
 
-    /// Whether the address is a multiple of `alignment`, a power of two.
+    /// Returns whether the address is a multiple of `alignment`, a power of two.
     pub const fn is_aligned_to(self, alignment: u64) -> bool {
         self.0 & (alignment - 1) == 0
     }

@@ -7,7 +7,7 @@ use crate::driver::{Driver, call};
 use crate::format::UNITS;
 use crate::{Error, Result};
 
-/// Bytes as a stack's text has them: the largest unit that divides evenly, so nothing is lost.
+/// Formats bytes for a stack's text: in the largest unit that divides them evenly, so nothing is lost.
 fn exact_bytes(bytes: u64) -> String {
     let (unit, size) =
         UNITS.into_iter().find(|(_, size)| bytes >= *size && bytes.is_multiple_of(*size)).unwrap_or(("B", 1));
@@ -18,12 +18,12 @@ fn exact_bytes(bytes: u64) -> String {
     }
 }
 
-/// An amount of memory below this one is not meant in bytes: its unit was forgotten.
+/// A smaller amount of memory is never meant in bytes: the unit was forgotten.
 const LEAST_WITHOUT_UNIT: u64 = 1 << 20;
 
-/// Reads an amount of memory: as [`parse_bytes`], but a small number needs its unit. A pool of 50 bytes or a
-/// device of 8 is never meant; 50 GiB or 50 % are. This function decides for stacks, devices, options of the
-/// replay binary and Python's texts alike.
+/// Reads an amount of memory like [`parse_bytes`], but a small number needs its unit. Nobody means a pool of
+/// 50 bytes or a device of 8: they mean 50 GiB or 50 %. Stacks, devices, options of the replay binary and
+/// Python's texts all use this function.
 ///
 /// ```
 /// use millpond_core::parse_memory;
@@ -36,13 +36,13 @@ const LEAST_WITHOUT_UNIT: u64 = 1 << 20;
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument), with what was meant most likely.
+/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument), with the size that was probably meant.
 pub fn parse_memory(text: &str) -> Result<u64> {
     refuse_without_unit(text, LEAST_WITHOUT_UNIT, false)?;
     parse_bytes(text)
 }
 
-/// Reads the size of a block: as [`parse_memory`], but from 256 on a number may have no unit.
+/// Reads the size of a block like [`parse_memory`], but a number from 256 on needs no unit.
 ///
 /// # Errors
 /// Fails as [`parse_memory`] does.
@@ -51,7 +51,7 @@ pub fn parse_block_bytes(text: &str) -> Result<u64> {
     parse_bytes(text)
 }
 
-/// Refuses a number between 0 and `least` that has no unit. A percentage is proposed if it `may_be_share`.
+/// Refuses a number between 0 and `least` that has no unit. Proposes a percentage if `may_be_share`.
 fn refuse_without_unit(text: &str, least: u64, may_be_share: bool) -> Result<()> {
     let number = text.trim();
     let is_number = number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
@@ -66,13 +66,13 @@ fn refuse_without_unit(text: &str, least: u64, may_be_share: bool) -> Result<()>
         _ => format!("{number}MiB"),
     };
     Err(Error::invalid_argument(format!(
-        "`{number}` has no unit, and that is too small a number of bytes; did you mean {meant}? Write \
+        "`{number}` has no unit, and is too small as a number of bytes; did you mean {meant}? Write \
          {number}B for bytes"
     )))
 }
 
-/// Reads a number of bytes: `4096`, `1GiB`, `1.5 MiB`, `0.5GB`, `2k`. Units ending in `iB` are
-/// powers of 1024; `kB`, `MB`, `GB`, `TB` powers of 1000; case does not matter.
+/// Reads a number of bytes: `4096`, `1GiB`, `1.5 MiB`, `0.5GB`, `2k`. Units that end in `iB` are powers of
+/// 1024; `kB`, `MB`, `GB`, `TB` are powers of 1000. Case does not matter.
 ///
 /// ```
 /// use millpond_core::parse_bytes;
@@ -82,7 +82,7 @@ fn refuse_without_unit(text: &str, least: u64, may_be_share: bool) -> Result<()>
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument), with an example of what would be right.
+/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument), with an example of a valid size.
 pub fn parse_bytes(text: &str) -> Result<u64> {
     let fail = |why: &str| {
         Error::invalid_argument(format!(
@@ -145,11 +145,12 @@ pub enum ByteSize {
 }
 
 impl ByteSize {
-    /// The size in bytes on this device. Percentages are rounded down to 256 bytes.
+    /// Returns the size in bytes on this device. Percentages are rounded down to 256 bytes.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for less than 0 or more than 100
-    /// percent; the driver's errors, if it is asked for its free memory.
+    /// percent. A percentage also returns the driver's errors, because the driver is asked for the free
+    /// memory.
     pub fn resolve(self, driver: &dyn Driver) -> Result<u64> {
         match self {
             Self::Bytes(bytes) => Ok(bytes),
@@ -241,7 +242,7 @@ mod tests {
             assert_eq!(text.parse::<ByteSize>().unwrap(), ByteSize::Bytes(bytes), "{text}");
             assert_eq!(parse_memory(text).unwrap(), bytes, "{text}");
         }
-        // Each proposed text can be written.
+        // No text is proposed that could not be read.
         for text in ["1e3", "5e-1", "+50", "inf", "NaN", ".", "0x10", "50_000", "1.5.0"] {
             let error = text.parse::<ByteSize>().unwrap_err().to_string();
             assert!(error.contains("not a size") && !error.contains("did you mean"), "{text}: {error}");

@@ -1,30 +1,30 @@
 //! The statistics of a resource.
 
-/// Which step of the reuse ladder served a request, or how often each did.
+/// How often each step of the reuse ladder served a request.
 ///
-/// The steps are tried in this order. A resource without streams of its own counts everything it
-/// takes from upstream in `grow`.
+/// The resource tries the steps in this order. A resource without streams counts everything that it takes
+/// from upstream in `grow`.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct LadderCounts {
     /// A block that was freed on the same stream.
     pub own_stream: u64,
-    /// A block of another stream that the requesting stream is already ordered after.
+    /// A block of another stream; the requesting stream is already ordered after its free.
     pub ordered: u64,
-    /// A block of another stream whose recorded point had completed (a query, or known from before).
+    /// A block of another stream whose work before the free had completed, as a query said or as was known.
     pub completed: u64,
     /// A block of another stream, after a wait was inserted on the GPU.
     pub waited: u64,
     /// Fresh memory from upstream.
     pub grow: u64,
-    /// A block that became available only after synchronising with the device.
+    /// A block that became free only after synchronising with the device.
     pub reclaim: u64,
-    /// Requests that failed after all of these.
+    /// Requests that failed after all these steps.
     pub out_of_memory: u64,
 }
 
 impl LadderCounts {
-    /// How many requests were served.
+    /// Returns the number of requests served.
     pub fn served(&self) -> u64 {
         self.own_stream + self.ordered + self.completed + self.waited + self.grow + self.reclaim
     }
@@ -63,23 +63,23 @@ impl std::ops::AddAssign for FreeCounts {
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct ResourceStatistics {
-    /// Bytes in blocks handed out, after rounding.
+    /// Bytes in live blocks, after rounding.
     pub bytes_in_use: u64,
-    /// Bytes in blocks handed out, as asked for.
+    /// Bytes in live blocks, as requested.
     pub bytes_requested: u64,
-    /// The highest [`bytes_in_use`](Self::bytes_in_use) so far, whichever threads took and gave back. Where
-    /// several threads call a pool at the same time, it may be up to 2 % too high.
+    /// The highest [`bytes_in_use`](Self::bytes_in_use) so far, over all threads. If several threads call a
+    /// pool at the same time, it may be up to 2 % too high.
     pub peak_bytes_in_use: u64,
-    /// Bytes held from upstream: in use and free.
+    /// Bytes held from upstream: live and free.
     pub bytes_reserved: u64,
     /// The highest [`bytes_reserved`](Self::bytes_reserved) so far.
     pub peak_bytes_reserved: u64,
-    /// Bytes that a pool over pages took so far beyond its slack, 1 % more than its peak of live memory,
-    /// since to save them would have cost more driver calls than it may spend.
+    /// Bytes that a pool over pages took so far beyond its slack of 1 % above its peak of live memory. To
+    /// avoid them would have cost more driver calls than the pool may spend.
     pub bytes_beyond_slack: u64,
-    /// The largest free block: an upper bound of the requests that can be served without growth.
+    /// The largest free block in bytes: no larger request can be served without growth.
     pub largest_free_block: u64,
-    /// Blocks handed out now.
+    /// Live blocks.
     pub blocks_in_use: u64,
     /// Free blocks held.
     pub blocks_free: u64,
@@ -91,20 +91,21 @@ pub struct ResourceStatistics {
     pub deallocations: u64,
     /// Deallocations refused; see [`misuse`](crate::misuse).
     pub misuses: u64,
-    /// Which step of the reuse ladder served how many requests.
+    /// How often each step of the reuse ladder served a request.
     pub ladder: LadderCounts,
     /// How blocks were freed. All 0 unless the resource is a pool.
     pub frees: FreeCounts,
 }
 
 impl ResourceStatistics {
-    /// Whether [`misuses`](Self::misuses) were counted and nothing else: plain CUDA memory counts no more.
+    /// Returns whether the statistics hold [`misuses`](Self::misuses) and nothing else. Plain CUDA memory
+    /// counts no more.
     pub fn knows_only_misuses(&self) -> bool {
         self.misuses > 0 && *self == Self { misuses: self.misuses, ..Self::default() }
     }
 
-    /// The sums over two resources side by side. Peaks are added, too, though they may be of different
-    /// moments; the largest free block is the larger one.
+    /// Returns the sums over two resources side by side. It adds peaks too, although they may come from
+    /// different moments. The largest free block is the larger of the two.
     #[must_use]
     pub fn beside(self, other: Self) -> Self {
         let (a, b) = (self.ladder, other.ladder);
@@ -137,12 +138,13 @@ impl ResourceStatistics {
         }
     }
 
-    /// Bytes held from upstream and not handed out.
+    /// Returns the bytes held from upstream that are free.
     pub fn bytes_free(&self) -> u64 {
         self.bytes_reserved.saturating_sub(self.bytes_in_use)
     }
 
-    /// External fragmentation: the share of the free bytes outside the largest free block, from 0 to 1.
+    /// Returns the external fragmentation: the share of the free bytes outside the largest free block, from 0
+    /// to 1.
     pub fn fragmentation(&self) -> f64 {
         match self.bytes_free() {
             0 => 0.0,

@@ -1,10 +1,10 @@
-//! Streams as calls name them.
+//! How calls name streams.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The identity of a stream, as opposed to its handle, which CUDA reuses once the stream is destroyed. Unique
-/// for the life of the process.
+/// The identity of a stream, unique for the life of the process. Its handle is not: CUDA reuses the handle
+/// after the stream is destroyed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct StreamId(u64);
 
@@ -12,34 +12,33 @@ impl StreamId {
     /// The id of the legacy default stream.
     pub const LEGACY: Self = Self(0);
 
-    /// The id as a number.
+    /// Returns the id as a number.
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// Whether this is the per-thread default stream of any thread.
+    /// Returns whether this is the per-thread default stream of any thread.
     pub const fn is_per_thread(self) -> bool {
         self.0 & PER_THREAD_BIT != 0
     }
 }
 
-/// Ids of per-thread default streams are numbered by millpond, apart from the driver's.
+/// Millpond numbers the ids of per-thread default streams itself; other ids come from the driver.
 const PER_THREAD_BIT: u64 = 1 << 63;
 
-/// Marks a [`StreamRef`] whose maker vouches for it; not part of the identity.
+/// Marks a [`StreamRef`] whose maker guarantees that the stream is alive; not part of the identity.
 const FOREIGN_BIT: u64 = 1 << 62;
 
-/// A stream as calls name it: the raw handle, and the identity of the stream behind it.
+/// A stream argument: the raw handle, and the identity of the stream behind it.
 ///
-/// 16 bytes, copied freely. Handles `0` and `1` are the legacy default stream, `2` the per-thread
-/// default stream, which is another stream on another thread: [`id`](Self::id) says which. For any
-/// other stream the identity is read from the driver once, by
-/// [`Driver::stream_ref`](crate::Driver::stream_ref), and carried along, so that a free-list hit
-/// asks the driver nothing.
+/// It is 16 bytes and cheap to copy. Handles `0` and `1` are the legacy default stream. Handle `2` is the
+/// per-thread default stream, which is a different stream on each thread: [`id`](Self::id) says which. For
+/// any other stream, [`Driver::stream_ref`](crate::Driver::stream_ref) reads the identity from the driver
+/// once. The `StreamRef` carries it, so that a cache hit makes no driver call.
 ///
-/// A `StreamRef` does not keep its stream alive, and copies of it may outlive the stream. A driver knows the
-/// streams that were made through it: a call with a stream that was destroyed, or never existed, fails. For a
-/// stream that was made elsewhere, the caller vouches ([`foreign`](Self::foreign)).
+/// A `StreamRef` does not keep its stream alive, and may outlive it. A driver knows the streams that were
+/// made through it: a call fails if such a stream was destroyed or never existed. For a stream that was made
+/// elsewhere, the caller guarantees that it is alive ([`foreign`](Self::foreign)).
 ///
 /// ```
 /// use millpond_core::StreamRef;
@@ -54,17 +53,17 @@ pub struct StreamRef {
 }
 
 impl StreamRef {
-    /// The legacy default stream (handle `0`): what a null stream means unless a program is compiled
-    /// for per-thread default streams.
+    /// The legacy default stream (handle `0`). A null stream means this one, unless a program is compiled for
+    /// per-thread default streams.
     pub const LEGACY: Self = Self { handle: 0, id: StreamId::LEGACY.0 };
 
     /// The per-thread default stream (handle `2`).
     pub const PER_THREAD: Self = Self { handle: 2, id: PER_THREAD_BIT };
 
-    /// The stream with this raw handle, whose unique id the driver gave as `unique_id`. For the
-    /// special handles 0, 1 and 2 the id is not looked at.
+    /// Returns the stream with this raw handle and the unique id from the driver. For the special handles 0,
+    /// 1 and 2 the id is ignored.
     ///
-    /// It names a stream that was made through [`Driver`](crate::Driver); calls with any other are refused.
+    /// The stream must have been made through [`Driver`](crate::Driver); calls with any other are refused.
     pub const fn from_raw_parts(handle: u64, unique_id: u64) -> Self {
         match handle {
             0 | 1 => Self { handle, id: StreamId::LEGACY.0 },
@@ -73,11 +72,11 @@ impl StreamRef {
         }
     }
 
-    /// The same for a stream that was made elsewhere, by a framework or in CUDA's own calls, and of which the
-    /// driver cannot know whether it is alive. [`Driver::stream_ref`](crate::Driver::stream_ref) has the id.
+    /// Returns a stream that a framework or the program's own CUDA calls made. The driver cannot know whether
+    /// it is alive. [`Driver::stream_ref`](crate::Driver::stream_ref) returns its id.
     ///
     /// # Safety
-    /// The stream is alive as long as this value or a copy of it is passed to calls.
+    /// The stream is alive for as long as this value or a copy of it is passed to calls.
     pub const unsafe fn foreign(handle: u64, unique_id: u64) -> Self {
         let stream = Self::from_raw_parts(handle, unique_id);
         if handle <= Self::PER_THREAD.handle {
@@ -86,28 +85,29 @@ impl StreamRef {
         Self { id: stream.id | FOREIGN_BIT, ..stream }
     }
 
-    /// Whether the caller [vouches](Self::foreign) that the stream is alive.
+    /// Returns whether the caller [guarantees](Self::foreign) that the stream is alive.
     pub const fn is_foreign(self) -> bool {
         self.id & FOREIGN_BIT != 0
     }
 
-    /// The raw handle (`CUstream` as a number).
+    /// Returns the raw handle (`CUstream` as a number).
     pub const fn handle(self) -> u64 {
         self.handle
     }
 
-    /// The identity of the stream. For [`StreamRef::PER_THREAD`] it is that of the calling thread's stream.
+    /// Returns the identity of the stream. For [`StreamRef::PER_THREAD`], it is the identity of the calling
+    /// thread's stream.
     #[inline]
     pub fn id(self) -> StreamId {
         if self.id & PER_THREAD_BIT != 0 { per_thread_id() } else { StreamId(self.id & !FOREIGN_BIT) }
     }
 
-    /// Whether this is the legacy default stream.
+    /// Returns whether this is the legacy default stream.
     pub const fn is_legacy(self) -> bool {
         self.handle < 2
     }
 
-    /// Whether this is the per-thread default stream.
+    /// Returns whether this is the per-thread default stream.
     pub const fn is_per_thread(self) -> bool {
         self.handle == 2
     }

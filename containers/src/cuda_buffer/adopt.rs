@@ -13,16 +13,17 @@ use crate::{AdoptedSlice, ConversionError, DeviceBuffer, RawParts};
 impl<T: Any> CudaBuffer<T, AdoptedSlice<T>> {
     /// Takes a slice over, on its own stream and without a copy. [`into_vec`](Self::into_vec) makes a vector
     /// of it. When the container is dropped, cudarc frees the memory on the slice's stream, after all work
-    /// that the container knows of; [`give_back`](Self::give_back) returns the slice instead.
+    /// that the container knows of. To get the slice back instead, call [`give_back`](Self::give_back).
     ///
-    /// Uses of the slice on other streams come first, as far as cudarc has tracked them: it remembers the
-    /// last read and the last write of a slice, and nothing while its tracking is off. A slice on the
-    /// per-thread default stream waits for the device, since cudarc does not say of which thread.
+    /// Earlier uses of the slice on other streams happen before uses of the container, as far as cudarc has
+    /// tracked them. cudarc remembers the last read and the last write of a slice, and nothing while its
+    /// tracking is off. For a slice on the per-thread default stream, the call waits for the device, because
+    /// cudarc does not say which thread's stream it is.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the slice begins inside of an
-    /// allocation (not at a multiple of 256 bytes), or is of a context that is not the device's primary one;
-    /// those of the driver, and one that cudarc stored before. The error returns the slice.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the slice begins inside an
+    /// allocation (not at a multiple of 256 bytes), or if it belongs to a context other than the device's
+    /// primary one; the driver's errors, and an error that cudarc stored before. The error returns the slice.
     ///
     /// ```no_run
     /// use millpond_containers::CudaBuffer;
@@ -44,8 +45,8 @@ impl<T: Any> CudaBuffer<T, AdoptedSlice<T>> {
         let (stream, len) = (Arc::clone(slice.stream()), slice.len());
         let resource = AdoptedSlice::new(slice)?;
         let (ptr, layout, home) = resource.block();
-        // SAFETY: the block is the resource's, with this layout, and the slice was its only owner. Its uses
-        // happen before the next work of its stream, which this buffer holds.
+        // SAFETY: the block belongs to the resource, with this layout, and the slice was its only owner. Its
+        // uses happen before the next work of its stream, which this buffer keeps alive.
         let buffer = unsafe {
             DeviceBuffer::from_raw_parts(RawParts {
                 ptr,
@@ -58,15 +59,15 @@ impl<T: Any> CudaBuffer<T, AdoptedSlice<T>> {
         Ok(Self::from_parts(buffer, stream, len))
     }
 
-    /// Returns the slice that was taken over, whole, on the stream that it had. Work of this buffer's stream
-    /// happens before the slice's next use: on its stream, and on others as far as cudarc tracks uses.
+    /// Returns the whole slice that was taken over, on its original stream. Work of this buffer's stream
+    /// happens before the slice's next use: on its stream, and on other streams as far as cudarc tracks uses.
     ///
     /// # Errors
-    /// Those of the driver. The error returns the buffer.
+    /// The driver's errors. The error returns the buffer.
     pub fn give_back(mut self) -> Result<CudaSlice<T>, ConversionError<Self>> {
         match self.take_slice() {
             Ok(slice) => {
-                // The slice owns the memory again, so that nothing is to be freed here.
+                // The slice owns the memory again, so nothing is freed here.
                 let _ = self.buffer.into_raw_parts();
                 Ok(slice)
             }

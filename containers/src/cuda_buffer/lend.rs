@@ -1,4 +1,4 @@
-//! Lends a buffer to code that asks for a `CudaSlice`.
+//! Lends a buffer to code that requires a `CudaSlice`.
 
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,11 +11,11 @@ use millpond_driver::CurrentDeviceGuard;
 use super::CudaBuffer;
 use crate::cuda_stream::{failed, order_tracked_uses};
 
-/// For code that is typed on `CudaSlice`: everything else takes the buffer itself, or a view. The memory
-/// stays the buffer's: cudarc never frees it, also if the closure panics. Uses on other streams are ordered
-/// as cudarc orders those of its own slices, before the buffer's next use.
+/// For code that takes only a `CudaSlice`: other code takes the buffer itself, or a view. The buffer keeps
+/// the memory: cudarc never frees it, even if the closure panics. cudarc orders uses on other streams, as for
+/// its own slices, before the buffer's next use.
 ///
-/// The closure borrows the slice, so that none outlives the loan:
+/// The closure only borrows the slice, so it cannot keep it:
 ///
 /// ```compile_fail,E0521
 /// # use millpond_containers::CudaBuffer;
@@ -28,8 +28,8 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
     /// Calls `reads` with a slice over this memory.
     ///
     /// # Errors
-    /// Those of the driver, and one that cudarc stored before; `reads` was not called then. An error that is
-    /// found afterwards is cudarc's next call to return.
+    /// The driver's errors, and an error that cudarc stored before; `reads` was not called then. cudarc's
+    /// next call returns an error that occurs afterwards.
     ///
     /// ```no_run
     /// use millpond_containers::CudaBuffer;
@@ -51,7 +51,7 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
     /// Calls `writes` with a view of a slice over this memory, as `CudaSlice::as_view_mut` returns it.
     ///
     /// # Errors
-    /// Those of [`lend_as_cuda_slice`](Self::lend_as_cuda_slice).
+    /// The errors of [`lend_as_cuda_slice`](Self::lend_as_cuda_slice).
     pub fn lend_as_cuda_view_mut<O>(&mut self, writes: impl FnOnce(CudaViewMut<'_, T>) -> O) -> Result<O> {
         let mut lent = self.lend()?;
         Ok(writes(lent.slice.as_view_mut()))
@@ -61,11 +61,12 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
     /// [`lend_as_cuda_view_mut`](Self::lend_as_cuda_view_mut).
     ///
     /// # Errors
-    /// Those of [`lend_as_cuda_slice`](Self::lend_as_cuda_slice).
+    /// The errors of [`lend_as_cuda_slice`](Self::lend_as_cuda_slice).
     ///
     /// # Safety
-    /// However `writes` ends, the slice is in its place: what was moved out, as with `mem::replace`, was
-    /// moved in again, and was not dropped, because cudarc would free memory of the resource.
+    /// However `writes` ends, the slice must be in its place. A slice that was moved out, as with
+    /// `mem::replace`, must have been moved in again and not dropped: cudarc would free memory of the
+    /// resource.
     pub unsafe fn lend_as_cuda_slice_mut<O>(
         &mut self,
         writes: impl FnOnce(&mut CudaSlice<T>) -> O,
@@ -77,15 +78,15 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
     fn lend(&self) -> Result<Lent<T>> {
         let _current = CurrentDeviceGuard::new(self.buffer.device())?;
         let context = self.stream.context();
-        // cudarc panics if it cannot make the slice's events, as where it has stored an error.
+        // cudarc panics if it cannot make the slice's events, for example if it has stored an error.
         context.bind_to_thread().map_err(|error| failed(&error, "an earlier call of cudarc"))?;
         let left_its_thread = self.buffer.left_its_thread();
         if left_its_thread {
             context.synchronize().map_err(|error| failed(&error, "cuCtxSynchronize"))?;
         }
         let address = self.buffer.as_ptr().address();
-        // SAFETY: the memory is borrowed as long as the slice, holds that many values, which are initialised,
-        // and is not freed by it.
+        // SAFETY: the memory is borrowed as long as the slice, holds that many initialised values, and is not
+        // freed by the slice.
         let upgrade = || unsafe { self.stream.upgrade_device_ptr::<T>(address, self.len) };
         let slice = catch_unwind(AssertUnwindSafe(upgrade)).map_err(|_panic| {
             Error::new(ErrorKind::Driver, "cudarc could not make the events of a slice")
@@ -93,13 +94,13 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         })?;
         let slice = ManuallyDrop::new(slice);
         let mut lent = Lent { slice, context: Arc::clone(context), left_its_thread };
-        // Its events are new: this records what other streams have to wait for.
+        // The slice's events are new, so record the point for which other streams must wait.
         order_tracked_uses(&mut lent.slice)?;
         Ok(lent)
     }
 }
 
-/// A slice over memory that is not cudarc's. Dropping it ends the loan and frees nothing.
+/// A slice over memory that does not belong to cudarc. Dropping it ends the loan and frees nothing.
 struct Lent<T> {
     slice: ManuallyDrop<CudaSlice<T>>,
     context: Arc<CudaContext>,
@@ -112,7 +113,7 @@ impl<T> Drop for Lent<T> {
         let _current = CurrentDeviceGuard::new(device);
         // SAFETY: the slice is not used again.
         let slice = unsafe { ManuallyDrop::take(&mut self.slice) };
-        // Its stream waits for the tracked uses. The address is the buffer's still.
+        // Its stream waits for the tracked uses. The buffer still owns the memory.
         slice.leak();
         let outcome = self.context.check_err();
         if outcome.is_err() || self.left_its_thread {

@@ -1,4 +1,4 @@
-//! Memory of any resource that cudarc's functions take as a `CudaSlice`.
+//! Memory of any resource, which cudarc's functions take as a `CudaSlice`.
 
 mod adopt;
 mod lend;
@@ -17,23 +17,23 @@ use millpond_core::{AnyResource, DeviceMemoryResource, Error, Layout, Result, St
 use crate::cuda_stream::{checked_stream, failed, ordered};
 use crate::{ConversionError, CudaBufferView, CudaBufferViewMut, DeviceBuffer, DeviceVec};
 
-/// `len` values of `T` in device memory, for programs that use cudarc: it can be passed as a `CudaSlice`, but
-/// its memory comes from a resource and goes back to it.
+/// Values of `T` in device memory, for programs that use cudarc. Pass it as a `CudaSlice`; its memory comes
+/// from a resource, and goes back to it.
 ///
-/// cudarc's copies and fills take it, as do its kernel launches and the libraries that cudarc wraps. It keeps
-/// its stream alive, and gives its memory back in the order of that stream. Use it on that stream, which
-/// costs no synchronisation, and move it to another with [`set_stream`](Self::set_stream). A copy or a fill
-/// on another stream is ordered, too: that stream waits first, and the host waits for it afterwards.
+/// cudarc's copies, fills and kernel launches take it, and so do the libraries that cudarc wraps. It keeps
+/// its stream alive, and frees its memory in the order of that stream. Use it on that stream, which costs no
+/// synchronisation; [`set_stream`](Self::set_stream) moves it to another. A copy or a fill on another stream
+/// is ordered, too: that stream waits first, and the host waits for it afterwards.
 ///
 /// A kernel launch (which is unsafe in cudarc) orders nothing: launch on the buffer's own stream.
 ///
-/// - To pass a part of it, there are [`as_view`](Self::as_view) and [`as_view_mut`](Self::as_view_mut); to
-///   code that asks for a `CudaSlice`, [`lend_as_cuda_slice`](Self::lend_as_cuda_slice) and two more.
-/// - It is made of a vector, and becomes one, without a copy: [`from_vec`](Self::from_vec),
-///   [`into_vec`](Self::into_vec). The same goes for a `CudaSlice`: [`adopt`](CudaBuffer::adopt),
+/// - To pass a part of it, use [`as_view`](Self::as_view) and [`as_view_mut`](Self::as_view_mut). For code
+///   that requires a `CudaSlice`, use [`lend_as_cuda_slice`](Self::lend_as_cuda_slice) and its two variants.
+/// - It converts from and to a vector without a copy: [`from_vec`](Self::from_vec),
+///   [`into_vec`](Self::into_vec). The same holds for a `CudaSlice`: [`adopt`](CudaBuffer::adopt),
 ///   [`give_back`](CudaBuffer::give_back).
-/// - A container need not become one to be passed: [`DeviceVec::cuda_view`], and a launch takes the container
-///   itself.
+/// - To pass another container to cudarc, no conversion is needed: see [`DeviceVec::cuda_view`]. A kernel
+///   launch takes the container itself.
 ///
 /// ```no_run
 /// use millpond_containers::CudaBuffer;
@@ -58,25 +58,26 @@ pub struct CudaBuffer<T, R: DeviceMemoryResource = AnyResource> {
 }
 
 impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
-    /// Memory for `len` values, which are uninitialised.
+    /// Allocates memory for `len` uninitialised values.
     ///
     /// # Errors
-    /// Those of the resource; [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the stream is
-    /// not of the resource's device, or of a context that is not the device's primary one.
+    /// The errors of the resource; [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the
+    /// stream does not belong to the resource's device, or belongs to a context other than the device's
+    /// primary one.
     ///
     /// # Safety
     /// Values are written before they are read.
     pub unsafe fn uninit(len: usize, stream: &Arc<CudaStream>, resource: R) -> Result<Self> {
-        // SAFETY: the result holds the stream that it is on.
+        // SAFETY: the result keeps its stream alive.
         let stream_ref = unsafe { checked_stream(stream, &resource) }?;
         let buffer = DeviceBuffer::with_layout(Layout::array::<T>(len as u64)?, stream_ref, resource)?;
         Ok(Self::from_parts(buffer, Arc::clone(stream), len))
     }
 
-    /// `len` zeros.
+    /// Allocates `len` zeros.
     ///
     /// # Errors
-    /// Those of [`uninit`](Self::uninit), and those of the driver.
+    /// The errors of [`uninit`](Self::uninit) and the driver's errors.
     pub fn zeros(len: usize, stream: &Arc<CudaStream>, resource: R) -> Result<Self>
     where
         T: DeviceRepr + ValidAsZeroBits,
@@ -89,10 +90,10 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         Ok(buffer)
     }
 
-    /// A copy of `data`.
+    /// Copies `data` to the device.
     ///
     /// # Errors
-    /// Those of [`uninit`](Self::uninit), and those of the driver.
+    /// The errors of [`uninit`](Self::uninit) and the driver's errors.
     pub fn from_host(data: &[T], stream: &Arc<CudaStream>, resource: R) -> Result<Self>
     where
         T: DeviceRepr,
@@ -108,9 +109,9 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
     /// Converts a buffer of bytes to values. Its memory moves to `stream`, in order.
     ///
     /// # Errors
-    /// Those of [`set_stream`](Self::set_stream), and
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the buffer holds no whole number of
-    /// values or not at their alignment. The error returns the buffer.
+    /// The errors of [`set_stream`](Self::set_stream), and
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the buffer does not hold a whole
+    /// number of values or not at their alignment. The error returns the buffer.
     pub fn from_buffer(
         buffer: DeviceBuffer<R>,
         stream: &Arc<CudaStream>,
@@ -130,13 +131,13 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         Self::moved(buffer, (bytes / size) as usize, stream)
     }
 
-    /// Converts a vector, which is not copied. Its memory moves to `stream`, in order. Any bytes are a value,
-    /// since the vector's memory may not have been written.
+    /// Converts a vector, without a copy. Its memory moves to `stream`, in order. Any bytes must be a value
+    /// of `T`, since the vector's memory may not have been written.
     ///
-    /// To pass a vector to cudarc and keep it, there are [views](DeviceVec::cuda_view).
+    /// To pass a vector to cudarc and keep it, use a [view](DeviceVec::cuda_view).
     ///
     /// # Errors
-    /// Those of [`set_stream`](Self::set_stream). The error returns the vector.
+    /// The errors of [`set_stream`](Self::set_stream). The error returns the vector.
     pub fn from_vec(
         vec: DeviceVec<T, R>,
         stream: &Arc<CudaStream>,
@@ -156,7 +157,7 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         len: usize,
         stream: &Arc<CudaStream>,
     ) -> Result<Self, ConversionError<DeviceBuffer<R>>> {
-        // SAFETY: the result holds the stream that it is on.
+        // SAFETY: the result keeps its stream alive.
         let named = unsafe { checked_stream(stream, buffer.resource()) };
         match named.and_then(|named| buffer.set_stream(named)) {
             Ok(()) => Ok(Self::from_parts(buffer, Arc::clone(stream), len)),
@@ -164,11 +165,11 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         }
     }
 
-    /// Converts the buffer to a vector, which is not copied. Its memory moves to `stream`, in order; the
-    /// buffer's own stream may go.
+    /// Converts the buffer to a vector, without a copy. Its memory moves to `stream`, in order. The buffer's
+    /// own stream may end then.
     ///
     /// # Errors
-    /// Those of the driver. The error returns the buffer.
+    /// The driver's errors. The error returns the buffer.
     pub fn into_vec(mut self, stream: StreamRef) -> Result<DeviceVec<T, R>, ConversionError<Self>> {
         match self.buffer.set_stream(stream) {
             Ok(()) => Ok(DeviceVec::of(self.buffer)),
@@ -180,60 +181,60 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         Self { buffer, stream, len, values: PhantomData }
     }
 
-    /// The memory, and the stream in whose order it is used and freed.
+    /// Returns the memory, and the stream in whose order it is used and freed.
     ///
     /// # Safety
-    /// The stream is kept alive as long as the buffer, or until the buffer was moved to another stream.
+    /// The stream stays alive as long as the buffer, or until the buffer has moved to another stream.
     pub unsafe fn into_buffer(self) -> (DeviceBuffer<R>, Arc<CudaStream>) {
         (self.buffer, self.stream)
     }
 
-    /// Moves the buffer to another stream of the same device, which is ordered after the one before without
-    /// stopping the host.
+    /// Moves the buffer to another stream of the same device. That stream is ordered after the previous one,
+    /// without stopping the host.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the stream is not of the memory's
-    /// device, or of a context that is not the device's primary one; those of the driver. The buffer keeps
-    /// its stream.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the stream does not belong to the
+    /// memory's device, or belongs to a context other than the device's primary one; and the driver's errors.
+    /// The buffer keeps its stream.
     pub fn set_stream(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
-        // SAFETY: the buffer holds the stream from here on.
+        // SAFETY: from here on, the buffer keeps the stream alive.
         let named = unsafe { checked_stream(stream, self.buffer.resource()) }?;
         self.buffer.set_stream(named)?;
         self.stream = Arc::clone(stream);
         Ok(())
     }
 
-    /// The number of values.
+    /// Returns the number of values.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether the buffer has no values.
+    /// Returns whether the buffer has no values.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The values, or a part of them, as cudarc reads them.
+    /// Returns a view from which cudarc reads the values.
     pub fn as_view(&self) -> CudaBufferView<'_, T> {
         CudaBufferView::of(&self.buffer, self.len, &self.stream)
     }
 
-    /// The values, or a part of them, as cudarc reads and writes them.
+    /// Returns a view in which cudarc reads and writes the values.
     pub fn as_view_mut(&mut self) -> CudaBufferViewMut<'_, T> {
         CudaBufferViewMut::of(self.as_view())
     }
 
-    /// The resource that the memory came from.
+    /// Returns the resource that allocated the memory.
     pub fn resource(&self) -> &R {
         self.buffer.resource()
     }
 
-    /// The memory. It is not public, since it names the stream without keeping it.
+    /// Returns the memory. It is not public, because it names the stream without keeping it alive.
     pub(crate) fn as_buffer(&self) -> &DeviceBuffer<R> {
         &self.buffer
     }
 
-    /// The stream of the buffer.
+    /// Returns the stream of the buffer.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }

@@ -1,4 +1,4 @@
-//! Copies a buffer's contents from and to the host and other buffers.
+//! Copies a buffer's contents to and from the host and other buffers.
 
 use std::mem::MaybeUninit;
 
@@ -9,30 +9,31 @@ use super::DeviceBuffer;
 use crate::event::order;
 use crate::{HostCopy, HostStaging, PrefetchTo};
 
-/// Copies from and to the host are complete when the call returns: it waits for the stream, once. Those whose
-/// name ends in `async` go through [staging memory](HostStaging) and do not wait. None of them may be called
+/// Copies to and from the host are complete when the call returns: it waits for the stream, once. The methods
+/// whose names end in `async` go through [staging memory](HostStaging), and do not wait. Call none of them
 /// while the stream captures a graph.
 impl<R: DeviceMemoryResource> DeviceBuffer<R> {
-    /// A copy of `data`.
+    /// Copies `data` to the device.
     ///
     /// # Errors
-    /// Those of the resource and the driver.
+    /// The errors of the resource and the driver.
     pub fn from_host<T: Pod>(data: &[T], stream: StreamRef, resource: R) -> Result<Self> {
         let mut buffer = Self::with_layout(Layout::array::<T>(data.len() as u64)?, stream, resource)?;
         buffer.copy_from_host(data)?;
         Ok(buffer)
     }
 
-    /// A copy of the contents of another buffer, made on `stream`.
+    /// Copies the contents of another buffer on `stream`.
     ///
-    /// Within one device the host does not stop: the other buffer's stream is ordered before the copy, and
-    /// after it again, so that the other buffer may be changed or dropped at once. Between two devices the
-    /// host waits for the other buffer's stream first, and then for the copy; neither device needs access to
-    /// the other's memory.
+    /// Within one device the host does not wait. The call orders the copy after the other buffer's stream,
+    /// and then orders that stream after the copy. So the caller may change or drop the other buffer at once.
+    ///
+    /// Between two devices, the host waits for the other buffer's stream, and then for the copy. Neither
+    /// device needs access to the other's memory.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the devices are not of one machine,
-    /// and those of the resource and the driver.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the devices are not on one machine,
+    /// and the errors of the resource and the driver.
     pub fn copy_of<S: DeviceMemoryResource>(
         other: &DeviceBuffer<S>,
         stream: StreamRef,
@@ -51,21 +52,21 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         } else {
             order(copy.driver(), other.stream, stream)?;
         }
-        // SAFETY: both blocks are live, distinct, and hold that many bytes; the contents of the other one are
+        // SAFETY: both blocks are live, distinct, and hold that many bytes. The other block's contents are
         // ordered before the copy.
         copy.call(|driver| unsafe { driver.memcpy_dtod_async(copy.ptr, other.ptr, copy.len, stream) })?;
         let ordered = if lost_its_stream {
             copy.finish(Ok(()), stream)
         } else {
-            // The copy has been submitted: if the other stream cannot wait for it, the host does.
+            // The copy has been submitted. If the other stream cannot wait for it, the host waits.
             order(copy.driver(), stream, other.stream)
                 .or_else(|error| copy.finish(Ok(()), stream).and(Err(error)))
         };
         ordered.map(|()| copy)
     }
 
-    /// Copies the contents of a buffer of another device. Events of one device mean nothing to a stream of
-    /// the other in the driver's interface, so the host orders them.
+    /// Copies the contents of a buffer on another device. In the driver's interface, a stream cannot wait for
+    /// an event of another device, so the host waits.
     fn copied_from_peer<S: DeviceMemoryResource>(self, other: &DeviceBuffer<S>) -> Result<Self> {
         if other.lost_its_stream() {
             other.synchronize_device()?;
@@ -73,8 +74,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
             other.call(|driver| driver.stream_synchronize(other.stream))?;
         }
         let (source, device) = (other.ptr, other.device());
-        // SAFETY: both blocks are live and hold that many bytes; the other one's contents are complete, and
-        // `finish` keeps it borrowed until the copy is done.
+        // SAFETY: both blocks are live and hold that many bytes. The other block's contents are complete, and
+        // `finish` keeps the block borrowed until the copy is done.
         let copied = self.call(|driver| unsafe {
             driver.memcpy_peer_async(self.ptr, source, device, self.len, self.stream)
         });
@@ -94,7 +95,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `data` is larger than the buffer,
-    /// and those of the driver.
+    /// and the driver's errors.
     pub fn copy_from_host<T: Pod>(&mut self, data: &[T]) -> Result<()> {
         self.write(0, data)
     }
@@ -113,12 +114,13 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         self.finish(copied, stream)
     }
 
-    /// Overwrites the first bytes with `data`, in the order of the stored stream, without waiting for it: the
-    /// data is copied to staging memory first, and may change or go at once.
+    /// Overwrites the first bytes with `data`, in the order of the stored stream, without waiting for it. The
+    /// data goes to staging memory first, so the caller may change or drop it at once.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `data` is larger than the buffer,
-    /// the staging memory is another device's, or the stream captures a graph; and those of the driver.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `data` is larger than the buffer, if
+    /// the staging memory belongs to another device, or if the stream captures a graph; and the driver's
+    /// errors.
     pub fn copy_from_host_async<T: Pod>(&mut self, data: &[T], staging: &HostStaging) -> Result<()> {
         self.write_async(0, data, staging)
     }
@@ -137,8 +139,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         let stream = self.settle()?;
         let target = self.ptr.offset(offset);
         staging.send(data, self.device(), stream, |source| {
-            // SAFETY: the block and the staging block hold that many bytes; the latter stays as it is until
-            // the device has passed the copy.
+            // SAFETY: the block and the staging block hold that many bytes. The staging block stays unchanged
+            // until the device has passed the copy.
             self.call(|driver| unsafe { driver.memcpy_htod_async(target, source, bytes, stream) })
         })
     }
@@ -147,15 +149,15 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `data` is larger than the buffer,
-    /// and those of the driver.
+    /// and the driver's errors.
     pub fn copy_to_host<T: Pod>(&self, data: &mut [T]) -> Result<()> {
         self.read(0, data)
     }
 
-    /// Copies the first bytes into `data`, which need not be initialised; then it is.
+    /// Copies the first bytes into `data`, which may be uninitialised before.
     ///
     /// # Errors
-    /// Those of [`copy_to_host`](Self::copy_to_host).
+    /// The errors of [`copy_to_host`](Self::copy_to_host).
     pub fn copy_to_uninit<'a, T: Pod>(&self, data: &'a mut [MaybeUninit<T>]) -> Result<&'a mut [T]> {
         let bytes = self.checked_size(0, size_of_val(data))?;
         // SAFETY: `data` has room for that many bytes and is borrowed.
@@ -171,28 +173,28 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         unsafe { self.read_bytes(offset, data.as_mut_ptr().cast(), bytes) }
     }
 
-    /// Copies `bytes` bytes from `offset` on, which are in the buffer.
+    /// Copies `bytes` bytes from `offset` on, all in the buffer.
     ///
     /// # Safety
-    /// `destination` has room for them.
+    /// `destination` has room for the bytes.
     unsafe fn read_bytes(&self, offset: u64, destination: *mut u8, bytes: u64) -> Result<()> {
         if bytes == 0 {
             return Ok(());
         }
         let stream = self.settled_stream()?;
         let source = self.ptr.offset(offset);
-        // SAFETY: the block holds that many bytes, and the caller vouches for the host's; `finish` ends the
-        // copy before the caller has its memory back.
+        // SAFETY: the block holds that many bytes, and the caller guarantees the host's. `finish` ends the
+        // copy before the caller gets its memory back.
         let copied =
             self.call(|driver| unsafe { driver.memcpy_dtoh_async(destination, source, bytes, stream) });
         self.finish(copied, stream)
     }
 
-    /// The contents as values of `T`.
+    /// Returns the contents as values of `T`.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the size is not a multiple of that
-    /// of `T`, and those of the driver.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the size is not a multiple of the
+    /// size of `T`, and the driver's errors.
     pub fn to_host<T: Pod>(&self) -> Result<Vec<T>> {
         let len = self.checked_len::<T>()?;
         let mut data = Vec::with_capacity(len);
@@ -202,22 +204,22 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         Ok(data)
     }
 
-    /// Begins a copy of the contents as values of `T`, in the order of the stored stream. The buffer may be
-    /// changed or dropped at once.
+    /// Begins a copy of the contents as values of `T`, in the order of the stored stream. The caller may
+    /// change or drop the buffer at once.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the size is not a multiple of that
-    /// of `T`, the staging memory is another device's, or the stream captures a graph; and those of the
-    /// driver.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the size is not a multiple of the
+    /// size of `T`, if the staging memory belongs to another device, or if the stream captures a graph; and
+    /// the driver's errors.
     pub fn copy_to_host_async<T: Pod>(&self, staging: &HostStaging) -> Result<HostCopy<T>> {
         let len = self.checked_len::<T>()?;
         let (lost_its_stream, stream) = (self.lost_its_stream(), self.settled_stream()?);
         let copy = staging.receive(len, self.device(), stream, |destination| {
-            // SAFETY: the block and the staging block hold that many bytes; the latter is not used by anyone
-            // else until the device has passed the copy.
+            // SAFETY: the block and the staging block hold that many bytes. Nothing else uses the staging
+            // block until the device has passed the copy.
             self.call(|driver| unsafe { driver.memcpy_dtoh_async(destination, self.ptr, self.len, stream) })
         })?;
-        // No later use is ordered after the copy: the stored stream is gone.
+        // The stored stream is gone, so no later use is ordered after the copy: wait for it.
         if lost_its_stream { self.finish(Ok(()), stream).map(|()| copy) } else { Ok(copy) }
     }
 
@@ -248,8 +250,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         Ok(bytes)
     }
 
-    /// Fills `bytes` bytes from `offset` on with zeros, in the order of the stored stream; those beyond the
-    /// buffer's end are left out.
+    /// Fills `bytes` bytes from `offset` on with zeros, in the order of the stored stream. Ignores bytes
+    /// beyond the buffer's end.
     pub(crate) fn write_zeros(&mut self, offset: u64, bytes: u64) -> Result<()> {
         let bytes = bytes.min(self.len.saturating_sub(offset));
         if bytes == 0 {
@@ -262,10 +264,10 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     }
 
     /// Moves the memory to the device or to the host, in the order of the stored stream, if it can be moved.
-    /// Returns whether it can; see [`prefetch`](crate::prefetch).
+    /// Returns whether it can be moved; see [`prefetch`](crate::prefetch).
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn prefetch(&mut self, to: PrefetchTo) -> Result<bool> {
         let stream = self.settle()?;
         // SAFETY: the block is live, and is freed in the order of the stream.
@@ -273,8 +275,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         submitted.map_err(|error| error.in_stack(&self.resource))
     }
 
-    /// Waits for a copy on this stream. Also after an error: the device must not touch the host's memory once
-    /// the caller has it back, so if the stream cannot be waited for, the device is.
+    /// Waits for a copy on this stream, even after an error: the device must not touch the host's memory once
+    /// the caller has it back. If it cannot wait for the stream, it waits for the device.
     fn finish(&self, copied: Result<()>, stream: StreamRef) -> Result<()> {
         let waited = self.call(|driver| driver.stream_synchronize(stream));
         let device = if waited.is_err() { self.synchronize_device() } else { Ok(()) };

@@ -17,21 +17,21 @@ use millpond_resources::get_current_device_resource;
 use crate::event::order;
 use millpond_core::driver::call;
 
-/// A block of device memory that is freed when it is dropped.
+/// A block of device memory. Dropping the buffer frees the block.
 ///
-/// Memory comes from the resource in the order of a stream, and goes back to it in the order of the stream
-/// that was named last: every method that takes a stream stores it, as RMM's `device_buffer` does. A
-/// buffer does more than RMM's when that changes the stream: it orders the new stream after the old one
-/// (an event and a wait, without stopping the host), so that nothing in this type's safe methods lets two
-/// streams use the memory at once. Work of your own, which gets the memory by [`as_ptr`](Self::as_ptr),
-/// you order yourself: it has to happen before what the buffer's stream does after you call a method.
+/// The buffer allocates in the order of a stream, and frees in the order of the stream named last: every
+/// method that takes a stream stores it, as in RMM's `device_buffer`. Unlike RMM's, the buffer orders the new
+/// stream after the old one, by an event and a wait, without stopping the host. So its safe methods never let
+/// two streams use the memory at once. If your own work uses the memory through [`as_ptr`](Self::as_ptr), you
+/// order it yourself: it must happen before the work that the buffer's stream does after your next call of a
+/// method.
 ///
-/// The stored stream may be gone before the buffer: a [`Stream`](crate::Stream) that was dropped, or
-/// [`StreamRef::PER_THREAD`] of another thread. The buffer cannot be ordered after such a stream any more, so
-/// the next use, or the drop, waits for the device first. A dropped stream gives way to the legacy default
-/// stream. A stream of another library must be alive until another one is stored or the buffer is dropped.
-/// Which device is current on the thread does not matter: memory is allocated, copied and freed on the device
-/// of the resource.
+/// The stored stream may end before the buffer: a [`Stream`](crate::Stream) that was dropped, or
+/// [`StreamRef::PER_THREAD`] of another thread. The buffer can no longer be ordered after such a stream, so
+/// its next use, or its drop, waits for the device first. The legacy default stream replaces a dropped
+/// stream. A stream of another library must live until another one is stored or the buffer is dropped.
+///
+/// Any device may be current on the thread: memory is allocated, copied and freed on the resource's device.
 ///
 /// Growth is exact: `resize` and `reserve` take exactly the requested bytes. A method that fails leaves
 /// contents, size and capacity unchanged.
@@ -55,7 +55,7 @@ use millpond_core::driver::call;
 pub struct DeviceBuffer<R: DeviceMemoryResource = AnyResource> {
     ptr: DevicePtr,
     len: u64,
-    /// The layout of the allocation: its size is the capacity.
+    /// The layout of the allocation. Its size is the capacity.
     layout: Layout,
     stream: StreamRef,
     /// The identity of that stream on the thread that stored it.
@@ -71,9 +71,9 @@ pub struct RawParts<R> {
     pub len: u64,
     /// The layout of the allocation.
     pub layout: Layout,
-    /// The stream on which the block is to be freed.
+    /// The stream on which to free the block.
     pub stream: StreamRef,
-    /// The resource that the block came from.
+    /// The resource that allocated the block.
     pub resource: R,
 }
 
@@ -90,38 +90,38 @@ impl<R: fmt::Display> fmt::Debug for RawParts<R> {
 }
 
 impl DeviceBuffer {
-    /// `bytes` bytes from the current device's resource. Their values are not defined.
+    /// Allocates `bytes` uninitialised bytes from the current device's resource.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new), and an error if there is no current device.
+    /// The errors of [`new`](Self::new), and an error if there is no current device.
     pub fn new_current(bytes: u64, stream: StreamRef) -> Result<Self> {
         Self::new(bytes, stream, get_current_device_resource()?)
     }
 
-    /// A copy of `data` in memory from the current device's resource.
+    /// Copies `data` into memory from the current device's resource.
     ///
     /// # Errors
-    /// Those of [`from_host`](Self::from_host), and an error if there is no current device.
+    /// The errors of [`from_host`](Self::from_host), and an error if there is no current device.
     pub fn from_host_current<T: Pod>(data: &[T], stream: StreamRef) -> Result<Self> {
         Self::from_host(data, stream, get_current_device_resource()?)
     }
 }
 
 impl<R: DeviceMemoryResource> DeviceBuffer<R> {
-    /// A buffer of `bytes` uninitialised bytes. An empty buffer takes no memory.
+    /// Allocates a buffer of `bytes` uninitialised bytes. An empty buffer takes no memory.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the device does not reach the
-    /// resource's memory, and those of the resource.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the device cannot access the
+    /// resource's memory, and the errors of the resource.
     pub fn new(bytes: u64, stream: StreamRef, resource: R) -> Result<Self> {
         Self::with_layout(Layout::new(bytes), stream, resource)
     }
 
-    /// `bytes` bytes that start at a multiple of `alignment` bytes, and do so after every resize.
+    /// Allocates `bytes` bytes that start at a multiple of `alignment` bytes, even after a resize.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `alignment` is not a power of two,
-    /// and those of the resource.
+    /// and the errors of the resource.
     pub fn with_alignment(bytes: u64, alignment: u64, stream: StreamRef, resource: R) -> Result<Self> {
         Self::with_layout(Layout::with_alignment(bytes, alignment)?, stream, resource)
     }
@@ -130,8 +130,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         let reached_by = resource.accessibility();
         if !reached_by.device {
             let message = format!(
-                "this memory is reached by the {reached_by} alone; a buffer needs a resource that the device \
-                 reaches, as cuda, managed or pinned memory"
+                "only the {reached_by} can access this memory; a buffer needs memory that the device can \
+                 access, such as cuda, managed or pinned memory"
             );
             return Err(Error::invalid_argument(message).in_stack(&resource));
         }
@@ -139,42 +139,43 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         Ok(Self { ptr, len: layout.bytes(), layout, stream, stream_id: stream.id(), resource })
     }
 
-    /// Changes the size. The contents stay, up to the smaller of both sizes; further bytes are uninitialised.
-    /// Growing beyond the [`capacity`](Self::capacity) takes another block, and a copy on `stream`.
+    /// Changes the size. The contents stay, up to the smaller of both sizes; additional bytes are
+    /// uninitialised. Growth beyond the [`capacity`](Self::capacity) takes another block, and a copy on
+    /// `stream`.
     ///
     /// # Errors
-    /// Those of the resource and the driver; contents, size and capacity stay unchanged.
+    /// The errors of the resource and the driver; contents, size and capacity stay unchanged.
     pub fn resize(&mut self, bytes: u64, stream: StreamRef) -> Result<()> {
         self.reserve(bytes, stream)?;
         self.len = bytes;
         Ok(())
     }
 
-    /// Makes the [`capacity`](Self::capacity) at least `bytes`.
+    /// Raises the [`capacity`](Self::capacity) to at least `bytes`.
     ///
     /// # Errors
-    /// Those of [`resize`](Self::resize).
+    /// The errors of [`resize`](Self::resize).
     pub fn reserve(&mut self, bytes: u64, stream: StreamRef) -> Result<()> {
         self.set_stream(stream)?;
         if bytes > self.capacity() { self.reallocate(bytes) } else { Ok(()) }
     }
 
-    /// Makes the [`capacity`](Self::capacity) the [`len`](Self::len).
+    /// Reduces the [`capacity`](Self::capacity) to the [`len`](Self::len).
     ///
     /// # Errors
-    /// Those of [`resize`](Self::resize).
+    /// The errors of [`resize`](Self::resize).
     pub fn shrink_to_fit(&mut self, stream: StreamRef) -> Result<()> {
         self.set_stream(stream)?;
         if self.len < self.capacity() { self.reallocate(self.len) } else { Ok(()) }
     }
 
-    /// Stores the stream, and orders it after the one that was stored before.
+    /// Stores the stream, and orders it after the previous one.
     ///
     /// # Errors
-    /// Those of the driver; the buffer keeps its stream.
+    /// The driver's errors; the buffer keeps its stream.
     pub fn set_stream(&mut self, stream: StreamRef) -> Result<()> {
         if self.ptr.is_null() {
-            // Nothing to order: no stream has used memory of this buffer.
+            // Nothing to order: no stream has used the memory of this buffer.
         } else if stream == self.stream {
             return self.settle().map(drop);
         } else if self.lost_its_stream() {
@@ -187,15 +188,15 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         Ok(())
     }
 
-    /// Makes the stored stream one on which work can be submitted.
+    /// Replaces a stored stream that is gone, so that work can be submitted to the stored stream.
     pub(crate) fn settle(&mut self) -> Result<StreamRef> {
         let stream = self.settled_stream()?;
         (self.stream, self.stream_id) = (stream, stream.id());
         Ok(stream)
     }
 
-    /// The stream for the next work on the memory: the stored one, or if that is gone, one that all work on
-    /// the memory is done for, because this waits for the device.
+    /// Returns the stream for the next work on the memory: the stored one. If that one is gone, waits for the
+    /// device and returns another stream.
     pub(crate) fn settled_stream(&self) -> Result<StreamRef> {
         if !self.lost_its_stream() {
             return Ok(self.stream);
@@ -204,7 +205,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         Ok(self.stream_instead())
     }
 
-    /// The stream that takes the place of a stored one that is gone.
+    /// Returns the stream that replaces a stored stream that is gone.
     fn stream_instead(&self) -> StreamRef {
         if self.stream.is_per_thread() { StreamRef::PER_THREAD } else { StreamRef::LEGACY }
     }
@@ -224,12 +225,13 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         let copied = match self.len.min(capacity) {
             0 => Ok(()),
             bytes => self.call(|driver| {
-                // SAFETY: both blocks are live, distinct, and hold that many bytes. The old one's contents
-                // are ordered before the stored stream's next work, and the new one is of that stream.
+                // SAFETY: both blocks are live, distinct, and hold that many bytes. The old block's contents
+                // are ordered before the stored stream's next work, and the new block is ready for that
+                // stream.
                 unsafe { driver.memcpy_dtod_async(ptr, self.ptr, bytes, self.stream) }
             }),
         };
-        // The block that is not kept is freed, on the stream of the copy.
+        // The block that is not kept is freed on the stream of the copy.
         let give_back = match &copied {
             Ok(()) => {
                 let old = (self.ptr, self.layout);
@@ -244,42 +246,42 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         copied
     }
 
-    /// The address of the first byte; null if no memory is held.
+    /// Returns the address of the first byte; null if no memory is held.
     pub fn as_ptr(&self) -> DevicePtr {
         self.ptr
     }
 
-    /// The size in bytes.
+    /// Returns the size in bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether the size is zero.
+    /// Returns whether the size is zero.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The bytes that [`resize`](Self::resize) can grow to without another block.
+    /// Returns the size in bytes up to which [`resize`](Self::resize) needs no other block.
     pub fn capacity(&self) -> u64 {
         self.layout.bytes()
     }
 
-    /// The alignment in bytes.
+    /// Returns the alignment in bytes.
     pub fn alignment(&self) -> u64 {
         self.layout.alignment()
     }
 
-    /// The stream on which the memory will be freed.
+    /// Returns the stream on which the memory will be freed.
     pub fn stream(&self) -> StreamRef {
         self.stream
     }
 
-    /// The resource that the memory came from.
+    /// Returns the resource that allocated the memory.
     pub fn resource(&self) -> &R {
         &self.resource
     }
 
-    /// The device that holds the memory.
+    /// Returns the device that holds the memory.
     pub fn device(&self) -> DeviceId {
         self.driver().device()
     }
@@ -301,7 +303,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         }
     }
 
-    /// The buffer over the erased handle of its resource, as functions take it that do not care which.
+    /// Converts the resource to a type-erased handle, for functions that take a buffer over any resource.
     pub fn into_any(self) -> DeviceBuffer
     where
         R: Send + Sync,
@@ -311,7 +313,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         DeviceBuffer { ptr, len, layout, stream, stream_id, resource: resource.into_any() }
     }
 
-    /// Makes a buffer of parts.
+    /// Makes a buffer from its parts.
     ///
     /// # Safety
     /// `ptr` came from `resource` with `layout` and has no other owner, or is null and `layout` has no bytes.
@@ -322,24 +324,24 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         Self { ptr, len, layout, stream, stream_id: stream.id(), resource }
     }
 
-    /// Whether the memory was used in the order of a stream that no event can be recorded on any more: it was
-    /// destroyed, or is the per-thread one of another thread.
+    /// Returns whether the memory was used in the order of a stream on which no event can be recorded any
+    /// more: it was destroyed, or is the per-thread stream of another thread.
     pub(crate) fn lost_its_stream(&self) -> bool {
         !self.ptr.is_null() && (self.left_its_thread() || self.driver().stream_is_gone(self.stream))
     }
 
-    /// Whether the stored stream is the per-thread one of another thread.
+    /// Returns whether the stored stream is the per-thread stream of another thread.
     pub(crate) fn left_its_thread(&self) -> bool {
         self.stream.is_per_thread() && self.stream.id() != self.stream_id
     }
 
-    /// The per-thread default stream that was stored, if it was one.
+    /// Returns the stored stream if it is a per-thread default stream.
     #[cfg(feature = "cudarc")]
     pub(crate) fn thread(&self) -> Option<StreamId> {
         self.stream.is_per_thread().then_some(self.stream_id)
     }
 
-    /// The address, as a place in the host's memory.
+    /// Returns a reference to the address in the host's memory.
     #[cfg(feature = "cudarc")]
     pub(crate) fn ptr_ref(&self) -> &DevicePtr {
         &self.ptr
@@ -364,21 +366,21 @@ impl<R: DeviceMemoryResource> Drop for DeviceBuffer<R> {
     fn drop(&mut self) {
         let stream = match self.settled_stream() {
             Ok(stream) => stream,
-            // A lost device runs no work any more.
+            // A lost device runs no more work.
             Err(error) if error.is_sticky() => self.stream_instead(),
-            // Work of the stream that is gone may still use the memory, so the block must not be reused.
+            // Work of the destroyed stream may still use the memory, so the block must not be reused.
             Err(error) => {
                 tracing::error!(target: "millpond::containers", %error, "a buffer could not be given back");
                 return;
             }
         };
-        // SAFETY: the block came from this resource with this layout and is given back only here; its uses
-        // happen before the next work of this stream.
+        // SAFETY: the block came from this resource with this layout, and is freed only here. Its uses happen
+        // before the next work of this stream.
         unsafe { deallocate(&self.resource, (self.ptr, self.layout), stream) }
     }
 }
 
-/// One line: the resource is shown as its stack's text, not with all that it holds.
+/// Prints one line: the resource appears as its stack's text, not with its contents.
 impl<R: DeviceMemoryResource> fmt::Debug for DeviceBuffer<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DeviceBuffer")
@@ -391,13 +393,13 @@ impl<R: DeviceMemoryResource> fmt::Debug for DeviceBuffer<R> {
     }
 }
 
-/// Zero bytes are not requested: the resource below has nothing to do or to log.
+/// Requests no block for zero bytes, so the resource below has nothing to do or to log.
 fn allocate<R: DeviceMemoryResource>(resource: &R, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
     if layout.bytes() == 0 { Ok(DevicePtr::NULL) } else { resource.allocate(layout, stream) }
 }
 
 /// # Safety
-/// Those of [`DeviceMemoryResource::deallocate`], unless the pointer is null.
+/// The conditions of [`DeviceMemoryResource::deallocate`], unless the pointer is null.
 unsafe fn deallocate<R: DeviceMemoryResource>(
     resource: &R,
     (ptr, layout): (DevicePtr, Layout),

@@ -7,7 +7,7 @@ use super::DeviceVec;
 use crate::HostStaging;
 
 impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
-    /// The address of a value.
+    /// Returns the address of a value.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if there is no such value.
@@ -15,10 +15,10 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         self.offset_of(index).map(|offset| self.as_ptr().offset(offset))
     }
 
-    /// Makes a value zero in all bits, in the order of the stored stream, without waiting for it.
+    /// Sets all bits of a value to zero, in the order of the stored stream, without waiting for it.
     ///
     /// # Errors
-    /// Those of [`element_ptr`](Self::element_ptr), and those of the driver.
+    /// The errors of [`element_ptr`](Self::element_ptr) and the driver's errors.
     pub fn set_to_zero_async(&mut self, index: usize) -> Result<()>
     where
         T: Zeroable,
@@ -27,7 +27,7 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         self.buffer.write_zeros(offset, Self::SIZE)
     }
 
-    /// The offset of a value in bytes.
+    /// Returns the offset of a value in bytes.
     fn offset_of(&self, index: usize) -> Result<u64> {
         if index < self.len() {
             return Ok(index as u64 * Self::SIZE);
@@ -40,10 +40,10 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
 }
 
 impl<T: Pod, R: DeviceMemoryResource> DeviceVec<T, R> {
-    /// A value; waits for the stream.
+    /// Returns a value; waits for the stream.
     ///
     /// # Errors
-    /// Those of [`element_ptr`](Self::element_ptr), and those of the driver.
+    /// The errors of [`element_ptr`](Self::element_ptr) and the driver's errors.
     pub fn get(&self, index: usize) -> Result<T> {
         let mut value = [T::zeroed()];
         self.buffer.read(self.offset_of(index)?, &mut value)?;
@@ -51,18 +51,18 @@ impl<T: Pod, R: DeviceMemoryResource> DeviceVec<T, R> {
         Ok(value)
     }
 
-    /// The first value; waits for the stream.
+    /// Returns the first value; waits for the stream.
     ///
     /// # Errors
-    /// Those of [`get`](Self::get): an empty vector has none.
+    /// The errors of [`get`](Self::get): an empty vector has none.
     pub fn first(&self) -> Result<T> {
         self.get(0)
     }
 
-    /// The last value; waits for the stream.
+    /// Returns the last value; waits for the stream.
     ///
     /// # Errors
-    /// Those of [`get`](Self::get): an empty vector has none.
+    /// The errors of [`get`](Self::get): an empty vector has none.
     pub fn last(&self) -> Result<T> {
         self.get(self.len().saturating_sub(1))
     }
@@ -70,17 +70,17 @@ impl<T: Pod, R: DeviceMemoryResource> DeviceVec<T, R> {
     /// Overwrites a value; waits for the stream.
     ///
     /// # Errors
-    /// Those of [`element_ptr`](Self::element_ptr), and those of the driver.
+    /// The errors of [`element_ptr`](Self::element_ptr) and the driver's errors.
     pub fn set(&mut self, index: usize, value: T) -> Result<()> {
         let offset = self.offset_of(index)?;
         self.buffer.write(offset, &[value])
     }
 
-    /// Overwrites a value in the order of the stored stream, without waiting for it. The value is copied to
-    /// staging memory first, and may change or go at once.
+    /// Overwrites a value in the order of the stored stream, without waiting for it. The value goes to
+    /// staging memory first, so the caller may change or drop it at once.
     ///
     /// # Errors
-    /// Those of [`element_ptr`](Self::element_ptr), and those of [`HostStaging`]'s copies.
+    /// The errors of [`element_ptr`](Self::element_ptr) and of copies through [`HostStaging`].
     pub fn set_async(&mut self, index: usize, value: &T, staging: &HostStaging) -> Result<()> {
         let offset = self.offset_of(index)?;
         self.buffer.write_async(offset, std::slice::from_ref(value), staging)

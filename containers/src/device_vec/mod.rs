@@ -14,9 +14,10 @@ use crate::{DeviceBuffer, HostCopy, HostStaging, PrefetchTo};
 
 /// Values of one type in device memory: a [`DeviceBuffer`] that counts in values (RMM's `device_uvector`).
 ///
-/// What is said there about streams, growth and errors holds here. Values are made of what is in memory, so
-/// those that go to the host and back are [`Pod`]; zeros need [`Zeroable`]. Memory that was not written holds
-/// any bytes. Copies are of bits: a negative zero stays one. `T` has a size, or the program does not compile.
+/// The buffer's rules for streams, growth and errors hold here, too. Values that the host copies must be
+/// [`Pod`], since any bytes in memory become a value; zeros need [`Zeroable`]. Memory that was not written
+/// holds any bytes. Copies keep all bits: a negative zero stays negative. `T` must not be zero-sized;
+/// otherwise the program does not compile.
 ///
 /// ```
 /// use millpond_containers::{DeviceVec, Stream};
@@ -44,19 +45,20 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         size_of::<T>() as u64
     };
 
-    /// `len` values, which are uninitialised: the memory holds any bytes.
+    /// Allocates `len` uninitialised values: the memory holds any bytes.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the size overflows or the device
-    /// does not reach the resource's memory, and those of the resource.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the device cannot access the
+    /// resource's memory, [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if the size overflows, and
+    /// the errors of the resource.
     pub fn uninit(len: usize, stream: StreamRef, resource: R) -> Result<Self> {
         Ok(Self::of(DeviceBuffer::with_layout(Self::layout(len)?, stream, resource)?))
     }
 
-    /// `len` values that are zero in all bits.
+    /// Allocates `len` values with all bits zero.
     ///
     /// # Errors
-    /// Those of [`uninit`](Self::uninit), and those of the driver.
+    /// The errors of [`uninit`](Self::uninit) and the driver's errors.
     pub fn zeroed(len: usize, stream: StreamRef, resource: R) -> Result<Self>
     where
         T: Zeroable,
@@ -66,10 +68,10 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         Ok(vec)
     }
 
-    /// A copy of `data`.
+    /// Copies `data` to the device.
     ///
     /// # Errors
-    /// Those of [`uninit`](Self::uninit), and those of the driver.
+    /// The errors of [`uninit`](Self::uninit) and the driver's errors.
     pub fn from_host(data: &[T], stream: StreamRef, resource: R) -> Result<Self>
     where
         T: Pod,
@@ -79,10 +81,10 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         Ok(vec)
     }
 
-    /// A copy of another vector, made on `stream`; see [`DeviceBuffer::copy_of`].
+    /// Copies another vector on `stream`; see [`DeviceBuffer::copy_of`].
     ///
     /// # Errors
-    /// Those of the method.
+    /// The errors of the method.
     pub fn copy_of<S: DeviceMemoryResource>(
         other: &DeviceVec<T, S>,
         stream: StreamRef,
@@ -91,11 +93,11 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         Ok(Self::of(DeviceBuffer::copy_of(&other.buffer, stream, resource)?))
     }
 
-    /// The values in the bytes of a buffer, which is not copied.
+    /// Converts a buffer to a vector of the values in it, without a copy.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the buffer holds no whole number of
-    /// values, or not at their alignment; the buffer is dropped.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the buffer does not hold a whole
+    /// number of values, or not at their alignment; the buffer is dropped.
     pub fn from_buffer(buffer: DeviceBuffer<R>) -> Result<Self>
     where
         T: Pod,
@@ -112,17 +114,17 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         Ok(Self::of(buffer))
     }
 
-    /// The bytes, as a buffer that is not copied.
+    /// Converts the vector to a buffer of its bytes, without a copy.
     pub fn into_buffer(self) -> DeviceBuffer<R> {
         self.buffer
     }
 
-    /// The bytes, as a buffer.
+    /// Returns the vector as a buffer of bytes.
     pub fn as_buffer(&self) -> &DeviceBuffer<R> {
         &self.buffer
     }
 
-    /// The vector over the erased handle of its resource, as functions take it that do not care which.
+    /// Converts the resource to a type-erased handle, for functions that take a vector over any resource.
     pub fn into_any(self) -> DeviceVec<T>
     where
         R: Send + Sync,
@@ -130,7 +132,7 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         DeviceVec::of(self.buffer.into_any())
     }
 
-    /// The size of the buffer is a whole number of values.
+    /// Makes a vector of a buffer that holds a whole number of values.
     pub(crate) fn of(buffer: DeviceBuffer<R>) -> Self {
         Self { buffer, values: PhantomData }
     }
@@ -140,105 +142,106 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         Layout::array::<T>(len as u64)
     }
 
-    /// Changes the number of values. Those that there were stay, up to the smaller number; further ones are
-    /// uninitialised. Growing beyond the [`capacity`](Self::capacity) takes another block, and a copy.
+    /// Changes the number of values. Existing values stay, up to the smaller number; additional values are
+    /// uninitialised. Growth beyond the [`capacity`](Self::capacity) takes another block, and a copy.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the size overflows, and those of the
+    /// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if the size overflows, and the errors of the
     /// resource and the driver; the vector stays as it was.
     pub fn resize(&mut self, len: usize, stream: StreamRef) -> Result<()> {
         self.buffer.resize(Self::layout(len)?.bytes(), stream)
     }
 
-    /// Makes the [`capacity`](Self::capacity) at least `len` values.
+    /// Raises the [`capacity`](Self::capacity) to at least `len` values.
     ///
     /// # Errors
-    /// Those of [`resize`](Self::resize).
+    /// The errors of [`resize`](Self::resize).
     pub fn reserve(&mut self, len: usize, stream: StreamRef) -> Result<()> {
         self.buffer.reserve(Self::layout(len)?.bytes(), stream)
     }
 
-    /// Makes the [`capacity`](Self::capacity) the [`len`](Self::len).
+    /// Reduces the [`capacity`](Self::capacity) to the [`len`](Self::len).
     ///
     /// # Errors
-    /// Those of [`resize`](Self::resize).
+    /// The errors of [`resize`](Self::resize).
     pub fn shrink_to_fit(&mut self, stream: StreamRef) -> Result<()> {
         self.buffer.shrink_to_fit(stream)
     }
 
-    /// Stores the stream, and orders it after the one that was stored before.
+    /// Stores the stream, and orders it after the previous one.
     ///
     /// # Errors
-    /// Those of the driver; the vector keeps its stream.
+    /// The driver's errors; the vector keeps its stream.
     pub fn set_stream(&mut self, stream: StreamRef) -> Result<()> {
         self.buffer.set_stream(stream)
     }
 
-    /// The address of the first value; null if no memory is held.
+    /// Returns the address of the first value; null if no memory is held.
     pub fn as_ptr(&self) -> DevicePtr {
         self.buffer.as_ptr()
     }
 
-    /// The number of values.
+    /// Returns the number of values.
     pub fn len(&self) -> usize {
-        // The host could name that many when the vector was made.
+        // The number fitted in a `usize` when the vector was made.
         (self.buffer.len() / Self::SIZE) as usize
     }
 
-    /// Whether there are no values.
+    /// Returns whether there are no values.
     pub fn is_empty(&self) -> bool {
         self.buffer.is_empty()
     }
 
-    /// The number of values that [`resize`](Self::resize) can grow to without another block.
+    /// Returns the number of values up to which [`resize`](Self::resize) needs no other block.
     pub fn capacity(&self) -> usize {
         (self.buffer.capacity() / Self::SIZE) as usize
     }
 
-    /// The size of the values in bytes.
+    /// Returns the size of the values in bytes.
     pub fn size_bytes(&self) -> u64 {
         self.buffer.len()
     }
 
-    /// The stream on which the memory will be freed.
+    /// Returns the stream on which the memory will be freed.
     pub fn stream(&self) -> StreamRef {
         self.buffer.stream()
     }
 
-    /// The resource that the memory came from.
+    /// Returns the resource that allocated the memory.
     pub fn resource(&self) -> &R {
         self.buffer.resource()
     }
 
-    /// The device that holds the memory.
+    /// Returns the device that holds the memory.
     pub fn device(&self) -> DeviceId {
         self.buffer.device()
     }
 
-    /// Moves the memory to the device or to the host if it can be moved; see [`DeviceBuffer::prefetch`].
+    /// Moves the memory to the device or to the host, if it can be moved; see [`DeviceBuffer::prefetch`].
     ///
     /// # Errors
-    /// Those of the method.
+    /// The errors of the method.
     pub fn prefetch(&mut self, to: PrefetchTo) -> Result<bool> {
         self.buffer.prefetch(to)
     }
 }
 
-/// Copies from and to the host; those whose name ends in `async` do not wait, and go through
-/// [staging memory](HostStaging).
+/// Copies to and from the host. The methods whose names end in `async` do not wait, and go through [staging
+/// memory](HostStaging).
 impl<T: Pod, R: DeviceMemoryResource> DeviceVec<T, R> {
     /// Overwrites the first values with `data`.
     ///
     /// # Errors
-    /// Those of [`DeviceBuffer::copy_from_host`].
+    /// The errors of [`DeviceBuffer::copy_from_host`].
     pub fn copy_from_host(&mut self, data: &[T]) -> Result<()> {
         self.buffer.copy_from_host(data)
     }
 
-    /// Overwrites the first values with `data`, which may change or go at once.
+    /// Overwrites the first values with `data`, without waiting. The caller may change or drop `data` at
+    /// once.
     ///
     /// # Errors
-    /// Those of [`DeviceBuffer::copy_from_host_async`].
+    /// The errors of [`DeviceBuffer::copy_from_host_async`].
     pub fn copy_from_host_async(&mut self, data: &[T], staging: &HostStaging) -> Result<()> {
         self.buffer.copy_from_host_async(data, staging)
     }
@@ -246,23 +249,23 @@ impl<T: Pod, R: DeviceMemoryResource> DeviceVec<T, R> {
     /// Copies the first values into `data`.
     ///
     /// # Errors
-    /// Those of [`DeviceBuffer::copy_to_host`].
+    /// The errors of [`DeviceBuffer::copy_to_host`].
     pub fn copy_to_host(&self, data: &mut [T]) -> Result<()> {
         self.buffer.copy_to_host(data)
     }
 
-    /// Begins a copy of all values.
+    /// Begins a copy of all values to the host.
     ///
     /// # Errors
-    /// Those of [`DeviceBuffer::copy_to_host_async`].
+    /// The errors of [`DeviceBuffer::copy_to_host_async`].
     pub fn copy_to_host_async(&self, staging: &HostStaging) -> Result<HostCopy<T>> {
         self.buffer.copy_to_host_async(staging)
     }
 
-    /// All values.
+    /// Returns all values.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn to_host(&self) -> Result<Vec<T>> {
         self.buffer.to_host()
     }

@@ -1,4 +1,4 @@
-//! Tests what RMM's tests ask of a `device_buffer`, over memory of each kind.
+//! Tests buffers as RMM's tests test a `device_buffer`, over memory of each kind.
 
 use millpond_core::{AnyResource, DeviceMemoryResourceExt};
 use millpond_resources::{
@@ -118,7 +118,7 @@ fn memory_that_the_device_does_not_reach_is_refused() {
         assert_eq!((error.kind(), error.stack()), (ErrorKind::InvalidArgument, Some("host")));
         assert_eq!(
             error.message(),
-            "this memory is reached by the host alone; a buffer needs a resource that the device reaches, as \
+            "only the host can access this memory; a buffer needs memory that the device can access, such as \
              cuda, managed or pinned memory"
         );
     }
@@ -155,7 +155,7 @@ fn managed_memory_and_that_of_the_system_is_prefetched_and_other_memory_is_not()
         assert_eq!(scalar.prefetch(PrefetchTo::Device).unwrap(), moves);
         assert_eq!(device.last_prefetch(), moves.then_some((scalar.as_ptr(), 4, false)));
         let driver: &dyn Driver = &**device;
-        // SAFETY: the range is the scalar's, which lives on.
+        // SAFETY: the range belongs to the scalar, which stays alive.
         let part = unsafe { crate::prefetch(driver, scalar.as_ptr(), 2, PrefetchTo::Host, stream) };
         assert_eq!(part.unwrap(), moves);
         // SAFETY: an empty range has no memory.
@@ -175,7 +175,7 @@ fn an_error_of_a_prefetch_is_not_hidden() {
     assert_eq!((error.kind(), error.stack()), (ErrorKind::Driver, Some("managed")), "the memory is managed");
 }
 
-/// The erased buffer frees the same block, and knows of which thread its stream was.
+/// The type-erased buffer frees the same block, and knows which thread's stream it had.
 #[test]
 fn a_buffer_is_erased_in_place() {
     let device = SimDevice::new(SimConfig::h200());

@@ -1,4 +1,4 @@
-//! Tests what RMM's tests ask of a `device_uvector` and a `device_scalar`.
+//! Tests vectors and scalars as RMM's tests test a `device_uvector` and a `device_scalar`.
 
 use std::fmt::Debug;
 
@@ -9,7 +9,7 @@ use millpond_resources::ManagedMemoryResource;
 use super::*;
 use crate::{DeviceScalar, DeviceVec, HostStaging};
 
-/// What the tests of one type use.
+/// The inputs of the tests of one type.
 struct Setting {
     device: Arc<SimDevice>,
     resource: AnyResource,
@@ -271,7 +271,7 @@ fn values_are_aligned() {
     #[derive(Clone, Copy)]
     #[repr(align(4096))]
     struct Page(#[allow(dead_code)] [u8; 4096]);
-    // SAFETY: a page is bytes without padding, and all of them may be zero.
+    // SAFETY: a page consists of bytes without padding, and all of them may be zero.
     unsafe impl bytemuck::Zeroable for Page {}
 
     let setting = Setting::new(false);

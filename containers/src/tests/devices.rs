@@ -1,4 +1,4 @@
-//! Tests containers on several devices: what is current does not matter, and copies between them.
+//! Tests containers on several devices: any device may be current, and copies work between them.
 
 use millpond_core::{AnyResource, DeviceMemoryResourceExt};
 use millpond_driver::current_device;
@@ -8,7 +8,7 @@ use millpond_resources::ManagedMemoryResource;
 use super::*;
 use crate::{DeviceGuard, available_device_memory, percent_of_free_device_memory};
 
-/// A container of one of the three kinds, and what the tests do to it.
+/// A container of one of the three kinds, and the operations of the tests on it.
 enum Container {
     Buffer(DeviceBuffer<Pool>),
     Vec(DeviceVec<u32, Pool>),
@@ -50,7 +50,7 @@ impl Container {
     }
 }
 
-/// Makes the containers while their own device is current, and the rest while another one is.
+/// Makes the containers while their own device is current, and does the rest while another is current.
 fn with_another_device_current(change: impl Fn(Container, StreamRef)) {
     let (own, other) = (Bench::new(SimConfig::h200()), Bench::new(SimConfig::h200()));
     let stream = own.stream();
@@ -206,7 +206,7 @@ fn the_current_devices_memory_is_known() {
         let message = format!("{wrong} is not a percentage of free memory; use one from 0 to 100");
         assert_eq!((error.kind(), error.message()), (ErrorKind::InvalidArgument, message.as_str()));
     }
-    // SAFETY: the block is live, unused, and given back with its size.
+    // SAFETY: the block is live, unused, and freed with its size.
     unsafe { CudaMemoryResource::new(device).deallocate_bytes(block, 100 << 20, StreamRef::LEGACY) };
     drop(memory);
 }

@@ -1,4 +1,4 @@
-//! Tests containers whose stream was destroyed before them: the contents are there, and the order is kept.
+//! Tests containers whose stream was destroyed before them: the contents stay, and the order is kept.
 
 use millpond_core::AnyResource;
 use millpond_core::stack::{LayerTable, StackSpec};
@@ -6,10 +6,10 @@ use millpond_core::stack::{LayerTable, StackSpec};
 use super::*;
 use crate::{HostStaging, StreamAllocator};
 
-/// A second, on the virtual clock: work that is under way when the stream goes.
+/// One second on the virtual clock: work that is in progress when the stream is destroyed.
 const LONG_NS: u64 = 1_000_000_000;
 
-/// Bytes that a stream, which is gone by then, fills with zeros after a second's work.
+/// Bytes that a stream fills with zeros after a second's work. The stream is destroyed by then.
 fn orphan(bench: &Bench, bytes: u64) -> DeviceBuffer<Pool> {
     let stream = bench.stream();
     let mut buffer = bench.filled(bytes, stream.as_ref());
@@ -18,7 +18,7 @@ fn orphan(bench: &Bench, bytes: u64) -> DeviceBuffer<Pool> {
     buffer
 }
 
-/// The name of a use of an orphan, the use, and the contents that it leaves.
+/// A use of an orphan: its name, the use, and the contents afterwards.
 type Use = (&'static str, fn(&Bench, &mut DeviceBuffer<Pool>, StreamRef), fn() -> Vec<u8>);
 
 const BYTES: u64 = 5000;
@@ -117,7 +117,7 @@ fn a_buffer_outlives_its_stream() {
     }
 }
 
-/// A buffer that is dropped unread waits for the work of its ended stream, on every kind of upstream.
+/// A buffer that is dropped unread waits for the work of its destroyed stream, on every kind of upstream.
 #[test]
 fn a_buffer_that_outlived_its_stream_is_freed() {
     let table = LayerTable::new(millpond_resources::LAYERS.iter().copied());
@@ -144,7 +144,7 @@ fn a_buffer_that_outlived_its_stream_is_freed() {
     }
 }
 
-/// Vectors and scalars are buffers.
+/// Vectors and scalars behave like buffers.
 #[test]
 fn vectors_and_scalars_outlive_their_streams() {
     let bench = Bench::new(SimConfig::h200());
@@ -164,7 +164,7 @@ fn vectors_and_scalars_outlive_their_streams() {
     bench.assert_clean();
 }
 
-/// A stream that is gone cannot be stored; the buffer stays as it was.
+/// A destroyed stream cannot be stored; the buffer stays unchanged.
 #[test]
 fn a_buffer_moves_to_no_stream_that_is_gone() {
     let bench = Bench::new(SimConfig::h200());
@@ -177,7 +177,7 @@ fn a_buffer_moves_to_no_stream_that_is_gone() {
     bench.device.take_violations();
 }
 
-/// If the work of the stream that is gone cannot be waited for, the block is leaked and not handed on.
+/// If nothing can wait for the destroyed stream's work, the block is leaked and not reused.
 #[test]
 fn a_block_that_cannot_be_waited_for_is_not_given_back() {
     let bench = Bench::new(SimConfig::h200());
@@ -188,7 +188,7 @@ fn a_block_that_cannot_be_waited_for_is_not_given_back() {
     assert_eq!(bench.live_blocks(), 1);
 }
 
-/// `{:?}` is one short line whatever the resource holds, and `{:#?}` a few.
+/// `{:?}` prints one short line for any resource, and `{:#?}` a few lines.
 #[test]
 fn a_container_prints_its_stack_and_not_what_the_stack_holds() {
     let bench = Bench::new(SimConfig::h200());

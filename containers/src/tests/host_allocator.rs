@@ -54,7 +54,7 @@ fn blocks_are_aligned_and_none_are_taken_for_nothing() {
         let layout = std::alloc::Layout::from_size_align(size, align).unwrap();
         let block = memory.allocate(layout).unwrap();
         assert_eq!((block.len(), block.as_ptr().cast::<u8>().addr() % align), (size, 0));
-        // SAFETY: the block came from this allocator with this layout, and is used no more.
+        // SAFETY: the block came from this allocator with this layout, and is no longer used.
         unsafe { memory.deallocate(block.cast(), layout) };
     }
     let empty = std::alloc::Layout::from_size_align(0, 64).unwrap();
@@ -66,7 +66,8 @@ fn blocks_are_aligned_and_none_are_taken_for_nothing() {
     assert_eq!((device.driver_calls(), device.live_allocations()), (calls, 0));
 }
 
-/// Work of the block's last owner is done before the host writes it. The pool has room for one block.
+/// The work of the block's last owner is done before the host writes the block. The pool has room for one
+/// block.
 #[test]
 fn memory_in_stream_order_is_waited_for() {
     const BYTES: u64 = 2 << 20;
@@ -97,7 +98,7 @@ fn memory_that_the_host_does_not_reach_is_refused() {
     assert!(error.message().starts_with("the host does not reach the memory of `cuda+pool`"), "{error}");
 }
 
-/// The second one is that of the wait.
+/// The second call is the wait.
 #[test]
 fn errors_are_the_collections() {
     let (device, memory) = managed();

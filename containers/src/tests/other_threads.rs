@@ -1,9 +1,9 @@
-//! Tests buffers on the per-thread stream of one thread that other threads use meanwhile.
+//! Tests buffers on one thread's per-thread stream, which other threads use meanwhile.
 
 use super::*;
 use crate::HostStaging;
 
-/// A use of a buffer by another thread than its owner's; returns the values it read, once they are there.
+/// A use of a buffer by a thread other than its owner; returns the values it read, once they have arrived.
 type Use = fn(&Bench, &DeviceBuffer<Pool>) -> Box<dyn FnOnce() -> Vec<u64> + Send>;
 
 const USES: &[(&str, Use)] = &[
@@ -22,7 +22,7 @@ const USES: &[(&str, Use)] = &[
     }),
 ];
 
-/// The owner's next work on its own stream, which it submits without a call of the buffer, comes after.
+/// The owner's next work on its own stream comes after, even without a call of the buffer.
 #[test]
 fn what_another_thread_reads_comes_before_the_owners_next_work() {
     for (name, read) in USES {
@@ -45,8 +45,8 @@ fn what_another_thread_reads_comes_before_the_owners_next_work() {
     }
 }
 
-/// Also after an error the device does not touch the host's memory once the caller has it back: copies to
-/// pinned memory go on after the call that submits them.
+/// Even after an error, the device does not touch the host's memory once the caller has it back: copies to
+/// pinned memory continue after the call that submits them.
 #[test]
 fn a_copy_whose_stream_cannot_be_waited_for_is_done_when_the_call_returns() {
     for seed in 0..50 {

@@ -1,4 +1,5 @@
-//! Tests containers whose device's context was reset: every call says so, and their ends leave nothing.
+//! Tests containers whose device's context was reset: every call reports it, and dropping them leaves
+//! nothing.
 
 use millpond_core::AnyResource;
 use millpond_core::stack::{LayerTable, StackSpec};

@@ -31,7 +31,7 @@ fn the_slice_may_change_and_go_at_once() {
     }
 }
 
-/// The canary of the test above: pinned memory that is changed too early changes what is copied.
+/// The canary of the test above: pinned memory that changes too early changes the copy.
 #[test]
 fn the_device_reads_pinned_memory_late() {
     let found = (0..100).any(|seed| {
@@ -54,7 +54,7 @@ fn the_device_reads_pinned_memory_late() {
     assert!(found);
 }
 
-/// Code that the driver calls may ask for the memory, also from another thread that it waits for.
+/// Code that the driver calls may use the staging memory, even from another thread for which it waits.
 #[test]
 fn the_driver_is_asked_without_a_lock() {
     let bench = Bench::new(SimConfig::h200());
@@ -157,7 +157,8 @@ fn copies_that_cannot_go_through_it_are_refused() {
     assert_eq!(too_much.message(), "101 bytes on the host do not fit a buffer of 100 bytes; resize it first");
     let (own, other) = (bench.device.device(), elsewhere.device());
     let message = format!(
-        "the staging memory is for copies of {other}, the buffer is of {own}; make one for that device"
+        "the staging memory belongs to {other}, but the buffer is on {own}; make staging memory for that \
+         device"
     );
     let wrong = buffer.copy_to_host_async::<u8>(&elsewhere).map(drop).unwrap_err();
     assert_eq!((wrong.kind(), wrong.message()), (ErrorKind::InvalidArgument, message.as_str()));
@@ -170,7 +171,7 @@ fn copies_that_cannot_go_through_it_are_refused() {
     for error in captured {
         assert!(error.message().starts_with("a copy through staging memory cannot be a part of a graph"));
     }
-    // Beside the capture, on another stream, copies do it no harm.
+    // Copies on another stream do not harm the capture.
     let aside = bench.stream();
     let mut second = DeviceBuffer::new(100, aside.as_ref(), bench.pool.clone()).unwrap();
     for _ in 0..2 {
@@ -210,7 +211,7 @@ fn a_failing_driver_call_leaks_nothing() {
     assert!(failures >= 5, "only {failures} of the faults hit");
 }
 
-/// The block may still be in use when neither its end can be marked nor the stream waited for.
+/// The block may still be in use if the end of its work can be neither recorded nor waited for.
 #[test]
 fn a_block_whose_end_cannot_be_marked_is_given_back_later() {
     type Copies = fn(&mut DeviceBuffer<Pool>, &HostStaging) -> millpond_core::Result<()>;
@@ -236,7 +237,7 @@ fn a_block_whose_end_cannot_be_marked_is_given_back_later() {
     }
 }
 
-/// The device may not have passed the last copy through a block when the driver does not tell.
+/// The device may not have passed the last copy through a block if the driver does not tell.
 #[test]
 fn a_block_that_cannot_be_asked_about_is_not_used_again() {
     for seed in 0..50 {

@@ -32,7 +32,7 @@ fn default_streams_and_raw_handles_are_borrowed() {
     assert_eq!((legacy.to_string(), own.to_string()), ("0".to_owned(), "0x2".to_owned()));
     assert!(legacy != own && legacy != BorrowedStream::legacy(SimDevice::new(SimConfig::h200())));
     let stream = bench.stream();
-    // SAFETY: the handle is the stream's, which lives on.
+    // SAFETY: the handle names the stream, which stays alive.
     let raw = unsafe { BorrowedStream::from_raw(driver.clone(), stream.as_ref().handle()) }.unwrap();
     assert_eq!(raw, stream.borrow());
     let event = Event::new(driver.clone(), EventFlags::default()).unwrap();
@@ -42,12 +42,12 @@ fn default_streams_and_raw_handles_are_borrowed() {
         stream.synchronize().unwrap();
         assert!(stream.query().unwrap());
     }
-    // SAFETY: the device refuses a handle that is none.
+    // SAFETY: the device refuses an invalid handle.
     assert!(unsafe { BorrowedStream::from_raw(driver, 0xDEAD_0000) }.is_err());
     bench.device.take_violations();
 }
 
-/// A kernel on the legacy default stream is ordered with those of blocking streams.
+/// A kernel on the legacy default stream is ordered with the kernels of blocking streams.
 #[test]
 fn flags_say_whether_a_stream_follows_the_legacy_one() {
     for (flags, is_ordered) in [(StreamFlags::BLOCKING, true), (StreamFlags::NON_BLOCKING, false)] {
@@ -128,7 +128,7 @@ fn an_allocator_uses_its_stream() {
     let memory = StreamAllocator::new(resource.clone(), stream.as_ref());
     let layout = Layout::with_alignment(100, 4096).unwrap();
     let ptr = memory.allocate(layout).unwrap();
-    // SAFETY: the block is live, unused, and given back with its layout.
+    // SAFETY: the block is live, unused, and freed with its layout.
     unsafe { memory.deallocate(ptr, layout) };
     drop(memory.buffer(7).unwrap());
     let calls = script.take_calls();

@@ -1,9 +1,9 @@
-//! A stand-in for libcuda and libcublas that checks the order of streams, as far as `cudarc_fake.rs` needs
-//! one. That test compiles it.
+//! A stand-in for libcuda and libcublas that checks the order of streams, as far as `cudarc_fake.rs` needs.
+//! That test compiles it.
 //!
-//! Work is done when it is submitted, in memory of the host. Clocks of streams, events and the host say what
-//! a real device might do at the same time: two uses of a block that are not ordered, of which one writes or
-//! frees, are a problem, as are a free of no block and a call without a context. `fake_problems` has them.
+//! Work runs when it is submitted, in memory of the host. Clocks of streams, events and the host tell which
+//! work a real device could run at the same time. These are problems: two unordered uses of a block if one of
+//! them writes or frees, a free of no block, and a call without a context. `fake_problems` returns them.
 #![allow(non_snake_case)]
 #![allow(unexpected_cfgs)]
 
@@ -27,15 +27,15 @@ thread_local! {
     static PER_THREAD: u64 = NEXT.fetch_add(1, SeqCst);
 }
 
-/// Numbers of streams and events; those of the default streams lie below.
+/// The numbers of streams and events; default streams have lower numbers.
 static NEXT: AtomicU64 = AtomicU64::new(0x100);
-/// How many of the next events cannot be made.
+/// The number of the next events whose creation fails.
 static FAILING_EVENTS: AtomicU64 = AtomicU64::new(0);
 static WAS_RESET: AtomicBool = AtomicBool::new(false);
 static FREES: AtomicU64 = AtomicU64::new(0);
 static DEVICE: Mutex<Device> = Mutex::new(Device::new());
 
-/// How far each stream had come.
+/// How far each stream had advanced.
 #[derive(Clone)]
 struct Clock(BTreeMap<u64, u64>);
 
@@ -93,7 +93,7 @@ impl Device {
         clock
     }
 
-    /// A use of the memory at an address by work that is submitted now.
+    /// Records a use of the memory at an address by work that is submitted now.
     fn use_memory(&mut self, ptr: u64, bytes: u64, key: u64, is_write: bool) {
         let clock = self.stream(key);
         *clock.0.entry(key).or_default() += 1;
@@ -121,7 +121,7 @@ impl Device {
     }
 }
 
-/// The stream that a handle names on this thread.
+/// Returns the stream that a handle names on this thread.
 fn key_of(stream: u64) -> u64 {
     match stream {
         0 | 1 => 0,
@@ -140,7 +140,7 @@ fn in_context(body: impl FnOnce(&mut Device) -> i32) -> i32 {
     INVALID_CONTEXT
 }
 
-/// Moves the problems to `into`, and returns how many bytes they are.
+/// Moves the problems to `into`, and returns their size in bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fake_problems(into: *mut u8, capacity: usize) -> usize {
     let problems = std::mem::take(&mut DEVICE.lock().unwrap().problems);
@@ -149,7 +149,7 @@ pub unsafe extern "C" fn fake_problems(into: *mut u8, capacity: usize) -> usize 
     len
 }
 
-/// How many blocks were freed by `cuMemFreeAsync`.
+/// Returns how many blocks were freed by `cuMemFreeAsync`.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_frees() -> u64 {
     FREES.load(SeqCst)
@@ -208,7 +208,7 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxGetState(_device: i32, flags: *mut u3
     0
 }
 
-/// Until the context is retained again, it is seen to have been reset.
+/// The context counts as reset until it is retained again.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_reset() {
     WAS_RESET.store(true, SeqCst);
@@ -302,7 +302,7 @@ pub extern "C" fn cuEventDestroy_v2(event: u64) -> i32 {
 }
 
 fn new_block(bytes: u64) -> u64 {
-    // SAFETY: the size is not zero. The memory is never freed, so that an address is no other block's later.
+    // SAFETY: the size is not zero. The memory is never freed, so no later block has the same address.
     unsafe { alloc_zeroed(Layout::from_size_align(bytes.max(1) as usize, 256).unwrap()) as u64 }
 }
 
@@ -324,7 +324,7 @@ pub extern "C" fn cuMemFree_v2(ptr: u64) -> i32 {
     })
 }
 
-/// The block may be used on this stream alone.
+/// The block may be used only on this stream.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemAllocAsync(ptr: *mut u64, bytes: u64, stream: u64) -> i32 {
     if bytes == 0 {
@@ -374,7 +374,7 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: u64, bytes: u64, st
     })
 }
 
-/// Memory of the host is pageable here, so that the host waits.
+/// Host memory is pageable here, so the host waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(to: u64, from: u64, bytes: u64, stream: u64) -> i32 {
     in_context(|device| {
@@ -448,7 +448,7 @@ pub unsafe extern "C" fn cuLaunchKernel(
     })
 }
 
-/// The stream of the one handle.
+/// The stream of the only handle.
 static BLAS_STREAM: AtomicU64 = AtomicU64::new(0);
 
 #[unsafe(no_mangle)]

@@ -1,4 +1,5 @@
-//! Containers on a GPU: copies that do not wait, single values, prefetches, and copies between two GPUs.
+//! Tests containers on a GPU: copies that do not wait, single values, prefetches, and copies between two
+//! GPUs.
 
 use std::sync::Arc;
 
@@ -29,7 +30,7 @@ fn numbers(first: u32) -> Vec<u32> {
     (first..first + LEN as u32).collect()
 }
 
-/// The slice of each copy is gone long before the device comes to it.
+/// The slice of each copy is dropped long before the device runs the copy.
 #[test]
 #[ignore = "needs a CUDA GPU; run by the GPU lane"]
 fn copies_through_staging_memory_hold_what_the_slices_held() {
@@ -124,12 +125,12 @@ fn default_streams_are_borrowed() {
         assert!(stream.query().unwrap());
     }
     let own = Stream::new(driver.clone(), StreamFlags::NON_BLOCKING).unwrap();
-    // SAFETY: the handle is that of a stream that lives on.
+    // SAFETY: the handle names a stream that stays alive.
     let raw = unsafe { BorrowedStream::from_raw(driver, own.as_ref().handle()) }.unwrap();
     assert!(raw == own.borrow());
 }
 
-/// From a pool that gives no other device access, and from plain memory.
+/// Copies from a pool that gives no other device access, and from plain memory.
 #[test]
 #[ignore = "needs a CUDA GPU; run by the GPU lane"]
 fn contents_are_copied_between_two_gpus() {
@@ -156,7 +157,7 @@ fn contents_are_copied_between_two_gpus() {
     }
 }
 
-/// Containers of one GPU are made, grown, copied and dropped while the other one is current.
+/// Makes, grows, copies and drops containers of one GPU while the other one is current.
 #[test]
 #[ignore = "needs a CUDA GPU; run by the GPU lane"]
 fn containers_end_on_their_own_gpu_whichever_is_current() {

@@ -1,4 +1,4 @@
-//! Buffers that go where cudarc takes a `CudaSlice`, on a device.
+//! Tests buffers that cudarc takes as a `CudaSlice`, on a GPU.
 #![cfg(feature = "cudarc")]
 
 use std::io::Write;
@@ -16,7 +16,7 @@ use millpond_driver::cuda::{self, CudaDriver};
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_resources::{CudaMemoryResource, PoolLayer};
 
-/// A pool on the first device, and two streams of cudarc's there.
+/// A pool on the first device, and two streams of cudarc there.
 fn bench() -> (AnyResource, [Arc<CudaStream>; 2], Arc<CudaContext>) {
     let pool = CudaMemoryResource::new(CudaDriver::open(0).unwrap()).layer(PoolLayer::new()).unwrap();
     let context = CudaContext::new(0).unwrap();
@@ -38,7 +38,7 @@ fn cudarc_fills_and_copies_a_buffer() {
     stream.memcpy_htod(&numbers(7), &mut buffer).unwrap();
     let mut copy = CudaBuffer::from_host(&numbers(0), &stream, pool.clone()).unwrap();
     stream.memcpy_dtod(&buffer, &mut copy).unwrap();
-    // The source goes back to the pool with the copy still to come, and another buffer takes its place.
+    // The source goes back to the pool before the copy runs, and another buffer takes its place.
     drop(buffer);
     let other = CudaBuffer::<u32>::zeros(LEN, &stream, pool).unwrap();
     assert_eq!(stream.clone_dtoh(&copy).unwrap(), numbers(7));
@@ -50,7 +50,7 @@ fn cudarc_fills_and_copies_a_buffer() {
 #[ignore = "needs a CUDA GPU; run by the GPU lane"]
 fn uses_on_another_stream_are_ordered() {
     let (pool, [stream, other], context) = bench();
-    // A borrowed stream is not counted by cudarc, which then records no events of its own.
+    // cudarc does not count a borrowed stream, and then records no events of its own.
     let owner = Stream::new(pool.driver().clone(), StreamFlags::NON_BLOCKING).unwrap();
     // SAFETY: `owner` outlives all uses.
     let borrowed = unsafe { cuda::cudarc_stream_of(owner.as_ref(), &**pool.driver(), &context) }.unwrap();
@@ -78,7 +78,7 @@ fn a_device_buffer_becomes_one_and_back() {
     let values = CudaBuffer::<u32>::from_buffer(bytes, &other).unwrap();
     assert_eq!((values.len(), values.stream().cu_stream()), (LEN, other.cu_stream()));
     assert_eq!(other.clone_dtoh(&values).unwrap(), numbers(3));
-    // SAFETY: the stream is kept as long as the buffer.
+    // SAFETY: the stream lives as long as the buffer.
     let (bytes, kept) = unsafe { values.into_buffer() };
     assert_eq!(bytes.to_host::<u32>().unwrap(), numbers(3));
     drop((bytes, kept));
@@ -92,15 +92,15 @@ fn a_device_buffer_becomes_one_and_back() {
 fn a_stream_of_another_device_is_refused() {
     let (_pool, [stream, _], context) = bench();
     let sim = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
-    // SAFETY: the driver is of another device, so that the stream is refused.
+    // SAFETY: the driver belongs to another device, so the stream is refused.
     let refused = unsafe { cuda::cudarc_stream_of(StreamRef::LEGACY, &**sim.driver(), &context) };
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::InvalidArgument);
     let error = CudaBuffer::<u32, _>::zeros(1, &stream, sim).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
 }
 
-/// cudarc's events order its streams with the container's, in both directions. A missing order shows as
-/// numbers of another round.
+/// cudarc's events order its streams with the container's, in both directions. If an order is missing,
+/// numbers of another round appear.
 #[test]
 #[ignore = "needs a CUDA GPU; run by the GPU lane"]
 fn a_slice_is_taken_over_and_given_back() {
@@ -117,7 +117,7 @@ fn a_slice_is_taken_over_and_given_back() {
         assert!(copy.to_host().unwrap() == numbers(round), "round {round}");
         assert_eq!(stream.clone_dtoh(&slice).unwrap(), vec![0; LEN]);
     }
-    // Freed by cudarc, on a thread without a context; cudarc stores what its free returns.
+    // cudarc frees it, on a thread without a context, and stores the result of its free.
     let values = CudaBuffer::adopt(slice).unwrap();
     std::thread::spawn(move || drop(values)).join().unwrap();
     stream.context().check_err().unwrap();
@@ -141,7 +141,7 @@ fn a_buffer_is_lent_as_a_slice() {
     }
     let panics = || values.lend_as_cuda_slice(|_slice| panic!("on purpose"));
     assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics)).is_err());
-    // The block is the pool's still: the next request gets it, and CUDA has not freed it.
+    // The pool still owns the block: the next request gets it, and CUDA has not freed it.
     drop(values);
     let again = CudaBuffer::<u32>::zeros(LEN, &stream, pool).unwrap();
     assert_eq!(stream.clone_dtoh(&again).unwrap(), vec![0; LEN]);
@@ -196,7 +196,7 @@ fn a_kernel_takes_containers() {
 fn a_matrix_product_takes_containers() {
     // SAFETY: loading the library runs only its own initialisers.
     if !unsafe { cudarc::cublas::sys::is_culib_present() } {
-        // Past the test harness, which shows no output of a test that passes.
+        // Writes past the test harness, which hides the output of a test that passes.
         writeln!(std::io::stderr(), "a_matrix_product_takes_containers is skipped: no libcublas").unwrap();
         return;
     }
@@ -211,7 +211,7 @@ fn a_matrix_product_takes_containers() {
     let config = GemmConfig { transa, transb, m, n, k, alpha: 2.0, lda: m, ldb: k, beta: 1.0, ldc: m };
     let blas = CudaBlas::new(stream.clone()).unwrap();
     let view = a.cuda_view(&stream).unwrap();
-    // SAFETY: the sizes are the matrices'.
+    // SAFETY: the sizes match the matrices.
     unsafe { blas.gemm(config, &view.try_slice(..4).unwrap(), &b, &mut c) }.unwrap();
     assert_eq!(stream.clone_dtoh(&c).unwrap(), [5.0, 9.0, 13.0, 17.0, 17.0, 25.0]);
 }

@@ -1,5 +1,6 @@
-//! Tests the containers beside cudarc with no GPU, against a stand-in for libcuda and libcublas that checks
-//! the order of streams. Each test runs in a process of its own, since a process loads the libraries once.
+//! Tests the containers with cudarc and without a GPU, against a stand-in for libcuda and libcublas that
+//! checks the order of streams. Each test runs in its own process, since a process loads the libraries only
+//! once.
 #![cfg(all(feature = "cudarc", target_os = "linux"))]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -27,7 +28,7 @@ const IN_CHILD: &str = "MILLPOND_TEST_WITH_FAKE_CUDARC";
 static FAKE: LazyLock<PathBuf> = LazyLock::new(|| {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake_cuda");
     std::fs::create_dir_all(&folder).unwrap();
-    // Under another name first, so that a test process at the same time never loads half a library.
+    // First under another name, so that a concurrent test process never loads half a library.
     let unfinished = folder.join(format!("{}.so", std::process::id()));
     let output = Command::new(std::env::var_os("RUSTC").unwrap_or("rustc".into()))
         .args(["--crate-type=cdylib", "--crate-name=fake", "--edition=2024", "-o"])
@@ -44,7 +45,7 @@ static FAKE: LazyLock<PathBuf> = LazyLock::new(|| {
     folder
 });
 
-/// What a test works with: a stream of cudarc's and one of millpond's, and plain memory.
+/// The objects of a test: a stream of cudarc and one of millpond, and plain memory.
 struct Bench {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
@@ -64,7 +65,7 @@ impl Bench {
         Self { context, stream, own, cuda: Arc::new(CudaMemoryResource::new(driver)), fake }
     }
 
-    /// A vector on the stream of cudarc's.
+    /// Returns a vector on cudarc's stream.
     fn vec(&self, data: &[f32]) -> DeviceVec<f32, Arc<CudaMemoryResource>> {
         // SAFETY: the stream lives as long as the test.
         let on = unsafe { cuda::stream_ref_of(&self.stream) }.unwrap();
@@ -79,29 +80,29 @@ impl Bench {
         self.stream.clone_dtoh(slice).unwrap()
     }
 
-    /// The problems that the stand-in has found since the last call.
+    /// Returns the problems that the stand-in has found since the last call.
     fn problems(&self) -> String {
         let mut text = vec![0; 1 << 16];
         type Problems = unsafe extern "C" fn(*mut u8, usize) -> usize;
-        // SAFETY: the type is the function's, which writes at most that many bytes.
+        // SAFETY: the type matches the function, which writes at most that many bytes.
         let len =
             unsafe { self.fake.get::<Problems>("fake_problems").unwrap()(text.as_mut_ptr(), text.len()) };
         String::from_utf8(text[..len].to_vec()).unwrap()
     }
 
     fn frees(&self) -> u64 {
-        // SAFETY: the type is the function's.
+        // SAFETY: the type matches the function.
         unsafe { self.fake.get::<extern "C" fn() -> u64>("fake_frees").unwrap()() }
     }
 
     fn fail_events(&self, count: u64) {
-        // SAFETY: the type is the function's.
+        // SAFETY: the type matches the function.
         unsafe { self.fake.get::<extern "C" fn(u64)>("fake_fail_events").unwrap()(count) }
     }
 }
 
-/// Runs `body`, which is the test of this name, in a process in which the stand-in is the driver. It fails if
-/// the stand-in finds a problem.
+/// Runs `body`, the test of this name, in a process with the stand-in as its driver. The process fails if the
+/// stand-in finds a problem.
 fn with_fake(test: &str, body: impl FnOnce(&Bench)) {
     if std::env::var_os(IN_CHILD).is_some() {
         let bench = Bench::new();
@@ -145,10 +146,10 @@ fn the_stand_in_sees_a_missing_order() {
         twice!(bench, other, &mut values, 8);
         assert!(bench.problems().contains("without waiting"));
         drop(values);
-        // What `lend_as_cuda_slice` exists for: a slice over memory inside of a block that cudarc frees.
+        // The case for `lend_as_cuda_slice`: a slice over memory inside a block, which cudarc would free.
         let values = bench.buffer(&[1.0; 8]);
         let address = values.device_ptr(&bench.stream).0;
-        // SAFETY: the stand-in refuses what follows from dropping it.
+        // SAFETY: the stand-in refuses the free when the slice is dropped.
         drop(unsafe { bench.stream.upgrade_device_ptr::<f32>(address + 4, 1) });
         assert!(bench.problems().contains("which is no block"));
     });
@@ -221,7 +222,7 @@ fn a_matrix_product_takes_buffers_and_views() {
         let a = bench.buffer(&[1.0, 2.0, 3.0, 4.0]);
         let b = bench.vec(&[1.0, 0.0, 0.0, 1.0, 1.0, 1.0]);
         let mut c = bench.buffer(&[1.0; 6]);
-        // SAFETY: the sizes are the matrices'.
+        // SAFETY: the sizes match the matrices.
         unsafe { blas.gemm(config, &a, &b.cuda_view(&bench.stream).unwrap(), &mut c) }.unwrap();
         let product = c.into_vec(bench.own.as_ref()).unwrap().to_host().unwrap();
         assert_eq!(product, [3.0, 5.0, 7.0, 9.0, 9.0, 13.0]);
@@ -231,7 +232,7 @@ fn a_matrix_product_takes_buffers_and_views() {
 #[test]
 fn what_cannot_be_converted_is_returned() {
     with_fake("what_cannot_be_converted_is_returned", |bench| {
-        // A view asks for the container's stream.
+        // A view requires the container's stream.
         let mut vec = DeviceVec::from_host(&[5.0_f32; 4], bench.own.as_ref(), bench.cuda.clone()).unwrap();
         for error in [
             vec.cuda_view(&bench.stream).unwrap_err(),
@@ -285,7 +286,7 @@ fn an_adopted_slice_is_freed_once_and_in_order() {
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert_eq!(values.to_host().unwrap(), [1.0, 0.0, 0.0]);
         values.set_to_zero_async(0).unwrap();
-        // Any function takes it now, and no context is current on the thread that drops it.
+        // Any function takes it now. The thread that drops it has no current context.
         let values: DeviceVec<f32> = values.into_any();
         std::thread::spawn(move || drop(values)).join().unwrap();
         assert_eq!(bench.frees(), 1);
@@ -297,7 +298,7 @@ fn an_adopted_slice_is_freed_once_and_in_order() {
     });
 }
 
-/// Taken apart, it forgets which stream used it last.
+/// A buffer that was taken apart forgets which stream used it last.
 #[test]
 fn an_adopted_slice_that_was_taken_apart_is_freed_after_all_work() {
     with_fake("an_adopted_slice_that_was_taken_apart_is_freed_after_all_work", |bench| {
@@ -340,7 +341,7 @@ fn an_adopted_slice_is_given_back() {
 #[test]
 fn a_slice_of_the_per_thread_stream_is_adopted_on_another_thread() {
     with_fake("a_slice_of_the_per_thread_stream_is_adopted_on_another_thread", |bench| {
-        // SAFETY: what is adopted is ordered, as the stand-in checks.
+        // SAFETY: the uses of the adopted slice are ordered, as the stand-in checks.
         unsafe { bench.context.disable_event_tracking() };
         let slice = bench.context.per_thread_stream().clone_htod(&[3.0_f32; 4]).unwrap();
         std::thread::scope(|scope| {
@@ -360,13 +361,13 @@ fn a_slice_of_the_per_thread_stream_is_adopted_on_another_thread() {
     });
 }
 
-/// After a reset the address may be another allocation's.
+/// After a reset, the address may belong to another allocation.
 #[test]
 fn an_adopted_slice_is_not_freed_after_a_reset() {
     with_fake("an_adopted_slice_is_not_freed_after_a_reset", |bench| {
         let adopt = || CudaBuffer::adopt(bench.stream.clone_htod(&[1.0_f32]).unwrap()).unwrap();
         let (freed, given) = (adopt(), adopt());
-        // SAFETY: the type is the function's.
+        // SAFETY: the type matches the function.
         unsafe { bench.fake.get::<extern "C" fn()>("fake_reset").unwrap()() };
         drop(freed);
         assert_eq!(bench.frees(), 0);
@@ -388,7 +389,7 @@ fn a_slice_that_cannot_be_adopted_is_returned() {
         assert!(error.to_string().contains("part of an allocation"), "{error}");
         assert_eq!(bench.read(&part), [2.0, 3.0]);
         part.leak();
-        // SAFETY: the memory is that of the slice that was leaked.
+        // SAFETY: the memory belongs to the slice that was leaked.
         let whole = unsafe { bench.stream.upgrade_device_ptr::<f32>(address, 3) };
         bench.context.record_err::<()>(Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)));
         let (error, whole) = CudaBuffer::adopt(whole).unwrap_err().into_parts();
@@ -403,7 +404,7 @@ fn a_lent_slice_frees_nothing() {
     with_fake("a_lent_slice_frees_nothing", |bench| {
         let other = bench.context.new_stream().unwrap();
         let mut values = bench.buffer(&[1.0, 2.0, 3.0]);
-        // Other streams wait for the buffer's work, and the buffer for theirs.
+        // Other streams wait for the buffer's work, and the buffer waits for theirs.
         let copy = values.lend_as_cuda_slice(|slice| other.clone_dtod(slice)).unwrap().unwrap();
         twice!(bench, bench.stream, &mut values, 3);
         assert_eq!(other.clone_dtoh(&copy).unwrap(), [1.0, 2.0, 3.0]);

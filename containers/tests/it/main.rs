@@ -1,4 +1,4 @@
-//! Tests of containers beside cudarc: on a GPU, and against a stand-in for libcuda.
+//! Tests of containers with cudarc: on a GPU, and against a stand-in for libcuda.
 
 mod containers_gpu;
 mod cuda_buffer;

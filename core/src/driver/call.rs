@@ -1,14 +1,13 @@
-//! Calls a driver and records the loss of its device.
+//! Calls a driver and records whether its device is lost.
 
 use super::{Driver, DriverResult};
 use crate::{Error, Result};
 
-/// Calls the driver, unless an earlier error lost the device, and notes an error in the device's
+/// Calls the driver, unless an earlier error lost the device. Notes an error in the device's
 /// [`Health`](super::Health).
 ///
 /// # Errors
-/// [`ErrorKind::Poisoned`](crate::ErrorKind::Poisoned) for a device that is lost, and what the driver
-/// reports.
+/// [`ErrorKind::Poisoned`](crate::ErrorKind::Poisoned) if the device is lost, and the driver's errors.
 pub fn call<T>(driver: &dyn Driver, body: impl FnOnce(&dyn Driver) -> DriverResult<T>) -> Result<T> {
     let health = driver.health();
     let outcome = if health.is_lost() {
@@ -22,11 +21,11 @@ pub fn call<T>(driver: &dyn Driver, body: impl FnOnce(&dyn Driver) -> DriverResu
     outcome.map_err(|error| error.on_device(driver.device()))
 }
 
-/// Calls the driver, and notes in the device's [`Health`](super::Health) if it is lost. The caller handles
-/// the error.
+/// Calls the driver, and notes a loss of the device in its [`Health`](super::Health). The caller handles the
+/// error.
 ///
 /// # Errors
-/// What the driver reports.
+/// The driver's errors.
 pub fn ask<T>(driver: &dyn Driver, body: impl FnOnce(&dyn Driver) -> DriverResult<T>) -> DriverResult<T> {
     body(driver).inspect_err(|error| driver.health().note(error))
 }

@@ -1,4 +1,4 @@
-//! Keeps a thread's driver calls from ending CUDA graph captures.
+//! Keeps a thread's driver calls from ending captures of CUDA graphs.
 
 use std::cell::Cell;
 use std::fmt;
@@ -9,34 +9,37 @@ use super::{CaptureMode, Driver, DriverError, DriverResult, Event, ask};
 use crate::{DeviceId, StreamRef};
 
 thread_local! {
-    /// The device whose guard is the outermost that is in effect on this thread.
+    /// The device of the outermost guard that is in effect on this thread.
     static RELAXED: Cell<Option<DeviceId>> = const { Cell::new(None) };
 }
 
-/// While it lives, the calling thread's driver calls leave the captures of graphs alone, those of other
-/// threads and its own.
+/// While this guard lives, the calling thread's driver calls end no capture of a graph, neither its own nor
+/// another thread's.
 ///
-/// It exchanges the thread's [`CaptureMode`] for [`Relaxed`](CaptureMode::Relaxed), and puts back what was
-/// there (`cuThreadExchangeStreamCaptureMode`, 15 ns for both on an H200). Inside another guard for the same
-/// device it makes no call. A resource holds one around each slow path, and none around the fast one.
+/// The guard sets the thread's [`CaptureMode`] to [`Relaxed`](CaptureMode::Relaxed), and restores the
+/// previous mode at its end (`cuThreadExchangeStreamCaptureMode`, 15 ns for both on an H200). Inside another
+/// guard for the same device it makes no call. A resource holds a guard around each slow path, and none
+/// around the fast path.
 ///
-/// Some calls conflict with a capture by necessity, and no mode helps: waiting for the whole context, waiting
-/// for a stream that captures or asking it, the same with an event that was recorded in a capture, any use of
-/// the legacy default stream while a blocking stream captures, and making a capturing stream wait for an
-/// event from outside.
-#[must_use = "captures are left alone only while the guard lives"]
+/// Some calls conflict with a capture in every mode:
+///
+/// - waiting for the whole context;
+/// - waiting for or querying a capturing stream, or an event that was recorded in a capture;
+/// - any use of the legacy default stream while a blocking stream captures;
+/// - making a capturing stream wait for an event from outside the capture.
+#[must_use = "the guard protects captures only while it lives"]
 pub struct CaptureModeGuard<'a> {
     driver: &'a dyn Driver,
-    /// The mode to restore; `None` inside another guard, and with a driver that has no modes.
+    /// The mode to restore; `None` inside another guard, and for a driver without modes.
     previous: Option<(CaptureMode, Option<DeviceId>)>,
     /// A mode belongs to its thread.
     _not_send: PhantomData<*const ()>,
 }
 
 impl<'a> CaptureModeGuard<'a> {
-    /// Makes the calling thread's mode relaxed until the guard is dropped.
+    /// Sets the calling thread's mode to relaxed until the guard is dropped.
     ///
-    /// Skips drivers without modes, and devices that are lost.
+    /// Does nothing for a driver without modes or a lost device.
     pub fn relaxed(driver: &'a dyn Driver) -> Self {
         let device = driver.device();
         let outer = RELAXED.try_with(Cell::get).ok().flatten();
@@ -54,25 +57,28 @@ impl Drop for CaptureModeGuard<'_> {
     fn drop(&mut self) {
         if let Some((mode, outer)) = self.previous {
             let _ = RELAXED.try_with(|relaxed| relaxed.set(outer));
-            // A driver that took the relaxed mode takes the old one, unless it was lost meanwhile. If it
-            // panics, the caller still gets its block, and a panic under way does not end the process.
+            // A driver that accepted the relaxed mode accepts the old one, unless the device was lost
+            // meanwhile. If the driver panics, the caller still gets its block, and a panic under way does
+            // not end the process.
             let exchanged = catch_unwind(AssertUnwindSafe(|| exchange(self.driver, mode)));
-            // The end of what was panicked with may panic, too.
+            // Dropping the panic's payload may panic, too.
             exchanged.map_or_else(std::mem::forget, drop);
         }
     }
 }
 
-/// Sets the calling thread's mode and returns the previous one. Notes in the device's health that it is lost.
+/// Sets the calling thread's mode and returns the previous one. Notes a loss of the device in its health.
 fn exchange(driver: &dyn Driver, mode: CaptureMode) -> Option<CaptureMode> {
     let exchanged = driver.thread_exchange_stream_capture_mode(mode);
     exchanged.inspect_err(|error| driver.health().note(error)).ok()
 }
 
-/// Whether work that is submitted to the stream now would be a part of a graph, or end its capture.
+/// Returns whether work that is submitted to the stream now would become a part of a graph, or would end the
+/// stream's capture.
 ///
 /// # Errors
-/// What the driver reports, but for a refusal because of a capture, and if it knows no captures.
+/// The driver's errors. A refusal because of a capture is `Ok(true)`; a driver that knows no captures gives
+/// `Ok(false)`.
 pub fn is_capturing(driver: &dyn Driver, stream: StreamRef) -> DriverResult<bool> {
     match ask(driver, |driver| driver.stream_is_capturing(stream)) {
         Err(error) if error.is_capture_refusal() => Ok(true),
@@ -81,11 +87,11 @@ pub fn is_capturing(driver: &dyn Driver, stream: StreamRef) -> DriverResult<bool
     }
 }
 
-/// Records the event on a stream that is certainly alive, unless the stream captures a graph; returns whether
-/// it did.
+/// Records the event on a stream that is certainly alive, unless the stream captures a graph. Returns whether
+/// it recorded the event.
 ///
 /// # Errors
-/// What the driver reports; [`DriverError::CAPTURED_EVENT`] if a capture began during the call.
+/// The driver's errors; [`DriverError::CAPTURED_EVENT`] if a capture began during the call.
 pub fn record_unless_capturing(driver: &dyn Driver, event: Event, stream: StreamRef) -> DriverResult<bool> {
     if is_capturing(driver, stream)? {
         return Ok(false);

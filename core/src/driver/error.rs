@@ -5,7 +5,7 @@ use std::fmt;
 /// The result of a driver call.
 pub type DriverResult<T> = Result<T, DriverError>;
 
-/// An error of a driver call: CUDA's code, and the name of the call.
+/// An error of a driver call: CUDA's error code, and the name of the call.
 ///
 /// The simulated device uses the same codes.
 ///
@@ -69,8 +69,8 @@ impl DriverError {
     pub const STREAM_CAPTURE_UNJOINED: i32 = 904;
     /// `CUDA_ERROR_STREAM_CAPTURE_ISOLATION`.
     pub const STREAM_CAPTURE_ISOLATION: i32 = 905;
-    /// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`: a blocking stream captures, and the call is about the legacy
-    /// default stream.
+    /// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`: a blocking stream captures, and the call uses the legacy default
+    /// stream.
     pub const STREAM_CAPTURE_IMPLICIT: i32 = 906;
     /// `CUDA_ERROR_CAPTURED_EVENT`: the event was last recorded in a capture.
     pub const CAPTURED_EVENT: i32 = 907;
@@ -81,7 +81,7 @@ impl DriverError {
     /// Millpond's own: the installed driver lacks the function.
     pub const NO_SYMBOL: i32 = -2;
 
-    /// An error with CUDA's number, from this call.
+    /// Creates an error with CUDA's number, from this call.
     pub const fn new(code: i32, call: &'static str) -> Self {
         Self { code, call, detail: None }
     }
@@ -93,42 +93,43 @@ impl DriverError {
         self
     }
 
-    /// CUDA's number; negative for millpond's own.
+    /// Returns CUDA's number; negative for millpond's own codes.
     pub const fn code(&self) -> i32 {
         self.code
     }
 
-    /// The driver function that failed.
+    /// Returns the driver function that failed.
     pub const fn call(&self) -> &'static str {
         self.call
     }
 
-    /// Whether memory is short.
+    /// Returns whether memory is out.
     pub const fn is_out_of_memory(&self) -> bool {
         self.code == Self::OUT_OF_MEMORY
     }
 
-    /// Whether there is no driver, or no such device.
+    /// Returns whether there is no driver or no such device.
     pub const fn is_unavailable(&self) -> bool {
         matches!(self.code, Self::NO_LIBRARY | Self::NO_DEVICE | Self::INVALID_DEVICE | 34 | 999 | 803 | 804)
     }
 
-    /// Whether the driver or the device cannot do it.
+    /// Returns whether the driver or the device does not support the call.
     pub const fn is_unsupported(&self) -> bool {
         matches!(self.code, Self::NO_SYMBOL | Self::NOT_SUPPORTED)
     }
 
-    /// Whether the call was refused because a graph is being captured: it may succeed afterwards.
+    /// Returns whether the driver refused the call because a graph is being captured. The call may succeed
+    /// after the capture.
     pub const fn is_capture_refusal(&self) -> bool {
         matches!(self.code, 900..=908)
     }
 
-    /// Whether the context is lost: every later call in it fails the same way.
+    /// Returns whether the context is lost: every later call in it fails the same way.
     pub const fn is_sticky(&self) -> bool {
         matches!(self.code, 4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721)
     }
 
-    /// CUDA's name of the code.
+    /// Returns CUDA's name of the code.
     pub const fn name(&self) -> &'static str {
         match self.code {
             Self::NO_LIBRARY => "no CUDA driver is installed",

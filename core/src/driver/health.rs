@@ -1,15 +1,15 @@
-//! The flag of a lost device, shared by all its users.
+//! The flag that a device is lost, shared by all its users.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use super::DriverError;
 use crate::Error;
 
-/// Whether a device is lost: to this process, after a [sticky](DriverError::is_sticky) error, or to
-/// everything made before its context was reset.
+/// Whether a device is lost: for this process, after a [sticky](DriverError::is_sticky) error, or for
+/// everything that was made before its context was reset.
 ///
-/// All users of one opening of a device share it, so that after the first such error no user calls a driver
-/// that can only fail. A device that is opened after a reset has a new one.
+/// All users of one opening of a device share this value. After the first such error, no user calls a driver
+/// that can only fail. A device that is opened after a reset has a new value.
 #[derive(Debug, Default)]
 pub struct Health {
     state: AtomicU8,
@@ -20,19 +20,19 @@ const LOST: u8 = 1;
 const RESET: u8 = 2;
 
 impl Health {
-    /// Whether the device is lost. A lost device stays lost.
+    /// Returns whether the device is lost. A lost device stays lost.
     #[inline]
     pub fn is_lost(&self) -> bool {
         self.state.load(Ordering::Relaxed) != WELL
     }
 
-    /// Whether it is lost because its context was reset.
+    /// Returns whether it is lost because its context was reset.
     #[inline]
     pub fn is_reset(&self) -> bool {
         self.state.load(Ordering::Relaxed) == RESET
     }
 
-    /// Notes an error of the driver if it means that the device is lost.
+    /// Records an error of the driver if it means that the device is lost.
     pub fn note(&self, error: &DriverError) {
         if error.code() == DriverError::CONTEXT_IS_DESTROYED {
             self.note_reset();
@@ -43,17 +43,17 @@ impl Health {
         }
     }
 
-    /// Notes that the device's context was reset.
+    /// Records that the device's context was reset.
     pub fn note_reset(&self) {
         if self.state.swap(RESET, Ordering::Relaxed) != RESET {
             tracing::warn!(
                 target: "millpond::driver",
-                "the device's context was reset; what was made before is lost with it"
+                "the device's context was reset; everything made before is lost"
             );
         }
     }
 
-    /// The error of a call on a lost device, with the reason and the remedy.
+    /// Returns the error of a call on a lost device, with the reason and the remedy.
     pub fn error(&self) -> Error {
         if self.is_reset() { Error::context_reset() } else { Error::poisoned() }
     }

@@ -1,8 +1,8 @@
-//! The interface to a device, which CUDA and the simulated device implement.
+//! The interface to a device. CUDA and the simulated device implement it.
 //!
 //! A [`Driver`] is one device. Every call that millpond makes to CUDA goes through this trait, under the
-//! driver API's own names, so that the code above it runs unchanged on the simulated device. Both
-//! implementations are in the crate `millpond-driver`.
+//! driver API's own names. So the code above it runs unchanged on the simulated device. The crate
+//! `millpond-driver` holds both implementations.
 
 mod call;
 mod capture;
@@ -28,109 +28,112 @@ pub use types::{
 
 use crate::{DeviceId, DevicePtr, Layout, StreamRef};
 
-/// The answer of a driver that lacks a function.
+/// Returns the error of a driver that lacks a function.
 fn unsupported<T>(call: &'static str) -> DriverResult<T> {
     Err(DriverError::new(DriverError::NOT_SUPPORTED, call))
 }
 
-/// A shared driver.
+/// A shared handle to a driver.
 pub type DriverHandle = Arc<dyn Driver>;
 
 /// One device: its memory, streams and events.
 ///
-/// Methods are named for the driver API's functions without the prefix `cu`, and do what those do. They leave
+/// Methods have the names of the driver API's functions without the prefix `cu`, and do the same. They leave
 /// the calling thread's current context as it was.
 ///
 /// # A driver of your own
-/// It implements the methods without a default: memory, streams, events and copies, which a pool over regions
-/// needs. All others answer for a device that cannot do more: [`DriverError::is_unsupported`], or that there
-/// is nothing, as no capture and no other device. They are in one trait, since an installed CUDA lacks single
-/// functions as well, and callers have to expect that of each. `examples/own_driver.rs` is a driver over host
-/// memory. A wrapper implements every method, and has `#[deny(clippy::missing_trait_methods)]` on the impl.
+/// Implement the methods without a default: memory, streams, events and copies. A pool over regions needs
+/// them. The defaults answer for a device that cannot do more: [`DriverError::is_unsupported`], or that there
+/// is no capture or no other device. All methods are in one trait because an installed CUDA may also lack
+/// single functions: callers must expect that from each method. `examples/own_driver.rs` is a driver over
+/// host memory. A wrapper implements every method, and has `#[deny(clippy::missing_trait_methods)]` on the
+/// impl.
 ///
 /// # Errors
 /// Every method returns the driver's error unchanged. A function that the installed driver lacks returns
 /// [`DriverError::is_unsupported`] and never panics.
 ///
 /// # Panics
-/// No driver of millpond panics. A method of another one may, and must then have had no effect: the resources
-/// go on as if the call had not been made.
+/// No driver of millpond panics. A method of another driver may panic, but then must have had no effect: the
+/// resources continue as if the call had not been made.
 ///
 /// # Safety of the unsafe methods
-/// They take back or touch memory. The caller vouches that pointers and handles came from this driver, are
-/// not used after they were given back, and that ranges are in bounds and ordered against other work as
-/// CUDA asks for.
+/// They free or touch memory. The caller guarantees that pointers and handles came from this driver and are
+/// not used after they were freed. It also guarantees that ranges are in bounds, and ordered against other
+/// work as CUDA requires.
 #[allow(clippy::missing_safety_doc)] // said once, above
 pub trait Driver: Debug + Send + Sync + 'static {
     // --- The device ---
 
-    /// Which device this is.
+    /// Returns which device this is.
     fn device(&self) -> DeviceId;
-    /// The device's name, for people.
+    /// Returns the device's name, for people.
     fn name(&self) -> String {
         self.device().to_string()
     }
-    /// The version of the driver API, as CUDA counts (13000 is 13.0); 0 on a simulated device.
+    /// Returns the version of the driver API as CUDA's number (13000 is 13.0); 0 on a simulated device.
     fn version(&self) -> DriverResult<i32> {
         Ok(0)
     }
-    /// One attribute of the device.
+    /// Returns one attribute of the device.
     fn attribute(&self, attribute: DeviceAttribute) -> DriverResult<i64> {
         let _ = attribute;
         unsupported("cuDeviceGetAttribute")
     }
-    /// Free and total bytes of the device (`cuMemGetInfo`; about 3 µs on an H200).
+    /// Returns the free and total bytes of the device (`cuMemGetInfo`; about 3 µs on an H200).
     fn mem_get_info(&self) -> DriverResult<MemoryInfo>;
-    /// Whether the device is lost. The driver owns this value; callers note the driver's errors in it. It
-    /// also identifies the opening of the device: opening the device after a reset makes another.
+    /// Returns the flag that tells whether the device is lost. The driver owns it; callers record the
+    /// driver's errors in it. It also identifies the opening of the device: a device that is opened after a
+    /// reset has another.
     fn health(&self) -> &Arc<Health>;
-    /// Whether the device's context was reset since it was opened (about 35 ns on an H200); notes it in
-    /// [`health`](Self::health).
+    /// Returns whether the device's context was reset since the device was opened (about 35 ns on an H200),
+    /// and records a reset in [`health`](Self::health).
     ///
-    /// Then every call of this driver fails with [`DriverError::CONTEXT_IS_DESTROYED`], except
+    /// After a reset, every call of this driver fails with [`DriverError::CONTEXT_IS_DESTROYED`], except
     /// [`mem_unmap`](Self::mem_unmap), [`mem_release`](Self::mem_release),
     /// [`mem_address_free`](Self::mem_address_free), [`mem_free_async`](Self::mem_free_async) and
-    /// [`mem_pool_destroy`](Self::mem_pool_destroy): physical memory, its mappings and addresses, pools and
-    /// the blocks of pools outlive the context, and must be given back. All else is gone with it.
-    /// `millpond_driver::open` gives a new driver.
+    /// [`mem_pool_destroy`](Self::mem_pool_destroy). Physical memory, its mappings and addresses, pools and
+    /// the blocks of pools outlive the context, so they must be freed. Everything else is gone with the
+    /// context. `millpond_driver::open` returns a new driver.
     fn was_reset(&self) -> bool {
         false
     }
-    /// Waits for all work on the device (`cuCtxSynchronize`), that of destroyed streams included.
+    /// Waits for all work on the device, including the work of destroyed streams (`cuCtxSynchronize`).
     ///
-    /// While a stream captures a graph, in any mode, this call fails and ends the capture. Only a program
-    /// that asks for it may call it; a library calls
+    /// While a stream captures a graph, in any mode, this call fails and ends the capture. Call it only if
+    /// the program asks for it; a library calls
     /// [`synchronize_beside_captures`](Self::synchronize_beside_captures).
     fn synchronize(&self) -> DriverResult<()>;
-    /// Waits for all work on the device, that of destroyed streams included, and ends no capture: captured
-    /// operations do not run yet. Returns `Ok(false)` if it cannot wait now. Call it under a
+    /// Waits for all work on the device, including the work of destroyed streams, and ends no capture:
+    /// captured operations do not run yet. Returns `Ok(false)` if it cannot wait now. Call it under a
     /// [`CaptureModeGuard`].
     ///
-    /// CUDA has no call for it. The end of pinned memory (`cuMemFreeHost`) waits on the drivers that were
-    /// measured, and is used where it was seen to; elsewhere it is
-    /// [`synchronize`](Self::synchronize), and `Ok(false)` while a capture is seen: of a stream from
-    /// [`stream_create`](Self::stream_create), or of any blocking stream.
+    /// CUDA has no such call. On the drivers that were measured, freeing pinned memory (`cuMemFreeHost`)
+    /// waits, and serves instead. On other drivers this is [`synchronize`](Self::synchronize), or `Ok(false)`
+    /// while a capture is seen: of a stream from [`stream_create`](Self::stream_create), or of any blocking
+    /// stream.
     fn synchronize_beside_captures(&self) -> DriverResult<bool> {
         self.synchronize().map(|()| true)
     }
-    /// The simulated time in nanoseconds that driver calls have taken so far; `None` on a real device.
+    /// Returns the simulated time in nanoseconds that driver calls have taken so far; `None` on a real
+    /// device.
     fn virtual_time_ns(&self) -> Option<u64> {
         None
     }
-    /// Whether `peer`, another device, can use this device's memory (`cuDeviceCanAccessPeer`); false if there
-    /// is no such device.
+    /// Returns whether another device, `peer`, can use this device's memory (`cuDeviceCanAccessPeer`);
+    /// `false` if there is no such device.
     fn can_be_accessed_by(&self, peer: DeviceId) -> DriverResult<bool> {
         let _ = peer;
         Ok(false)
     }
-    /// The other devices that can use this device's memory and whose primary contexts are active now, in
-    /// order (`cuDevicePrimaryCtxGetState`, about 25 ns for each device on an H200).
+    /// Returns the other devices, in order, that can use this device's memory and whose primary contexts are
+    /// active now (`cuDevicePrimaryCtxGetState`, about 25 ns for each device on an H200).
     fn active_peers(&self) -> DriverResult<Vec<DeviceId>> {
         Ok(Vec::new())
     }
-    /// Sets what captures may forbid the calling thread, and gives what it was
-    /// (`cuThreadExchangeStreamCaptureMode`, about 8 ns on an H200). Use [`CaptureModeGuard`], which puts it
-    /// back.
+    /// Sets the calling thread's capture mode, and returns the previous one
+    /// (`cuThreadExchangeStreamCaptureMode`, about 8 ns on an H200). Use [`CaptureModeGuard`], which restores
+    /// it.
     fn thread_exchange_stream_capture_mode(&self, mode: CaptureMode) -> DriverResult<CaptureMode> {
         let _ = mode;
         unsupported("cuThreadExchangeStreamCaptureMode")
@@ -138,22 +141,22 @@ pub trait Driver: Debug + Send + Sync + 'static {
 
     // --- Memory ---
 
-    /// Device memory, 256-byte aligned at least (`cuMemAlloc`).
+    /// Allocates device memory, aligned to at least 256 bytes (`cuMemAlloc`).
     fn mem_alloc(&self, bytes: u64) -> DriverResult<DevicePtr>;
-    /// Managed memory, attached globally (`cuMemAllocManaged`).
+    /// Allocates managed memory, attached globally (`cuMemAllocManaged`).
     fn mem_alloc_managed(&self, bytes: u64) -> DriverResult<DevicePtr> {
         let _ = bytes;
         unsupported("cuMemAllocManaged")
     }
-    /// Ends plain or managed memory (`cuMemFree`); synchronises with the device, but for what is captured and
-    /// not yet launched.
+    /// Frees plain or managed memory (`cuMemFree`). Synchronises with the device, except with captured work
+    /// that is not launched yet.
     unsafe fn mem_free(&self, ptr: DevicePtr) -> DriverResult<()>;
-    /// The allocation that holds `ptr`: its base and its size in bytes (`cuMemGetAddressRange`).
+    /// Returns the allocation that holds `ptr`: its base and its size in bytes (`cuMemGetAddressRange`).
     fn mem_get_address_range(&self, ptr: DevicePtr) -> DriverResult<(DevicePtr, u64)> {
         let _ = ptr;
         unsupported("cuMemGetAddressRange")
     }
-    /// The kind of memory that `ptr` points into (`cuPointerGetAttribute`).
+    /// Returns the kind of memory that `ptr` points into (`cuPointerGetAttribute`).
     fn pointer_kind(&self, ptr: DevicePtr) -> DriverResult<MemoryKind> {
         let _ = ptr;
         unsupported("cuPointerGetAttribute")
@@ -177,12 +180,12 @@ pub trait Driver: Debug + Send + Sync + 'static {
 
     // --- Host memory ---
 
-    /// Pinned host memory (`cuMemHostAlloc`).
+    /// Allocates pinned host memory (`cuMemHostAlloc`).
     fn mem_host_alloc(&self, bytes: u64, flags: HostFlags) -> DriverResult<HostPtr> {
         let _ = (bytes, flags);
         unsupported("cuMemHostAlloc")
     }
-    /// Ends pinned host memory, after all work that was submitted to the device (`cuMemFreeHost`).
+    /// Frees pinned host memory after all work that was submitted to the device (`cuMemFreeHost`).
     unsafe fn mem_free_host(&self, ptr: HostPtr) -> DriverResult<()> {
         let _ = ptr;
         unsupported("cuMemFreeHost")
@@ -192,20 +195,20 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = (ptr, bytes, flags);
         unsupported("cuMemHostRegister")
     }
-    /// Ends the pinning (`cuMemHostUnregister`).
+    /// Ends the pinning of such memory (`cuMemHostUnregister`).
     unsafe fn mem_host_unregister(&self, ptr: HostPtr) -> DriverResult<()> {
         let _ = ptr;
         unsupported("cuMemHostUnregister")
     }
-    /// The device's address of mapped host memory (`cuMemHostGetDevicePointer`).
+    /// Returns the device's address of mapped host memory (`cuMemHostGetDevicePointer`).
     fn mem_host_get_device_pointer(&self, ptr: HostPtr) -> DriverResult<DevicePtr> {
         let _ = ptr;
         unsupported("cuMemHostGetDevicePointer")
     }
 
-    /// Memory of the system's allocator, which is not pinned. CUDA is not called; the simulated device has a
-    /// simulated host, with as much memory as it has pinned memory. The device reaches it where
-    /// [`DeviceAttribute::PageableMemoryAccess`] is 1.
+    /// Allocates memory that is not pinned, from the system's allocator. It does not call CUDA. The simulated
+    /// device has a simulated host, with as much memory as it has pinned memory. The device can access the
+    /// memory if [`DeviceAttribute::PageableMemoryAccess`] is 1.
     fn pageable_alloc(&self, layout: Layout) -> DriverResult<HostPtr> {
         let refused = || DriverError::new(DriverError::OUT_OF_MEMORY, "malloc");
         let layout = layout.of_host().filter(|layout| layout.size() > 0).ok_or_else(refused)?;
@@ -213,26 +216,26 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let memory = unsafe { std::alloc::alloc(layout) };
         if memory.is_null() { Err(refused()) } else { Ok(HostPtr(memory.expose_provenance())) }
     }
-    /// Ends memory of [`pageable_alloc`](Self::pageable_alloc) with its layout; waits for nothing.
+    /// Frees memory of [`pageable_alloc`](Self::pageable_alloc) with its layout; waits for nothing.
     unsafe fn pageable_free(&self, ptr: HostPtr, layout: Layout) {
         if let Some(layout) = layout.of_host() {
             // SAFETY: vouched.
             unsafe { std::alloc::dealloc(ptr.as_mut_ptr(), layout) }
         }
     }
-    /// Available and total bytes of the host's memory.
+    /// Returns the available and total bytes of the host's memory.
     fn host_memory_info(&self) -> DriverResult<MemoryInfo> {
         unsupported("host_memory_info")
     }
 
     // --- Stream-ordered memory and its pools ---
 
-    /// Memory in stream order, from the device's current pool (`cuMemAllocAsync`).
+    /// Allocates memory in stream order from the device's current pool (`cuMemAllocAsync`).
     fn mem_alloc_async(&self, bytes: u64, stream: StreamRef) -> DriverResult<DevicePtr> {
         let _ = (bytes, stream);
         unsupported("cuMemAllocAsync")
     }
-    /// Memory in stream order, from this pool (`cuMemAllocFromPoolAsync`).
+    /// Allocates memory in stream order from this pool (`cuMemAllocFromPoolAsync`).
     fn mem_alloc_from_pool_async(
         &self,
         bytes: u64,
@@ -242,27 +245,27 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = (bytes, pool, stream);
         unsupported("cuMemAllocFromPoolAsync")
     }
-    /// Ends memory in stream order (`cuMemFreeAsync`).
+    /// Frees memory in stream order (`cuMemFreeAsync`).
     unsafe fn mem_free_async(&self, ptr: DevicePtr, stream: StreamRef) -> DriverResult<()> {
         let _ = (ptr, stream);
         unsupported("cuMemFreeAsync")
     }
-    /// A new pool (`cuMemPoolCreate`).
+    /// Creates a pool (`cuMemPoolCreate`).
     fn mem_pool_create(&self, props: MemPoolProps) -> DriverResult<MemPool> {
         let _ = props;
         unsupported("cuMemPoolCreate")
     }
-    /// Ends a pool (`cuMemPoolDestroy`). What it handed out stays until it is freed; the device's default
-    /// pool becomes current where this one was.
+    /// Destroys a pool (`cuMemPoolDestroy`). Its blocks stay until they are freed. If it was the current
+    /// pool, the device's default pool becomes current.
     unsafe fn mem_pool_destroy(&self, pool: MemPool) -> DriverResult<()> {
         let _ = pool;
         unsupported("cuMemPoolDestroy")
     }
-    /// The device's default pool (`cuDeviceGetDefaultMemPool`).
+    /// Returns the device's default pool (`cuDeviceGetDefaultMemPool`).
     fn device_get_default_mem_pool(&self) -> DriverResult<MemPool> {
         unsupported("cuDeviceGetDefaultMemPool")
     }
-    /// The device's current pool, from which [`mem_alloc_async`](Self::mem_alloc_async) takes
+    /// Returns the device's current pool, from which [`mem_alloc_async`](Self::mem_alloc_async) takes
     /// (`cuDeviceGetMemPool`).
     fn device_get_mem_pool(&self) -> DriverResult<MemPool> {
         unsupported("cuDeviceGetMemPool")
@@ -272,7 +275,7 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = pool;
         unsupported("cuDeviceSetMemPool")
     }
-    /// The default pool of a location and a kind of memory (`cuMemGetDefaultMemPool`, CUDA 13.0).
+    /// Returns the default pool for a location and a kind of memory (`cuMemGetDefaultMemPool`, CUDA 13.0).
     fn mem_get_default_mem_pool(
         &self,
         location: MemLocation,
@@ -281,12 +284,12 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = (location, kind);
         unsupported("cuMemGetDefaultMemPool")
     }
-    /// The current pool of a location and a kind of memory (`cuMemGetMemPool`, CUDA 13.0).
+    /// Returns the current pool for a location and a kind of memory (`cuMemGetMemPool`, CUDA 13.0).
     fn mem_get_mem_pool(&self, location: MemLocation, kind: MemAllocationType) -> DriverResult<MemPool> {
         let _ = (location, kind);
         unsupported("cuMemGetMemPool")
     }
-    /// Makes a pool the current one of a location and a kind of memory (`cuMemSetMemPool`, CUDA 13.0).
+    /// Makes a pool the current one for a location and a kind of memory (`cuMemSetMemPool`, CUDA 13.0).
     fn mem_set_mem_pool(
         &self,
         location: MemLocation,
@@ -296,8 +299,8 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = (location, kind, pool);
         unsupported("cuMemSetMemPool")
     }
-    /// Says how each of these devices may use a pool's memory, that of now and of later
-    /// (`cuMemPoolSetAccess`). The device on which the memory lies keeps its access.
+    /// Sets how each of these devices may use a pool's memory, now and later (`cuMemPoolSetAccess`). The
+    /// device that holds the memory keeps its access.
     fn mem_pool_set_access(
         &self,
         pool: MemPool,
@@ -307,20 +310,20 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = (pool, access, devices);
         unsupported("cuMemPoolSetAccess")
     }
-    /// How a device may use a pool's memory (`cuMemPoolGetAccess`).
+    /// Returns how a device may use a pool's memory (`cuMemPoolGetAccess`).
     fn mem_pool_get_access(&self, pool: MemPool, device: DeviceId) -> DriverResult<AccessFlags> {
         let _ = (pool, device);
         unsupported("cuMemPoolGetAccess")
     }
-    /// A file descriptor by which another process imports a pool that was made with
-    /// [`HandleTypes::POSIX_FD`] (`cuMemPoolExportToShareableHandle`). It is the caller's to close.
+    /// Returns a file descriptor by which another process imports a pool that was made with
+    /// [`HandleTypes::POSIX_FD`] (`cuMemPoolExportToShareableHandle`). The caller closes it.
     fn mem_pool_export_to_fd(&self, pool: MemPool) -> DriverResult<i32> {
         let _ = pool;
         unsupported("cuMemPoolExportToShareableHandle")
     }
-    /// The pool behind such a file descriptor, which stays the caller's
-    /// (`cuMemPoolImportFromShareableHandle`). An imported pool hands out what its exporter exports, and
-    /// nothing else.
+    /// Returns the pool behind such a file descriptor, which stays the caller's
+    /// (`cuMemPoolImportFromShareableHandle`). An imported pool gives only the allocations that its exporter
+    /// exports.
     fn mem_pool_import_from_fd(&self, fd: i32) -> DriverResult<MemPool> {
         let _ = fd;
         unsupported("cuMemPoolImportFromShareableHandle")
@@ -330,14 +333,13 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = ptr;
         unsupported("cuMemPoolExportPointer")
     }
-    /// The allocation that the exporter described, at an address of this process
-    /// (`cuMemPoolImportPointer`). It must be freed here before the exporter frees it.
+    /// Returns the allocation that the exporter described, at an address of this process
+    /// (`cuMemPoolImportPointer`). Free it here before the exporter frees it.
     fn mem_pool_import_pointer(&self, pool: MemPool, data: &MemPoolPtrData) -> DriverResult<DevicePtr> {
         let _ = (pool, data);
         unsupported("cuMemPoolImportPointer")
     }
-    /// The pool that an address was taken from; `None` if it is in no memory of a pool
-    /// (`cuPointerGetAttribute`).
+    /// Returns the pool that an address came from; `None` if no pool holds it (`cuPointerGetAttribute`).
     fn pointer_mem_pool(&self, ptr: DevicePtr) -> DriverResult<Option<MemPool>> {
         let _ = ptr;
         Ok(None)
@@ -365,7 +367,7 @@ pub trait Driver: Debug + Send + Sync + 'static {
 
     // --- Virtual memory management ---
 
-    /// The size in bytes of which every mapping is a multiple (`cuMemGetAllocationGranularity`).
+    /// Returns the size in bytes whose multiples all mappings have (`cuMemGetAllocationGranularity`).
     fn mem_get_allocation_granularity(&self) -> DriverResult<u64> {
         unsupported("cuMemGetAllocationGranularity")
     }
@@ -374,22 +376,22 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = (bytes, alignment);
         unsupported("cuMemAddressReserve")
     }
-    /// Ends a reservation (`cuMemAddressFree`).
+    /// Frees a reservation (`cuMemAddressFree`).
     unsafe fn mem_address_free(&self, ptr: DevicePtr, bytes: u64) -> DriverResult<()> {
         let _ = (ptr, bytes);
         unsupported("cuMemAddressFree")
     }
-    /// Physical memory without an address (`cuMemCreate`).
+    /// Creates physical memory without an address (`cuMemCreate`).
     fn mem_create(&self, bytes: u64, props: PhysicalProps) -> DriverResult<PhysicalHandle> {
         let _ = (bytes, props);
         unsupported("cuMemCreate")
     }
-    /// Ends physical memory; it goes back when it is mapped nowhere (`cuMemRelease`).
+    /// Releases physical memory; the device gets it back once it is mapped nowhere (`cuMemRelease`).
     unsafe fn mem_release(&self, handle: PhysicalHandle) -> DriverResult<()> {
         let _ = handle;
         unsupported("cuMemRelease")
     }
-    /// Maps a whole handle at reserved addresses (`cuMemMap`).
+    /// Maps the whole memory of a handle at reserved addresses (`cuMemMap`).
     unsafe fn mem_map(&self, ptr: DevicePtr, bytes: u64, handle: PhysicalHandle) -> DriverResult<()> {
         let _ = (ptr, bytes, handle);
         unsupported("cuMemMap")
@@ -399,7 +401,8 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = (ptr, bytes);
         unsupported("cuMemUnmap")
     }
-    /// Says how each of these devices may use mapped memory (`cuMemSetAccess`); others keep what they may.
+    /// Sets how each of these devices may use mapped memory (`cuMemSetAccess`); other devices keep their
+    /// access.
     unsafe fn mem_set_access(
         &self,
         ptr: DevicePtr,
@@ -410,14 +413,14 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = (ptr, bytes, access, devices);
         unsupported("cuMemSetAccess")
     }
-    /// A file descriptor by which another process imports physical memory that was made to be shared
-    /// (`cuMemExportToShareableHandle`). It is the caller's to close, and keeps the memory until then.
+    /// Returns a file descriptor by which another process imports physical memory that was made to be shared
+    /// (`cuMemExportToShareableHandle`). The caller closes it; until then it keeps the memory alive.
     fn mem_export_to_fd(&self, handle: PhysicalHandle) -> DriverResult<i32> {
         let _ = handle;
         unsupported("cuMemExportToShareableHandle")
     }
-    /// The physical memory behind such a file descriptor, which stays the caller's
-    /// (`cuMemImportFromShareableHandle`). It ends with [`mem_release`](Self::mem_release), too.
+    /// Returns the physical memory behind such a file descriptor, which stays the caller's
+    /// (`cuMemImportFromShareableHandle`). [`mem_release`](Self::mem_release) releases it, too.
     fn mem_import_from_fd(&self, fd: i32) -> DriverResult<PhysicalHandle> {
         let _ = fd;
         unsupported("cuMemImportFromShareableHandle")
@@ -425,17 +428,19 @@ pub trait Driver: Debug + Send + Sync + 'static {
 
     // --- Streams ---
 
-    /// A new stream (`cuStreamCreateWithPriority`).
+    /// Creates a stream (`cuStreamCreateWithPriority`).
     fn stream_create(&self, flags: StreamFlags) -> DriverResult<StreamRef>;
-    /// Ends a stream; its work goes on to its end (`cuStreamDestroy`).
+    /// Destroys a stream; its work still runs to its end (`cuStreamDestroy`).
     unsafe fn stream_destroy(&self, stream: StreamRef) -> DriverResult<()>;
-    /// The stream behind a raw handle, with its unique id (`cuStreamGetId`, about 33 ns; for a
-    /// stream that this driver did not make, it asks first whether it captures). While a stream
-    /// captures that was not made by this driver, it has the id of the capture, since CUDA does not tell the
-    /// stream's. Before CUDA 12.0 it tells no ids: then each call gives a stream from elsewhere another id,
-    /// so keep the result to name that stream again. The caller vouches that the handle names a living
-    /// stream; and, if it was not made by this driver, that it lives as long as the result is
-    /// [used](StreamRef::foreign).
+    /// Returns the stream behind a raw handle, with its unique id (`cuStreamGetId`, about 33 ns).
+    ///
+    /// For a stream that this driver did not make, it first asks whether the stream captures. While such a
+    /// stream captures, it gets the id of the capture, because CUDA does not tell the stream's. Before CUDA
+    /// 12.0 there are no ids: each call gives a stream from elsewhere another id, so keep the result to name
+    /// that stream again.
+    ///
+    /// The caller guarantees that the handle names a living stream. If this driver did not make it, the
+    /// stream must live as long as the result is [used](StreamRef::foreign).
     unsafe fn stream_ref(&self, handle: u64) -> DriverResult<StreamRef> {
         match handle {
             0 | 1 => Ok(StreamRef::LEGACY),
@@ -443,25 +448,26 @@ pub trait Driver: Debug + Send + Sync + 'static {
             _ => unsupported("cuStreamGetId"),
         }
     }
-    /// Whether a stream that was made by this driver was destroyed since, or never existed; it asks CUDA
-    /// nothing. Of a stream from elsewhere, and of a default stream, the answer is `false`.
+    /// Returns whether a stream of this driver was destroyed or never existed; makes no CUDA call. The answer
+    /// is `false` for a stream from elsewhere and for a default stream.
     fn stream_is_gone(&self, stream: StreamRef) -> bool;
     /// Waits for a stream's work (`cuStreamSynchronize`).
     fn stream_synchronize(&self, stream: StreamRef) -> DriverResult<()>;
-    /// Whether a stream's work is done (`cuStreamQuery`).
+    /// Returns whether a stream's work is done (`cuStreamQuery`).
     fn stream_query(&self, stream: StreamRef) -> DriverResult<bool>;
     /// Makes a stream's later work wait for the event (`cuStreamWaitEvent`).
     fn stream_wait_event(&self, stream: StreamRef, event: Event) -> DriverResult<()>;
-    /// Whether the stream is capturing a graph (`cuStreamIsCapturing`). Of the legacy default stream it asks
-    /// whether a blocking stream captures: then the answer is the error 906. It ends no capture.
+    /// Returns whether the stream is capturing a graph (`cuStreamIsCapturing`). For the legacy default
+    /// stream, it asks whether a blocking stream captures: then the result is the error 906. It ends no
+    /// capture.
     fn stream_is_capturing(&self, stream: StreamRef) -> DriverResult<bool> {
         let _ = stream;
         Ok(false)
     }
-    /// The id of the capture that the stream belongs to, which no other capture of the process has; `None` if
-    /// it captures nothing (`cuStreamGetCaptureInfo`). A stream that was forked into a capture belongs to it.
-    /// Of the legacy default stream it answers as [`stream_is_capturing`](Self::stream_is_capturing). A
-    /// capture that was invalidated may have no id: then the answer is the error 901.
+    /// Returns the id of the capture that the stream belongs to, unique in the process; `None` if it captures
+    /// nothing (`cuStreamGetCaptureInfo`). A stream that was forked into a capture belongs to it. For the
+    /// legacy default stream, it answers as [`stream_is_capturing`](Self::stream_is_capturing). An
+    /// invalidated capture may have no id: then the result is the error 901.
     fn stream_capture_id(&self, stream: StreamRef) -> DriverResult<Option<u64>> {
         let _ = stream;
         Ok(None)
@@ -469,34 +475,35 @@ pub trait Driver: Debug + Send + Sync + 'static {
 
     // --- Events ---
 
-    /// A new event (`cuEventCreate`).
+    /// Creates an event (`cuEventCreate`).
     fn event_create(&self, flags: EventFlags) -> DriverResult<Event>;
-    /// Ends an event (`cuEventDestroy`).
+    /// Destroys an event (`cuEventDestroy`).
     unsafe fn event_destroy(&self, event: Event) -> DriverResult<()>;
     /// Records the event at the stream's present end (`cuEventRecord`).
     fn event_record(&self, event: Event, stream: StreamRef) -> DriverResult<()>;
-    /// Records the event if the stream is surely alive, and says whether it did.
+    /// Records the event if the stream is surely alive, and returns whether it did.
     ///
-    /// For callers that hold a stream from an earlier call and cannot know whether it was destroyed
-    /// since. Surely alive are the legacy default stream and streams from
+    /// It is for callers that hold a stream from an earlier call, and cannot know whether it was destroyed
+    /// since. Surely alive are the legacy default stream, and streams from
     /// [`stream_create`](Self::stream_create) that were not destroyed through
-    /// [`stream_destroy`](Self::stream_destroy); no destruction passes between check and record. Of a
-    /// stream from elsewhere, and of a per-thread stream, nothing is known: `Ok(false)`. Nor is the event
-    /// recorded on a stream that is capturing a graph, where the record would be a part of the graph; where
-    /// a capture begins at this very moment, the answer is [`DriverError::CAPTURED_EVENT`], and the event
-    /// must be recorded anew before anything waits for it.
+    /// [`stream_destroy`](Self::stream_destroy). No stream is destroyed between check and record. For a
+    /// stream from elsewhere, and for a per-thread stream, the result is `Ok(false)`.
+    ///
+    /// On a capturing stream the record would become a part of the graph, so the result is `Ok(false)`, too.
+    /// If a capture begins during the call, the result is [`DriverError::CAPTURED_EVENT`]. The event must
+    /// then be recorded again before anything waits for it.
     fn event_record_if_alive(&self, event: Event, stream: StreamRef) -> DriverResult<bool> {
         let _ = (event, stream);
         Ok(false)
     }
-    /// Whether all work before the event's last record is done (`cuEventQuery`).
+    /// Returns whether all work before the event's last record is done (`cuEventQuery`).
     fn event_query(&self, event: Event) -> DriverResult<bool>;
-    /// Waits for it (`cuEventSynchronize`).
+    /// Waits for the event (`cuEventSynchronize`).
     fn event_synchronize(&self, event: Event) -> DriverResult<()>;
 
     // --- Copies and fills ---
 
-    /// Host to device (`cuMemcpyHtoDAsync`).
+    /// Copies from host to device (`cuMemcpyHtoDAsync`).
     unsafe fn memcpy_htod_async(
         &self,
         dst: DevicePtr,
@@ -504,7 +511,7 @@ pub trait Driver: Debug + Send + Sync + 'static {
         bytes: u64,
         stream: StreamRef,
     ) -> DriverResult<()>;
-    /// Device to host (`cuMemcpyDtoHAsync`).
+    /// Copies from device to host (`cuMemcpyDtoHAsync`).
     unsafe fn memcpy_dtoh_async(
         &self,
         dst: *mut u8,
@@ -512,7 +519,7 @@ pub trait Driver: Debug + Send + Sync + 'static {
         bytes: u64,
         stream: StreamRef,
     ) -> DriverResult<()>;
-    /// Device to device (`cuMemcpyDtoDAsync`).
+    /// Copies within the device (`cuMemcpyDtoDAsync`).
     unsafe fn memcpy_dtod_async(
         &self,
         dst: DevicePtr,
@@ -520,9 +527,9 @@ pub trait Driver: Debug + Send + Sync + 'static {
         bytes: u64,
         stream: StreamRef,
     ) -> DriverResult<()>;
-    /// From another device to this one, on a stream of this one (`cuMemcpyPeerAsync`); neither device needs
-    /// access to the other's memory. The error is [`DriverError::INVALID_DEVICE`] for a device that is not of
-    /// this machine.
+    /// Copies from another device to this one, on a stream of this one (`cuMemcpyPeerAsync`). Neither device
+    /// needs access to the other's memory. A device that is not on this machine gives the error
+    /// [`DriverError::INVALID_DEVICE`].
     unsafe fn memcpy_peer_async(
         &self,
         dst: DevicePtr,
@@ -545,7 +552,8 @@ pub trait Driver: Debug + Send + Sync + 'static {
 
     // --- Between processes ---
 
-    /// A handle by which another process opens the allocation at `ptr`, its base (`cuIpcGetMemHandle`).
+    /// Returns a handle by which another process opens the allocation at `ptr`, its base
+    /// (`cuIpcGetMemHandle`).
     fn ipc_get_mem_handle(&self, ptr: DevicePtr) -> DriverResult<IpcMemHandle> {
         let _ = ptr;
         unsupported("cuIpcGetMemHandle")
@@ -555,7 +563,7 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = handle;
         unsupported("cuIpcOpenMemHandle")
     }
-    /// Closes it (`cuIpcCloseMemHandle`).
+    /// Closes another process's allocation (`cuIpcCloseMemHandle`).
     unsafe fn ipc_close_mem_handle(&self, ptr: DevicePtr) -> DriverResult<()> {
         let _ = ptr;
         unsupported("cuIpcCloseMemHandle")

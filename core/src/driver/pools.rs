@@ -1,4 +1,4 @@
-//! The pools of the driver's stream-ordered allocator, as calls name and describe them.
+//! Names and describes the pools of the driver's stream-ordered allocator.
 
 use std::ops::BitOr;
 
@@ -16,13 +16,13 @@ pub enum MemLocation {
     Host,
     /// On this NUMA node of the host (CUDA 12.2).
     HostNuma(i32),
-    /// On the NUMA node next to the calling thread. CUDA knows it, and refuses pools there.
+    /// On the NUMA node next to the calling thread. CUDA knows this location, but refuses pools there.
     HostNumaCurrent,
 }
 
 impl MemLocation {
-    /// The location of a type and an id as CUDA reports them for a pool of the driver's device; `None` for a
-    /// location that this version does not name.
+    /// Returns the location from the type and the id that CUDA reports for a pool of the driver's device;
+    /// `None` for a location that this version does not know.
     pub const fn from_cuda(kind: u64, id: u64) -> Option<Self> {
         match kind {
             1 => Some(Self::Device),
@@ -33,7 +33,7 @@ impl MemLocation {
         }
     }
 
-    /// CUDA's number of the type (`CUmemLocationType`).
+    /// Returns CUDA's number of the type (`CUmemLocationType`).
     pub const fn cuda_type(self) -> u32 {
         match self {
             Self::Device => 1,
@@ -43,7 +43,7 @@ impl MemLocation {
         }
     }
 
-    /// Whether it is on the host.
+    /// Returns whether it is on the host.
     pub const fn is_host(self) -> bool {
         !matches!(self, Self::Device)
     }
@@ -60,7 +60,7 @@ pub enum MemAllocationType {
 }
 
 impl MemAllocationType {
-    /// CUDA's number.
+    /// Returns CUDA's number.
     pub const fn cuda_number(self) -> u32 {
         match self {
             Self::Pinned => 1,
@@ -69,8 +69,8 @@ impl MemAllocationType {
     }
 }
 
-/// The kinds of handles by which a pool can be exported to other processes
-/// (`CUmemAllocationHandleType`): any number of them.
+/// A set of the kinds of handles by which a pool can be exported to other processes
+/// (`CUmemAllocationHandleType`).
 ///
 /// ```
 /// use millpond_core::driver::HandleTypes;
@@ -87,29 +87,29 @@ impl HandleTypes {
     pub const NONE: Self = Self(0);
     /// POSIX file descriptors.
     pub const POSIX_FD: Self = Self(1);
-    /// Handles of Windows.
+    /// Windows handles.
     pub const WIN32: Self = Self(2);
-    /// Kernel-mode handles of Windows.
+    /// Kernel-mode Windows handles.
     pub const WIN32_KMT: Self = Self(4);
     /// Fabric handles, which reach other machines (CUDA 12.3).
     pub const FABRIC: Self = Self(8);
 
-    /// The kinds of CUDA's bits.
+    /// Returns the set with these CUDA bits.
     pub const fn from_bits(bits: u32) -> Self {
         Self(bits)
     }
 
-    /// CUDA's bits.
+    /// Returns CUDA's bits.
     pub const fn bits(self) -> u32 {
         self.0
     }
 
-    /// Whether there are none.
+    /// Returns whether the set is empty.
     pub const fn is_none(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether all of `other` are among them.
+    /// Returns whether the set contains all kinds of `other`.
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
@@ -123,58 +123,59 @@ impl BitOr for HandleTypes {
     }
 }
 
-/// How a pool of the driver is made (`CUmemPoolProps`).
+/// The properties of a new pool (`CUmemPoolProps`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct MemPoolProps {
-    /// Where its memory lies.
+    /// Where the memory lies.
     pub location: MemLocation,
-    /// The kind of its memory.
+    /// The kind of the memory.
     pub kind: MemAllocationType,
-    /// The handles by which other processes import it. Managed memory has none.
+    /// The handles by which other processes import the pool. Managed memory has none.
     pub handles: HandleTypes,
     /// The most bytes it may hold; 0 for no limit (CUDA 12.2, and not for managed memory).
     pub max_bytes: u64,
-    /// The device's decompression engine can use its memory (CUDA 12.8).
+    /// Whether the device's decompression engine can use the memory (CUDA 12.8).
     pub hw_decompress: bool,
 }
 
 /// An attribute of a driver's pool (`CUmemPool_attribute`).
 ///
-/// Those from [`AllocationType`](Self::AllocationType) on are read-only, and known since CUDA 13.2: an older
-/// driver answers [`DriverError::INVALID_VALUE`](super::DriverError::INVALID_VALUE).
+/// The attributes from [`AllocationType`](Self::AllocationType) on are read-only, and known since CUDA 13.2.
+/// An older driver answers [`DriverError::INVALID_VALUE`](super::DriverError::INVALID_VALUE).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum MemPoolAttribute {
-    /// Reuse memory of another stream that an event dependency orders before the request (0 or 1).
+    /// Allows reuse of memory of another stream if an event dependency orders its free before the request (0
+    /// or 1).
     ReuseFollowEventDependencies,
-    /// Reuse of completed frees (0 or 1).
+    /// Allows reuse of completed frees (0 or 1).
     ReuseAllowOpportunistic,
-    /// Reuse by inserting dependencies (0 or 1).
+    /// Allows reuse by inserting dependencies (0 or 1).
     ReuseAllowInternalDependencies,
-    /// Bytes held before memory is given back at the next synchronisation.
+    /// The bytes that the pool keeps at a synchronisation; it gives back memory beyond them.
     ReleaseThreshold,
-    /// Bytes held now; read-only.
+    /// The bytes held now; read-only.
     ReservedMemCurrent,
-    /// The most bytes held; setting it to 0 starts again from what is held now.
+    /// The peak of the bytes held; setting it to 0 restarts it from the bytes held now.
     ReservedMemHigh,
-    /// Bytes handed out now; read-only.
+    /// The live bytes now; read-only.
     UsedMemCurrent,
-    /// The most bytes handed out; setting it to 0 starts again from what is handed out now.
+    /// The peak of live bytes; setting it to 0 restarts it from the live bytes now.
     UsedMemHigh,
-    /// The number of the [`MemAllocationType`].
+    /// CUDA's number of the [`MemAllocationType`].
     AllocationType,
     /// The bits of the [`HandleTypes`]; 0 for an imported pool.
     ExportHandleTypes,
     /// The id of the location: the device's number, or the NUMA node's.
     LocationId,
-    /// The number of the location's type; see [`MemLocation::from_cuda`].
+    /// CUDA's number of the location's type; see [`MemLocation::from_cuda`].
     LocationType,
-    /// The most bytes it may hold; 0 for no limit.
+    /// The most bytes the pool may hold; 0 for no limit.
     MaxPoolSize,
     /// Whether the decompression engine can use it (0 or 1).
     HwDecompressEnabled,
 }
 
-/// An allocation of an exported pool, for the process that imported the pool: 64 opaque bytes
+/// Describes an allocation of an exported pool to the process that imported the pool: 64 opaque bytes
 /// (`CUmemPoolPtrExportData`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct MemPoolPtrData(pub [u8; 64]);

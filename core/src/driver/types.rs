@@ -1,4 +1,4 @@
-//! The values that calls of the driver take and return.
+//! The values that driver calls take and return.
 
 /// Free and total memory in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -6,7 +6,7 @@
 pub struct MemoryInfo {
     /// Free bytes.
     pub free: u64,
-    /// Bytes that there are.
+    /// Total bytes.
     pub total: u64,
 }
 
@@ -20,25 +20,25 @@ pub enum DeviceAttribute {
     ComputeCapabilityMajor,
     /// The minor number of the compute capability.
     ComputeCapabilityMinor,
-    /// Whether stream-ordered allocation and its pools are there (0 or 1).
+    /// Whether the device supports stream-ordered allocation and its pools (0 or 1).
     MemoryPoolsSupported,
-    /// Whether virtual memory management is there (0 or 1).
+    /// Whether the device supports virtual memory management (0 or 1).
     VirtualMemoryManagementSupported,
     /// Whether host and device may use managed memory at the same time (0 or 1).
     ConcurrentManagedAccess,
-    /// Whether the device reads pageable host memory (0 or 1).
+    /// Whether the device can access pageable host memory (0 or 1).
     PageableMemoryAccess,
     /// Whether the device shares its memory with the host (0 or 1).
     Integrated,
     /// Whether the host's memory can be mapped into the device's addresses (0 or 1).
     CanMapHostMemory,
-    /// Whether legacy IPC of memory and events is there (0 or 1).
+    /// Whether the device supports legacy IPC of memory and events (0 or 1).
     IpcEventSupported,
     /// Whether physical memory can be shared through POSIX file descriptors (0 or 1).
     PosixFdHandlesSupported,
-    /// Whether other hardware can reach physical memory that is made for it, by GPUDirect RDMA (0 or 1).
+    /// Whether other hardware can access physical memory that is made for it, by GPUDirect RDMA (0 or 1).
     RdmaOfPhysicalMemorySupported,
-    /// The kinds of handles that pools can be exported by: the bits of [`HandleTypes`](super::HandleTypes).
+    /// The kinds of handles by which pools can be exported: the bits of [`HandleTypes`](super::HandleTypes).
     MemPoolSupportedHandleTypes,
 }
 
@@ -58,16 +58,16 @@ pub enum MemoryKind {
 /// How a stream behaves.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct StreamFlags {
-    /// Not synchronised with the legacy default stream.
+    /// Whether the stream does not synchronise with the legacy default stream.
     pub non_blocking: bool,
     /// Lower numbers run first; 0 is the default.
     pub priority: i32,
 }
 
 impl StreamFlags {
-    /// Not synchronised with the legacy default stream.
+    /// Does not synchronise with the legacy default stream.
     pub const NON_BLOCKING: Self = Self { non_blocking: true, priority: 0 };
-    /// Synchronised with the legacy default stream, as CUDA's default is.
+    /// Synchronises with the legacy default stream; CUDA's default.
     pub const BLOCKING: Self = Self { non_blocking: false, priority: 0 };
 }
 
@@ -78,9 +78,9 @@ pub struct Event(pub u64);
 /// The properties of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct EventFlags {
-    /// Takes a time when recorded; dearer.
+    /// Whether each record takes the time; slower.
     pub timing: bool,
-    /// A waiting host thread sleeps instead of spinning.
+    /// Whether a waiting host thread sleeps instead of spinning.
     pub blocking_sync: bool,
 }
 
@@ -88,19 +88,19 @@ pub struct EventFlags {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct PhysicalHandle(pub u64);
 
-/// How physical memory is made.
+/// The properties of new physical memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct PhysicalProps {
-    /// It can be shared with other processes through POSIX file descriptors.
+    /// Whether it can be shared with other processes through POSIX file descriptors.
     pub share_fd: bool,
-    /// Other hardware can reach it (GPUDirect RDMA).
+    /// Whether other hardware can access it (GPUDirect RDMA).
     pub rdma: bool,
 }
 
 /// The access that a mapping allows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum AccessFlags {
-    /// Nothing.
+    /// No access.
     None,
     /// Reading.
     Read,
@@ -111,9 +111,9 @@ pub enum AccessFlags {
 /// Advice on managed memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum MemAdvice {
-    /// It is best kept on the device.
+    /// Keep it on the device if possible.
     PreferDevice,
-    /// It is best kept on the host.
+    /// Keep it on the host if possible.
     PreferHost,
     /// It is mostly read.
     ReadMostly,
@@ -121,46 +121,48 @@ pub enum MemAdvice {
     AccessedByDevice,
 }
 
-/// How host memory is pinned.
+/// The options of pinned host memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct HostFlags {
-    /// Pinned for every context.
+    /// Whether it is pinned for every context.
     pub portable: bool,
-    /// Mapped into the device's address space.
+    /// Whether it is mapped into the device's address space.
     pub mapped: bool,
-    /// Write-combined: slow for the host to read.
+    /// Whether it is write-combined: slow for the host to read.
     pub write_combined: bool,
 }
 
-/// An address in host memory; a number, so that it may cross threads.
+/// An address in host memory. It is a number, so that threads can pass it on.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct HostPtr(pub usize);
 
 impl HostPtr {
-    /// The address as a pointer.
+    /// Returns the address as a pointer.
     pub fn as_mut_ptr(self) -> *mut u8 {
         std::ptr::with_exposed_provenance_mut(self.0)
     }
 }
 
-/// CUDA's handle of an allocation for another process: 64 opaque bytes.
+/// CUDA's handle by which another process opens an allocation: 64 opaque bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct IpcMemHandle(pub [u8; 64]);
 
-/// Which unsafe calls a capture forbids, and whether a thread is subject to captures (`CUstreamCaptureMode`).
+/// Which threads' unsafe calls a capture forbids, and which captures can forbid a thread's calls
+/// (`CUstreamCaptureMode`).
 ///
 /// Some driver calls are unsafe while a graph is captured: allocating and freeing plain memory, waiting for
-/// streams and events, asking whether they are done. Such a call is refused, and ends the captures that
-/// forbid it. A capture forbids it to a thread if neither the capture nor the thread is relaxed and
-/// - the thread began the capture itself, or
+/// streams and events, and querying them. A capture can forbid such a call to a thread. The driver then
+/// refuses the call, and ends the captures that forbid it. A capture forbids the call if neither the capture
+/// nor the thread is relaxed, and one of these is true:
+/// - the thread began the capture itself;
 /// - the capture and the thread are both global.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum CaptureMode {
-    /// Unsafe calls of all threads are meant. What a thread has at first, and what `torch.cuda.graph` uses.
+    /// Concerns unsafe calls of all threads. Each thread starts in this mode, and `torch.cuda.graph` uses it.
     #[default]
     Global,
-    /// Unsafe calls of the thread that captures are meant.
+    /// Concerns only unsafe calls of the capturing thread.
     ThreadLocal,
-    /// No unsafe calls are meant.
+    /// Concerns no unsafe calls.
     Relaxed,
 }

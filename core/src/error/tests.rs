@@ -1,4 +1,4 @@
-//! Tests the texts of errors.
+//! Tests of the texts of errors.
 
 use std::error::Error as _;
 use std::io;

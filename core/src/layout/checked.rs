@@ -1,10 +1,11 @@
-//! The constructors of a layout that can fail.
+//! The fallible constructors of a layout.
 
 use super::{ALLOCATION_ALIGNMENT, Layout};
 use crate::{Error, ErrorKind, OutOfMemoryReport, Result, StreamRef};
 
 impl Layout {
-    /// `bytes` bytes at an `alignment` of the caller's; less than [`ALLOCATION_ALIGNMENT`] is raised to it.
+    /// Creates a layout of `bytes` bytes at this `alignment`; less than [`ALLOCATION_ALIGNMENT`] is raised to
+    /// it.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `alignment` is not a power of
@@ -18,7 +19,7 @@ impl Layout {
         Ok(Self { bytes, alignment: alignment.max(ALLOCATION_ALIGNMENT) })
     }
 
-    /// The layout of `count` values of `T`.
+    /// Returns the layout of `count` values of `T`.
     ///
     /// # Errors
     /// [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) if the size overflows.

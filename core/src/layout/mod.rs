@@ -2,10 +2,11 @@
 
 mod checked;
 
-/// The alignment in bytes that every resource gives to every block, asked for or not: CUDA's own.
+/// The alignment in bytes that every resource gives to every block, even without a request. CUDA gives the
+/// same.
 pub const ALLOCATION_ALIGNMENT: u64 = 256;
 
-/// Rounds `bytes` up to a multiple of `alignment`, a power of two; `None` when that overflows.
+/// Rounds `bytes` up to a multiple of `alignment`, a power of two; `None` if that overflows.
 ///
 /// ```
 /// assert_eq!(millpond_core::align_up(1000, 256), Some(1024));
@@ -18,9 +19,9 @@ pub const fn align_up(bytes: u64, alignment: u64) -> Option<u64> {
     }
 }
 
-/// How many bytes a request is for, and at which alignment.
+/// The size and the alignment of a request.
 ///
-/// The same layout goes to `allocate` and to the `deallocate` that ends the block.
+/// Pass the same layout to `allocate` and to the `deallocate` of the block.
 ///
 /// ```
 /// use millpond_core::Layout;
@@ -36,28 +37,29 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The most bytes of a request, far beyond any device: 32 PiB. No resource serves more, so that sums of
-    /// sizes and alignments do not overflow.
+    /// The most bytes of a request: 32 PiB, far beyond any device. No resource serves more, so sums of sizes
+    /// and alignments do not overflow.
     pub const MOST_BYTES: u64 = 1 << 55;
 
-    /// `bytes` bytes at [`ALLOCATION_ALIGNMENT`].
+    /// Creates a layout of `bytes` bytes at [`ALLOCATION_ALIGNMENT`].
     pub const fn new(bytes: u64) -> Self {
         Self { bytes, alignment: ALLOCATION_ALIGNMENT }
     }
 
-    /// The size in bytes, as asked for.
+    /// Returns the size in bytes, as requested.
     #[inline]
     pub const fn bytes(self) -> u64 {
         self.bytes
     }
 
-    /// The alignment in bytes: a power of two, at least [`ALLOCATION_ALIGNMENT`].
+    /// Returns the alignment in bytes: a power of two, at least [`ALLOCATION_ALIGNMENT`].
     #[inline]
     pub const fn alignment(self) -> u64 {
         self.alignment
     }
 
-    /// The size rounded up to [`ALLOCATION_ALIGNMENT`], or `None` above [`MOST_BYTES`](Self::MOST_BYTES).
+    /// Returns the size rounded up to [`ALLOCATION_ALIGNMENT`], or `None` above
+    /// [`MOST_BYTES`](Self::MOST_BYTES).
     pub const fn rounded_bytes(self) -> Option<u64> {
         match align_up(self.bytes, ALLOCATION_ALIGNMENT) {
             Some(bytes) if bytes <= Self::MOST_BYTES => Some(bytes),
@@ -65,13 +67,13 @@ impl Layout {
         }
     }
 
-    /// The layout for an allocator of the host; `None` when no address space is that large.
+    /// Returns the layout for an allocator of the host; `None` if no address space is that large.
     pub(crate) fn of_host(self) -> Option<std::alloc::Layout> {
         let (bytes, alignment) = (usize::try_from(self.bytes).ok()?, usize::try_from(self.alignment).ok()?);
         std::alloc::Layout::from_size_align(bytes, alignment).ok()
     }
 
-    /// The same size at the alignment that CUDA's own allocation gives.
+    /// Returns a layout of the same size at [`ALLOCATION_ALIGNMENT`].
     #[must_use]
     pub const fn at_base_alignment(self) -> Self {
         Self::new(self.bytes)

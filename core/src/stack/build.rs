@@ -1,8 +1,8 @@
 //! Checks a stack against a table of layers, and builds it.
 //!
-//! A stack is built in three steps. All layers are read: their names and the values of their parameters are
-//! checked, and nothing happens yet. Then they are built, base first; a layer that writes a file does not
-//! open it. At the end, when every layer is there, the files are opened, and then emptied.
+//! A stack is built in three steps. First, all layers are read: their names and the values of their
+//! parameters are checked, with no other effect. Then the layers are built, base first; a layer that writes a
+//! file does not open it yet. At the end, once every layer exists, the files are opened, and then emptied.
 
 use super::path::text_of_os;
 use super::table::{ReadLayer, ReadStack};
@@ -14,39 +14,38 @@ use crate::{AnyResource, DriverHandle, Result};
 pub const STACK_VARIABLE: &str = "MILLPOND_STACK";
 
 impl StackSpec {
-    /// Checks, without building anything, that `table` has each layer, and that each layer can read the
-    /// values of its parameters.
+    /// Checks that `table` has each layer and that each layer can read its parameters. Builds nothing.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack), naming what there is.
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack), with the names that exist.
     pub fn check(&self, table: &LayerTable) -> Result<()> {
         self.all_layers().into_iter().try_for_each(|layer| ReadLayer::new(layer, table).map(|_| ()))
     }
 
-    /// The stack that the environment variable `MILLPOND_STACK` names, or `None` if it is not set, or empty.
-    /// Bytes of it that are no UTF-8 may stand in the paths of files.
+    /// Returns the stack that the environment variable `MILLPOND_STACK` names; `None` if it is unset or
+    /// empty. Paths of files in it may contain bytes that are not UTF-8.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if it cannot be read.
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if the text cannot be read.
     pub fn from_env() -> Result<Option<Self>> {
         let Some(text) = variable(STACK_VARIABLE) else { return Ok(None) };
         let spec = text_of_os(&text).parse::<Self>();
         spec.map(Some).map_err(|error| error.context(format!("the environment variable {STACK_VARIABLE}")))
     }
 
-    /// Builds the stack on a device. A stack that cannot be built opens, makes and empties no file.
+    /// Builds the stack on a device. If this fails, it opens, creates and empties no file.
     ///
     /// # Errors
     /// [`InvalidStack`](crate::ErrorKind::InvalidStack) for a name, a parameter or a value that `table` does
-    /// not know, a base that is not first or is missing; and what building a layer reports.
+    /// not know, or for a base that is missing or not first; and the errors of building a layer.
     pub fn build(&self, table: &LayerTable, driver: &DriverHandle) -> Result<AnyResource> {
         ReadStack::new(self, table, None)?.finished(None, driver)
     }
 
-    /// Builds the layers on a resource that is there: the text has no base, as `pool+statistics`.
+    /// Builds the layers on an existing resource. The text has no base, for example `pool+statistics`.
     ///
     /// # Errors
-    /// Those of [`build`](Self::build).
+    /// The errors of [`build`](Self::build).
     pub fn build_on(&self, upstream: AnyResource, table: &LayerTable) -> Result<AnyResource> {
         let (driver, below) = (DriverHandle::clone(upstream.driver()), upstream.to_string());
         ReadStack::new(self, table, Some(&below))?.finished(Some(upstream), &driver)

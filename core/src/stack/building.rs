@@ -1,25 +1,25 @@
-//! The last steps of building a stack, which a failure of any layer prevents.
+//! The last steps of building a stack. They run only if no layer fails.
 
 use std::fmt;
 
 use crate::Result;
 
-/// The steps that the layers of a stack take once all layers are there.
+/// The steps that run once all layers of a stack exist.
 #[derive(Default)]
 pub struct Building {
     at_end: Vec<Box<dyn AtEnd>>,
 }
 
-/// The last step of a layer's building, which a failure of another layer prevents.
+/// The last step of building a layer. It runs only if no other layer fails.
 pub trait AtEnd {
-    /// Does what can fail and can be undone, for example opens a file. Drop undoes it.
+    /// Does the work that can fail and can be undone, for example opens a file. Drop undoes it.
     ///
     /// # Errors
     /// Why the layer cannot be used; the stack is not built then.
     fn prepare(&mut self) -> Result<()>;
 
-    /// Does what cannot be undone, for example empties a file. [`prepare`](Self::prepare) of all layers has
-    /// succeeded.
+    /// Does the work that cannot be undone, for example empties a file. [`prepare`](Self::prepare) of all
+    /// layers has succeeded before.
     ///
     /// # Errors
     /// Why the layer cannot be used; the stack is not built then.
@@ -33,7 +33,7 @@ impl fmt::Debug for Building {
 }
 
 impl Building {
-    /// Adds a last step, which is taken when the whole stack is built.
+    /// Adds a last step, which runs when the whole stack is built.
     pub fn at_end(&mut self, step: impl AtEnd + 'static) {
         self.at_end.push(Box::new(step));
     }

@@ -12,19 +12,18 @@
 //! quoted = <"> *( any character but <"> / <""> ) <">        <""> is one <">
 //! ```
 //!
-//! Quotes are needed if a plain word would be read as something else: `logging:file="a,b.csv"`. In the path
-//! of a file, `{pid}`, `{rank}` and `{device}` stand for the process, its number in a job, and the device,
-//! and `{xff}` for a byte that is no text ([`FilePath`]). A layer
-//! that takes memory from more than the layer below it names the others in parentheses:
-//! `cuda+pool+binning:bins=64KiB/1MiB(cuda+pool:max=1GiB)` serves requests up to 1 MiB from a pool of their
-//! own. In a shell, such a text goes into single quotes.
+//! A word needs quotes if it would otherwise be read as something else: `logging:file="a,b.csv"`. In the path
+//! of a file, `{pid}`, `{rank}` and `{device}` stand for the process, its number in a job, and the device;
+//! `{xff}` stands for a byte that is not text ([`FilePath`]). A layer with further upstreams names them in
+//! parentheses: `cuda+pool+binning:bins=64KiB/1MiB(cuda+pool:max=1GiB)` serves requests up to 1 MiB from a
+//! second pool. In a shell, put such a text into single quotes.
 //!
-//! The same text is what [`Display`](std::fmt::Display) of a resource prints, what the environment variable
-//! `MILLPOND_STACK` holds ([`StackSpec::from_env`]), and what the replay binary takes:
+//! [`Display`](std::fmt::Display) of a resource prints the same text. The environment variable
+//! `MILLPOND_STACK` holds it ([`StackSpec::from_env`]), and the replay binary takes it:
 //! `cuda+pool:initial=1GiB,max=50%+statistics`.
 //!
-//! The text alone is a [`StackSpec`]. To build it, a [`LayerTable`] says what each name means; each
-//! crate of resources or adaptors has one, and so may a user's.
+//! A [`StackSpec`] is the text as data. To build it, a [`LayerTable`] defines each name. Each crate of
+//! resources or adaptors has such a table, and you can add your own.
 
 mod build;
 mod building;

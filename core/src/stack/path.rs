@@ -1,16 +1,16 @@
 //! Paths of files in a stack's text, and the names in braces that a path may hold.
 //!
-//! A path is data: any bytes of it are kept. Four names in braces stand for something else:
+//! A path may hold any bytes. Four names in braces stand for something else:
 //!
 //! | in a path | stands for |
 //! |---|---|
 //! | `{pid}` | the number of the process |
-//! | `{rank}` | the number of the process in its job, which its launcher sets; 0 without a launcher |
+//! | `{rank}` | the number of the process in its job, as its launcher sets it; 0 without a launcher |
 //! | `{device}` | the number of the device |
 //! | `{x2b}` | the byte with this hexadecimal number, here `+` |
 //!
-//! Anything else in braces stays as it is. A file that is itself named `{pid}` is written `{x7b}pid}`.
-//! Text holds Unicode only; a byte of a path that is not UTF-8 is printed as such a number.
+//! Any other text in braces stays as it is. To name a file `{pid}`, write `{x7b}pid}`. Text holds only
+//! Unicode, so a byte of a path that is not UTF-8 is printed as such a number.
 
 use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
@@ -18,8 +18,8 @@ use std::path::{Path, PathBuf};
 
 use crate::{DeviceId, Error, Result};
 
-/// The variables by which launchers number the processes of a job, in the order in which they are read:
-/// the variables of torchrun, Open MPI, PMIx, MPICH, MVAPICH, Slurm, and the number within one host.
+/// The variables in which launchers put the number of a process in its job, in the order in which they are
+/// read: torchrun, Open MPI, PMIx, MPICH, MVAPICH, Slurm, and the number within one host.
 pub const RANK_VARIABLES: [&str; 7] = [
     "RANK",
     "OMPI_COMM_WORLD_RANK",
@@ -30,7 +30,7 @@ pub const RANK_VARIABLES: [&str; 7] = [
     "LOCAL_RANK",
 ];
 
-/// The path of a file, as a program or a stack's text gives it: names in braces are not replaced yet.
+/// The path of a file, as a program or a stack's text gives it. Names in braces are not replaced yet.
 ///
 /// ```
 /// use millpond_core::stack::FilePath;
@@ -54,7 +54,7 @@ enum Name {
 }
 
 impl Name {
-    /// The name at the start of `text`, and its length with the braces.
+    /// Returns the name at the start of `text`, and its length including the braces.
     fn at_start(text: &[u8]) -> Option<(Self, usize)> {
         let inner = text.strip_prefix(b"{")?;
         let length = inner.iter().take(8).position(|byte| *byte == b'}')?;
@@ -74,15 +74,15 @@ fn hexadecimal(digit: u8) -> Option<u8> {
 }
 
 impl FilePath {
-    /// A path in which names in braces stand for the values that the [type](self::FilePath) lists.
+    /// Creates a path in which names in braces stand for the values that the [type](self::FilePath) lists.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self(path.into().into_os_string())
     }
 
-    /// The path in which nothing in braces is a name: it resolves to exactly `path`.
+    /// Creates a path in which no text in braces is a name: it resolves to exactly `path`.
     ///
     /// # Errors
-    /// As [`to_text`](Self::to_text).
+    /// The errors of [`to_text`](Self::to_text).
     pub fn literal(path: &Path) -> Result<Self> {
         let bytes = bytes_of(path.as_os_str())?;
         let mut escaped = Vec::with_capacity(bytes.len());
@@ -95,21 +95,22 @@ impl FilePath {
         Ok(Self(os_string_of(escaped)?))
     }
 
-    /// The path as given.
+    /// Returns the path as given.
     pub fn as_path(&self) -> &Path {
         Path::new(&self.0)
     }
 
-    /// The path as a value of a stack's text: bytes that are no UTF-8 as `{xff}`. It is not quoted.
+    /// Returns the path as a value of a stack's text, without quotes. Bytes that are not UTF-8 become
+    /// `{xff}`.
     ///
     /// # Errors
     /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) on a system whose paths are not bytes, if the
-    /// path is no Unicode text.
+    /// path is not Unicode text.
     pub fn to_text(&self) -> Result<String> {
         Ok(text_of_bytes(&bytes_of(&self.0)?))
     }
 
-    /// The path, with the names in braces replaced. `device` is the number that `{device}` stands for.
+    /// Returns the path with the names in braces replaced. `{device}` stands for the number of `device`.
     ///
     /// # Errors
     /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) for an empty path, for a path with a zero byte,
@@ -156,13 +157,14 @@ impl FilePath {
     }
 }
 
-/// The number of this process in its job; 0 without a launcher.
+/// Returns the number of this process in its job; 0 without a launcher.
 fn rank(variable: &dyn Fn(&str) -> Option<OsString>) -> u64 {
     let mut numbers = RANK_VARIABLES.iter().filter_map(|name| variable(name)?.to_str()?.trim().parse().ok());
     numbers.next().unwrap_or(0)
 }
 
-/// Text of the environment or of a path: bytes that are no UTF-8 become names in braces.
+/// Converts the bytes of the environment or of a path to text: bytes that are not UTF-8 become names in
+/// braces.
 pub(super) fn text_of_bytes(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
@@ -172,7 +174,7 @@ pub(super) fn text_of_bytes(bytes: &[u8]) -> String {
     text
 }
 
-/// Text of the environment, as [`text_of_bytes`] writes it.
+/// Converts text of the environment as [`text_of_bytes`] does.
 pub(super) fn text_of_os(text: &OsStr) -> String {
     bytes_of(text).map_or_else(|_| text.to_string_lossy().into_owned(), |bytes| text_of_bytes(&bytes))
 }
@@ -186,7 +188,7 @@ fn bytes_of(path: &OsStr) -> Result<Cow<'_, [u8]>> {
 #[cfg(not(unix))]
 fn bytes_of(path: &OsStr) -> Result<Cow<'_, [u8]>> {
     path.to_str().map(|path| Cow::Borrowed(path.as_bytes())).ok_or_else(|| {
-        Error::invalid_argument(format!("`{}` is no Unicode text; choose another path", path.display()))
+        Error::invalid_argument(format!("`{}` is not Unicode text; choose another path", path.display()))
     })
 }
 
@@ -200,7 +202,7 @@ fn os_string_of(bytes: Vec<u8>) -> Result<OsString> {
 #[cfg(not(unix))]
 fn os_string_of(bytes: Vec<u8>) -> Result<OsString> {
     String::from_utf8(bytes).map(OsString::from).map_err(|_| {
-        Error::invalid_argument("a path of this system is Unicode text; leave out the bytes in braces")
+        Error::invalid_argument("paths on this system are Unicode text; leave out the bytes in braces")
     })
 }
 
@@ -249,7 +251,7 @@ mod tests {
         assert!(FilePath::new("a{x00}").resolve(None).is_err());
     }
 
-    /// Any bytes of a path, most of them from the grammar of names in braces.
+    /// Random bytes of a path, most of them from the grammar of names in braces.
     fn random_path(random: &mut Random) -> PathBuf {
         let parts: [&[u8]; 12] = [
             b"{",

@@ -1,13 +1,13 @@
-//! Which file a path names, also before the file is there.
+//! Which file a path names, even before the file exists.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-/// The most links in a row that are followed, as by Linux.
+/// The most links in a row that are followed; Linux has the same limit.
 const MOST_LINKS: u32 = 40;
 
-/// Which file a path names: equal places are one file, whatever the paths look like. A file that is not there
-/// yet has a place, too, with its folders: both may be made later.
+/// Identifies the file that a path names: equal places are one file, even if the paths differ. A file that
+/// does not exist yet has a place too, even if its folders are missing.
 ///
 /// ```
 /// use millpond_core::stack::FilePlace;
@@ -21,17 +21,17 @@ pub struct FilePlace(Place);
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 enum Place {
-    /// A file that is there, by its device and inode, whatever its name.
+    /// An existing file, by its device and inode, whatever its name.
     #[cfg(unix)]
     Inode(u64, u64),
-    /// A file that is not there, or of a system without such numbers.
+    /// A file that does not exist, or a file on a system without such numbers.
     Path(PathBuf),
     /// A folder, a pipe, a terminal or the like.
     Other,
 }
 
 impl FilePlace {
-    /// The place of this path now.
+    /// Returns the place of this path now.
     pub fn of(path: &Path) -> Self {
         let there = |path: PathBuf| fs::metadata(&path).map(|found| (found, path));
         let settled = || settled(path);
@@ -48,20 +48,21 @@ impl FilePlace {
         })
     }
 
-    /// Whether it is a file, or nothing yet. A pipe or a device has no contents to overwrite.
+    /// Returns whether the path names a file, or nothing yet. A pipe or a device has no contents to
+    /// overwrite.
     pub fn is_file(&self) -> bool {
         self.0 != Place::Other
     }
 
-    /// Whether both paths name one file.
+    /// Returns whether both paths name one file.
     pub fn is_same(one: &Path, other: &Path) -> bool {
         let place = Self::of(one);
         place.is_file() && place == Self::of(other)
     }
 }
 
-/// The path without links and `..`, as it is once missing folders are made: then `missing/..` is the folder
-/// that `missing` is in.
+/// Returns the path without links and `..`, as it will be once missing folders are created: then `missing/..`
+/// is the parent folder of `missing`.
 fn settled(path: &Path) -> PathBuf {
     let mut whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     for _ in 0..MOST_LINKS {
@@ -73,7 +74,7 @@ fn settled(path: &Path) -> PathBuf {
     whole
 }
 
-/// The path without `..`; with a link in it, the path behind the first one.
+/// Returns the path without `..`. If it contains a link, fails with the path behind the first one.
 fn followed(path: &Path) -> Result<PathBuf, PathBuf> {
     let mut settled = PathBuf::new();
     let mut rest = path.components();
@@ -99,7 +100,7 @@ mod tests {
 
     use super::*;
 
-    /// A folder of the test, which ends with it.
+    /// A folder that is removed at the end of the test.
     struct Folder(PathBuf);
 
     impl Folder {

@@ -2,21 +2,21 @@
 
 use crate::{Error, Result};
 
-/// How deep stacks may nest in parentheses: deeper than any real stack, and shallow enough for the call
+/// The deepest nesting of stacks in parentheses: deeper than any real stack, and shallow enough for the call
 /// stack.
 pub(super) const DEEPEST: usize = 32;
 
 /// One layer as text: its name and parameters.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LayerSpec {
-    /// The name, as a [`LayerEntry`](super::LayerEntry) has it.
+    /// The name of its [`LayerEntry`](super::LayerEntry).
     pub name: String,
-    /// The parameters, in the order written.
+    /// The parameters, in the order of the text.
     pub params: Vec<(String, Value)>,
 }
 
 impl LayerSpec {
-    /// A layer without parameters.
+    /// Creates a layer without parameters.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), params: Vec::new() }
     }
@@ -28,13 +28,13 @@ impl LayerSpec {
         self
     }
 
-    /// A parameter, if it is given.
+    /// Returns the value of a parameter, if it is given.
     pub fn param(&self, key: &str) -> Option<&Value> {
         self.params.iter().find(|(name, _)| name == key).map(|(_, value)| value)
     }
 }
 
-/// A whole stack as text, base first. At least one layer.
+/// A whole stack as data, base first. It has at least one layer.
 ///
 /// ```
 /// use millpond_core::stack::StackSpec;
@@ -48,10 +48,10 @@ pub struct StackSpec {
 }
 
 impl StackSpec {
-    /// A stack of these layers, base first.
+    /// Creates a stack of these layers, base first.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if there are none, or if more than 32 stacks are
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if there are no layers, or if more than 32 stacks are
     /// nested.
     pub fn new(layers: Vec<LayerSpec>) -> Result<Self> {
         if layers.is_empty() {
@@ -60,24 +60,24 @@ impl StackSpec {
         let stack = Self { layers };
         if stack.depth() > DEEPEST {
             return Err(Error::invalid_stack(format!(
-                "more than {DEEPEST} stacks are inside each other; put fewer into parentheses"
+                "more than {DEEPEST} stacks are nested; use fewer levels of parentheses"
             )));
         }
         Ok(stack)
     }
 
-    /// How deep stacks nest below this one. The nesting of each was checked when it was made.
+    /// Returns how deep stacks nest below this one. Each nested stack was checked when it was made.
     fn depth(&self) -> usize {
         let params = self.layers.iter().flat_map(|layer| &layer.params);
         params.flat_map(|(_, value)| value.stacks()).map(|stack| 1 + stack.depth()).max().unwrap_or(0)
     }
 
-    /// The layers, base first. Those of stacks in parentheses are not among them.
+    /// Returns the layers, base first, without the layers of stacks in parentheses.
     pub fn layers(&self) -> &[LayerSpec] {
         &self.layers
     }
 
-    /// All layers: each layer is preceded by those of the stacks that its parameters name in parentheses.
+    /// Returns all layers. The layers of the stacks in a layer's parameters come before that layer.
     pub fn all_layers(&self) -> Vec<&LayerSpec> {
         let mut all = Vec::new();
         for layer in &self.layers {
@@ -89,7 +89,7 @@ impl StackSpec {
     }
 }
 
-/// The value of a parameter: text, or stacks in parentheses, or both in a row, as in
+/// The value of a parameter: text, or stacks in parentheses, or a sequence of both, as in
 /// `bins=64KiB/1MiB(cuda+pool)`.
 ///
 /// ```
@@ -110,12 +110,13 @@ pub enum Piece {
 }
 
 impl Value {
-    /// The pieces in the order written. There is one at least, and no two texts in a row.
+    /// Returns the pieces in the order of the text. There is at least one piece, and never two texts in a
+    /// row.
     pub fn pieces(&self) -> &[Piece] {
         &self.0
     }
 
-    /// The text, if that is all.
+    /// Returns the text, if the value is one text.
     pub fn as_text(&self) -> Option<&str> {
         match &*self.0 {
             [Piece::Text(text)] => Some(text),
@@ -123,7 +124,7 @@ impl Value {
         }
     }
 
-    /// The stack, if that is all.
+    /// Returns the stack, if the value is one stack.
     pub fn as_stack(&self) -> Option<&StackSpec> {
         match &*self.0 {
             [Piece::Stack(stack)] => Some(stack),
@@ -131,7 +132,7 @@ impl Value {
         }
     }
 
-    /// All stacks in the value.
+    /// Returns all stacks in the value.
     pub fn stacks(&self) -> impl Iterator<Item = &StackSpec> {
         self.0.iter().filter_map(|piece| match piece {
             Piece::Text(_) => None,
@@ -140,7 +141,7 @@ impl Value {
     }
 }
 
-/// Joins texts in a row; no pieces are the empty text.
+/// Joins adjacent texts; without pieces, the value is the empty text.
 impl FromIterator<Piece> for Value {
     fn from_iter<I: IntoIterator<Item = Piece>>(pieces: I) -> Self {
         let mut joined: Vec<Piece> = Vec::new();

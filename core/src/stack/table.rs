@@ -1,4 +1,4 @@
-//! The names that a stack's text may use, and what each builds.
+//! The names that a stack's text may use, and how to build the layer of each.
 
 use std::any::Any;
 use std::fmt;
@@ -11,13 +11,14 @@ use crate::{AnyResource, ByteSize, Driver, DriverHandle, Error, Result};
 
 /// How a layer is built from text.
 ///
-/// A layer with parameters is one that is read first: a stack in which any value is wrong is then refused
-/// before a layer of it takes memory.
+/// A layer with parameters should be read first ([`ReadBase`](Self::ReadBase),
+/// [`ReadLayer`](Self::ReadLayer)). A stack with a wrong value is then refused before any of its layers takes
+/// memory.
 #[derive(Clone, Copy, Debug)]
 pub enum LayerKind {
-    /// Takes its memory from the driver; stands first. Reads its parameters while it is built.
+    /// A base: takes its memory from the driver, and comes first. It reads its parameters while it is built.
     Base(fn(&Params<'_>, &DriverHandle) -> Result<AnyResource>),
-    /// Stands on the resource below. Reads its parameters while it is built.
+    /// A layer on the resource below. It reads its parameters while it is built.
     Layer(fn(&Params<'_>, AnyResource) -> Result<AnyResource>),
     /// A base that reads its parameters before anything is built.
     ReadBase(for<'a> fn(&Params<'a>) -> Result<BaseBuilder<'a>>),
@@ -31,42 +32,42 @@ pub type BaseBuilder<'a> = Box<dyn FnOnce(&DriverHandle, &mut Building) -> Resul
 /// A layer whose parameters are read.
 pub type LayerBuilder<'a> = Box<dyn FnOnce(AnyResource, &mut Building) -> Result<AnyResource> + 'a>;
 
-/// The meaning of one name in a stack's text. Each resource and adaptor that text can name has an entry
-/// beside its code.
+/// Defines one name of a stack's text. Each resource and adaptor that text can name has an entry next to its
+/// code.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerEntry {
     /// The name.
     pub name: &'static str,
-    /// One line for people.
+    /// One line of help.
     pub about: &'static str,
-    /// The parameters: name, and one line for people, with the default.
+    /// The parameters: the name, and one line of help with the default.
     pub params: &'static [(&'static str, &'static str)],
     /// How it is built.
     pub kind: LayerKind,
 }
 
-/// Parameters that layers had: the layer, their names, and what took their place.
+/// Removed parameters: the layer, their names, and the replacement.
 const GONE: [(&str, &[&str], &str); 1] = [(
     "plan",
     &["repeat", "time", "background", "share"],
-    "it learns none any more; write plan:file=FILE.plan: `millpond-replay plan LOG -o FILE.plan` makes one",
+    "it no longer learns plans; write plan:file=FILE.plan: `millpond-replay plan LOG -o FILE.plan` makes one",
 )];
 
 /// The names that stacks may use.
 ///
-/// `millpond::layers()` is the table of everything in millpond; [`with`](Self::with) adds one's own.
+/// `millpond::layers()` is the table of all layers of millpond; [`with`](Self::with) adds your own.
 #[derive(Clone, Debug, Default)]
 pub struct LayerTable {
     entries: Vec<LayerEntry>,
 }
 
 impl LayerTable {
-    /// A table of these entries.
+    /// Creates a table of these entries.
     pub fn new(entries: impl IntoIterator<Item = LayerEntry>) -> Self {
         Self { entries: entries.into_iter().collect() }
     }
 
-    /// Adds entries; a name that is there already now means the new one.
+    /// Adds entries; an entry replaces an earlier one of the same name.
     #[must_use]
     pub fn with(mut self, entries: impl IntoIterator<Item = LayerEntry>) -> Self {
         for entry in entries {
@@ -76,15 +77,15 @@ impl LayerTable {
         self
     }
 
-    /// All entries.
+    /// Returns all entries.
     pub fn entries(&self) -> &[LayerEntry] {
         &self.entries
     }
 
-    /// The entry with this name.
+    /// Returns the entry with this name.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack), naming those that exist.
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack), with the names that exist.
     pub fn get(&self, name: &str) -> Result<&LayerEntry> {
         self.entries.iter().find(|entry| entry.name == name).ok_or_else(|| {
             let known: Vec<&str> = self.entries.iter().map(|entry| entry.name).collect();
@@ -102,10 +103,10 @@ pub struct Params<'a> {
 }
 
 impl<'a> Params<'a> {
-    /// Checks that every key is known and given once. `table` is for stacks in parentheses.
+    /// Checks that every key is known and given once. `table` builds stacks in parentheses.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack), naming what the layer does know.
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack), with the parameters that the layer has.
     pub fn new(entry: &'a LayerEntry, values: &'a [(String, Value)], table: &'a LayerTable) -> Result<Self> {
         for (index, (key, _)) in values.iter().enumerate() {
             if !entry.params.iter().any(|(known, _)| known == key) {
@@ -113,13 +114,13 @@ impl<'a> Params<'a> {
                     *layer == entry.name && keys.contains(&key.as_str())
                 };
                 if let Some((layer, _, why)) = GONE.iter().find(is_it) {
-                    return Err(Error::invalid_stack(format!("`{key}` of `{layer}` is gone: {why}")));
+                    return Err(Error::invalid_stack(format!("`{key}` of `{layer}` was removed: {why}")));
                 }
                 let known: Vec<&str> = entry.params.iter().map(|(name, _)| *name).collect();
                 return Err(Error::invalid_stack(if known.is_empty() {
-                    format!("`{}` takes no parameters, so not `{key}`; leave it out", entry.name)
+                    format!("`{}` takes no parameters; leave `{key}` out", entry.name)
                 } else {
-                    format!("`{}` has no parameter `{key}`; it knows {}", entry.name, known.join(", "))
+                    format!("`{}` has no parameter `{key}`; it has {}", entry.name, known.join(", "))
                 }));
             }
             if values[..index].iter().any(|(earlier, _)| earlier == key) {
@@ -130,30 +131,30 @@ impl<'a> Params<'a> {
         Ok(Self { entry, values, table })
     }
 
-    /// A parameter's value, if given.
+    /// Returns a parameter's value, if given.
     pub fn value(&self, key: &str) -> Option<&'a Value> {
         debug_assert!(self.entry.params.iter().any(|(known, _)| *known == key), "{key} is not declared");
         self.values.iter().find(|(name, _)| name == key).map(|(_, value)| value)
     }
 
-    /// The text of a parameter, if given.
+    /// Returns the text of a parameter, if given.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if it is a stack.
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if the value is a stack.
     pub fn text(&self, key: &str) -> Result<Option<&'a str>> {
         let Some(value) = self.value(key) else { return Ok(None) };
         value.as_text().map(Some).ok_or_else(|| {
             let name = self.entry.name;
             Error::invalid_stack(format!(
-                "`{key}={value}` of `{name}`: a stack in parentheses is not possible"
+                "`{key}={value}` of `{name}`: this parameter takes no stack in parentheses"
             ))
         })
     }
 
-    /// The path of a file, if given.
+    /// Returns the path of a file, if given.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if it is a stack, or empty.
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if the value is a stack, or empty.
     pub fn path(&self, key: &str) -> Result<Option<FilePath>> {
         match self.text(key)? {
             Some("") => {
@@ -163,10 +164,11 @@ impl<'a> Params<'a> {
         }
     }
 
-    /// A further upstream, if given: a stack in parentheses, read and not built.
+    /// Returns a further upstream, if given: a stack in parentheses, which is read but not built.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if it is not a stack in parentheses, or a wrong one.
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if the value is not a stack in parentheses, or if
+    /// that stack is wrong.
     pub fn stack(&self, key: &str) -> Result<Option<ReadStack<'a>>> {
         let Some(value) = self.value(key) else { return Ok(None) };
         self.read(self.as_stack(key, value)?).map(Some)
@@ -190,11 +192,12 @@ impl<'a> Params<'a> {
         })
     }
 
-    /// A further upstream, if given: the resource of a stack in parentheses, on `driver`'s device.
+    /// Returns a further upstream, if given: the resource of a stack in parentheses, built on `driver`'s
+    /// device.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if it is not a stack in parentheses; what building it
-    /// reports.
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if the value is not a stack in parentheses; the
+    /// errors of building it.
     pub fn resource(&self, key: &str, driver: &DriverHandle) -> Result<Option<AnyResource>> {
         let Some(value) = self.value(key) else { return Ok(None) };
         self.build(self.as_stack(key, value)?, driver).map(Some)
@@ -203,12 +206,12 @@ impl<'a> Params<'a> {
     /// Builds a stack that is a [`Piece`](super::Piece) of a parameter.
     ///
     /// # Errors
-    /// Those of [`StackSpec::build`].
+    /// The errors of [`StackSpec::build`].
     pub fn build(&self, stack: &StackSpec, driver: &DriverHandle) -> Result<AnyResource> {
         stack.build(self.table, driver)
     }
 
-    /// A parameter of any type that is read from text, if given.
+    /// Returns a parameter of any type that is read from text, if given.
     ///
     /// # Errors
     /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if it cannot be read.
@@ -219,17 +222,17 @@ impl<'a> Params<'a> {
     {
         let Some(text) = self.text(key)? else { return Ok(None) };
         text.parse().map(Some).map_err(|error: T::Err| {
-            // The standard library's errors about a number use the words of a programmer in Rust.
+            // The standard library's errors about numbers use the words of a Rust programmer.
             let why = match (&error as &dyn Any).downcast_ref::<ParseIntError>().map(ParseIntError::kind) {
                 Some(IntErrorKind::PosOverflow) => "the number is too large".to_owned(),
-                Some(_) => "that is no whole number; write for example 16".to_owned(),
+                Some(_) => "this is not a whole number; write for example 16".to_owned(),
                 None => error.to_string(),
             };
             Error::invalid_stack(format!("`{key}={text}` of `{}`: {why}", self.entry.name))
         })
     }
 
-    /// A parameter that `parse` reads from text, if given.
+    /// Returns a parameter that `parse` reads from text, if given.
     ///
     /// # Errors
     /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if it cannot be read.
@@ -240,16 +243,16 @@ impl<'a> Params<'a> {
         parse(text).map(Some).map_err(wrong)
     }
 
-    /// A size in bytes, if given; percentages are of what `driver`'s device has free now.
+    /// Returns a size in bytes, if given. A percentage is a share of the free memory of `driver`'s device.
     ///
     /// # Errors
-    /// Those of [`get`](Self::get), and the driver's.
+    /// The errors of [`get`](Self::get) and the driver's errors.
     pub fn bytes(&self, key: &str, driver: &dyn Driver) -> Result<Option<u64>> {
         self.get::<ByteSize>(key)?.map(|size| size.resolve(driver)).transpose()
     }
 }
 
-/// A stack whose layers are read and checked, and of which nothing is built.
+/// A stack whose layers are read and checked, but not built.
 pub struct ReadStack<'a> {
     spec: &'a StackSpec,
     layers: Vec<ReadLayer<'a>>,
@@ -282,7 +285,7 @@ impl fmt::Debug for ReadStack<'_> {
 }
 
 impl<'a> ReadStack<'a> {
-    /// Reads all layers; `below` is the text of a resource that they are put on.
+    /// Reads all layers. `below` is the text of a resource on which they are built.
     pub(super) fn new(spec: &'a StackSpec, table: &'a LayerTable, below: Option<&str>) -> Result<Self> {
         let layers = spec.layers.iter().enumerate().map(|(index, layer)| {
             let params = Params::new(table.get(&layer.name)?, &layer.params, table)?;
@@ -293,7 +296,8 @@ impl<'a> ReadStack<'a> {
                     let above = spec.layers[..index].iter().map(ToString::to_string);
                     let below: Vec<String> = below.map(str::to_owned).into_iter().chain(above).collect();
                     format!(
-                        "`{name}` takes its memory from the driver and cannot stand on `{}`; put it first",
+                        "`{name}` takes its memory from the driver and cannot go on top of `{}`; put it \
+                         first",
                         below.join("+")
                     )
                 }
@@ -307,10 +311,10 @@ impl<'a> ReadStack<'a> {
         Ok(Self { spec, layers: layers.collect::<Result<_>>()? })
     }
 
-    /// Builds the layers, and leaves their last steps to `building`.
+    /// Builds the layers, and adds their last steps to `building`.
     ///
     /// # Errors
-    /// What building a layer reports.
+    /// The errors of building a layer.
     pub fn build(self, driver: &DriverHandle, building: &mut Building) -> Result<AnyResource> {
         self.put_on(None, driver, building)
     }

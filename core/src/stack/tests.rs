@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// A small generator of numbers (SplitMix64), as the testkit depends on this crate.
+/// A small random number generator (SplitMix64). The testkit depends on this crate, so it cannot be used
+/// here.
 pub(super) struct Random(pub(super) u64);
 
 impl Random {
@@ -14,7 +15,7 @@ impl Random {
         ((mixed ^ mixed >> 31) % bound as u64) as usize
     }
 
-    /// Characters of the grammar, white space, control characters, and others.
+    /// Text of characters of the grammar, white space, control characters, and others.
     fn text(&mut self) -> String {
         const CHARS: [char; 24] = [
             '+', ':', ',', '=', '(', ')', '"', '\\', '/', '%', '\'', ' ', '\t', '\n', '\0', '\u{a0}',
@@ -52,7 +53,7 @@ fn issue_9_what_is_printed_is_read_as_the_same() {
     }
 }
 
-/// Any text is either refused or read; what is read is printed and read again.
+/// Any text is either refused, or read, printed and read again.
 #[test]
 fn no_text_is_read_as_something_that_is_not_printed() {
     let mut read = 0;
@@ -118,10 +119,10 @@ fn a_wrong_text_says_what_is_wrong() {
         ("cuda+pool:to=(cuda", "has no `)`"),
         ("cuda+pool:to=(cuda,a=1)", "has no `)`"),
         ("cuda)+pool", "without a `(`"),
-        ("cuda(pool)", "where a `+` or the end should be"),
+        ("cuda(pool)", "expected `+` or the end"),
         ("cuda+pool:file=\"a", "a quote has no end"),
         ("cuda+pool:file=\"a\"\"", "a quote has no end"),
-        ("cuda\"pool\"", "where a `+` or the end should be"),
+        ("cuda\"pool\"", "expected `+` or the end"),
     ] {
         let error = text.parse::<StackSpec>().unwrap_err();
         assert_eq!(error.kind(), crate::ErrorKind::InvalidStack, "{text}");
@@ -130,7 +131,7 @@ fn a_wrong_text_says_what_is_wrong() {
     }
 }
 
-/// The text may come from the environment, and must not overflow the call stack.
+/// The text may come from the environment, so it must not overflow the call stack.
 #[test]
 fn stacks_inside_each_other_have_an_end() {
     let nested =

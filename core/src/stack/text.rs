@@ -12,7 +12,7 @@ const NAME_ENDS: &[char] = &['+', ':', ',', '=', '(', ')', '"'];
 const KEY_ENDS: &[char] = &['+', ',', '=', '(', ')', '"'];
 const VALUE_ENDS: &[char] = &['+', ',', '(', ')', '"'];
 
-/// A name, a key or a piece of a value, in quotes if it would be read as something else without.
+/// A name, a key or a piece of a value. It is quoted if it would otherwise be read as something else.
 struct Word<'a> {
     text: &'a str,
     ends: &'static [char],
@@ -36,7 +36,7 @@ impl fmt::Display for Word<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { text, ends } = self;
         let plain = !text.is_empty() && text.trim() == *text && !text.contains(*ends);
-        // A line of text stays one.
+        // The text must stay on one line.
         if plain && !text.contains(char::is_control) {
             return f.write_str(text);
         }
@@ -44,7 +44,7 @@ impl fmt::Display for Word<'_> {
     }
 }
 
-/// A text that is being read.
+/// A text while it is read.
 struct Reader<'a> {
     whole: &'a str,
     rest: &'a str,
@@ -56,19 +56,19 @@ impl<'a> Reader<'a> {
         Self { whole, rest: whole, depth: 0 }
     }
 
-    /// The whole text as a stack.
+    /// Reads the whole text as a stack.
     fn read(mut self) -> Result<StackSpec> {
         let stack = self.stack()?;
         match self.rest.chars().next() {
             None => Ok(stack),
             Some(')') => Err(self.wrong("there is a `)` without a `(`")),
-            Some(_) => Err(self.wrong(&format!("`{}` is where a `+` or the end should be", self.rest))),
+            Some(_) => Err(self.wrong(&format!("expected `+` or the end, found `{}`", self.rest))),
         }
     }
 
     fn stack(&mut self) -> Result<StackSpec> {
         if self.depth > DEEPEST {
-            return Err(self.wrong("there are too many stacks inside each other"));
+            return Err(self.wrong("too many stacks are nested"));
         }
         let mut layers = vec![self.layer()?];
         while self.skip('+') {
@@ -117,7 +117,7 @@ impl<'a> Reader<'a> {
         if pieces.is_empty() { Err(form(self)) } else { Ok((key, pieces.into_iter().collect())) }
     }
 
-    /// A word in quotes, or one that goes on to one of `ends`, without the white space around it.
+    /// Reads a word in quotes, or a word up to one of `ends`, without the white space around it.
     fn word(&mut self, ends: &[char]) -> Result<Option<String>> {
         self.rest = self.rest.trim_start();
         if let Some(quoted) = self.rest.strip_prefix('"') {
@@ -129,7 +129,7 @@ impl<'a> Reader<'a> {
         Ok(Some(word.trim_end()).filter(|word| !word.is_empty()).map(str::to_owned))
     }
 
-    /// The rest of a word after its first quote.
+    /// Reads the rest of a word after its first quote.
     fn quoted(&mut self, mut rest: &'a str) -> Result<String> {
         let mut word = String::new();
         while let Some((text, after)) = rest.split_once('"') {
@@ -150,7 +150,7 @@ impl<'a> Reader<'a> {
         rest.is_some()
     }
 
-    /// Whether the layer that is being read has ended.
+    /// Returns whether the present layer has ended.
     fn is_at_end(&self) -> bool {
         matches!(self.rest.trim_start().chars().next(), None | Some('+' | ')'))
     }
@@ -188,7 +188,7 @@ impl fmt::Display for StackSpec {
     }
 }
 
-/// Prints the value as in a stack's text, with quotes where they are needed.
+/// Prints the value as in a stack's text, with quotes if needed.
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|piece| match piece {
