@@ -3,8 +3,8 @@
 //! Run it with `cargo run --example captured_graph`. It captures on a simulated H200; on a GPU,
 //! `CudaDriver` captures and launches in the same way.
 
-use millpond::core::driver::{CaptureMode, StreamFlags};
 use millpond::driver::sim::{SimConfig, SimDevice};
+use millpond::driver::{CaptureMode, StreamFlags};
 use millpond::resources::CaptureScope;
 use millpond::stack::StackSpec;
 use millpond::{

@@ -4,7 +4,7 @@
 use std::error::Error;
 
 use millpond::containers::{CudaBuffer, DeviceVec, Stream};
-use millpond::core::driver::StreamFlags;
+use millpond::driver::StreamFlags;
 use millpond::driver::cuda::{self, CudaDriver};
 use millpond::resources::{CudaMemoryResource, PoolLayer};
 use millpond::{AnyResource, DeviceMemoryResourceExt};
@@ -92,7 +92,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     // Memory that cudarc allocated becomes a buffer, and a slice again in the end.
     let b = CudaBuffer::adopt(stream.clone_htod(&matrix(K, N))?)?;
-    let mut c = CudaBuffer::<f32>::zeros(M * N, &stream, pool)?;
+    let mut c = CudaBuffer::<f32>::zeroed(M * N, &stream, pool)?;
     // cudarc panics where the library is missing.
     // SAFETY: loading it runs only its own initialisers.
     if !unsafe { cudarc::cublas::sys::is_culib_present() } {

@@ -8,12 +8,12 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use millpond::DeviceMemoryResourceExt;
-use millpond::core::driver::{
+use millpond::driver::{DeviceSpec, register};
+use millpond::driver::{
     DriverError, DriverHandle, DriverResult, Event, EventFlags, Health, MemoryInfo, StreamFlags,
 };
-use millpond::core::{DeviceId, DevicePtr, Driver, Result, StreamRef};
-use millpond::driver::{DeviceSpec, register};
 use millpond::resources::{CudaMemoryResource, PoolLayer};
+use millpond::{DeviceId, DevicePtr, Driver, Result, StreamRef};
 
 type Done = DriverResult<()>;
 

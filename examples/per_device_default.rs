@@ -1,8 +1,8 @@
 //! Per-device defaults: set a resource once, and every container that names none uses it.
 
 use millpond::containers::{DeviceBuffer, Stream};
-use millpond::core::driver::StreamFlags;
 use millpond::driver::DeviceSpec;
+use millpond::driver::StreamFlags;
 use millpond::resources::{
     CudaMemoryResource, PoolLayer, get_per_device_resource, reset_per_device_resource,
     set_per_device_resource,
@@ -22,7 +22,7 @@ fn main() -> Result<()> {
     // A container takes its memory from the default, in the order of its stream.
     let stream = Stream::new(device.clone(), StreamFlags::NON_BLOCKING)?;
     let numbers: Vec<u32> = (0..1000).collect();
-    let buffer = DeviceBuffer::from_host(&numbers, stream.as_ref(), get_per_device_resource(id)?)?;
+    let buffer = DeviceBuffer::from_host(&numbers, &stream, get_per_device_resource(id)?)?;
     assert_eq!(buffer.to_host::<u32>()?, numbers);
     println!("{} bytes at {} from `{}`", buffer.len(), buffer.as_ptr(), buffer.resource());
 

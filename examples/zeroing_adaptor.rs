@@ -6,8 +6,8 @@
 use std::fmt;
 
 use millpond::containers::DeviceVec;
-use millpond::core::driver::{call, is_capturing};
 use millpond::driver::DeviceSpec;
+use millpond::driver::{call, is_capturing};
 use millpond::resources::{CudaMemoryResource, PoolLayer};
 use millpond::{
     DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver, Layout, Result, StreamRef,

@@ -63,24 +63,59 @@
 //! everything runs on the simulated device.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[doc(inline)]
 pub use millpond_adaptors as adaptors;
+#[doc(inline)]
 pub use millpond_containers as containers;
-
-/// What `millpond-core` has. A program that says `use millpond::*` reaches the standard library's `core` by
-/// this name, too: a glob hides it otherwise.
-pub mod core {
-    #[doc(hidden)]
-    pub use ::core::*;
-    #[doc(inline)]
-    pub use millpond_core::*;
-}
-
-pub use millpond_driver as driver;
+#[doc(inline)]
 pub use millpond_plan as plan;
+#[doc(inline)]
 pub use millpond_plugin as plugin;
+#[doc(inline)]
 pub use millpond_resources as resources;
 
+#[doc(inline)]
 pub use millpond_core::*;
+
+/// Drivers: CUDA, loaded at run time, and the simulated device, behind one interface, [`Driver`].
+///
+/// [`DeviceSpec`](driver::DeviceSpec) opens a device; [`sim`](driver::sim) makes simulated ones. A driver of
+/// your own implements [`Driver`] and is named with [`register`](driver::register).
+pub mod driver {
+    #[doc(inline)]
+    pub use millpond_core::driver::*;
+    #[doc(inline)]
+    pub use millpond_driver::*;
+}
+
+/// What most programs need: `use millpond::prelude::*`.
+///
+/// ```
+/// use millpond::prelude::*;
+///
+/// fn main() -> millpond::Result<()> {
+///     let device = DeviceSpec::default_device().open()?;
+///     let stream = Stream::new(device.clone(), StreamFlags::NON_BLOCKING)?;
+///     let pool = CudaMemoryResource::new(device).layer(PoolLayer::new().initial_bytes(mib(64)))?;
+///     let values = DeviceVec::from_host(&[1, 2, 3], &stream, pool)?;
+///     assert_eq!(values.to_host()?, [1, 2, 3]);
+///     Ok(())
+/// }
+/// ```
+pub mod prelude {
+    pub use crate::adaptors::{LimitingLayer, StatisticsLayer};
+    pub use crate::containers::{DeviceBuffer, DeviceScalar, DeviceVec, Event, Stream};
+    pub use crate::driver::{DeviceSpec, StreamFlags};
+    pub use crate::resources::{
+        CudaMemoryResource, ManagedMemoryResource, PoolLayer, get_current_device_resource,
+        set_current_device_resource,
+    };
+    pub use crate::stack::StackSpec;
+    pub use crate::{
+        AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, Layer, LayerResultExt, StreamRef, gib,
+        kib, mib,
+    };
+}
 
 /// Every layer that a stack's text can name.
 pub fn layers() -> stack::LayerTable {

@@ -119,7 +119,7 @@ impl<'a, T> CudaBufferView<'a, T> {
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let stream = CudaContext::new(0)?.new_stream()?;
 /// let pool = millpond_resources::get_current_device_resource()?;
-/// let mut numbers = CudaBuffer::<u32>::zeros(4, &stream, pool)?;
+/// let mut numbers = CudaBuffer::<u32>::zeroed(4, &stream, pool)?;
 /// let mut whole = numbers.as_view_mut();
 /// if let Some((_, mut second)) = whole.try_split_at_mut(2) {
 ///     stream.memcpy_htod(&[7, 8], &mut second)?;

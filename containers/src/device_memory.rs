@@ -60,8 +60,9 @@ pub unsafe fn prefetch(
     ptr: DevicePtr,
     bytes: u64,
     to: PrefetchTo,
-    stream: StreamRef,
+    stream: impl Into<StreamRef>,
 ) -> Result<bool> {
+    let stream = stream.into();
     let moves = call(driver, |driver| driver.attribute(DeviceAttribute::ConcurrentManagedAccess))? == 1;
     if bytes == 0 || !moves {
         return Ok(false);

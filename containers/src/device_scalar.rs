@@ -19,7 +19,7 @@ use crate::{DeviceVec, HostStaging, PrefetchTo};
 ///
 /// let device = SimDevice::new(SimConfig::h200());
 /// let stream = Stream::new(device.clone(), StreamFlags::NON_BLOCKING)?;
-/// let mut sum = DeviceScalar::from_value(7_i64, stream.as_ref(), CudaMemoryResource::new(device))?;
+/// let mut sum = DeviceScalar::from_value(7_i64, &stream, CudaMemoryResource::new(device))?;
 /// assert_eq!(sum.value()?, 7);
 /// sum.set_to_zero_async()?;
 /// assert_eq!(sum.value()?, 0);
@@ -34,7 +34,7 @@ impl<T, R: DeviceMemoryResource> DeviceScalar<T, R> {
     ///
     /// # Errors
     /// The errors of [`DeviceVec::uninit`].
-    pub fn uninit(stream: StreamRef, resource: R) -> Result<Self> {
+    pub fn uninit(stream: impl Into<StreamRef>, resource: R) -> Result<Self> {
         Ok(Self { vec: DeviceVec::uninit(1, stream, resource)? })
     }
 
@@ -44,7 +44,7 @@ impl<T, R: DeviceMemoryResource> DeviceScalar<T, R> {
     /// The errors of the method.
     pub fn copy_of<S: DeviceMemoryResource>(
         other: &DeviceScalar<T, S>,
-        stream: StreamRef,
+        stream: impl Into<StreamRef>,
         resource: R,
     ) -> Result<Self> {
         Ok(Self { vec: DeviceVec::copy_of(&other.vec, stream, resource)? })
@@ -65,7 +65,7 @@ impl<T, R: DeviceMemoryResource> DeviceScalar<T, R> {
     ///
     /// # Errors
     /// The driver's errors; the scalar keeps its stream.
-    pub fn set_stream(&mut self, stream: StreamRef) -> Result<()> {
+    pub fn set_stream(&mut self, stream: impl Into<StreamRef>) -> Result<()> {
         self.vec.set_stream(stream)
     }
 
@@ -126,7 +126,7 @@ impl<T: Pod, R: DeviceMemoryResource> DeviceScalar<T, R> {
     ///
     /// # Errors
     /// The errors of [`DeviceVec::from_host`].
-    pub fn from_value(value: T, stream: StreamRef, resource: R) -> Result<Self> {
+    pub fn from_value(value: T, stream: impl Into<StreamRef>, resource: R) -> Result<Self> {
         Ok(Self { vec: DeviceVec::from_host(&[value], stream, resource)? })
     }
 

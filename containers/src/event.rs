@@ -43,7 +43,8 @@ impl Event {
     ///
     /// # Errors
     /// The driver's errors.
-    pub fn record(&self, stream: StreamRef) -> Result<()> {
+    pub fn record(&self, stream: impl Into<StreamRef>) -> Result<()> {
+        let stream = stream.into();
         call(&*self.driver, |driver| driver.event_record(self.event, stream))?;
         self.recorded.store(true, Ordering::Release);
         Ok(())
@@ -54,7 +55,8 @@ impl Event {
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the event was never recorded,
     /// because the wait would have no effect; and the driver's errors.
-    pub fn make_wait(&self, stream: StreamRef) -> Result<()> {
+    pub fn make_wait(&self, stream: impl Into<StreamRef>) -> Result<()> {
+        let stream = stream.into();
         if !self.recorded.load(Ordering::Acquire) {
             return Err(Error::invalid_argument(
                 "a stream cannot wait for an event that was never recorded; record it first",

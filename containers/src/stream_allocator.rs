@@ -19,7 +19,7 @@ use crate::DeviceBuffer;
 ///
 /// let device = SimDevice::new(SimConfig::h200());
 /// let stream = Stream::new(device.clone(), StreamFlags::NON_BLOCKING)?;
-/// let memory = StreamAllocator::new(CudaMemoryResource::new(device).into_any(), stream.as_ref());
+/// let memory = StreamAllocator::new(CudaMemoryResource::new(device).into_any(), &stream);
 /// let block = memory.allocate(Layout::new(1000))?;
 /// // SAFETY: the block is live, unused, and given back with its layout.
 /// unsafe { memory.deallocate(block, Layout::new(1000)) };
@@ -37,7 +37,8 @@ pub struct StreamAllocator<R = AnyResource> {
 
 impl<R: DeviceMemoryResource> StreamAllocator<R> {
     /// Creates an allocator that allocates from `resource` on `stream`.
-    pub fn new(resource: R, stream: StreamRef) -> Self {
+    pub fn new(resource: R, stream: impl Into<StreamRef>) -> Self {
+        let stream = stream.into();
         Self { resource, stream, id: stream.id() }
     }
 
@@ -81,7 +82,8 @@ impl<R: DeviceMemoryResource> StreamAllocator<R> {
 
     /// Returns the same resource on another stream.
     #[must_use]
-    pub fn on(self, stream: StreamRef) -> Self {
+    pub fn on(self, stream: impl Into<StreamRef>) -> Self {
+        let stream = stream.into();
         Self { stream, id: stream.id(), ..self }
     }
 }

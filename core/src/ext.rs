@@ -15,8 +15,8 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
     ///
     /// # Errors
     /// The errors of `allocate`.
-    fn allocate_bytes(&self, bytes: u64, stream: StreamRef) -> Result<DevicePtr> {
-        self.allocate(Layout::new(bytes), stream)
+    fn allocate_bytes(&self, bytes: u64, stream: impl Into<StreamRef>) -> Result<DevicePtr> {
+        self.allocate(Layout::new(bytes), stream.into())
     }
 
     /// [`deallocate`](DeviceMemoryResource::deallocate) of a block from
@@ -24,9 +24,9 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
     ///
     /// # Safety
     /// The conditions of `deallocate`.
-    unsafe fn deallocate_bytes(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
+    unsafe fn deallocate_bytes(&self, ptr: DevicePtr, bytes: u64, stream: impl Into<StreamRef>) {
         // SAFETY: the caller's promises, with the layout that `allocate_bytes` used.
-        unsafe { self.deallocate(ptr, Layout::new(bytes), stream) }
+        unsafe { self.deallocate(ptr, Layout::new(bytes), stream.into()) }
     }
 
     /// Allocates a block that any stream may use at once. It calls
@@ -128,3 +128,19 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
 }
 
 impl<R: DeviceMemoryResource + ?Sized> DeviceMemoryResourceExt for R {}
+
+/// Lets layers follow each other with one `?` at the end:
+/// `CudaMemoryResource::new(device).layer(first).layer(second)?`.
+pub trait LayerResultExt<R> {
+    /// Puts a layer on the resource, unless there is none because of an earlier error.
+    ///
+    /// # Errors
+    /// The earlier error, or the errors of the layer.
+    fn layer<L: Layer<R>>(self, layer: L) -> Result<L::Resource>;
+}
+
+impl<R: DeviceMemoryResource> LayerResultExt<R> for Result<R> {
+    fn layer<L: Layer<R>>(self, layer: L) -> Result<L::Resource> {
+        self.and_then(|resource| layer.layer(resource))
+    }
+}

@@ -9,6 +9,11 @@ use crate::Result;
 ///
 /// Order matters, and the last layer added is the outermost. Statistics above a pool count the requests;
 /// below the pool, they count the regions that the pool takes. `examples/stack.rs` shows both.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a layer for `{R}`",
+    label = "this cannot go on top of `{R}`",
+    note = "layers are values such as `PoolLayer::new()`; `layer_fn` makes one from a closure"
+)]
 pub trait Layer<R> {
     /// The resource that the layer builds.
     type Resource;

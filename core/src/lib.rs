@@ -64,7 +64,7 @@ pub use below::{PoolBelow, ScopesBelow};
 pub use device::DeviceId;
 pub use driver::{Driver, DriverError, DriverHandle, MemoryInfo};
 pub use error::{Error, ErrorKind, Result};
-pub use ext::DeviceMemoryResourceExt;
+pub use ext::{DeviceMemoryResourceExt, LayerResultExt};
 pub use find::{Stack, find_trait};
 pub use format::format_bytes;
 pub use handles::{downcast, is_same};
@@ -76,7 +76,7 @@ pub use out_of_memory::{FreeMemory, LiveBlock, OutOfMemoryReport, Remedy, Remedy
 pub use provide::is_shareable;
 pub use ptr::DevicePtr;
 pub use resource::{AnyResource, DeviceMemoryResource, Traits};
-pub use size::{ByteSize, parse_block_bytes, parse_bytes, parse_memory};
+pub use size::{ByteSize, gib, kib, mib, parse_block_bytes, parse_bytes, parse_memory};
 pub use statistics::{FreeCounts, LadderCounts, ResourceStatistics};
 pub use stream::{StreamId, StreamRef};
 pub use upstream::trim_upstream;

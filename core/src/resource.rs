@@ -98,6 +98,12 @@ pub type AnyResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
 ///
 /// # Safety
 /// Callers use the memory. If an implementation breaks duty 1, 2 or 5, safe code above it corrupts memory.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a memory resource",
+    label = "this is not a memory resource",
+    note = "pass the resource by value; a resource for several owners is `let shared = resource.into_any();`, of \
+            which each owner takes a `shared.clone()`"
+)]
 pub unsafe trait DeviceMemoryResource: Any + Debug + Display {
     /// Allocates a block for use on `stream`.
     ///

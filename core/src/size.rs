@@ -7,6 +7,26 @@ use crate::driver::{Driver, call};
 use crate::format::UNITS;
 use crate::{Error, Result};
 
+/// Returns a number of KiB in bytes, at most `u64::MAX`.
+///
+/// ```
+/// use millpond_core::{gib, kib, mib};
+/// assert_eq!((kib(1), mib(64), gib(2)), (1024, 64 << 20, 2 << 30));
+/// ```
+pub const fn kib(count: u64) -> u64 {
+    count.saturating_mul(1 << 10)
+}
+
+/// Returns a number of MiB in bytes, at most `u64::MAX`.
+pub const fn mib(count: u64) -> u64 {
+    count.saturating_mul(1 << 20)
+}
+
+/// Returns a number of GiB in bytes, at most `u64::MAX`.
+pub const fn gib(count: u64) -> u64 {
+    count.saturating_mul(1 << 30)
+}
+
 /// Formats bytes for a stack's text: in the largest unit that divides them evenly, so nothing is lost.
 fn exact_bytes(bytes: u64) -> String {
     let (unit, size) =

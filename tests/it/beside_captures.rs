@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use millpond::containers::{DeviceBuffer, HostStaging};
-use millpond::core::driver::{CaptureMode, StreamFlags};
 use millpond::driver::sim::{SimConfig, SimDevice};
+use millpond::driver::{CaptureMode, StreamFlags};
 use millpond::resources::{CudaMemoryResource, HostMemoryResource, HostResource, PinnedHostMemoryResource};
 use millpond::stack::StackSpec;
 use millpond::{DeviceMemoryResource, DeviceMemoryResourceExt, Driver, DriverHandle, Layout, StreamRef};

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use millpond::core::driver::{CaptureMode, CaptureModeGuard, DriverResult, StreamFlags};
 use millpond::driver::cuda::{CudaDriver, GraphExec};
 use millpond::driver::sim::{SimConfig, SimDevice};
+use millpond::driver::{CaptureMode, CaptureModeGuard, DriverResult, StreamFlags};
 use millpond::resources::CaptureScope;
 use millpond::stack::StackSpec;
 use millpond::{AnyResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle, StreamRef};

@@ -7,8 +7,8 @@ mod stage;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use cases::{CASES, Case};
-use millpond::core::driver::{CaptureMode, StreamFlags};
 use millpond::driver::cuda::CudaDriver;
+use millpond::driver::{CaptureMode, StreamFlags};
 use millpond::{Driver, StreamRef};
 use stage::{Rig, Stage};
 

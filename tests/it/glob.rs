@@ -46,10 +46,4 @@ fn issue_29_a_glob_import_hides_nothing_of_the_programs() {
     assert_eq!(text, "[Some(Number(1)), None]");
     let range = core::ops::Range { start: 1, end: 3 };
     assert_eq!(range.map(|at| at.to_string()).collect::<Vec<_>>().concat(), "12");
-    let _: core::driver::StreamFlags = driver_flags();
-}
-
-/// The path by which programs reach the driver's types stays.
-fn driver_flags() -> millpond::core::driver::StreamFlags {
-    millpond::core::driver::StreamFlags::NON_BLOCKING
 }

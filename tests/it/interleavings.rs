@@ -6,9 +6,9 @@
 
 use std::sync::{Arc, Mutex};
 
-use millpond::core::driver::{CaptureMode, PhysicalProps, StreamFlags};
 use millpond::driver::sim::{Access, FaultPlan, SimConfig, SimDevice};
 use millpond::driver::{CallKind, CountingDriver};
+use millpond::driver::{CaptureMode, PhysicalProps, StreamFlags};
 use millpond::resources::{CudaMemoryResource, PoolLayer, PoolMemoryResource};
 use millpond::{
     DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver, LadderCounts, Result, StreamRef,

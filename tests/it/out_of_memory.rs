@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use millpond::core::driver::{CaptureMode, Driver, StreamFlags};
 use millpond::driver::sim::{SimConfig, SimDevice};
+use millpond::driver::{CaptureMode, Driver, StreamFlags};
 use millpond::plugin::{MemoryManager, MillpondMemoryManager};
 use millpond::stack::StackSpec;
 use millpond::{

@@ -10,10 +10,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use millpond::core::driver::StreamFlags;
-use millpond::core::stack::StackSpec;
+use millpond::driver::StreamFlags;
 use millpond::driver::sim::{SimConfig, SimDevice};
 use millpond::driver::{CountingDriver, DeviceSpec};
+use millpond::stack::StackSpec;
 use millpond::{DeviceMemoryResource, Driver, DriverHandle};
 use millpond_engine::log::LogReader;
 use millpond_engine::program::{Limits, Program};

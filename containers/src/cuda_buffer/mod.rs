@@ -43,7 +43,7 @@ use crate::{ConversionError, CudaBufferView, CudaBufferViewMut, DeviceBuffer, De
 /// let pool = millpond_resources::get_current_device_resource()?;
 ///
 /// let numbers = CudaBuffer::from_host(&[1.0_f32, 2.0, 3.0], &stream, pool.clone())?;
-/// let mut copy = CudaBuffer::<f32>::zeros(3, &stream, pool)?;
+/// let mut copy = CudaBuffer::<f32>::zeroed(3, &stream, pool)?;
 /// stream.memcpy_dtod(&numbers, &mut copy)?;
 /// assert_eq!(stream.clone_dtoh(&copy)?, [1.0, 2.0, 3.0]);
 /// # Ok(())
@@ -58,16 +58,21 @@ pub struct CudaBuffer<T, R: DeviceMemoryResource = AnyResource> {
 }
 
 impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
-    /// Allocates memory for `len` uninitialised values.
+    /// Allocates memory for `len` uninitialised values: the memory holds any bytes.
     ///
     /// # Errors
     /// The errors of the resource; [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the
     /// stream does not belong to the resource's device, or belongs to a context other than the device's
     /// primary one.
-    ///
-    /// # Safety
-    /// Values are written before they are read.
-    pub unsafe fn uninit(len: usize, stream: &Arc<CudaStream>, resource: R) -> Result<Self> {
+    pub fn uninit(len: usize, stream: &Arc<CudaStream>, resource: R) -> Result<Self>
+    where
+        T: Pod,
+    {
+        Self::unwritten(len, stream, resource)
+    }
+
+    /// Allocates memory for `len` values, which the caller writes before anything reads them.
+    fn unwritten(len: usize, stream: &Arc<CudaStream>, resource: R) -> Result<Self> {
         // SAFETY: the result keeps its stream alive.
         let stream_ref = unsafe { checked_stream(stream, &resource) }?;
         let buffer = DeviceBuffer::with_layout(Layout::array::<T>(len as u64)?, stream_ref, resource)?;
@@ -78,12 +83,11 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
     ///
     /// # Errors
     /// The errors of [`uninit`](Self::uninit) and the driver's errors.
-    pub fn zeros(len: usize, stream: &Arc<CudaStream>, resource: R) -> Result<Self>
+    pub fn zeroed(len: usize, stream: &Arc<CudaStream>, resource: R) -> Result<Self>
     where
         T: DeviceRepr + ValidAsZeroBits,
     {
-        // SAFETY: every value is written here.
-        let mut buffer = unsafe { Self::uninit(len, stream, resource) }?;
+        let mut buffer = Self::unwritten(len, stream, resource)?;
         if len > 0 {
             stream.memset_zeros(&mut buffer).map_err(|error| failed(&error, "cuMemsetD8Async"))?;
         }
@@ -98,8 +102,7 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
     where
         T: DeviceRepr,
     {
-        // SAFETY: every value is written here.
-        let mut buffer = unsafe { Self::uninit(data.len(), stream, resource) }?;
+        let mut buffer = Self::unwritten(data.len(), stream, resource)?;
         if !data.is_empty() {
             stream.memcpy_htod(data, &mut buffer).map_err(|error| failed(&error, "cuMemcpyHtoDAsync"))?;
         }
@@ -170,7 +173,10 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
     ///
     /// # Errors
     /// The driver's errors. The error returns the buffer.
-    pub fn into_vec(mut self, stream: StreamRef) -> Result<DeviceVec<T, R>, ConversionError<Self>> {
+    pub fn into_vec(
+        mut self,
+        stream: impl Into<StreamRef>,
+    ) -> Result<DeviceVec<T, R>, ConversionError<Self>> {
         match self.buffer.set_stream(stream) {
             Ok(()) => Ok(DeviceVec::of(self.buffer)),
             Err(error) => Err(ConversionError::new(error, self)),

@@ -17,7 +17,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     ///
     /// # Errors
     /// The errors of the resource and the driver.
-    pub fn from_host<T: Pod>(data: &[T], stream: StreamRef, resource: R) -> Result<Self> {
+    pub fn from_host<T: Pod>(data: &[T], stream: impl Into<StreamRef>, resource: R) -> Result<Self> {
+        let stream = stream.into();
         let mut buffer = Self::with_layout(Layout::array::<T>(data.len() as u64)?, stream, resource)?;
         buffer.copy_from_host(data)?;
         Ok(buffer)
@@ -36,9 +37,10 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     /// and the errors of the resource and the driver.
     pub fn copy_of<S: DeviceMemoryResource>(
         other: &DeviceBuffer<S>,
-        stream: StreamRef,
+        stream: impl Into<StreamRef>,
         resource: R,
     ) -> Result<Self> {
+        let stream = stream.into();
         let copy = Self::with_alignment(other.len, other.alignment(), stream, resource)?;
         if copy.len == 0 {
             return Ok(copy);

@@ -46,9 +46,9 @@ use millpond_core::driver::call;
 /// let stream = Stream::new(device.clone(), StreamFlags::NON_BLOCKING)?;
 /// let resource = CudaMemoryResource::new(device);
 ///
-/// let mut buffer = DeviceBuffer::from_host(&[1_u32, 2, 3], stream.as_ref(), resource)?;
+/// let mut buffer = DeviceBuffer::from_host(&[1_u32, 2, 3], &stream, resource)?;
 /// assert_eq!((buffer.len(), buffer.capacity()), (12, 12));
-/// buffer.resize(16, stream.as_ref())?;
+/// buffer.resize(16, &stream)?;
 /// assert_eq!(buffer.to_host::<u32>()?[..3], [1, 2, 3]);
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
@@ -94,7 +94,8 @@ impl DeviceBuffer {
     ///
     /// # Errors
     /// The errors of [`new`](Self::new), and an error if there is no current device.
-    pub fn new_current(bytes: u64, stream: StreamRef) -> Result<Self> {
+    pub fn new_current(bytes: u64, stream: impl Into<StreamRef>) -> Result<Self> {
+        let stream = stream.into();
         Self::new(bytes, stream, get_current_device_resource()?)
     }
 
@@ -102,7 +103,8 @@ impl DeviceBuffer {
     ///
     /// # Errors
     /// The errors of [`from_host`](Self::from_host), and an error if there is no current device.
-    pub fn from_host_current<T: Pod>(data: &[T], stream: StreamRef) -> Result<Self> {
+    pub fn from_host_current<T: Pod>(data: &[T], stream: impl Into<StreamRef>) -> Result<Self> {
+        let stream = stream.into();
         Self::from_host(data, stream, get_current_device_resource()?)
     }
 }
@@ -113,7 +115,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the device cannot access the
     /// resource's memory, and the errors of the resource.
-    pub fn new(bytes: u64, stream: StreamRef, resource: R) -> Result<Self> {
+    pub fn new(bytes: u64, stream: impl Into<StreamRef>, resource: R) -> Result<Self> {
+        let stream = stream.into();
         Self::with_layout(Layout::new(bytes), stream, resource)
     }
 
@@ -122,7 +125,13 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `alignment` is not a power of two,
     /// and the errors of the resource.
-    pub fn with_alignment(bytes: u64, alignment: u64, stream: StreamRef, resource: R) -> Result<Self> {
+    pub fn with_alignment(
+        bytes: u64,
+        alignment: u64,
+        stream: impl Into<StreamRef>,
+        resource: R,
+    ) -> Result<Self> {
+        let stream = stream.into();
         Self::with_layout(Layout::with_alignment(bytes, alignment)?, stream, resource)
     }
 
@@ -145,7 +154,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     ///
     /// # Errors
     /// The errors of the resource and the driver; contents, size and capacity stay unchanged.
-    pub fn resize(&mut self, bytes: u64, stream: StreamRef) -> Result<()> {
+    pub fn resize(&mut self, bytes: u64, stream: impl Into<StreamRef>) -> Result<()> {
         self.reserve(bytes, stream)?;
         self.len = bytes;
         Ok(())
@@ -155,7 +164,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     ///
     /// # Errors
     /// The errors of [`resize`](Self::resize).
-    pub fn reserve(&mut self, bytes: u64, stream: StreamRef) -> Result<()> {
+    pub fn reserve(&mut self, bytes: u64, stream: impl Into<StreamRef>) -> Result<()> {
+        let stream = stream.into();
         self.set_stream(stream)?;
         if bytes > self.capacity() { self.reallocate(bytes) } else { Ok(()) }
     }
@@ -164,7 +174,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     ///
     /// # Errors
     /// The errors of [`resize`](Self::resize).
-    pub fn shrink_to_fit(&mut self, stream: StreamRef) -> Result<()> {
+    pub fn shrink_to_fit(&mut self, stream: impl Into<StreamRef>) -> Result<()> {
+        let stream = stream.into();
         self.set_stream(stream)?;
         if self.len < self.capacity() { self.reallocate(self.len) } else { Ok(()) }
     }
@@ -173,7 +184,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     ///
     /// # Errors
     /// The driver's errors; the buffer keeps its stream.
-    pub fn set_stream(&mut self, stream: StreamRef) -> Result<()> {
+    pub fn set_stream(&mut self, stream: impl Into<StreamRef>) -> Result<()> {
+        let stream = stream.into();
         if self.ptr.is_null() {
             // Nothing to order: no stream has used the memory of this buffer.
         } else if stream == self.stream {

@@ -28,7 +28,7 @@ use crate::{DeviceBuffer, HostCopy, HostStaging, PrefetchTo};
 /// let device = SimDevice::new(SimConfig::h200());
 /// let stream = Stream::new(device.clone(), StreamFlags::NON_BLOCKING)?;
 /// let mut numbers =
-///     DeviceVec::from_host(&[1.5_f32, 2.5, 3.5], stream.as_ref(), CudaMemoryResource::new(device))?;
+///     DeviceVec::from_host(&[1.5_f32, 2.5, 3.5], &stream, CudaMemoryResource::new(device))?;
 /// numbers.set(1, -0.0)?;
 /// assert_eq!((numbers.len(), numbers.last()?), (3, 3.5));
 /// assert_eq!(numbers.to_host()?, [1.5, -0.0, 3.5]);
@@ -51,7 +51,8 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the device cannot access the
     /// resource's memory, [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if the size overflows, and
     /// the errors of the resource.
-    pub fn uninit(len: usize, stream: StreamRef, resource: R) -> Result<Self> {
+    pub fn uninit(len: usize, stream: impl Into<StreamRef>, resource: R) -> Result<Self> {
+        let stream = stream.into();
         Ok(Self::of(DeviceBuffer::with_layout(Self::layout(len)?, stream, resource)?))
     }
 
@@ -59,10 +60,11 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
     ///
     /// # Errors
     /// The errors of [`uninit`](Self::uninit) and the driver's errors.
-    pub fn zeroed(len: usize, stream: StreamRef, resource: R) -> Result<Self>
+    pub fn zeroed(len: usize, stream: impl Into<StreamRef>, resource: R) -> Result<Self>
     where
         T: Zeroable,
     {
+        let stream = stream.into();
         let mut vec = Self::uninit(len, stream, resource)?;
         vec.buffer.write_zeros(0, vec.buffer.len())?;
         Ok(vec)
@@ -72,10 +74,11 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
     ///
     /// # Errors
     /// The errors of [`uninit`](Self::uninit) and the driver's errors.
-    pub fn from_host(data: &[T], stream: StreamRef, resource: R) -> Result<Self>
+    pub fn from_host(data: &[T], stream: impl Into<StreamRef>, resource: R) -> Result<Self>
     where
         T: Pod,
     {
+        let stream = stream.into();
         let mut vec = Self::uninit(data.len(), stream, resource)?;
         vec.copy_from_host(data)?;
         Ok(vec)
@@ -87,7 +90,7 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
     /// The errors of the method.
     pub fn copy_of<S: DeviceMemoryResource>(
         other: &DeviceVec<T, S>,
-        stream: StreamRef,
+        stream: impl Into<StreamRef>,
         resource: R,
     ) -> Result<Self> {
         Ok(Self::of(DeviceBuffer::copy_of(&other.buffer, stream, resource)?))
@@ -148,7 +151,8 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
     /// # Errors
     /// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if the size overflows, and the errors of the
     /// resource and the driver; the vector stays as it was.
-    pub fn resize(&mut self, len: usize, stream: StreamRef) -> Result<()> {
+    pub fn resize(&mut self, len: usize, stream: impl Into<StreamRef>) -> Result<()> {
+        let stream = stream.into();
         self.buffer.resize(Self::layout(len)?.bytes(), stream)
     }
 
@@ -156,7 +160,8 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
     ///
     /// # Errors
     /// The errors of [`resize`](Self::resize).
-    pub fn reserve(&mut self, len: usize, stream: StreamRef) -> Result<()> {
+    pub fn reserve(&mut self, len: usize, stream: impl Into<StreamRef>) -> Result<()> {
+        let stream = stream.into();
         self.buffer.reserve(Self::layout(len)?.bytes(), stream)
     }
 
@@ -164,7 +169,7 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
     ///
     /// # Errors
     /// The errors of [`resize`](Self::resize).
-    pub fn shrink_to_fit(&mut self, stream: StreamRef) -> Result<()> {
+    pub fn shrink_to_fit(&mut self, stream: impl Into<StreamRef>) -> Result<()> {
         self.buffer.shrink_to_fit(stream)
     }
 
@@ -172,7 +177,7 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
     ///
     /// # Errors
     /// The driver's errors; the vector keeps its stream.
-    pub fn set_stream(&mut self, stream: StreamRef) -> Result<()> {
+    pub fn set_stream(&mut self, stream: impl Into<StreamRef>) -> Result<()> {
         self.buffer.set_stream(stream)
     }
 

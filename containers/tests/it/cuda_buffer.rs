@@ -33,14 +33,14 @@ fn numbers(first: u32) -> Vec<u32> {
 #[ignore = "needs a CUDA GPU; run by the GPU lane"]
 fn cudarc_fills_and_copies_a_buffer() {
     let (pool, [stream, _], _context) = bench();
-    let mut buffer = CudaBuffer::<u32>::zeros(LEN, &stream, pool.clone()).unwrap();
+    let mut buffer = CudaBuffer::<u32>::zeroed(LEN, &stream, pool.clone()).unwrap();
     assert_eq!(stream.clone_dtoh(&buffer).unwrap(), vec![0; LEN]);
     stream.memcpy_htod(&numbers(7), &mut buffer).unwrap();
     let mut copy = CudaBuffer::from_host(&numbers(0), &stream, pool.clone()).unwrap();
     stream.memcpy_dtod(&buffer, &mut copy).unwrap();
     // The source goes back to the pool before the copy runs, and another buffer takes its place.
     drop(buffer);
-    let other = CudaBuffer::<u32>::zeros(LEN, &stream, pool).unwrap();
+    let other = CudaBuffer::<u32>::zeroed(LEN, &stream, pool).unwrap();
     assert_eq!(stream.clone_dtoh(&copy).unwrap(), numbers(7));
     assert_eq!(stream.clone_dtoh(&other).unwrap(), vec![0; LEN]);
 }
@@ -95,7 +95,7 @@ fn a_stream_of_another_device_is_refused() {
     // SAFETY: the driver belongs to another device, so the stream is refused.
     let refused = unsafe { cuda::cudarc_stream_of(StreamRef::LEGACY, &**sim.driver(), &context) };
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::InvalidArgument);
-    let error = CudaBuffer::<u32, _>::zeros(1, &stream, sim).unwrap_err();
+    let error = CudaBuffer::<u32, _>::zeroed(1, &stream, sim).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
 }
 
@@ -127,7 +127,7 @@ fn a_slice_is_taken_over_and_given_back() {
 #[ignore = "needs a CUDA GPU; run by the GPU lane"]
 fn a_buffer_is_lent_as_a_slice() {
     let (pool, [stream, other], context) = bench();
-    let mut values = CudaBuffer::<u32>::zeros(LEN, &stream, pool.clone()).unwrap();
+    let mut values = CudaBuffer::<u32>::zeroed(LEN, &stream, pool.clone()).unwrap();
     for round in 0..20 {
         let write = |slice: &mut _| other.memcpy_htod(&numbers(round), slice);
         // SAFETY: the slice stays in its place.
@@ -143,7 +143,7 @@ fn a_buffer_is_lent_as_a_slice() {
     assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics)).is_err());
     // The pool still owns the block: the next request gets it, and CUDA has not freed it.
     drop(values);
-    let again = CudaBuffer::<u32>::zeros(LEN, &stream, pool).unwrap();
+    let again = CudaBuffer::<u32>::zeroed(LEN, &stream, pool).unwrap();
     assert_eq!(stream.clone_dtoh(&again).unwrap(), vec![0; LEN]);
     context.check_err().unwrap();
 }

@@ -3,11 +3,11 @@
 use std::any::Any;
 use std::sync::{Arc, Mutex};
 
-use millpond::core::driver::{CaptureMode, DriverResult, StreamFlags};
-use millpond::core::stack::StackSpec;
 use millpond::driver::cuda::CudaDriver;
 use millpond::driver::sim::{SimConfig, SimDevice};
 use millpond::driver::{CallKind, CountingDriver};
+use millpond::driver::{CaptureMode, DriverResult, StreamFlags};
+use millpond::stack::StackSpec;
 use millpond::{
     AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver, DriverHandle, Result,
     StreamRef,

@@ -2,8 +2,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use millpond::core::driver::{Event, EventFlags, StreamFlags};
 use millpond::driver::cuda::CudaDriver;
+use millpond::driver::{Event, EventFlags, StreamFlags};
 use millpond::{AnyResource, Driver, Layout, Result, StreamRef};
 use millpond_testkit::Rng;
 
