@@ -1,18 +1,18 @@
-//! What each adaptor adds to a call, in nanoseconds, over a resource that costs next to nothing.
+//! Measures the nanoseconds that each adaptor adds to a call, over a resource that costs next to nothing.
 //!
 //! ```sh
 //! cargo bench -p millpond-adaptors --bench overhead                # all rows
-//! cargo bench -p millpond-adaptors --bench overhead -- tracking    # those whose text contains the word
+//! cargo bench -p millpond-adaptors --bench overhead -- tracking    # rows whose text contains the word
 //! ```
 //!
-//! Logs are written to the folder of temporary files: set `TMPDIR` to one in memory (`/dev/shm`), or what is
-//! measured is how fast the disk takes them. Rows that need more cores than there are, are left out.
+//! Logs go to the folder of temporary files. Set `TMPDIR` to a folder in memory (`/dev/shm`); otherwise the
+//! benchmark measures the speed of the disk. Rows that need more cores than the machine has are left out.
 //!
-//! A step gives a random block back and allocates another, as in the workload `churn` of
-//! `millpond-replay bench`. The same steps run without and with the adaptor, alternately; a row shows the
-//! median, the minimum and the maximum of the differences, for one of the two calls of a step. Times of
-//! several threads are means over the threads. Every block has a new address, in no order, which is harder on
-//! a table than any pool is.
+//! A step frees a random block and allocates another, as in the workload `churn` of `millpond-replay bench`.
+//! The same steps run without and with the adaptor, alternately. A row shows the median, the minimum and the
+//! maximum of the differences, for one of the two calls of a step. Times of several threads are means over
+//! the threads. Every block has a new address, in no order, which is harder for a table than any pool's
+//! addresses.
 
 use std::cell::Cell;
 use std::fmt;
@@ -62,7 +62,7 @@ const ROWS: &[(&str, usize, usize, usize)] = &[
 ];
 
 fn main() {
-    // Cargo passes options; what is left are words to look for.
+    // Cargo passes options; the remaining arguments are words to look for.
     let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let log = std::env::temp_dir().join(format!("millpond-overhead-{}.csv", std::process::id()));
@@ -81,7 +81,7 @@ fn main() {
     let _ = std::fs::remove_file(log);
 }
 
-/// Median, least and most that the adaptor added to a call.
+/// The median, least and most time that the adaptor added to a call.
 fn added(adaptor: &str, live: usize, threads: usize, steps: usize) -> [f64; 3] {
     let plans: Vec<Plan> = (0..threads).map(|thread| Plan::new(thread, live, steps)).collect();
     let mut differences: Vec<f64> = (0..RUNS)
@@ -101,7 +101,7 @@ fn stack(text: &str) -> AnyResource {
     text.parse::<StackSpec>().and_then(|spec| spec.build(&table, &driver)).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// For one call, the mean of the threads.
+/// The time of one call, as the mean of the threads.
 fn nanoseconds(resource: &AnyResource, plans: &[Plan]) -> f64 {
     let barrier = Barrier::new(plans.len());
     let each = std::thread::scope(|scope| {
@@ -136,7 +136,7 @@ impl Plan {
         let mut blocks = (0_u64..).map(|number| {
             let doubling = rng.between(8, 19);
             let bytes = rng.between(1 << doubling, 2 << doubling);
-            // An odd factor: no address comes twice.
+            // The factor is odd, so no address comes twice.
             let address = (thread as u64) << 44 | (1 + number * 0x9E37_79B1 % (1 << 35)) << 8;
             Block { address, bytes }
         });
@@ -156,7 +156,7 @@ impl Plan {
             black_box(resource.allocate(Layout::new(block.bytes), stream)).expect("nothing fails");
         };
         let free = |block: &Block| {
-            // SAFETY: each block is given back once, with its size; there is no memory behind it.
+            // SAFETY: each block is freed once, with its size; there is no memory behind it.
             unsafe { resource.deallocate(DevicePtr::new(block.address), Layout::new(block.bytes), stream) }
         };
         self.fill.iter().for_each(allocate);
@@ -173,7 +173,7 @@ impl Plan {
 }
 
 thread_local! {
-    /// The next address that [`Nothing`] hands out.
+    /// The next address that [`Nothing`] returns.
     static NEXT: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -184,7 +184,7 @@ const NOTHING: LayerEntry = LayerEntry {
     kind: LayerKind::Base(|_, driver| Ok(std::sync::Arc::new(Nothing(driver.clone())))),
 };
 
-/// Text cannot name a function, so the benchmark has a layer for its own.
+/// Text cannot name a function, so the benchmark has its own layer for it.
 const FAILURE_CALLBACK: LayerEntry = LayerEntry {
     name: "failure_callback",
     about: "a function that is never called",
@@ -195,11 +195,11 @@ const FAILURE_CALLBACK: LayerEntry = LayerEntry {
     }),
 };
 
-/// Hands out what the thread says, and does nothing else.
+/// Returns the address that the thread sets, and does nothing else.
 #[derive(Debug)]
 struct Nothing(DriverHandle);
 
-// SAFETY: the blocks of a plan have addresses of their own; no code touches memory behind them.
+// SAFETY: each block of a plan has its own address, and no code touches memory behind it.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl DeviceMemoryResource for Nothing {
     fn allocate(&self, _: Layout, _: StreamRef) -> Result<DevicePtr> {

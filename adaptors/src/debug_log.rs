@@ -1,8 +1,8 @@
-//! The debug log: what the crates report of their work, written where RMM's goes.
+//! The debug log: writes the crates' diagnostics, where and as RMM writes its own.
 //!
-//! Every crate reports to `tracing`; a program that has a subscriber of its own needs nothing of this.
-//! [`init`] is for programs that only want the lines: to the file that `RMM_DEBUG_LOG_FILE` names, which is
-//! emptied first, else to the standard error, in RMM's form:
+//! Every crate reports to `tracing`. A program with its own subscriber needs nothing from this module.
+//! [`init`] is for programs that only want the lines. They go to the file that `RMM_DEBUG_LOG_FILE` names,
+//! which is emptied first, or else to the standard error, in RMM's form:
 //!
 //! ```text
 //! [  4213][14:03:07:123456][WARN  ] pages are off, since the pool is over a wrapper
@@ -41,11 +41,11 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::logging::thread_and_time;
 
-/// The environment variable that names the file, as RMM's. `{pid}` and `{rank}` in it give each process of a
-/// job a file of its own.
+/// The environment variable that names the file; RMM uses the same. With `{pid}` or `{rank}` in it, each
+/// process of a job has its own file.
 pub const FILE_VARIABLE: &str = "RMM_DEBUG_LOG_FILE";
 
-/// The log of the process.
+/// The debug log of the process.
 static LOG: Mutex<Option<DebugLog>> = Mutex::new(None);
 
 #[derive(Clone)]
@@ -54,12 +54,12 @@ struct DebugLog {
     output: Output,
 }
 
-/// Where the lines go; all threads share it.
+/// The destination of the lines, which all threads share.
 #[derive(Clone)]
 struct Output(Arc<Mutex<Box<dyn Write + Send>>>);
 
-/// Installs the debug log as the process's subscriber of `tracing`, with information and all that is graver.
-/// A second call does nothing, also while the first one opens the file.
+/// Installs the debug log as the process's subscriber of `tracing`, at the level `INFO`. A second call does
+/// nothing, even while the first one opens the file.
 ///
 /// # Errors
 /// [`Io`](ErrorKind::Io) if the file cannot be created, and
@@ -78,7 +78,7 @@ pub fn init() -> Result<()> {
     })
 }
 
-/// Does the same to the standard error, whatever `RMM_DEBUG_LOG_FILE` names, with errors alone.
+/// Does the same, but writes to the standard error at the level `ERROR`, and ignores `RMM_DEBUG_LOG_FILE`.
 ///
 /// # Errors
 /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the program has another subscriber.
@@ -96,7 +96,8 @@ fn install(level: LevelFilter, open: impl FnOnce() -> Result<Box<dyn Write + Sen
         }
         *log = Some(DebugLog { level, output: output.clone() });
     }
-    // Without the lock: a pipe opens when it is read, and `tracing` asks the program's own subscribers.
+    // Runs without the lock: opening a pipe waits for its reader, and `tracing` calls the program's own
+    // subscribers.
     let start = || {
         let opened = open()?;
         *output.0.lock() = opened;
@@ -115,14 +116,14 @@ fn install(level: LevelFilter, open: impl FnOnce() -> Result<Box<dyn Write + Sen
     started.unwrap_or_else(|panic| resume_unwind(panic))
 }
 
-/// Empties a file, or makes it, and opens it for lines at its end. Processes that inherit the variable write
-/// to the same file: each empties it once, when it begins, and overwrites no line that comes later.
+/// Empties or creates a file, and opens it for appending. Processes that inherit the variable write to the
+/// same file. Each empties the file once, when it begins, and overwrites no later line.
 fn empty_file(file: &Path) -> io::Result<File> {
     File::create(file)?;
     OpenOptions::new().append(true).open(file)
 }
 
-/// Sets the least grave level that is written; `None` writes nothing.
+/// Sets the least severe level that is written; `None` writes nothing.
 ///
 /// # Errors
 /// [`InvalidArgument`](ErrorKind::InvalidArgument) before [`init`].
@@ -131,10 +132,10 @@ pub fn set_level(level: Option<Level>) -> Result<()> {
     log()?.level.reload(filter).map_err(|error| Error::invalid_argument(error.to_string()))
 }
 
-/// Returns the least grave level that is written.
+/// Returns the least severe level that is written.
 ///
 /// # Errors
-/// Those of [`set_level`].
+/// The errors of [`set_level`].
 pub fn level() -> Result<Option<Level>> {
     Ok(log()?.level.clone_current().and_then(|filter| filter.into_level()))
 }
@@ -142,15 +143,15 @@ pub fn level() -> Result<Option<Level>> {
 /// Returns whether events of this level are written.
 ///
 /// # Errors
-/// Those of [`set_level`].
+/// The errors of [`set_level`].
 pub fn should_log(level: Level) -> Result<bool> {
     Ok(self::level()?.is_some_and(|most| level <= most))
 }
 
-/// Writes what waits in buffers.
+/// Writes buffered lines.
 ///
 /// # Errors
-/// Those of [`set_level`], and [`Io`](ErrorKind::Io) if it cannot be written.
+/// The errors of [`set_level`], and [`Io`](ErrorKind::Io) if the lines cannot be written.
 pub fn flush() -> Result<()> {
     log()?.output.flush().map_err(|error| Error::new(ErrorKind::Io, format!("the debug log: {error}")))
 }

@@ -1,4 +1,4 @@
-//! A subscriber for tests that notes the text of every event.
+//! A subscriber for tests that records the text of every event.
 
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
@@ -7,7 +7,7 @@ use tracing::field::Field;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-/// Notes the text of every event: a line for each field, with the event's target.
+/// Records the text of every event: one line for each field, with the event's target.
 #[derive(Clone, Default)]
 pub(crate) struct Events(Arc<Mutex<String>>);
 

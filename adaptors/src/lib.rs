@@ -1,23 +1,23 @@
 //! The adaptors of millpond. Each wraps a resource and is one itself.
 //!
-//! | adaptor | in text | what it adds |
+//! | adaptor | in text | effect |
 //! |---|---|---|
-//! | [`AlignedResourceAdaptor`] | `aligned` | an alignment of more than 256 bytes, from a size on |
-//! | [`FailureCallbackResourceAdaptor`] | – | a function that makes room when memory is out, and a retry |
-//! | [`FallbackResourceAdaptor`] | `fallback` | another resource for when memory is out |
-//! | [`LimitingResourceAdaptor`] | `limiting` | a limit on the bytes that are handed out |
-//! | [`LoggingResourceAdaptor`] | `logging` | a CSV row for every call, as RMM writes it; feature `logging` |
-//! | [`PrefetchResourceAdaptor`] | `prefetch` | managed memory moves to the device when it is allocated |
-//! | [`RetryResourceAdaptor`] | `retry` | a bounded wait for other threads' frees when memory is out |
-//! | [`StatisticsResourceAdaptor`] | `statistics` | current, peak and total of bytes and allocations |
-//! | [`ThreadSafeResourceAdaptor`] | `thread_safe` | a lock, so that threads may share the resource |
-//! | [`TrackingResourceAdaptor`] | `tracking` | every outstanding allocation; refuses others, reports leaks |
+//! | [`AlignedResourceAdaptor`] | `aligned` | aligns blocks to more than 256 bytes |
+//! | [`FailureCallbackResourceAdaptor`] | – | when memory is out, calls a function and retries |
+//! | [`FallbackResourceAdaptor`] | `fallback` | when memory is out, uses another resource |
+//! | [`LimitingResourceAdaptor`] | `limiting` | limits the live bytes |
+//! | [`LoggingResourceAdaptor`] | `logging` | writes a CSV row for every call; feature `logging` |
+//! | [`PrefetchResourceAdaptor`] | `prefetch` | moves managed memory to the device when it is allocated |
+//! | [`RetryResourceAdaptor`] | `retry` | when memory is out, waits for other threads' frees |
+//! | [`StatisticsResourceAdaptor`] | `statistics` | counts live, peak and total bytes and allocations |
+//! | [`ThreadSafeResourceAdaptor`] | `thread_safe` | adds a lock, so that threads may share the resource |
+//! | [`TrackingResourceAdaptor`] | `tracking` | records every live allocation, and reports leaks |
 //!
 //! Every adaptor has a folder with the same files: `mod.rs` holds the adaptor, `layer.rs` its layer and its
-//! parameters in text, `tests.rs` its tests. [`LAYERS`] lists them for
-//! [`StackSpec`](millpond_core::stack::StackSpec); `failure_callback` is not among them, since text cannot
-//! name a function. In a stack of any types, [`find_trait`](millpond_core::find_trait) finds them by their
-//! traits ([`AllocationCounters`], …).
+//! parameters in text, and `tests.rs` its tests. [`LAYERS`] lists the adaptors for
+//! [`StackSpec`](millpond_core::stack::StackSpec), except `failure_callback`, because text cannot name a
+//! function. In a stack of any types, [`find_trait`](millpond_core::find_trait) finds an adaptor by its trait
+//! ([`AllocationCounters`], …).
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod aligned;

@@ -1,16 +1,17 @@
-//! Panics of the program's code that must end here, and what they said.
+//! Catches panics of the program's code, and returns their texts.
 
 use std::any::Any;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Makes a call of the program's code whose panic is not the caller's: it ends here. Its payload is leaked:
-/// its drop is code of the program, too.
+/// Calls the program's code, and catches its panic, which is not the caller's fault. Leaks the payload,
+/// because its drop also runs code of the program.
 pub(crate) fn caught<T>(call: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(call)).map_err(mem::forget).ok()
 }
 
-/// The text of a panic. A payload of another type is leaked: its drop is code of the program, too.
+/// Returns the text of a panic. Leaks a payload of another type, because its drop also runs code of the
+/// program.
 pub(crate) fn text_of(payload: Box<dyn Any + Send>) -> String {
     let payload = match payload.downcast::<&'static str>() {
         Ok(text) => return (*text).to_owned(),

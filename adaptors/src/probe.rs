@@ -19,7 +19,7 @@ unsafe impl<R: DeviceMemoryResource, F: Fn(&str) + 'static> DeviceMemoryResource
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         (self.before)("deallocate");
-        // SAFETY: the caller's promises hold for the upstream, where the block came from.
+        // SAFETY: the caller's promises hold for the upstream too: the block came from there.
         unsafe { self.upstream.deallocate(ptr, layout, stream) }
     }
 

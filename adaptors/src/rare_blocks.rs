@@ -1,4 +1,4 @@
-//! The few blocks that an adaptor treats in another way than the rest.
+//! The few blocks that an adaptor treats differently from the others.
 
 use std::fmt::{self, Display};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -8,19 +8,19 @@ use millpond_core::{DevicePtr, Layout, ResourceStatistics, StreamRef};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-/// A table of blocks that costs one load as long as it is empty. It refuses to remove a block with a size
-/// that is not the block's.
+/// A table of blocks that costs one load as long as it is empty. It refuses to remove a block with a wrong
+/// size.
 pub(crate) struct RareBlocks<T> {
     blocks: Mutex<FxHashMap<DevicePtr, Entry<T>>>,
     /// The number of blocks. A thread that frees a block learned its address after the block was counted, so
-    /// it reads no zero from before.
+    /// it does not read an older zero.
     len: AtomicUsize,
     misuses: AtomicU64,
 }
 
 #[derive(Debug)]
 struct Entry<T> {
-    /// The size in bytes that was requested.
+    /// The requested size in bytes.
     bytes: u64,
     value: T,
 }
@@ -31,14 +31,14 @@ impl<T> fmt::Debug for RareBlocks<T> {
     }
 }
 
-/// What [`RareBlocks::remove`] found.
+/// The result of [`RareBlocks::remove`].
 #[derive(Debug)]
 pub(crate) enum Removed<T> {
     /// The block is not in the table.
     NotHere,
     /// The block was in the table.
     Here(T),
-    /// The block has another size and stays in the table; this was reported.
+    /// The block has another size. It stays in the table, and the misuse was reported.
     Refused,
 }
 
@@ -47,15 +47,15 @@ impl<T> RareBlocks<T> {
         Self { blocks: Mutex::default(), len: AtomicUsize::new(0), misuses: AtomicU64::new(0) }
     }
 
-    /// Adds a block before it is handed out.
+    /// Adds a block before the caller gets it.
     pub(crate) fn insert(&self, ptr: DevicePtr, bytes: u64, value: T) {
         let mut blocks = self.blocks.lock();
         blocks.insert(ptr, Entry { bytes, value });
         self.len.store(blocks.len(), Ordering::Relaxed);
     }
 
-    /// Removes a block before it goes back, so that its address cannot come again meanwhile. `stack` names
-    /// the resource in the report of a wrong size.
+    /// Removes a block before it is freed, so that its address cannot come again meanwhile. `stack` names the
+    /// resource in the report of a wrong size.
     #[inline]
     pub(crate) fn remove(
         &self,
@@ -95,12 +95,12 @@ impl<T> RareBlocks<T> {
         Removed::Refused
     }
 
-    /// The number of blocks in the table.
+    /// Returns the number of blocks in the table.
     pub(crate) fn len(&self) -> usize {
         self.len.load(Ordering::Relaxed)
     }
 
-    /// Adds the refusals of this table to the statistics of what is below.
+    /// Adds the refusals of this table to the statistics of the resources below.
     pub(crate) fn add_misuses(&self, known: Option<ResourceStatistics>) -> Option<ResourceStatistics> {
         match self.misuses.load(Ordering::Relaxed) {
             0 => known,

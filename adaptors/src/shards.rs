@@ -1,4 +1,4 @@
-//! A value divided into parts, one for each thread, so that counting threads do not contend for a cache line.
+//! A value divided into one part per thread, so that counting threads do not contend for a cache line.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -10,16 +10,17 @@ use spin::mutex::{SpinMutex, SpinMutexGuard};
 #[repr(align(128))]
 pub(crate) struct Apart<T>(pub(crate) T);
 
-/// The number of parts: one for each bit of [`Shards::used`]. Further threads share parts.
+/// The number of parts: one for each bit of [`Shards::used`]. More threads share parts.
 const SHARDS: usize = u64::BITS as usize;
 
-/// The most iterations of a spin loop between two checks of a lock: microseconds.
+/// The most iterations of a spin loop between two checks of a lock: some microseconds.
 const LONGEST_PAUSE: u32 = 128;
 
-/// A spin lock, held for a few instructions: its release is a plain store, half the cost of another lock.
+/// The guard of a spin lock that is held for a few instructions. Its release is a plain store, half the cost
+/// of another lock.
 pub(crate) type Guard<'a, T> = SpinMutexGuard<'a, T>;
 
-/// A lock on a cache line of its own.
+/// A lock on its own cache line.
 #[derive(Default)]
 pub(crate) struct Padded<T>(Apart<SpinMutex<T>>);
 
@@ -29,9 +30,9 @@ impl<T> Padded<T> {
         self.0.0.try_lock().unwrap_or_else(|| self.wait())
     }
 
-    /// Checks the lock less and less often, and in the end yields. A check takes the cache line from the
-    /// thread that holds the lock; without checks, that thread completes many operations meanwhile, which is
-    /// faster in sum than alternating.
+    /// Checks the lock less and less often, and in the end yields. Each check takes the cache line from the
+    /// thread that holds the lock. Without checks, that thread completes many operations meanwhile, which is
+    /// faster overall than alternating.
     #[cold]
     fn wait(&self) -> Guard<'_, T> {
         let mut pause = 1;
@@ -53,7 +54,8 @@ impl<T> Padded<T> {
     }
 }
 
-/// The parts. A thread works on its own; a thread that needs the whole locks all parts that were ever used.
+/// The parts. A thread works on its own part. A thread that needs the whole value locks all parts that were
+/// ever used.
 pub(crate) struct Shards<T> {
     each: Box<[Padded<T>]>,
     /// A bit for each part that a thread has locked.
@@ -65,34 +67,34 @@ impl<T: Default> Shards<T> {
         Self { each: (0..SHARDS).map(|_| Padded::default()).collect(), used: AtomicU64::new(0) }
     }
 
-    /// The calling thread's part.
+    /// Returns the calling thread's part.
     #[inline]
     pub(crate) fn mine(&self) -> Guard<'_, T> {
         let mine = shard_of_thread();
-        // Every thread's first access to `used` is this one, or comes after it, and all accesses are to one
-        // variable: of two threads that begin, at least one sees the other's bit.
+        // This is every thread's first access to `used`, and all accesses are to one variable. So if two
+        // threads begin at once, at least one of them sees the other's bit.
         if self.used.load(Ordering::Relaxed) & 1 << mine == 0 {
             self.used.fetch_or(1 << mine, Ordering::Relaxed);
         }
         self.each[mine].lock()
     }
 
-    /// Whether no other part is in use. It stays true while the caller holds [`mine`](Self::mine): a thread
-    /// that begins meanwhile has an empty part, and waits for this one if it needs more.
+    /// Returns whether no other part is in use. This stays true while the caller holds [`mine`](Self::mine):
+    /// a thread that begins meanwhile has an empty part, and waits for this one if it needs more.
     #[inline]
     pub(crate) fn is_alone(&self) -> bool {
         self.used.load(Ordering::Relaxed) == 1 << shard_of_thread()
     }
 
-    /// All parts in use, locked: the whole at one moment.
+    /// Locks and returns all parts in use: the whole value at one moment.
     pub(crate) fn all(&self) -> All<'_, T> {
         let mine = shard_of_thread();
         let mut used = self.used.fetch_or(1 << mine, Ordering::Relaxed) | 1 << mine;
         loop {
-            // In one order for all threads, so that no two wait for each other.
+            // All threads lock in the same order, so that no two wait for each other.
             let each = (0..SHARDS).filter(|shard| used & 1 << shard != 0);
             let each: Vec<_> = each.map(|shard| self.each[shard].lock()).collect();
-            // A thread that began meanwhile may have taken from a part before that was locked.
+            // A thread that began meanwhile may have taken from a part before it was locked here.
             let now = self.used.load(Ordering::Relaxed);
             if now == used {
                 return All { each, mine: (used & ((1 << mine) - 1)).count_ones() as usize };
@@ -101,12 +103,12 @@ impl<T: Default> Shards<T> {
         }
     }
 
-    /// Passes other parts, each locked, to `take` until it returns true. The caller holds
-    /// [`mine`](Self::mine) meanwhile, so this never waits: parts that are locked are skipped.
+    /// Locks other parts one by one and passes each to `take`, until it returns true. Skips locked parts,
+    /// because the caller holds [`mine`](Self::mine) and must not wait.
     pub(crate) fn visit_others(&self, mut take: impl FnMut(&mut T) -> bool) -> bool {
         let mine = shard_of_thread();
         let used = self.used.load(Ordering::Relaxed);
-        // Each thread begins at another part.
+        // Each thread begins at a different part.
         (1..SHARDS)
             .map(|distance| (mine + distance) % SHARDS)
             .filter(|other| used & 1 << other != 0)
@@ -128,8 +130,8 @@ fn shard_of_thread() -> usize {
     thread_local! {
         static MINE: usize = NEXT.fetch_add(1, Ordering::Relaxed) % SHARDS;
     }
-    // A destructor of another local of the thread may free memory after this one is destroyed; any part will
-    // do.
+    // After this local is destroyed, a destructor of another local of the thread may still free memory; any
+    // part will do then.
     MINE.try_with(|mine| *mine).unwrap_or(0)
 }
 

@@ -1,4 +1,4 @@
-//! The option of a layer that says how long a request waits.
+//! The option that sets how long a request of a layer waits.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,19 +6,19 @@ use std::time::Duration;
 
 use millpond_core::{Error, Result};
 
-/// A time as a stack's text has it: `100ms`, `2s`, `50us`.
+/// A time in a stack's text: `100ms`, `2s`, `50us`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Timeout(pub(crate) Duration);
 
-/// How long a request waits for a free, unless the program says otherwise.
+/// How long a request waits for a free by default.
 pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// How long a call waits for one that does not end, unless the program says otherwise.
+/// How long a call waits by default for a call that does not end.
 pub(crate) const DEFAULT_PATIENCE: Duration = Duration::from_secs(60);
 
 const UNITS: [(&str, u64); 3] = [("us", 1), ("ms", 1000), ("s", 1_000_000)];
 
-/// The longest time: a request that waits for longer hangs.
+/// The longest allowed time: a request that waits longer counts as hanging.
 const LONGEST: Duration = Duration::from_secs(3600);
 
 impl Timeout {

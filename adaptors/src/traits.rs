@@ -1,12 +1,12 @@
-//! The traits of the adaptors, by which [`find_trait`](millpond_core::find_trait) finds them in a stack of
-//! any types.
+//! The traits of the adaptors. [`find_trait`](millpond_core::find_trait) finds an adaptor in a stack of any
+//! types by its trait.
 
 use millpond_core::Result;
 
 use crate::statistics::Counters;
 use crate::tracking::Allocation;
 
-/// Reads the limit of a [`LimitingResourceAdaptor`](crate::LimitingResourceAdaptor) and the bytes handed out.
+/// Reads the limit and the live bytes of a [`LimitingResourceAdaptor`](crate::LimitingResourceAdaptor).
 pub trait AllocationLimit {
     /// See [`LimitingResourceAdaptor::limit_bytes`](crate::LimitingResourceAdaptor::limit_bytes).
     fn limit_bytes(&self) -> u64;
@@ -27,7 +27,7 @@ pub trait AllocationLog {
     /// See [`LoggingResourceAdaptor::flush`](crate::LoggingResourceAdaptor::flush).
     ///
     /// # Errors
-    /// Those of the method.
+    /// The errors of the method.
     fn flush(&self) -> Result<()>;
 
     /// See [`LoggingResourceAdaptor::rows_written`](crate::LoggingResourceAdaptor::rows_written).
@@ -64,12 +64,11 @@ pub trait AllocationCounters {
     /// See [`StatisticsResourceAdaptor::pop_counters`](crate::StatisticsResourceAdaptor::pop_counters).
     ///
     /// # Errors
-    /// Those of the method.
+    /// The errors of the method.
     fn pop_counters(&self) -> Result<Counters>;
 }
 
-/// Lists the blocks of a [`TrackingResourceAdaptor`](crate::TrackingResourceAdaptor) that were not given
-/// back.
+/// Lists the live blocks of a [`TrackingResourceAdaptor`](crate::TrackingResourceAdaptor).
 pub trait AllocationTracker {
     /// See [`TrackingResourceAdaptor::outstanding`](crate::TrackingResourceAdaptor::outstanding).
     fn outstanding(&self) -> Vec<Allocation>;

@@ -9,21 +9,21 @@ use millpond_core::interrupt::is_interrupted;
 use millpond_core::{DevicePtr, Result};
 use parking_lot::{Condvar, Mutex};
 
-/// How long a thread waits without an attempt. A free that does not see that a thread waits costs that thread
-/// this much.
+/// The longest time that a thread waits between two attempts. If a free misses that a thread waits, that
+/// thread loses this much.
 const LONGEST_NAP: Duration = Duration::from_millis(10);
 
 /// Wakes the threads that wait for memory when another thread frees a block.
 #[derive(Default)]
 pub(crate) struct Frees {
-    /// The number of threads that wait.
+    /// The number of waiting threads.
     waiting: AtomicUsize,
-    /// The number of frees while a thread waited.
+    /// The number of frees while any thread waited.
     count: Mutex<u64>,
     freed: Condvar,
 }
 
-/// Counts a thread that waits, while it lives.
+/// Counts a waiting thread, while this value lives.
 struct Waiting<'a>(&'a AtomicUsize);
 
 impl<'a> Waiting<'a> {
@@ -40,7 +40,7 @@ impl Drop for Waiting<'_> {
 }
 
 impl Frees {
-    /// Says that a block was freed.
+    /// Notes that a block was freed.
     #[inline]
     pub(crate) fn note(&self) {
         if self.waiting.load(Ordering::Relaxed) > 0 {
@@ -49,9 +49,9 @@ impl Frees {
         }
     }
 
-    /// Calls `attempt` until it serves the request, fails for another reason than a lack of memory, `timeout`
-    /// is over since `begin`, or the program ends the wait. Waits for frees between two attempts, and holds
-    /// no lock during one.
+    /// Calls `attempt` until it serves the request or fails for another reason than a lack of memory, until
+    /// `timeout` after `begin` is over, or until the program ends the wait. Between two attempts it waits for
+    /// frees. During an attempt it holds no lock.
     #[cold]
     pub(crate) fn wait_for(
         &self,
@@ -62,7 +62,7 @@ impl Frees {
         let left = || timeout.checked_sub(begin.elapsed()).filter(|left| !left.is_zero());
         let _waiting = Waiting::begin(&self.waiting);
         loop {
-            // Read before the attempt: a free that comes after it ends the nap at once.
+            // Read before the attempt: a later free ends the nap at once.
             let seen = *self.count.lock();
             let error = match attempt() {
                 Err(error) if error.is_out_of_memory() => error,
@@ -101,7 +101,7 @@ impl fmt::Debug for Frees {
     }
 }
 
-/// What a thread holds that other threads' frees need.
+/// The locks that a thread holds and that other threads' frees need.
 #[derive(Clone, Copy)]
 struct Held {
     locks: u32,
@@ -113,10 +113,10 @@ thread_local! {
     static HELD: Cell<Held> = const { Cell::new(Held { locks: 0, wanted: None }) };
 }
 
-/// Says that the calling thread holds a lock that other threads' frees need, while it lives. Layers below do
-/// not wait for frees then, and leave that to the layer that has the outermost lock.
+/// Marks, while it lives, that the calling thread holds a lock that other threads' frees need. Layers below
+/// then do not wait for frees, and leave the wait to the layer with the outermost lock.
 pub(crate) struct Exclusive {
-    /// The lock is the thread's.
+    /// The lock belongs to its thread.
     not_send: std::marker::PhantomData<*const ()>,
 }
 
@@ -129,7 +129,7 @@ impl Exclusive {
         Self { not_send: std::marker::PhantomData }
     }
 
-    /// How long a layer below would have waited, if this is the outermost lock of the thread.
+    /// Returns how long a layer below would have waited, if this is the thread's outermost lock.
     pub(crate) fn wanted(&self) -> Option<Duration> {
         let held = HELD.try_with(Cell::get).ok()?;
         held.wanted.filter(|_| held.locks == 1)
@@ -142,7 +142,8 @@ impl Drop for Exclusive {
     }
 }
 
-/// Whether a layer that wants to wait for frees leaves that to a layer above, whose lock the thread holds.
+/// Returns whether a layer that wants to wait for frees must leave the wait to a layer above, whose lock the
+/// thread holds.
 pub(crate) fn leaves_to_above(timeout: Duration) -> bool {
     let leaves = HELD.try_with(|held| {
         let Held { locks, wanted } = held.get();

@@ -20,7 +20,7 @@ use millpond_core::driver::call;
 /// let consumer = Stream::new(device.clone(), StreamFlags::NON_BLOCKING)?;
 /// let produced = Event::new(device, EventFlags::default())?;
 /// produced.record(producer.as_ref())?;
-/// consumer.wait(&produced)?; // what `consumer` does next happens after what `producer` did
+/// consumer.wait(&produced)?; // the next work of `consumer` happens after the work of `producer`
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
 pub struct Event {

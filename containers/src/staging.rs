@@ -32,7 +32,7 @@ use crate::Event;
 ///
 /// let resource = CudaMemoryResource::new(device);
 /// let mut numbers = DeviceVec::<u32, _>::zeroed(3, &stream, resource)?;
-/// numbers.copy_from_host_async(&vec![1, 2, 3], &staging)?; // the vector is gone before the copy is made
+/// numbers.copy_from_host_async(&vec![1, 2, 3], &staging)?; // the vector is dropped before the copy runs
 /// let copy = numbers.copy_to_host_async(&staging)?;
 /// assert_eq!(copy.wait()?, [1, 2, 3]);
 /// # Ok::<(), millpond_core::Error>(())

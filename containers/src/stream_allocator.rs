@@ -21,7 +21,7 @@ use crate::DeviceBuffer;
 /// let stream = Stream::new(device.clone(), StreamFlags::NON_BLOCKING)?;
 /// let memory = StreamAllocator::new(CudaMemoryResource::new(device).into_any(), &stream);
 /// let block = memory.allocate(Layout::new(1000))?;
-/// // SAFETY: the block is live, unused, and given back with its layout.
+/// // SAFETY: the block is live, unused, and freed with its layout.
 /// unsafe { memory.deallocate(block, Layout::new(1000)) };
 /// assert_eq!(memory.buffer(100)?.stream(), stream.as_ref());
 /// # Ok::<(), millpond_core::Error>(())
@@ -42,7 +42,7 @@ impl<R: DeviceMemoryResource> StreamAllocator<R> {
         Self { resource, stream, id: stream.id() }
     }
 
-    /// [`DeviceMemoryResource::allocate`] on the allocator's stream.
+    /// Calls [`DeviceMemoryResource::allocate`] on the allocator's stream.
     ///
     /// # Errors
     /// The errors of the resource.
@@ -50,7 +50,7 @@ impl<R: DeviceMemoryResource> StreamAllocator<R> {
         self.resource.allocate(layout, self.stream)
     }
 
-    /// [`DeviceMemoryResource::deallocate`] on the allocator's stream.
+    /// Calls [`DeviceMemoryResource::deallocate`] on the allocator's stream.
     ///
     /// # Safety
     /// The conditions of the resource.

@@ -11,7 +11,7 @@ use crate::{
 
 /// Convenience methods of every resource, built on [`DeviceMemoryResource`]. Do not implement it by hand.
 pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
-    /// [`allocate`](DeviceMemoryResource::allocate) with the usual alignment.
+    /// Calls [`allocate`](DeviceMemoryResource::allocate) with the usual alignment.
     ///
     /// # Errors
     /// The errors of `allocate`.
@@ -19,7 +19,7 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
         self.allocate(Layout::new(bytes), stream.into())
     }
 
-    /// [`deallocate`](DeviceMemoryResource::deallocate) of a block from
+    /// Calls [`deallocate`](DeviceMemoryResource::deallocate) for a block from
     /// [`allocate_bytes`](Self::allocate_bytes).
     ///
     /// # Safety

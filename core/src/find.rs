@@ -22,7 +22,7 @@ impl<'a> Iterator for Stack<'a> {
 }
 
 impl<'a> Stack<'a> {
-    /// Each layer that [provides](DeviceMemoryResource::provide) this trait, outermost first;
+    /// Returns each layer that [provides](DeviceMemoryResource::provide) this trait, outermost first.
     /// [`find_trait`](crate::find_trait) returns the first of them.
     pub fn with<T: ?Sized + 'static>(self) -> impl Iterator<Item = &'a T> {
         self.filter_map(as_trait)

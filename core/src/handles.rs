@@ -159,7 +159,7 @@ mod tests {
 
     macro_rules! stub {
         ($type:ty, $($generics:tt)*) => {
-            // SAFETY: it hands out nothing.
+            // SAFETY: it allocates nothing.
             unsafe impl $($generics)* DeviceMemoryResource for $type {
                 fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
                     Err(crate::Error::out_of_memory(layout, stream))

@@ -29,7 +29,7 @@ impl DevicePtr {
         self.0 == 0
     }
 
-    /// Returns the pointer `bytes` further on; wraps around at the end of the address space.
+    /// Returns the pointer `bytes` bytes later; wraps around at the end of the address space.
     #[must_use]
     pub const fn offset(self, bytes: u64) -> Self {
         Self(self.0.wrapping_add(bytes))

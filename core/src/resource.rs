@@ -63,7 +63,7 @@ pub type AnyResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
 /// # Captured graphs
 /// No call, on any thread, invalidates a graph that is being captured. Ordering the streams is the caller's
 /// task. A request on a capturing stream gets memory that is free for that stream or for any stream, or new
-/// memory. It never waits for another stream: if it had to, it is out of memory.
+/// memory. It never waits for another stream: if only such a wait could serve it, it is out of memory.
 ///
 /// A block that is freed on a capturing stream is free again as soon as the *capture* has passed that point,
 /// as if its work ran then. The resource may give it to other callers, and may return its memory to the
@@ -97,7 +97,7 @@ pub type AnyResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
 /// missing one. Only [`provide`](Self::provide) describes the wrapper alone.
 ///
 /// # Safety
-/// Callers use the memory. If an implementation breaks duty 1, 2 or 5, safe code above it corrupts memory.
+/// Callers use the memory. If an implementation breaks duty 1, 2 or 5, safe code above it can corrupt memory.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a memory resource",
     label = "this is not a memory resource",
@@ -129,8 +129,8 @@ pub unsafe trait DeviceMemoryResource: Any + Debug + Display {
     /// upstreams returns the default: it serves all requests that no other upstream serves.
     fn upstream(&self) -> Option<&dyn DeviceMemoryResource>;
 
-    /// Returns free and total memory. `free` counts the device's free memory, and the free memory of this
-    /// resource and of those below that they can hand out again.
+    /// Returns free and total memory. `free` counts the device's free memory, and the free memory that this
+    /// resource and the resources below can allocate again.
     ///
     /// # Errors
     /// The driver's errors.

@@ -1,4 +1,4 @@
-//! Chooses the current device of a thread for a while.
+//! Sets a thread's current device for a scope.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -8,10 +8,9 @@ use millpond_core::{DeviceId, Result};
 use crate::cuda::{ContextGuard, CudaDriver};
 use crate::{registry, thread_device};
 
-/// Makes a device the calling thread's current one, until the guard is dropped.
+/// Makes a device the calling thread's current one until the guard is dropped.
 ///
-/// For a CUDA device, the primary context is current meanwhile, so that CUDA's own calls concern that device,
-/// too.
+/// For a CUDA device, the primary context is current meanwhile, so CUDA's own calls use that device too.
 ///
 /// ```
 /// use millpond_core::Driver;
@@ -33,7 +32,7 @@ pub struct CurrentDeviceGuard {
     previous: Option<DeviceId>,
     /// Restores CUDA's current context.
     _context: Option<ContextGuard>,
-    /// The current device belongs to the thread.
+    /// The current device belongs to the thread, so the guard must not move to another one.
     thread_bound: PhantomData<*const ()>,
 }
 
@@ -41,20 +40,20 @@ impl CurrentDeviceGuard {
     /// Makes `device` current on this thread.
     ///
     /// # Errors
-    /// Those of [`open`](crate::open).
+    /// Fails as [`open`](crate::open) does.
     pub fn new(device: DeviceId) -> Result<Self> {
         let (chosen, context) = if !device.is_cuda() {
             registry::open(device)?;
             (Some(device), None)
         } else {
-            // CUDA knows by its context what is current.
+            // CUDA's current context selects the device.
             (None, Some(CudaDriver::open(device.ordinal())?.enter()?))
         };
         let previous = thread_device::replace(chosen);
         Ok(Self { device, previous, _context: context, thread_bound: PhantomData })
     }
 
-    /// The device that is current while the guard lives.
+    /// Returns the device that is current while the guard lives.
     pub fn device(&self) -> DeviceId {
         self.device
     }
@@ -106,7 +105,7 @@ mod tests {
         }
     }
 
-    /// Like CUDA's device 0, it is shared by all threads that chose no device.
+    /// Like CUDA's device 0, all threads that chose no device share it.
     #[test]
     fn issue_9_without_a_gpu_a_simulated_device_is_current_on_every_thread() {
         if cuda::availability().is_ok() {
@@ -116,6 +115,6 @@ mod tests {
         let elsewhere = || std::thread::spawn(current_device).join().unwrap().unwrap();
         assert!(elsewhere().is_sim() && elsewhere() <= device.device());
         device.make_current();
-        assert_eq!(current_device().unwrap(), device.device(), "what a thread chose is its own");
+        assert_eq!(current_device().unwrap(), device.device(), "each thread has its own choice");
     }
 }

@@ -1,4 +1,4 @@
-//! Reads the name of a device from a command line.
+//! Parses a device's name from a command line.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -13,12 +13,12 @@ use crate::environment::{DEVICE_VARIABLE, Environment};
 use crate::own;
 use crate::sim::{self, Profile, SimConfig, SimDevice};
 
-/// A device as a command line names it: `cuda:0`, `sim:h200`, `sim:a100`, `sim:8GiB`, or `sim:FILE.toml` for
+/// A device as named on a command line: `cuda:0`, `sim:h200`, `sim:a100`, `sim:8GiB`, or `sim:FILE.toml` for
 /// a [profile](Profile) in a file.
 ///
-/// `cuda` is `cuda:0`, and `sim` is `sim:h200`. `own:0` is a driver of the program's own, which it has
-/// [registered](crate::register). Upper and lower case are the same, but in a path. A path
-/// ends in `.toml` or has a `/`.
+/// `cuda` means `cuda:0`, and `sim` means `sim:h200`. `own:0` is the program's own driver, which the program
+/// has [registered](crate::register). Case is ignored, except in a path. A path ends in `.toml` or contains a
+/// `/`.
 ///
 /// ```
 /// use millpond_driver::DeviceSpec;
@@ -40,36 +40,34 @@ pub enum DeviceSpec {
     SimA100,
     /// A simulated H200 with this many bytes of memory.
     SimCapacity(u64),
-    /// A simulated device with the [profile](Profile) in this file.
+    /// A simulated device whose [profile](Profile) is in this file.
     SimProfile(PathBuf),
-    /// The device with this number behind a driver of the program's own, which it has
-    /// [registered](crate::register).
+    /// The device with this number, behind the program's own [registered](crate::register) driver.
     Own(u32),
-    /// The one simulated device that all of the process shares, where the
-    /// [default device](Self::default_device) is simulated: what `MILLPOND_DEVICE` names, else an H200.
+    /// The [default device](Self::default_device), if it is simulated: one device that the whole process
+    /// shares. `MILLPOND_DEVICE` names it; without that it is an H200.
     SimDefault,
 }
 
-/// The device of [`DeviceSpec::SimDefault`], which lives as long as the process.
+/// The device of [`DeviceSpec::SimDefault`], which lives until the process ends.
 static SIM_DEFAULT: Mutex<Option<Arc<SimDevice>>> = Mutex::new(None);
 
-/// Below one page of the driver's there is nothing to simulate: a forgotten unit, most likely.
+/// Anything below one of the driver's pages is too small to simulate; most likely a unit is missing.
 const SMALLEST_SIM: u64 = 2 << 20;
-/// Above any device there is, and still below the address space that a simulated device reserves.
+/// Larger than any real device, but smaller than the address space that a simulated device reserves.
 const LARGEST_SIM: u64 = 1 << 44;
 
 impl DeviceSpec {
-    /// The device of a process that names none:
+    /// Returns the default device of a process that names none:
     ///
-    /// 1. the one that the environment variable `MILLPOND_DEVICE` names, as `cuda:1` or `sim:8GiB`;
+    /// 1. the device named by the environment variable `MILLPOND_DEVICE`, such as `cuda:1` or `sim:8GiB`;
     /// 2. else, if CUDA sees several devices and a launcher such as `torchrun` has set `LOCAL_RANK`, the
     ///    device with that number;
     /// 3. else `cuda:0`;
     /// 4. else, if CUDA cannot be used, a simulated H200.
     ///
-    /// It is one device: a simulated one is opened once, and shared by all that open the default. The
-    /// environment is read at the first call. A `MILLPOND_DEVICE` that names no device is an error of
-    /// [`open`](Self::open).
+    /// A simulated default device is opened once, and all callers share it. The first call reads the
+    /// environment. If `MILLPOND_DEVICE` names no device, [`open`](Self::open) returns an error.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -92,9 +90,8 @@ impl DeviceSpec {
         }
     }
 
-    /// The number of the default device, if there is one yet: a simulated one that no caller named is opened
-    /// by
-    /// [`open`](Self::open) alone, as a program that wants a GPU must not get it by accident.
+    /// The default device, if it exists already. Only [`open`](Self::open) creates a simulated one that no
+    /// caller named: a program that wants a GPU must not get it by accident.
     pub(crate) fn default_id() -> Result<Option<DeviceId>> {
         match Self::default_device() {
             Self::Cuda(ordinal) => Ok(Some(DeviceId::cuda(ordinal))),
@@ -104,21 +101,21 @@ impl DeviceSpec {
         }
     }
 
-    /// The spec of the simulated default device.
+    /// The spec that the simulated default device stands for.
     fn of_sim_default() -> Result<Self> {
         let Some(name) = &Environment::get().device else { return Ok(Self::SimH200) };
         name.parse().map_err(|error: Error| error.context(DEVICE_VARIABLE))
     }
 
-    /// Whether the device is simulated.
+    /// Returns whether the device is simulated.
     pub const fn is_sim(&self) -> bool {
         !matches!(self, Self::Cuda(_) | Self::Own(_))
     }
 
-    /// The profile of a simulated device; `None` for another one.
+    /// Returns the profile of a simulated device; `None` for other devices.
     ///
     /// # Errors
-    /// Those of [`Profile::from_file`].
+    /// Fails as [`Profile::from_file`] does.
     pub fn profile(&self) -> Result<Option<Profile>> {
         Ok(Some(match self {
             Self::Cuda(_) | Self::Own(_) => return Ok(None),
@@ -130,24 +127,23 @@ impl DeviceSpec {
         }))
     }
 
-    /// The device's driver. A CUDA device gives the same each time, and so does the
-    /// [default device](Self::default_device). Another simulated one is a new device each time, which lives
-    /// as long as the handle.
+    /// Returns the device's driver. A CUDA device and the [default device](Self::default_device) return the
+    /// same driver each time. Any other simulated device is new each time, and lives as long as the handle.
     ///
     /// # Errors
-    /// Those of [`CudaDriver::open`], and for a profile in a file those of [`Profile::from_file`]; none for
-    /// another simulated device.
+    /// Fails as [`CudaDriver::open`] does, or as [`Profile::from_file`] does for a profile in a file. Opening
+    /// another simulated device does not fail.
     pub fn open(&self) -> Result<DriverHandle> {
         let found = self.find()?;
-        // The same driver; a CUDA device gets its context.
+        // The same driver, but a CUDA device gets its context.
         if let Self::Cuda(ordinal) = self { Ok(CudaDriver::open(*ordinal)?) } else { Ok(found) }
     }
 
-    /// The same driver as of [`open`](Self::open), but a CUDA device is left alone until the first call that
-    /// works on it: [`CudaDriver::find`].
+    /// Returns the same driver as [`open`](Self::open), but does not touch a CUDA device until the first call
+    /// that works on it, as [`CudaDriver::find`] does.
     ///
     /// # Errors
-    /// Fails as [`open`](Self::open) does, except by a refusal of the device's context.
+    /// Fails as [`open`](Self::open) does, but never because the driver refuses the device's context.
     pub fn find(&self) -> Result<DriverHandle> {
         match self {
             Self::Cuda(ordinal) => return Ok(CudaDriver::find(*ordinal)?),
@@ -165,12 +161,12 @@ impl DeviceSpec {
                 shared.insert(SimDevice::new(SimConfig::new(profile)))
             }
         };
-        // After a reset of its context, this is another driver of the same device.
+        // After a reset of its context, a new driver serves the same device.
         Ok(sim::find(device.device()).unwrap_or_else(|| Arc::clone(device)))
     }
 
-    /// The device's driver as of [`open`](Self::open), but a simulated device is always a new one, the
-    /// default device, too: for measurements that must not see the memory of one another.
+    /// Returns the device's driver as [`open`](Self::open) does, but always creates a new simulated device,
+    /// even for the default device. For measurements that must not see each other's memory.
     ///
     /// # Errors
     /// Fails as [`open`](Self::open) does.
@@ -214,17 +210,17 @@ impl FromStr for DeviceSpec {
             ("cuda", Some(ordinal)) => {
                 let number =
                     ordinal.parse().ok().filter(|number| DeviceId::cuda(*number).ordinal() == *number);
-                number.map(Self::Cuda).ok_or_else(|| fail("the device's number is missing or wrong"))
+                number.map(Self::Cuda).ok_or_else(|| fail("the device's number is missing or invalid"))
             }
             ("own", Some(number)) => {
                 let number = number.parse().ok().filter(|number| DeviceId::own(*number).ordinal() == *number);
-                number.map(Self::Own).ok_or_else(|| fail("the number of the program's own driver is wrong"))
+                number.map(Self::Own).ok_or_else(|| fail("the number after `own:` is invalid"))
             }
             ("sim", None | Some("h200")) => Ok(Self::SimH200),
             ("sim", Some("a100")) => Ok(Self::SimA100),
             ("sim", Some(size)) => {
-                let bytes = parse_bytes(size)
-                    .map_err(|_| fail("there is no simulated device of that name or size"))?;
+                let bytes =
+                    parse_bytes(size).map_err(|_| fail("no simulated device has that name or size"))?;
                 let meant = parse_memory(size).map_or_else(|error| format!("; {error}"), |_| String::new());
                 match bytes {
                     ..SMALLEST_SIM => Err(fail(&format!("a simulated device has at least 2 MiB{meant}"))),
@@ -320,7 +316,7 @@ mod tests {
         }
     }
 
-    /// A share of the free memory is whole blocks of 256 bytes, rounded down.
+    /// A percentage of the free memory is rounded down to whole blocks of 256 bytes.
     #[test]
     fn a_percentage_of_free_memory_is_in_whole_blocks() {
         let driver = DeviceSpec::SimCapacity(64 << 20).open().unwrap();
@@ -355,7 +351,7 @@ mod tests {
             unsafe { one.mem_free(ptr) }.unwrap();
             let apart = spec.open_new().unwrap();
             assert_ne!(apart.device(), one.device());
-            assert_ne!(spec, DeviceSpec::SimH200, "a device that is named is a new one");
+            assert_ne!(spec, DeviceSpec::SimH200, "a named device is a new one");
         }
     }
 }

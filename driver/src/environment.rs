@@ -1,4 +1,4 @@
-//! The variables that choose the device of a process that names none.
+//! The environment variables that choose the default device.
 
 use std::sync::OnceLock;
 
@@ -6,10 +6,10 @@ use millpond_core::environment::variable;
 
 /// Names the default device, as [`DeviceSpec`](crate::DeviceSpec) reads it: `cuda:1`, `sim:8GiB`.
 pub(crate) const DEVICE_VARIABLE: &str = "MILLPOND_DEVICE";
-/// The number of a process among those that a launcher started on this machine (`torchrun`, `accelerate`).
+/// The number of a process among all that a launcher (`torchrun`, `accelerate`) started on this machine.
 pub(crate) const RANK_VARIABLE: &str = "LOCAL_RANK";
 
-/// The two variables. An empty one counts as unset, and so does a rank that is no number.
+/// The two variables. An empty variable counts as unset, and so does a rank that is not a number.
 #[derive(Default, Debug)]
 pub(crate) struct Environment {
     pub(crate) device: Option<String>,
@@ -17,10 +17,10 @@ pub(crate) struct Environment {
 }
 
 impl Environment {
-    /// The variables at the first call, which decides for the life of the process.
+    /// The variables at the first call, which decides for the rest of the process.
     pub(crate) fn get() -> &'static Self {
         static ENVIRONMENT: OnceLock<Environment> = OnceLock::new();
-        // A value that is no text names no device: the error says which values are right.
+        // A value that is not text names no device: the error lists the valid values.
         ENVIRONMENT.get_or_init(|| Self::read(|name| Some(variable(name)?.to_string_lossy().into_owned())))
     }
 
@@ -30,8 +30,8 @@ impl Environment {
         Self { device: text(DEVICE_VARIABLE), rank }
     }
 
-    /// The ordinal of the rank's device among `count` devices. A process that sees one device uses that: its
-    /// launcher chose it by `CUDA_VISIBLE_DEVICES`.
+    /// The device ordinal for the rank among `count` devices. A process that sees one device uses it, because
+    /// its launcher chose it through `CUDA_VISIBLE_DEVICES`.
     pub(crate) fn ordinal_among(&self, count: u32) -> u32 {
         self.rank.filter(|_| count > 1).unwrap_or(0)
     }

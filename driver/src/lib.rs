@@ -1,11 +1,11 @@
 //! The drivers of millpond: CUDA, loaded at run time, and the simulated device.
 //!
-//! | here | what it is |
+//! | item | purpose |
 //! |---|---|
-//! | [`cuda`] | the real driver, through cudarc's loader; a missing driver is an error, never a panic |
+//! | [`cuda`] | the real driver, loaded at run time; a missing driver is an error, never a panic |
 //! | [`sim`] | a deterministic simulated device that checks stream order by itself |
-//! | [`CountingDriver`] | wraps either and counts calls and time by kind |
-//! | [`open`], [`find`], [`current`], [`DeviceSpec`] | how to get one |
+//! | [`CountingDriver`] | wraps either driver and counts calls and time by kind |
+//! | [`open`], [`find`], [`current`], [`DeviceSpec`] | how to get a driver |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod counting;

@@ -1,4 +1,4 @@
-//! The devices behind drivers of the program's own.
+//! Devices behind the program's own drivers.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -8,17 +8,17 @@ use parking_lot::Mutex;
 
 static OWN_DEVICES: Mutex<BTreeMap<DeviceId, Weak<dyn Driver>>> = Mutex::new(BTreeMap::new());
 
-/// Registers a [driver of your own](Driver#a-driver-of-your-own): while the handle or a clone of it lives,
+/// Registers a [driver of your own](Driver#a-driver-of-your-own). While the handle or a clone of it lives,
 /// [`open`](crate::open), per-device defaults and the name `own:0`
-/// ([`DeviceSpec::Own`](crate::DeviceSpec::Own)) find it under its [`device`](Driver::device). A driver that
-/// is opened after a reset takes the place of the earlier one.
+/// ([`DeviceSpec::Own`](crate::DeviceSpec::Own)) find it under its [`device`](Driver::device). A driver
+/// opened after a reset replaces the earlier one.
 ///
 /// # Errors
 /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the device is not a [`DeviceId::own`].
 pub fn register(driver: &DriverHandle) -> Result<()> {
     let device = driver.device();
     if device != DeviceId::own(device.ordinal()) {
-        let why = "the device of the program's own driver has to be of the kind `own`, as own:0";
+        let why = "a program's own driver needs a device of the kind `own`, such as own:0";
         return Err(Error::invalid_argument(why).on_device(device));
     }
     let mut devices = OWN_DEVICES.lock();
@@ -27,11 +27,11 @@ pub fn register(driver: &DriverHandle) -> Result<()> {
     Ok(())
 }
 
-/// The driver that was registered for a device.
+/// The driver registered for a device.
 pub(crate) fn find(device: DeviceId) -> Result<DriverHandle> {
     let found = OWN_DEVICES.lock().get(&device).and_then(Weak::upgrade);
     found.ok_or_else(|| {
-        let why = "no driver was registered for it, or no more: it ends with its last user, so keep it";
+        let why = "no driver is registered for it; registration ends with the last handle, so keep one";
         Error::new(ErrorKind::NoDevice, why).on_device(device)
     })
 }

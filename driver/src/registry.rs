@@ -1,4 +1,4 @@
-//! Opens devices, and finds the current one.
+//! Opens devices and finds the current one.
 
 use millpond_core::{DeviceId, DriverHandle, Error, ErrorKind, Result};
 
@@ -6,8 +6,8 @@ use crate::cuda::{self, CudaDriver};
 use crate::environment::{DEVICE_VARIABLE, Environment, RANK_VARIABLE};
 use crate::{DeviceSpec, own, sim, thread_device};
 
-/// The driver of a device. The same device gives the same driver each time, and a new one after its context
-/// was reset. A CUDA device gets a context, if it has none yet.
+/// Returns a device's driver: the same one each time, and a new one after its context was reset. A CUDA
+/// device gets a context, if it has none yet.
 ///
 /// ```
 /// use millpond_core::{DeviceId, Driver};
@@ -20,17 +20,17 @@ use crate::{DeviceSpec, own, sim, thread_device};
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::NoDevice`] if there is no such CUDA device, or the driver of another was dropped; the
-/// driver's error if it refuses the device's context.
+/// [`ErrorKind::NoDevice`] if there is no such CUDA device, or if the driver of a device of another kind was
+/// dropped; the driver's error if it refuses the device's context.
 pub fn open(device: DeviceId) -> Result<DriverHandle> {
     if device.is_cuda() { Ok(CudaDriver::open(device.ordinal())?) } else { find(device) }
 }
 
-/// The same driver as of [`open`], but a CUDA device is left alone until the first call that works on it:
-/// [`CudaDriver::find`].
+/// Returns the same driver as [`open`], but does not touch a CUDA device until the first call that works on
+/// it, as [`CudaDriver::find`] does.
 ///
 /// # Errors
-/// [`ErrorKind::NoDevice`], as [`open`].
+/// [`ErrorKind::NoDevice`], as for [`open`].
 pub fn find(device: DeviceId) -> Result<DriverHandle> {
     if device.is_cuda() {
         return Ok(CudaDriver::find(device.ordinal())?);
@@ -45,24 +45,24 @@ pub fn find(device: DeviceId) -> Result<DriverHandle> {
 fn no_such(device: DeviceId) -> Error {
     Error::new(
         ErrorKind::NoDevice,
-        "this process has no such simulated device, or no more: it ends with its last user, so keep it",
+        "this process has no such simulated device; a device ends with its last handle, so keep one",
     )
     .on_device(device)
 }
 
-/// The calling thread's current device, which is the first of these:
+/// Returns the calling thread's current device: the first of these that exists.
 ///
-/// 1. the one that a [`CurrentDeviceGuard`](crate::CurrentDeviceGuard) or `SimDevice::make_current` chose on
-///    this thread;
+/// 1. the device that a [`CurrentDeviceGuard`](crate::CurrentDeviceGuard) or `SimDevice::make_current` chose
+///    on this thread;
 /// 2. the device of CUDA's current context;
 /// 3. the [default device](DeviceSpec::default_device) of the process;
 /// 4. the simulated device with the lowest number, if CUDA cannot be used and no default device was opened.
 ///
-/// The answer touches no device.
+/// The call touches no device.
 ///
 /// # Errors
-/// [`ErrorKind::NoDevice`] if none is there; [`InvalidArgument`](ErrorKind::InvalidArgument) if
-/// `MILLPOND_DEVICE` names none.
+/// [`ErrorKind::NoDevice`] if there is no device; [`InvalidArgument`](ErrorKind::InvalidArgument) if
+/// `MILLPOND_DEVICE` names no device.
 pub fn current_device() -> Result<DeviceId> {
     if let Some(device) = thread_device::get() {
         return Ok(device);
@@ -76,8 +76,8 @@ pub fn current_device() -> Result<DeviceId> {
     sim::first().map_or_else(|| cuda::availability().map(|()| DeviceId::cuda(0)), Ok)
 }
 
-/// The driver of the calling thread's [current device](current_device), which it leaves alone until the first
-/// call that works on it.
+/// Returns the driver of the calling thread's [current device](current_device), without touching the device
+/// before the first call that works on it.
 ///
 /// # Errors
 /// Fails as [`current_device`] or [`find`] does.
@@ -126,11 +126,11 @@ mod tests {
         device.make_current();
         assert_eq!(current_device().unwrap(), device.device());
         assert_eq!(current().unwrap().device(), device.device());
-        // Another thread has CUDA's current device, or the first simulated one.
+        // Another thread sees CUDA's current device, or the first simulated one.
         let elsewhere = std::thread::spawn(current_device).join().unwrap().unwrap();
         assert_eq!(elsewhere.is_sim(), cuda::availability().is_err());
         thread_device::replace(None);
-        // Other tests' devices come and go.
+        // Other tests create and drop devices meanwhile.
         assert_eq!(current_device().unwrap().is_sim(), elsewhere.is_sim());
     }
 

@@ -1,8 +1,8 @@
-//! Seeded programs that capture graphs in scopes, with work before, beside and after the captures.
+//! Seeded programs that capture graphs in scopes, with other work before, during and after the captures.
 //!
-//! The simulated device checks the order: a block that a stream gets must be done with all work outside of
-//! captures. The program keeps its own duties: it uses and frees a block only on a stream that comes after
-//! all uses.
+//! The simulated device checks the order: when a stream gets a block, all work on it outside of captures must
+//! be done or ordered before. The program keeps its own duties: it uses and frees a block only on a stream
+//! that comes after all its uses.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,13 +18,13 @@ pub trait Scopes {
     /// Opens a scope for a stream.
     fn open(&mut self, scope: usize, stream: StreamRef);
 
-    /// Closes it. The stream captures nothing.
+    /// Closes a scope for a stream, which captures nothing.
     ///
     /// # Errors
     /// The driver's errors, as for the calls below.
     fn close(&mut self, scope: usize, stream: StreamRef) -> DriverResult<()>;
 
-    /// Hands out a block, of the scope that serves the stream, if there is one.
+    /// Hands out a block, from the scope that serves the stream if there is one.
     ///
     /// # Errors
     /// The driver's errors.
@@ -36,14 +36,14 @@ pub trait Scopes {
     /// The driver's errors.
     fn deallocate(&mut self, ptr: DevicePtr, bytes: u64, stream: StreamRef) -> DriverResult<()>;
 
-    /// Ends a scope that is open on no stream; another begins under its number.
+    /// Ends a scope that is open on no stream. A new scope then gets its number.
     ///
     /// # Errors
     /// The driver's errors.
     fn end(&mut self, scope: usize) -> DriverResult<()>;
 }
 
-/// How often the programs did each of these.
+/// How often the programs did each of these things.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Summary {
     /// All steps.
@@ -54,7 +54,7 @@ pub struct Summary {
     pub freed_in_captures: u64,
     /// Streams that were forked into captures.
     pub forks: u64,
-    /// Requests that got memory that an earlier block had.
+    /// Requests that got memory of an earlier block.
     pub reused: u64,
 }
 
@@ -68,14 +68,14 @@ impl std::ops::AddAssign for Summary {
     }
 }
 
-/// A rule that was broken.
+/// A broken rule.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Broken {
     /// The seed of the program.
     pub seed: u64,
-    /// What was broken.
+    /// The rule, in words.
     pub why: String,
-    /// The program's steps so far, the last at the end.
+    /// The program's steps up to the failure, in order.
     pub done: Vec<String>,
 }
 
@@ -91,17 +91,17 @@ const SCOPES: usize = 2;
 const SIZES: [u64; 2] = [1 << 20, 3 << 20];
 const MOST_LIVE: usize = 24;
 
-/// A set of streams, by their numbers.
+/// A set of streams, by number.
 type Set = u32;
 
 struct Block {
     ptr: DevicePtr,
     bytes: u64,
-    /// The streams whose work outside of captures comes after all uses outside of captures.
+    /// The streams whose work outside of captures comes after all of the block's uses outside of captures.
     ready: Set,
-    /// The capture that used it last, and the stream.
+    /// The last capture that used the block, and the stream.
     captured: Option<(u64, usize)>,
-    /// The capture that allocated it.
+    /// The capture that allocated the block.
     born: Option<u64>,
     scope: Option<usize>,
 }
@@ -134,7 +134,7 @@ struct Program<'a> {
 /// Runs one program of this many steps over the scopes, which belong to the device.
 ///
 /// # Errors
-/// The rule that was broken.
+/// Fails with the rule that was broken.
 pub fn run(
     seed: u64,
     steps: u64,
@@ -239,7 +239,7 @@ impl Program<'_> {
         self.device.launch_for(self.streams[lane], &[Access::write(ptr, bytes, 1)], ns);
     }
 
-    /// A block that the stream may use now, after it was ordered behind the captured uses.
+    /// A block that the stream may use now; orders the stream after the captured uses.
     fn pick(&mut self, lane: usize) -> DriverResult<Option<usize>> {
         if self.blocks.is_empty() {
             return Ok(None);
@@ -248,7 +248,8 @@ impl Program<'_> {
         let capture = self.lanes[lane].capture;
         let Block { ready, captured, scope, .. } = self.blocks[index];
         let goes_on = |number: u64| self.captures.iter().any(|capture| capture.number == number);
-        // What a stream that is open in the block's scope comes after, all streams of its capture come after.
+        // If a stream is open in the block's scope, all streams of its capture come after everything that it
+        // comes after.
         let origin =
             self.origin_of(lane).filter(|origin| scope.is_some() && self.lanes[*origin].scope == scope);
         let mut before = std::iter::once(lane).chain(origin);
@@ -298,7 +299,7 @@ impl Program<'_> {
         let event = self.device.event_create(EventFlags::default())?;
         self.device.event_record(event, self.streams[before])?;
         self.device.stream_wait_event(self.streams[after], event)?;
-        // SAFETY: the event is this function's own.
+        // SAFETY: this function owns the event.
         unsafe { self.device.event_destroy(event) }
     }
 

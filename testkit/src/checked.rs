@@ -12,12 +12,12 @@ use parking_lot::Mutex;
 
 use crate::shadow::{Fault, ShadowAllocator};
 
-/// Reports to the simulated device and a [`ShadowAllocator`] the blocks that the resource below hands out and
-/// takes back.
+/// Reports the blocks that the resource below hands out and takes back to the simulated device and a
+/// [`ShadowAllocator`].
 ///
 /// Put it on top of the resource under test. The device then checks that blocks do not overlap, lie in
-/// memory that is allocated, and reach each stream after every earlier use; the shadow checks the same of
-/// addresses and layouts, and counts. Transparent in every other respect, `Display` included.
+/// allocated memory, and reach each stream after every earlier use. The shadow checks addresses and layouts
+/// in the same way, and counts blocks. In every other respect the wrapper is transparent, `Display` included.
 pub struct Checked<R> {
     inner: R,
     device: Option<Arc<SimDevice>>,
@@ -31,13 +31,13 @@ struct State {
 }
 
 impl<R: DeviceMemoryResource> Checked<R> {
-    /// Puts the checks on top of `inner`. `device` is the simulated device whose memory it is; without one,
+    /// Puts the checks on top of `inner`. `device` is the simulated device that owns the memory; without one,
     /// on a GPU, only the shadow checks.
     pub fn new(inner: R, device: Option<Arc<SimDevice>>) -> Self {
         Self { inner, device, state: Mutex::default() }
     }
 
-    /// The resource under test.
+    /// Returns the resource under test.
     pub fn inner(&self) -> &R {
         &self.inner
     }
@@ -47,14 +47,14 @@ impl<R: DeviceMemoryResource> Checked<R> {
         std::mem::take(&mut self.state.lock().faults)
     }
 
-    /// Passes the shadow to `look`.
+    /// Passes the shadow to `look` and returns its result.
     pub fn shadow<T>(&self, look: impl FnOnce(&ShadowAllocator) -> T) -> T {
         look(&self.state.lock().shadow)
     }
 }
 
-// SAFETY: every call goes to `inner` with the same arguments and comes back with its result, so `inner`'s
-// contract holds.
+// SAFETY: every call goes to `inner` with the same arguments and returns its result, so `inner`'s contract
+// holds.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for Checked<R>
 where
@@ -72,8 +72,8 @@ where
         Ok(ptr)
     }
 
-    /// The checks see the free before the resource does: afterwards, another thread may get the block at
-    /// once.
+    /// The checks see the free before the resource does, because another thread may get the block right
+    /// after.
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         {
             let mut state = self.state.lock();

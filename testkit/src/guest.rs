@@ -1,9 +1,9 @@
 //! Foreign code that a resource calls in the middle of a call, and that uses the resource again.
 //!
-//! A failure callback, the hook for misuse and a subscriber of `tracing` may do what any code may: allocate,
-//! free, trim, ask. A guest does so at random. [`Guest::enter`] makes it the guest of the current thread;
-//! [`called`] is what a callback under test calls. [`listen`] makes events and spans of millpond call it, and
-//! [`misuse_recorder`](crate::misuse_recorder) does for misuse.
+//! A failure callback, the misuse hook and a `tracing` subscriber may do anything: allocate, free, trim,
+//! query. A guest does so at random. [`Guest::enter`] makes it the current thread's guest. Callbacks under
+//! test call [`called`]. [`listen`] lets millpond's events and spans call the guest, and
+//! [`misuse_recorder`](crate::misuse_recorder) does so for misuse.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use parking_lot::Mutex;
 
 use crate::{Checked, Rng};
 
-/// How deep guests call guests: a callback that allocates may be called again for that allocation.
+/// How deep guests may call guests: a callback that allocates may be called again for that allocation.
 const DEEPEST: u32 = 2;
 
-/// The most blocks that a guest keeps.
+/// How many blocks a guest keeps at most.
 const MOST_KEPT: usize = 6;
 
 /// Foreign code that uses a resource.
@@ -26,11 +26,11 @@ const MOST_KEPT: usize = 6;
 pub struct Guest {
     device: Arc<SimDevice>,
     resource: Arc<Checked<AnyResource>>,
-    /// The stream of the blocks that it keeps.
+    /// The stream of the blocks that the guest keeps.
     stream: StreamRef,
     largest_bytes: u64,
     is_gone: AtomicBool,
-    /// Whether it leaves the streams of requests alone.
+    /// Whether the guest leaves the requests' streams alone.
     on_own_stream: AtomicBool,
     calls: AtomicU64,
     state: Mutex<State>,
@@ -49,7 +49,7 @@ struct Kept {
     tag: u64,
 }
 
-/// What a guest does.
+/// One action of a guest.
 enum Act {
     Ask(u64),
     Trim(u64),
@@ -57,7 +57,7 @@ enum Act {
     Use(u64),
     /// Allocates and keeps the block.
     Keep(u64),
-    /// Frees a block that it kept.
+    /// Frees a kept block.
     Free(Kept),
 }
 
@@ -66,8 +66,8 @@ thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Ends a guest's time on the thread when it is dropped.
-#[must_use = "the guest is the thread's only while this lives"]
+/// Removes the guest from the thread when dropped.
+#[must_use = "the thread has the guest only while this value lives"]
 #[derive(Debug)]
 pub struct Entered(Option<Arc<Guest>>);
 
@@ -78,7 +78,7 @@ impl Drop for Entered {
 }
 
 impl Guest {
-    /// A guest that uses `resource`, and `stream` for the blocks that it keeps.
+    /// Creates a guest that uses `resource`, and `stream` for the blocks that it keeps.
     pub fn new(
         device: Arc<SimDevice>,
         resource: Arc<Checked<AnyResource>>,
@@ -92,23 +92,23 @@ impl Guest {
         Arc::new(Self { device, resource, stream, largest_bytes, is_gone, on_own_stream, calls, state })
     }
 
-    /// Makes this the guest of the current thread.
+    /// Makes this the current thread's guest.
     pub fn enter(self: &Arc<Self>) -> Entered {
         Entered(CURRENT.with_borrow_mut(|current| current.replace(Arc::clone(self))))
     }
 
-    /// How often it did something.
+    /// Returns how often the guest did something.
     pub fn calls(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)
     }
 
-    /// The stream of the blocks that it keeps.
+    /// Returns the stream of the blocks that the guest keeps.
     pub fn stream(&self) -> StreamRef {
         self.stream
     }
 
-    /// Makes the guest use its own stream alone, as while a stream captures: the program knows what its
-    /// captures hold.
+    /// Restricts the guest to its own stream, for example while a stream captures: the program must know
+    /// everything that its captures contain.
     pub fn keep_to_own_stream(&self, is_on: bool) {
         self.on_own_stream.store(is_on, Ordering::Relaxed);
     }
@@ -118,12 +118,12 @@ impl Guest {
         self.is_gone.store(true, Ordering::Relaxed);
     }
 
-    /// Passes on the blocks that it keeps: the caller gives them back on the guest's stream.
+    /// Hands over the kept blocks. The caller must free them on the guest's stream.
     pub fn take_kept(&self) -> Vec<(DevicePtr, Layout)> {
         self.state.lock().kept.drain(..).map(|kept| (kept.ptr, kept.layout)).collect()
     }
 
-    /// Frees the blocks that it keeps.
+    /// Frees the kept blocks.
     pub fn free_all(&self) {
         while let Some(kept) = { self.state.lock().kept.pop() } {
             self.free(kept, self.stream);
@@ -182,7 +182,7 @@ impl Guest {
         again
     }
 
-    /// An error is no failure here: memory may be out, and some layers refuse calls from inside.
+    /// An error is not a failure here: memory may be out, and some layers refuse calls from inside.
     fn allocate(&self, bytes: u64, stream: StreamRef) -> Option<Kept> {
         let layout = Layout::new(bytes);
         let ptr = self.resource.allocate(layout, stream).ok()?;
@@ -193,8 +193,8 @@ impl Guest {
 
     fn free(&self, block: Kept, stream: StreamRef) {
         self.touch(stream, Access::check(block.ptr, block.layout.bytes(), block.tag));
-        // SAFETY: the block came from this resource with this layout, was used on this stream only, and was
-        // just taken out of those that the guest has.
+        // SAFETY: the block came from this resource with this layout and was used only on this stream. The
+        // guest no longer keeps it.
         unsafe { self.resource.deallocate(block.ptr, block.layout, stream) }
     }
 
@@ -206,7 +206,7 @@ impl Guest {
 }
 
 /// Lets the thread's guest use its resource, with `stream` for blocks that it frees at once. Returns the
-/// guest's answer; `false` without a guest.
+/// guest's answer, or `false` without a guest.
 pub fn called(stream: Option<StreamRef>) -> bool {
     let Some(guest) = CURRENT.try_with(|current| current.borrow().clone()).ok().flatten() else {
         return false;
@@ -220,7 +220,7 @@ pub fn called(stream: Option<StreamRef>) -> bool {
     guest.act(stream)
 }
 
-/// Restores the depth, also after a panic.
+/// Restores the depth, even after a panic.
 struct Deeper(u32);
 
 impl Drop for Deeper {
@@ -229,17 +229,17 @@ impl Drop for Deeper {
     }
 }
 
-/// A subscriber of `tracing` that lets guests act at some events and spans of millpond.
+/// A `tracing` subscriber that lets guests act at some of millpond's events and spans.
 struct Listener {
     heard: AtomicU64,
 }
 
-/// At one event of this number, a guest acts.
+/// A guest acts at one event in this many.
 const ONE_OF: u64 = 5;
 
 impl Listener {
     fn hear(&self, target: &str) {
-        // The simulated device speaks while it is locked; that is a part of the test.
+        // The simulated device emits events while it is locked; the test includes that.
         if target.starts_with("millpond::")
             && self.heard.fetch_add(1, Ordering::Relaxed).is_multiple_of(ONE_OF)
         {
@@ -271,7 +271,7 @@ impl tracing::Subscriber for Listener {
     fn exit(&self, _span: &tracing::span::Id) {}
 }
 
-/// Lets the guest of the current thread act at events of millpond, until the returned value is dropped.
+/// Lets the current thread's guest act at millpond's events, until the returned value is dropped.
 pub fn listen() -> tracing::subscriber::DefaultGuard {
     tracing::subscriber::set_default(Listener { heard: AtomicU64::new(0) })
 }

@@ -1,5 +1,5 @@
-//! A driver that lets something else happen in the middle of a call: one interleaving of two threads, on one
-//! thread and the same each time.
+//! A driver that lets something else happen in the middle of a call. It reproduces one interleaving of two
+//! threads on one thread, the same each time.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use millpond_core::driver::{
 use millpond_core::{DeviceId, DevicePtr, DriverError, Layout, StreamId, StreamRef};
 use parking_lot::Mutex;
 
-/// Forwards to a driver, and runs a closure, once, before or after a chosen call.
+/// Forwards to a driver, and runs a closure once, before or after a chosen call.
 ///
-/// A resource makes its driver calls without its locks. So the closure can do on this thread anything that
-/// another thread could do at that moment, calls of the same resource included; only a wait for the
-/// interrupted call would never end.
+/// A resource makes its driver calls without holding its locks. So the closure can do anything on this thread
+/// that another thread could do at that moment, even call the same resource. It must not wait for the
+/// interrupted call, which would never end.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -66,17 +66,17 @@ pub struct HookedDriver {
     queries: AtomicU64,
 }
 
-/// The closure that runs at one place, if there is one.
+/// The closure to run at one place, if any.
 #[derive(Default)]
 struct Hook(Mutex<Option<Box<dyn FnOnce() + Send>>>);
 
 impl Hook {
     fn set(&self, hook: impl FnOnce() + Send + 'static) {
         let old = self.0.lock().replace(Box::new(hook));
-        assert!(old.is_none(), "the hook that was set here before has not run");
+        assert!(old.is_none(), "the hook set here earlier has not run yet");
     }
 
-    /// Runs the closure without the lock: it may come by here itself, or set the next.
+    /// Runs the closure without the lock, because it may reach this place again or set the next closure.
     fn run(&self) {
         let hook = self.0.lock().take();
         if let Some(hook) = hook {
@@ -89,10 +89,10 @@ impl Hook {
     }
 }
 
-/// Each sets what runs at one place of the next call.
+/// Each method sets the closure for one place of the next call.
 ///
 /// # Panics
-/// If the closure that was set for that place before has not run.
+/// If the closure set earlier for that place has not run.
 impl HookedDriver {
     /// Runs before the next [`event_record`](Driver::event_record).
     pub fn before_record(&self, hook: impl FnOnce() + Send + 'static) {
@@ -104,9 +104,9 @@ impl HookedDriver {
         self.after_wait.set(hook);
     }
 
-    /// Runs before the next [`synchronize`](Driver::synchronize), or
-    /// [`synchronize_beside_captures`](Driver::synchronize_beside_captures), which then covers what the
-    /// closure does.
+    /// Runs before the next [`synchronize`](Driver::synchronize) or
+    /// [`synchronize_beside_captures`](Driver::synchronize_beside_captures), which then also waits for the
+    /// closure's work.
     pub fn before_synchronize(&self, hook: impl FnOnce() + Send + 'static) {
         self.before_synchronize.set(hook);
     }
@@ -117,7 +117,7 @@ impl HookedDriver {
         self.after_synchronize.set(hook);
     }
 
-    /// The next pool that is made gets this handle, as of a pool that was destroyed before.
+    /// Gives the next created pool this handle, which a destroyed pool may have had.
     pub fn next_pool_is(&self, pool: MemPool) {
         *self.next_pool.lock() = Some(pool);
     }
@@ -159,13 +159,13 @@ impl HookedDriver {
 }
 
 impl HookedDriver {
-    /// Forwards to `inner`; nothing is set.
+    /// Forwards to `inner`, without any closure set.
     pub fn new(inner: DriverHandle) -> Arc<Self> {
         Self::named(inner, None)
     }
 
-    /// The same device under another name, as in another process: resources of one process recognise each
-    /// other by the name of the device.
+    /// Returns the same device under another name, as in another process. Resources of one process recognise
+    /// each other by the device's name.
     pub fn in_another_process(inner: DriverHandle, name: DeviceId) -> Arc<Self> {
         Self::named(inner, Some(name))
     }
@@ -200,42 +200,42 @@ impl HookedDriver {
         })
     }
 
-    /// From now on the device has no [virtual time](Driver::virtual_time_ns), like a real one: resources that
-    /// wait for time to pass use the machine's clock.
+    /// Hides the device's [virtual time](Driver::virtual_time_ns) from now on, as on a real device. Resources
+    /// that wait for time to pass then use the machine's clock.
     pub fn hide_virtual_time(&self) {
         self.is_timeless.store(true, Ordering::Relaxed);
     }
 
-    /// From now on calls that take and give memory take as long by the machine's clock as they do in the
-    /// device's time, so that threads come in between.
+    /// From now on, calls that take or return memory last as long on the machine's clock as on the device's.
+    /// So other threads run in between.
     pub fn take_time(&self) {
         self.takes_time.store(true, Ordering::Relaxed);
     }
 
-    /// From now on the device cannot map the host's memory, as it says.
+    /// From now on, the device reports that it cannot map host memory.
     pub fn map_no_host_memory(&self) {
         self.maps_no_host_memory.store(true, Ordering::Relaxed);
     }
 
-    /// From now on the device shares its memory with the host, and [reports](Driver::mem_get_info) at most
+    /// From now on, the device shares its memory with the host and [reports](Driver::mem_get_info) at most
     /// `says_free` free bytes.
     pub fn be_integrated(&self, says_free: u64) {
         self.says_free.store(says_free, Ordering::Relaxed);
         self.is_integrated.store(true, Ordering::Relaxed);
     }
 
-    /// From now on the driver is that of this version of CUDA, as 12090 for 12.9: before 13.0 it lacks the
+    /// From now on, the driver has this version of CUDA, such as 12090 for 12.9. Before 13.0 it lacks the
     /// default pools of managed memory.
     pub fn be_version(&self, version: i32) {
         self.says_version.store(version, Ordering::Relaxed);
     }
 
-    /// The name by which the device knows itself.
+    /// The name that the wrapped device itself uses.
     fn own_name_of(&self, id: DeviceId) -> DeviceId {
         if Some(id) == self.other_name { self.inner.device() } else { id }
     }
 
-    /// Makes a call take its time.
+    /// Makes a call last as long as it does in the device's time.
     fn timed<T>(&self, call: impl FnOnce() -> T) -> T {
         if !self.takes_time.load(Ordering::Relaxed) {
             return call();
@@ -249,31 +249,30 @@ impl HookedDriver {
         answer
     }
 
-    /// From now on a [query](Driver::event_query) of an event waits for the event and returns that it is
-    /// done: without running work, all devices then give the same answers, however fast they are.
+    /// From now on, a [query](Driver::event_query) of an event waits for the event and returns that it is
+    /// done. So all devices give the same answers, however fast they are.
     pub fn wait_at_queries(&self) {
         self.is_quiet.store(true, Ordering::Relaxed);
     }
 
-    /// From now on every other query is told that the event is not done, as a real device may well say just
-    /// after a record.
+    /// From now on, every other query returns that the event is not done, as a real device may just after a
+    /// record.
     pub fn answer_late(&self) {
         self.is_late.store(true, Ordering::Relaxed);
     }
 
-    /// From now on, no thread's capture mode is exchanged: calls behave as in a library that ignores
-    /// captures.
+    /// From now on, no thread's capture mode changes: calls behave as in a library that ignores captures.
     pub fn keep_capture_modes(&self) {
         self.keeps_modes.store(true, Ordering::Relaxed);
     }
 
-    /// Says that the stream was made elsewhere: [`event_record_if_alive`](Driver::event_record_if_alive)
-    /// answers `Ok(false)` for it and does nothing, as for a stream that another library created.
+    /// Treats the stream as made elsewhere. [`event_record_if_alive`](Driver::event_record_if_alive) returns
+    /// `Ok(false)` for it and does nothing, as for a stream that another library created.
     pub fn foreign(&self, stream: StreamRef) {
         self.foreign.lock().push(stream.id());
     }
 
-    /// How many closures are set and have not run: 0 at the end of a test that is about them.
+    /// Returns how many closures are set and have not run. A test that uses closures should end with 0.
     pub fn hooks_left(&self) -> usize {
         let hooks = [
             &self.before_record,

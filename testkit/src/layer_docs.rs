@@ -1,8 +1,8 @@
-//! The options of layers, as pages that rustdoc shows: made from the entries that `--list-layers` prints.
+//! The options of layers as rustdoc pages, made from the entries that `--list-layers` prints.
 //!
-//! A crate has a page for each of its layers, `layers/NAME.md`, which the layer's type includes by
-//! `#[doc = include_str!(…)]`. A test of the crate calls [`check`], which fails where a page and its entry
-//! differ; with MILLPOND_WRITE=1 it writes the pages anew.
+//! A crate has a page for each of its layers, `layers/NAME.md`. The layer's type includes it with `#[doc =
+//! include_str!(…)]`. A test of the crate calls [`check`], which fails if a page and its entry differ. With
+//! MILLPOND_WRITE=1 it rewrites the pages.
 
 use std::fmt::Write;
 use std::fs;
@@ -11,7 +11,7 @@ use std::path::Path;
 use millpond_core::environment;
 use millpond_core::stack::LayerEntry;
 
-/// The name and the options of a layer, as Markdown.
+/// Returns a layer's name and options as Markdown.
 pub fn page(entry: &LayerEntry) -> String {
     let LayerEntry { name, about, params, .. } = entry;
     let mut page = format!(
@@ -23,17 +23,17 @@ pub fn page(entry: &LayerEntry) -> String {
         _ => "| option | value |\n|---|---|\n",
     };
     for (option, about) in *params {
-        // Writing to a text cannot fail.
+        // Writing to a string cannot fail.
         let _ = writeln!(page, "| `{option}` | {} |", about.replace('|', "\\|"));
     }
     page
 }
 
-/// Checks that `folder` has the [`page`] of each layer, and that each option says what its default is, or
-/// that it is required. With MILLPOND_WRITE=1 it writes the pages.
+/// Checks that `folder` has the [`page`] of each layer, and that each option states its default or that it is
+/// required. With MILLPOND_WRITE=1 it writes the pages.
 ///
 /// # Panics
-/// If that is not so, or a page cannot be written.
+/// If a check fails or a page cannot be written.
 pub fn check(folder: impl AsRef<Path>, layers: &[LayerEntry]) {
     check_or_write(folder.as_ref(), layers, environment::variable("MILLPOND_WRITE").is_some());
 }
@@ -50,7 +50,7 @@ fn check_or_write(folder: &Path, layers: &[LayerEntry], writes: bool) {
             written.unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         }
         let there = fs::read_to_string(&file).unwrap_or_default();
-        assert_eq!(there, page, "{}: pass this test once with MILLPOND_WRITE=1", file.display());
+        assert_eq!(there, page, "{}: run this test once with MILLPOND_WRITE=1", file.display());
     }
 }
 

@@ -1,25 +1,25 @@
-//! Tools for testing memory resources: yours as well as millpond's own.
+//! Tools for testing memory resources, your own as well as millpond's.
 //!
-//! | here | what it is for |
+//! | item | purpose |
 //! |---|---|
 //! | [`conformance`] | one suite that every resource and adaptor passes, simulated or on a GPU |
-//! | [`program`] | seeded programs over many streams, checked by oracles, shrunk when one fails |
+//! | [`program`] | seeded programs over many streams, checked by oracles and shrunk after a failure |
 //! | [`race`] | many threads over one resource, with too little memory |
 //! | [`faults`] | one scenario, run once for every driver call in it, with that call failing |
-//! | [`hooked`] | a driver that lets something else happen in the middle of a call, or not know a stream |
+//! | [`hooked`] | a driver that lets something else happen in the middle of a call, or hides a stream |
 //! | [`reentrancy`] | which layer hangs when its upstream, the driver or a hook calls the stack back |
 //! | [`guest`] | foreign code that a resource calls in the middle of a call, and that uses it again |
-//! | [`watch`] | a layer that notes which layer is called, and a watchdog that names the one that hangs |
+//! | [`watch`] | a layer that records which layer is called, and a watchdog that names the hanging one |
 //! | [`random_stacks`] | random stacks of all layers, for programs and races |
 //! | [`mock`] | a scripted resource to put below an adaptor, so that its test reads as a script |
-//! | [`Checked`] | a wrapper that tells the simulated device and the shadow what is handed out |
+//! | [`Checked`] | a wrapper that reports all blocks to the simulated device and the shadow |
 //! | [`Several`] | several resources of one device behind one, so that they compete for its memory |
-//! | [`shadow`] | the plain model of an allocator that the others compare with |
-//! | [`layer_docs`] | the options of layers as pages of their documentation, made from their entries |
-//! | [`own_process`] | a test in a process of its own, for what a process has once |
+//! | [`shadow`] | the plain model of an allocator, for comparison |
+//! | [`layer_docs`] | the options of layers as documentation pages, made from their entries |
+//! | [`own_process`] | a test in its own process, for things that a process has only once |
 //! | [`misuse_recorder`] | which refused calls the current thread caused |
-//! | [`captured`] | seeded programs that capture graphs in scopes, with other work before, beside and after |
-//! | [`canary`] | a pool, scopes, and a layer that submits work, each wrong as chosen: the oracles see it |
+//! | [`captured`] | seeded programs that capture graphs in scopes, with other work before, during and after |
+//! | [`canary`] | a pool, scopes, and a layer that submits work, each with a chosen mistake for the oracles |
 //!
 //! Everything is deterministic: nothing is random without a seed, and a failure prints the seed.
 
@@ -48,7 +48,7 @@ pub use checked::Checked;
 pub use rng::Rng;
 pub use several::Several;
 
-/// The message of a panic.
+/// A panic's message.
 fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned())

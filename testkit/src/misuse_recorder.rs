@@ -1,8 +1,8 @@
 //! Records the refused calls of the current thread.
 //!
-//! The process has one [hook](millpond_core::misuse) for misuse, while tests run on many threads. [`record`]
-//! installs one hook permanently, which keeps each thread's reports apart, and panics on threads that do not
-//! record, as the default hook does. The thread's [guest] is called for each report.
+//! A process has only one [hook](millpond_core::misuse) for misuse, but tests run on many threads. [`record`]
+//! installs one hook permanently, which keeps each thread's reports apart. On threads that do not record, it
+//! panics, as the default hook does. It calls the thread's [guest] for each report.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Once};
@@ -12,11 +12,11 @@ use millpond_core::misuse::{Misuse, set_hook};
 use crate::guest;
 
 thread_local! {
-    /// One list for each recording that is going on, innermost last.
+    /// One list for each active recording, innermost last.
     static RECORDINGS: RefCell<Vec<Vec<Misuse>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs `body` and returns what it returned, with the misuse that it caused on this thread.
+/// Runs `body` and returns its result along with the misuse that it caused on this thread.
 ///
 /// ```
 /// use millpond_core::misuse::{Misuse, MisuseKind, report};
@@ -38,7 +38,7 @@ pub fn record<T>(body: impl FnOnce() -> T) -> (T, Vec<Misuse>) {
     (result, recording.finish())
 }
 
-/// Installs the hook, unless that was done.
+/// Installs the hook, if that was not done before.
 pub(crate) fn install() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
@@ -52,7 +52,7 @@ pub(crate) fn install() {
     });
 }
 
-/// Ends the recording also when the body panics.
+/// Ends the recording, even if the body panics.
 struct Recording;
 
 impl Recording {

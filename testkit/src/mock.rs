@@ -1,7 +1,7 @@
 //! A scripted resource to put below an adaptor, so that the adaptor's test reads as a script.
 //!
-//! [`resource`] returns the resource and a [`Handle`] that says what it answers and tells what it was asked,
-//! as tower-test does for services. The addresses it hands out have no memory behind them.
+//! [`resource`] returns the resource and a [`Handle`] that sets its answers and records its calls, as
+//! tower-test does for services. The addresses it hands out have no memory behind them.
 //!
 //! ```
 //! use millpond_core::{DeviceMemoryResourceExt, DevicePtr, ErrorKind, Layout, StreamRef};
@@ -32,7 +32,8 @@ use millpond_core::{
 };
 use parking_lot::Mutex;
 
-/// One call that the resource got. Questions that change nothing, like `driver` and `Display`, are not noted.
+/// A call that the resource received. Queries that change nothing, like `driver` and `Display`, are not
+/// recorded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Call {
     /// `allocate`.
@@ -63,12 +64,12 @@ pub enum Call {
 }
 
 impl Call {
-    /// An `allocate`.
+    /// Returns an `allocate` call.
     pub const fn allocate(layout: Layout, stream: StreamRef) -> Self {
         Self::Allocate { layout, stream }
     }
 
-    /// A `deallocate`.
+    /// Returns a `deallocate` call.
     pub const fn deallocate(ptr: DevicePtr, layout: Layout, stream: StreamRef) -> Self {
         Self::Deallocate { ptr, layout, stream }
     }
@@ -90,21 +91,21 @@ struct State {
     trims_fail: Option<ErrorKind>,
 }
 
-/// The resource of a script; see the [module](self).
+/// The scripted resource; see the [module](self).
 pub struct MockResource {
     driver: DriverHandle,
     state: Arc<Mutex<State>>,
 }
 
-/// Says what a [`MockResource`] answers and tells what it was asked.
+/// Sets a [`MockResource`]'s answers and records its calls.
 #[derive(Clone)]
 pub struct Handle {
     state: Arc<Mutex<State>>,
 }
 
-/// A resource that follows a script, and the handle of its script.
+/// Returns a resource that follows a script, and the script's handle.
 ///
-/// Without a script every request is answered with a fresh address, aligned as asked for.
+/// Without a script, it serves every request with a fresh address, aligned as requested.
 pub fn resource(driver: DriverHandle) -> (MockResource, Handle) {
     let state = Arc::new(Mutex::new(State {
         answers: VecDeque::new(),
@@ -120,13 +121,13 @@ pub fn resource(driver: DriverHandle) -> (MockResource, Handle) {
 }
 
 impl Handle {
-    /// The next `allocate` that is not answered yet fails with this kind; `Poisoned` and `Driver` carry the
-    /// driver's error below them.
+    /// Makes the next unanswered `allocate` fail with this kind; `Poisoned` and `Driver` carry a driver error
+    /// as their cause.
     pub fn fail_next(&self, kind: ErrorKind) {
         self.state.lock().answers.push_back(Answer::Fail(kind));
     }
 
-    /// The next `allocate` that is not answered yet returns this pointer.
+    /// Makes the next unanswered `allocate` return this pointer.
     pub fn answer_next(&self, ptr: DevicePtr) {
         self.state.lock().answers.push_back(Answer::Ptr(ptr));
     }
@@ -146,22 +147,22 @@ impl Handle {
         self.state.lock().trimmed_bytes = bytes;
     }
 
-    /// From now on `trim` fails with this kind, as [`fail_next`](Self::fail_next) says; `None` ends that.
+    /// From now on, `trim` fails with this kind, as in [`fail_next`](Self::fail_next); `None` ends that.
     pub fn fail_trims(&self, kind: Option<ErrorKind>) {
         self.state.lock().trims_fail = kind;
     }
 
-    /// The calls so far.
+    /// Returns the calls so far.
     pub fn calls(&self) -> Vec<Call> {
         self.state.lock().calls.clone()
     }
 
-    /// The calls so far; forgets them.
+    /// Returns the calls so far and forgets them.
     pub fn take_calls(&self) -> Vec<Call> {
         std::mem::take(&mut self.state.lock().calls)
     }
 
-    /// Checks that exactly these calls were made since the last time, and forgets them.
+    /// Checks that exactly these calls were made since the last check, and forgets them.
     ///
     /// # Panics
     /// If other calls were made.
@@ -170,7 +171,7 @@ impl Handle {
         assert_eq!(self.take_calls(), expected.into_iter().collect::<Vec<_>>());
     }
 
-    /// The blocks that were handed out and have not come back, by address.
+    /// Returns the blocks that were handed out and not freed, by address.
     pub fn live(&self) -> Vec<(DevicePtr, Layout)> {
         self.state.lock().live.iter().map(|(&ptr, &layout)| (ptr, layout)).collect()
     }
@@ -208,7 +209,7 @@ fn scripted(kind: ErrorKind) -> Error {
 }
 
 // SAFETY: fresh addresses never overlap and are aligned; they stand for memory that is never touched. A
-// script can break the contract, which is what it is for.
+// script may break the contract on purpose.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl DeviceMemoryResource for MockResource {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
@@ -299,7 +300,7 @@ mod tests {
         let ptr = resource.allocate(page, S).unwrap();
         assert!(ptr.is_aligned_to(4096));
         assert_eq!(handle.live(), [(ptr, page)]);
-        // SAFETY: the block is the mock's, live, and unused.
+        // SAFETY: the block came from the mock and is live and unused.
         unsafe { resource.deallocate(ptr, page, S) };
         assert_eq!(handle.live(), []);
         let asked = Call::allocate(page, S);

@@ -1,18 +1,19 @@
-//! Runs a test in a process of its own: it forks, counts threads, or needs what a process has once.
+//! Runs a test in its own process: because it forks, counts threads, or needs things that a process has only
+//! once.
 
 use std::process::Command;
 
 use millpond_core::environment::variable;
 
-/// Set in the process that a test has for itself.
+/// Set in a test's own process.
 const IN_CHILD: &str = "MILLPOND_TEST_OWN_PROCESS";
 
-/// Runs the body of a test in a new process, in which no other test runs.
+/// Runs a test's body in a new process, where no other test runs.
 ///
 /// # Panics
 ///
-/// If the test fails there, with what it printed. So it does if the closure is not in the test itself: its
-/// name is where the test is found.
+/// If the test fails there; the message has its output. Also if the closure is not written in the test
+/// itself: its name is used to find the test.
 ///
 /// ```no_run
 /// # use millpond_testkit::own_process;

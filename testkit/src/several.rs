@@ -11,10 +11,10 @@ use millpond_core::{
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-/// Several resources of one device behind one: each request goes to one of them, chosen by its size and its
-/// stream, and each block goes back to the resource that it came from.
+/// Puts several resources of one device behind one. The size and the stream of a request select the resource
+/// that serves it. Each block returns to the resource that it came from.
 ///
-/// With pools among them, and too little memory, the pools have to release free memory to each other.
+/// If there are pools among them and memory is short, the pools must release free memory to each other.
 pub struct Several {
     resources: Vec<AnyResource>,
     /// The index of the resource that each live block came from.
@@ -25,20 +25,20 @@ impl Several {
     /// Puts the resources behind one.
     ///
     /// # Panics
-    /// If there is none.
+    /// If there is no resource.
     pub fn new(resources: Vec<AnyResource>) -> Self {
         assert!(!resources.is_empty(), "there is no resource");
         Self { resources, owners: Mutex::default() }
     }
 
-    /// The resources behind this one.
+    /// Returns the resources behind this one.
     pub fn resources(&self) -> &[AnyResource] {
         &self.resources
     }
 }
 
-// SAFETY: a block is handed out and taken back by the same resource, whose contract holds; all of them are of
-// one device.
+// SAFETY: the resource that hands out a block also takes it back, and its contract holds. All resources
+// belong to one device.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl DeviceMemoryResource for Several
 where
@@ -56,7 +56,8 @@ where
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         let owner = self.owners.lock().remove(&ptr).unwrap_or(0);
-        // SAFETY: the caller's promises are those that the resource wants, and the block is of this resource.
+        // SAFETY: the caller makes the promises that the resource requires, and the block came from this
+        // resource.
         unsafe { self.resources[owner].deallocate(ptr, layout, stream) };
     }
 

@@ -1,7 +1,7 @@
 //! A plain model of an allocator: the live ranges, and the request of each.
 //!
-//! It does what a resource must do in the most obvious way, so that a resource can be compared with it.
-//! The idea is rlsf's shadow allocator.
+//! It does a resource's work in the most obvious way, so that a resource can be compared with it. The idea is
+//! from rlsf's shadow allocator.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,12 +11,12 @@ use millpond_core::{DevicePtr, Layout, align_up};
 /// A violation that no allocator may commit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// A request for bytes was answered with the null pointer.
+    /// A request for bytes returned the null pointer.
     Null {
         /// The request.
         layout: Layout,
     },
-    /// A request for no bytes was answered with a block.
+    /// A request for 0 bytes returned a block.
     NotNull {
         /// The block that was handed out.
         ptr: DevicePtr,
@@ -35,7 +35,7 @@ pub enum Fault {
         /// The request.
         layout: Layout,
     },
-    /// The block overlaps one that is live.
+    /// The block overlaps a live block.
     Overlap {
         /// The block that was handed out.
         ptr: DevicePtr,
@@ -46,14 +46,14 @@ pub enum Fault {
         /// The size of the live block in bytes, as requested.
         other_bytes: u64,
     },
-    /// The block that comes back is not live.
+    /// The freed block is not live.
     NotLive {
-        /// The pointer that came back.
+        /// The freed pointer.
         ptr: DevicePtr,
     },
-    /// The block comes back with another layout.
+    /// The block is freed with another layout.
     WrongLayout {
-        /// The pointer that came back.
+        /// The freed pointer.
         ptr: DevicePtr,
         /// The layout of the allocation.
         allocated: Layout,
@@ -66,12 +66,12 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Null { layout } => write!(f, "null for a request of {} bytes", layout.bytes()),
-            Self::NotNull { ptr } => write!(f, "{ptr} for a request of no bytes; null is right"),
+            Self::NotNull { ptr } => write!(f, "{ptr} for a request of 0 bytes; it must return null"),
             Self::Misaligned { ptr, layout } => {
                 write!(f, "{ptr} is not a multiple of {}", layout.alignment())
             }
             Self::Wraps { ptr, layout } => {
-                write!(f, "{} bytes at {ptr} end behind the address space", layout.bytes())
+                write!(f, "{} bytes at {ptr} end beyond the address space", layout.bytes())
             }
             Self::Overlap { ptr, layout, other, other_bytes } => {
                 let bytes = layout.bytes();
@@ -79,7 +79,7 @@ impl fmt::Display for Fault {
             }
             Self::NotLive { ptr } => write!(f, "no live block starts at {ptr}"),
             Self::WrongLayout { ptr, allocated, returned } => {
-                write!(f, "{ptr} was allocated as {allocated:?} and comes back as {returned:?}")
+                write!(f, "{ptr} was allocated as {allocated:?} but freed as {returned:?}")
             }
         }
     }
@@ -107,7 +107,7 @@ pub struct ShadowAllocator {
 }
 
 impl ShadowAllocator {
-    /// A model without live blocks.
+    /// Creates a model without live blocks.
     pub fn new() -> Self {
         Self::default()
     }
@@ -115,7 +115,7 @@ impl ShadowAllocator {
     /// Records that `ptr` was handed out for `layout`.
     ///
     /// # Errors
-    /// The first rule that the block breaks; then nothing is recorded.
+    /// Returns the first rule that the block breaks, and records nothing.
     pub fn allocate(&mut self, ptr: DevicePtr, layout: Layout) -> Result<(), Fault> {
         if layout.bytes() == 0 {
             return if ptr.is_null() { Ok(()) } else { Err(Fault::NotNull { ptr }) };
@@ -144,7 +144,7 @@ impl ShadowAllocator {
     /// Records that `ptr` was freed.
     ///
     /// # Errors
-    /// [`Fault::NotLive`] or [`Fault::WrongLayout`]; then nothing is recorded.
+    /// Returns [`Fault::NotLive`] or [`Fault::WrongLayout`], and records nothing.
     pub fn deallocate(&mut self, ptr: DevicePtr, layout: Layout) -> Result<(), Fault> {
         if layout.bytes() == 0 && ptr.is_null() {
             return Ok(());
@@ -162,37 +162,37 @@ impl ShadowAllocator {
         Ok(())
     }
 
-    /// The live blocks in the order of their addresses.
+    /// Returns the live blocks in address order.
     pub fn live(&self) -> impl Iterator<Item = (DevicePtr, Layout)> + '_ {
         self.live.iter().map(|(&ptr, &layout)| (ptr, layout))
     }
 
-    /// Whether a live block starts there.
+    /// Returns whether a live block starts at `ptr`.
     pub fn is_live(&self, ptr: DevicePtr) -> bool {
         self.live.contains_key(&ptr)
     }
 
-    /// The number of live blocks.
+    /// Returns the number of live blocks.
     pub fn live_blocks(&self) -> u64 {
         self.live.len() as u64
     }
 
-    /// The bytes of the live blocks, as requested.
+    /// Returns the bytes of the live blocks, as requested.
     pub const fn requested_bytes(&self) -> u64 {
         self.requested_bytes
     }
 
-    /// The bytes of the live blocks, each rounded up to 256.
+    /// Returns the bytes of the live blocks, each rounded up to a multiple of 256.
     pub const fn rounded_bytes(&self) -> u64 {
         self.rounded_bytes
     }
 
-    /// The number of blocks handed out so far; requests for no bytes are not counted.
+    /// Returns the number of blocks handed out so far; requests for 0 bytes do not count.
     pub const fn allocations(&self) -> u64 {
         self.allocations
     }
 
-    /// The number of blocks freed so far.
+    /// Returns the number of blocks freed so far.
     pub const fn deallocations(&self) -> u64 {
         self.deallocations
     }

@@ -1,12 +1,12 @@
-//! The extent of the comparison of statistics.
+//! How thoroughly statistics are compared.
 
-/// How much of the statistics of a resource is compared with the shadow.
+/// Which part of a resource's statistics is compared with the shadow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StatisticsCheck {
-    /// Nothing: the resource keeps none, or keeps those of something below it.
+    /// Nothing: the resource keeps no statistics, or returns those from a layer below it.
     None,
-    /// The handed-out memory: blocks, bytes as requested, and the number of calls.
+    /// The memory in use: blocks, requested bytes, and the number of calls.
     Counts,
-    /// The counts, and that the bytes reserved are those that the device has handed out.
+    /// The counts. Also, the reserved bytes must equal the bytes that the device has handed out.
     Exact,
 }

@@ -18,12 +18,12 @@ pub struct AlignedLayer {
 }
 
 impl AlignedLayer {
-    /// Aligns all blocks to `alignment` bytes; less than 256 is raised to that.
+    /// Aligns all blocks to `alignment` bytes; less than 256 is raised to 256.
     pub fn new(alignment: u64) -> Self {
         Self { alignment, threshold_bytes: 0 }
     }
 
-    /// Aligns blocks of at least `bytes` only.
+    /// Aligns only blocks of at least `bytes`.
     pub fn threshold_bytes(mut self, bytes: u64) -> Self {
         self.threshold_bytes = bytes;
         self
@@ -45,14 +45,14 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "aligned",
     about: "aligns blocks to more than 256 bytes",
     params: &[
-        ("alignment", "the alignment in bytes, a power of two, as in 4KiB (default 256)"),
-        ("threshold", "the smallest request in bytes that is aligned, as in 64KiB (default 0)"),
+        ("alignment", "the alignment in bytes, a power of two, such as 4KiB (default 256)"),
+        ("threshold", "the smallest request to align, in bytes, such as 64KiB (default 0)"),
     ],
     kind: LayerKind::ReadLayer(read),
 };
 
 fn read<'a>(params: &Params<'a>) -> Result<LayerBuilder<'a>> {
-    // Bytes are meant here, so a small number needs no unit.
+    // A small number means bytes here, so it needs no unit.
     let alignment = params.get_with("alignment", parse_bytes)?.unwrap_or(ALLOCATION_ALIGNMENT);
     Layout::with_alignment(0, alignment)?;
     let layer =

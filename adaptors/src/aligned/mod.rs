@@ -18,12 +18,12 @@ pub use layer::AlignedLayer;
 
 use crate::rare_blocks::{RareBlocks, Removed};
 
-/// Starts the blocks of requests from a threshold on at multiples of an alignment.
+/// Aligns the blocks of requests from a threshold on to more than 256 bytes.
 ///
-/// A request keeps its own alignment where that is the larger one. The upstream is asked for the aligned
-/// block, which the resources of millpond hand out without waste. From an upstream that refuses alignments
-/// above 256, the adaptor takes as many bytes more as the alignment may need, hands out an address inside the
-/// block, and remembers where the block begins; every later request then goes that way at once.
+/// A request keeps its own alignment if it is larger. The adaptor asks its upstream for an aligned block;
+/// millpond's resources serve it without waste. Some upstreams refuse alignments above 256. From them, the
+/// adaptor takes a larger block, returns an address inside it, and remembers where the block begins. After
+/// the first refusal, every later request takes this way at once.
 ///
 /// ```
 /// use millpond_adaptors::AlignedLayer;
@@ -36,7 +36,7 @@ use crate::rare_blocks::{RareBlocks, Removed};
 /// assert_eq!(stack.to_string(), "cuda+aligned:alignment=4KiB,threshold=64KiB");
 /// let block = stack.allocate_bytes(100_000, StreamRef::LEGACY)?;
 /// assert!(block.is_aligned_to(4096));
-/// # // SAFETY: the block is live, unused, and given back with its size.
+/// # // SAFETY: the block is live, unused, and freed with its size.
 /// # unsafe { stack.deallocate_bytes(block, 100_000, StreamRef::LEGACY) };
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
@@ -44,9 +44,9 @@ pub struct AlignedResourceAdaptor<R> {
     upstream: R,
     alignment: u64,
     threshold_bytes: u64,
-    /// The upstream's blocks whose address is not the one that was handed out.
+    /// The upstream's blocks whose address differs from the address that the caller got.
     shifted: RareBlocks<DevicePtr>,
-    /// Whether the upstream refused an alignment that a larger block then served.
+    /// Whether the upstream refused an alignment, and a larger block then served the request.
     upstream_refuses: AtomicBool,
 }
 
@@ -56,17 +56,17 @@ impl<R: DeviceMemoryResource> AlignedResourceAdaptor<R> {
         Self { upstream, alignment, threshold_bytes, shifted, upstream_refuses }
     }
 
-    /// The alignment in bytes.
+    /// Returns the alignment in bytes.
     pub fn alignment(&self) -> u64 {
         self.alignment
     }
 
-    /// The smallest request in bytes that is aligned.
+    /// Returns the smallest request to align, in bytes.
     pub fn threshold_bytes(&self) -> u64 {
         self.threshold_bytes
     }
 
-    /// The layout that a request gets.
+    /// Returns the aligned layout of a request.
     fn aligned(&self, layout: Layout) -> Result<Layout> {
         if layout.bytes() < self.threshold_bytes {
             return Ok(layout);
@@ -74,13 +74,13 @@ impl<R: DeviceMemoryResource> AlignedResourceAdaptor<R> {
         Layout::with_alignment(layout.bytes(), layout.alignment().max(self.alignment))
     }
 
-    /// Allocates a block that is large enough to hold an aligned one.
+    /// Allocates a block that is large enough to contain an aligned block.
     #[cold]
     fn allocate_inside(&self, aligned: Layout, stream: StreamRef) -> Result<DevicePtr> {
         let padded = padded(aligned).ok_or_else(|| Error::request_too_large(aligned, stream))?;
         let base = self.upstream.allocate(padded, stream)?;
         let Some(start) = align_up(base.address(), aligned.alignment()) else {
-            // SAFETY: the block was allocated just now with this layout, and nothing used it.
+            // SAFETY: the block was just allocated with this layout, and nothing used it.
             unsafe { self.upstream.deallocate(base, padded, stream) };
             return Err(Error::request_too_large(aligned, stream));
         };
@@ -89,14 +89,15 @@ impl<R: DeviceMemoryResource> AlignedResourceAdaptor<R> {
     }
 }
 
-/// A layout at 256 bytes that holds an aligned block wherever it starts; `None` if no memory is that large.
+/// Returns a layout at 256 bytes that contains an aligned block wherever it starts; `None` if no memory is
+/// that large.
 fn padded(aligned: Layout) -> Option<Layout> {
     let bytes = align_up(aligned.bytes(), aligned.alignment())?;
     bytes.checked_add(aligned.alignment() - ALLOCATION_ALIGNMENT).map(Layout::new)
 }
 
-// SAFETY: each block is the upstream's, or lies inside one of the upstream's that has no other user; both
-// calls compute the same layout from that of the request.
+// SAFETY: each block comes from the upstream, or lies inside a block of the upstream that has no other user.
+// Both calls compute the same layout from the request's layout.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for AlignedResourceAdaptor<R> {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
@@ -110,7 +111,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for AlignedResourceAda
             }
             match self.upstream.allocate(aligned, stream) {
                 Err(error) if is_refusal(error.kind()) => {
-                    // Layers above act on a lack of memory, not on the refusal.
+                    // Layers above react to a lack of memory, not to the refusal.
                     let says_more = |inside: &Error| inside.is_out_of_memory() || inside.is_sticky();
                     let ptr = self
                         .allocate_inside(aligned, stream)
@@ -127,7 +128,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for AlignedResourceAda
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         let aligned = self.aligned(layout).unwrap_or(layout);
         match self.shifted.remove(ptr, layout, stream, self) {
-            // SAFETY: the caller's promises hold for the upstream, where the block came from.
+            // SAFETY: the caller's promises hold for the upstream too: the block came from there.
             Removed::NotHere => unsafe { self.upstream.deallocate(ptr, aligned, stream) },
             Removed::Here(base) => {
                 let padded = padded(aligned).unwrap_or(aligned);
@@ -138,7 +139,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for AlignedResourceAda
         }
     }
 
-    /// Only to itself: another adaptor does not know where shifted blocks begin.
+    /// Equal only to itself: another adaptor does not know where shifted blocks begin.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         is_same(self, other)
     }
@@ -148,14 +149,14 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for AlignedResourceAda
     }
 
     fn provide(&self, traits: &mut Traits) {
-        // SAFETY: threads may share all parts but the upstream.
+        // SAFETY: threads may share all parts except the upstream.
         unsafe { traits.share_over(&[&self.upstream]) };
     }
 
     forward_to_upstream!(except allocate, deallocate, is_equal, statistics, provide);
 }
 
-/// Whether an upstream refuses a request that it may serve at another alignment.
+/// Returns whether the error refuses a request that the upstream may serve at another alignment.
 fn is_refusal(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::Unsupported | ErrorKind::InvalidArgument)
 }

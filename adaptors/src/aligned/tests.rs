@@ -1,4 +1,4 @@
-//! Tests alignments: what the upstream is asked for, and what becomes of an upstream that refuses.
+//! Tests alignments: the requests to the upstream, and upstreams that refuse them.
 
 use millpond_core::misuse::{Misuse, MisuseKind};
 use millpond_core::stack::{LayerTable, StackSpec};
@@ -85,7 +85,7 @@ fn the_larger_alignment_counts() {
     assert_eq!(handle.live(), []);
 }
 
-/// The numbers are those of RMM's tests.
+/// RMM's tests have the same numbers.
 #[test]
 fn an_upstream_that_refuses_is_asked_for_more() {
     let (resource, handle) = adaptor(AlignedLayer::new(4096));
@@ -166,7 +166,7 @@ fn everything_else_is_the_upstreams() {
     assert!(resource.is_equal(&resource) && !resource.is_equal(resource.upstream().unwrap()));
 }
 
-/// Threads align blocks of a real pool, and of one whose alignments are refused.
+/// Threads align blocks of a real pool, and of a pool that refuses alignments.
 #[test]
 fn threads_share_it() {
     for refuses in [false, true] {

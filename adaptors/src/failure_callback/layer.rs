@@ -1,4 +1,4 @@
-//! The layer that calls a function where memory is out. Text cannot name a function, so it has no text.
+//! The layer that calls a function when memory is out. It has no text, because text cannot name a function.
 
 use millpond_core::{DeviceMemoryResource, Layer, Result};
 
@@ -13,15 +13,15 @@ pub struct FailureCallbackLayer<F> {
 }
 
 impl<F: Fn(&FailedRequest<'_>) -> bool + 'static> FailureCallbackLayer<F> {
-    /// The most retries of one request, unless [`max_retries`](Self::max_retries) says otherwise.
+    /// The most retries of one request, unless [`max_retries`](Self::max_retries) sets another number.
     pub const DEFAULT_MAX_RETRIES: u32 = 10;
 
-    /// Calls `callback` where memory is out, and tries again if it returns true.
+    /// Calls `callback` when memory is out, and retries the request if it returns true.
     pub fn new(callback: F) -> Self {
         Self { callback, max_retries: Self::DEFAULT_MAX_RETRIES }
     }
 
-    /// Sets how often one request is tried again at most.
+    /// Sets the most retries of one request.
     pub fn max_retries(mut self, retries: u32) -> Self {
         self.max_retries = retries;
         self

@@ -1,4 +1,4 @@
-//! Calls a function where memory is out, and tries again if that says so.
+//! Calls a function when memory is out, and retries if the function says so.
 
 pub(crate) mod layer;
 #[cfg(test)]
@@ -14,7 +14,7 @@ use millpond_core::{
 
 pub use layer::FailureCallbackLayer;
 
-/// What a failure callback learns about the request that failed.
+/// The failed request, as the failure callback sees it.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct FailedRequest<'a> {
@@ -28,19 +28,18 @@ pub struct FailedRequest<'a> {
     pub attempt: u32,
 }
 
-/// Calls a function when the upstream is out of memory; if that returns true, the request is tried again.
+/// Calls a function when the upstream is out of memory, and retries the request if it returns true.
 ///
-/// The function frees memory that the program can spare: it drops a cache, or spills to the host. It is
-/// called on the thread of the request, and for each [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory),
-/// whatever the size of the request; other errors pass. The error says if the request
-/// [is impossible](Error::is_impossible), so that nothing need be freed for it. A request is tried again at
-/// most
-/// [10 times](FailureCallbackLayer::DEFAULT_MAX_RETRIES) by default; then its last error is returned, and the
-/// function is not called for it.
+/// The function frees memory that the program can spare: for example, it drops a cache or spills to the host.
+/// It runs on the thread of the request, after each [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory),
+/// for any size of request. Other errors pass through. The error tells whether the request [is
+/// impossible](Error::is_impossible); then freeing memory does not help. By default, a request is retried at
+/// most [10 times](FailureCallbackLayer::DEFAULT_MAX_RETRIES). After the last retry its error is returned,
+/// without another call of the function.
 ///
-/// The adaptor holds no lock while it calls the function, which may use the whole stack: it may free blocks
-/// and allocate others, and several threads may be in it at the same time. A request that the function makes
-/// itself does not call it again: if the upstream is out of memory, the request fails.
+/// The adaptor holds no lock while it calls the function, so the function may use the whole stack: it may
+/// free and allocate blocks. Several threads may be in it at the same time. If a request of the function
+/// itself runs out of memory, the function is not called again and the request fails.
 ///
 /// ```
 /// use std::sync::{Arc, Mutex};
@@ -57,7 +56,7 @@ pub struct FailedRequest<'a> {
 /// let (memory, kept) = (Arc::clone(&limited), Arc::clone(&cache));
 /// let drop_one = move |_: &FailedRequest<'_>| match kept.lock().unwrap().pop() {
 ///     Some(block) => {
-///         // SAFETY: the block is the cache's, unused, and given back with its size.
+///         // SAFETY: the block belongs to the cache, unused, and freed with its size.
 ///         unsafe { memory.deallocate_bytes(block, 1 << 20, StreamRef::LEGACY) };
 ///         true
 ///     }
@@ -66,7 +65,7 @@ pub struct FailedRequest<'a> {
 /// let stack = limited.layer(FailureCallbackLayer::new(drop_one))?;
 /// let block = stack.allocate_bytes(1000, StreamRef::LEGACY)?; // the cache makes room
 /// assert!(cache.lock().unwrap().is_empty());
-/// # // SAFETY: the block is live, unused, and given back with its size.
+/// # // SAFETY: the block is live, unused, and freed with its size.
 /// # unsafe { stack.deallocate_bytes(block, 1000, StreamRef::LEGACY) };
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
@@ -77,15 +76,15 @@ pub struct FailureCallbackResourceAdaptor<R, F> {
 }
 
 thread_local! {
-    /// The adaptors in whose functions this thread is.
+    /// The adaptors whose functions this thread is running.
     static INSIDE: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The function of an adaptor while it runs on this thread.
+/// Marks that an adaptor's function runs on this thread.
 struct Inside(usize);
 
 impl Inside {
-    /// Begins a call of the function; `None` if this thread is in it.
+    /// Begins a call of the function; `None` if this thread is already in it.
     fn enter(id: usize) -> Option<Self> {
         let entered = INSIDE.try_with(|inside| {
             let mut inside = inside.borrow_mut();
@@ -95,7 +94,7 @@ impl Inside {
             }
             is_new
         });
-        // A thread that ends has no locals any more.
+        // An ending thread no longer has locals.
         entered.unwrap_or(false).then_some(Self(id))
     }
 }
@@ -107,7 +106,7 @@ impl Drop for Inside {
 }
 
 impl<R, F> FailureCallbackResourceAdaptor<R, F> {
-    /// How often one request is tried again at most.
+    /// Returns the most retries of one request.
     pub fn max_retries(&self) -> u32 {
         self.max_retries
     }
@@ -117,7 +116,7 @@ impl<R: DeviceMemoryResource, F: Fn(&FailedRequest<'_>) -> bool> FailureCallback
     #[cold]
     fn retry(&self, mut error: Error, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
         for attempt in 1..=self.max_retries {
-            // A field's address, since another adaptor may begin where this one does.
+            // The address of a field: another adaptor may start at the address of this one.
             let Some(inside) = Inside::enter(std::ptr::from_ref(&self.max_retries).addr()) else {
                 return Err(error.context("the failure callback made this request itself"));
             };
@@ -151,12 +150,12 @@ where
         allocated.map_err(|error| error.in_stack(self))
     }
 
-    /// To an adaptor with the same type of function, on top of an equal upstream.
+    /// Equal to an adaptor with the same type of function, over an equal upstream.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         downcast::<Self>(other).is_some_and(|other| self.upstream.is_equal(&other.upstream))
     }
 
-    /// The program's function may be one for a single thread.
+    /// The program's function may be single-threaded.
     fn provide(&self, _traits: &mut Traits) {}
 
     forward_to_upstream!(except allocate, is_equal, provide);

@@ -1,4 +1,4 @@
-//! Tests the failure callback: when it is called, with what, and how often.
+//! Tests the failure callback: when, with what, and how often it is called.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -22,7 +22,7 @@ fn mock() -> (MockResource, mock::Handle) {
 
 type Calls = Arc<Mutex<Vec<(u64, u64, StreamRef, u32)>>>;
 
-/// An adaptor whose callback notes its calls and returns `answer`.
+/// Returns an adaptor whose callback records its calls and returns `answer`.
 fn adaptor(answer: bool, retries: u32) -> (impl DeviceMemoryResource, mock::Handle, Calls) {
     let (upstream, handle) = mock();
     let calls = Calls::default();
@@ -104,7 +104,7 @@ fn the_callback_may_free_on_the_stack_that_calls_it() {
     let (inner, kept) = (Arc::downgrade(&stack), Arc::clone(&cache));
     let callback: Callback = Box::new(move |_| {
         let (Some(ptr), Some(stack)) = (kept.lock().unwrap().pop(), inner.upgrade()) else { return false };
-        // SAFETY: the block is the cache's, taken out of it, and given back with its size.
+        // SAFETY: the block was taken out of the cache, and is freed with its size.
         unsafe { stack.get().unwrap().deallocate_bytes(ptr, 256, S) };
         true
     });
@@ -124,7 +124,7 @@ fn the_callback_may_free_on_the_stack_that_calls_it() {
     assert!(resource.allocate_bytes(256, S).unwrap_err().is_out_of_memory(), "nothing is left to free");
 }
 
-/// A callback that asks the stack for memory is not called for that request, or it would never end.
+/// If a callback allocates from the stack, it is not called for that request: otherwise it would never end.
 #[test]
 fn the_callbacks_own_requests_do_not_call_it() {
     type Callback = Box<dyn Fn(&FailedRequest<'_>) -> bool + Send + Sync>;
@@ -151,7 +151,7 @@ fn the_callbacks_own_requests_do_not_call_it() {
 fn everything_else_is_the_upstreams() {
     let (resource, handle, _) = adaptor(true, 10);
     let ptr = resource.allocate_bytes(100, S).unwrap();
-    // SAFETY: the block is live, unused, and given back with its size.
+    // SAFETY: the block is live, unused, and freed with its size.
     unsafe { resource.deallocate_bytes(ptr, 100, S) };
     handle.set_memory_info(MemoryInfo { free: 5, total: 9 });
     handle.set_trimmed_bytes(77);

@@ -1,4 +1,4 @@
-//! The layer that adds another resource for when memory is out, and its parameters in text.
+//! The layer that adds another resource for the case that memory is out, and its parameters in text.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ pub struct FallbackLayer<F = AnyResource> {
 }
 
 impl<F: DeviceMemoryResource> FallbackLayer<F> {
-    /// Takes memory from `fallback` where what is below is out of it.
+    /// Takes memory from `fallback` if the resource below is out of memory.
     pub fn new(fallback: F) -> Self {
         Self { fallback }
     }
@@ -32,8 +32,8 @@ impl<R: DeviceMemoryResource, F: DeviceMemoryResource> Layer<R> for FallbackLaye
 
 pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "fallback",
-    about: "takes memory from another stack where the one below is out of memory",
-    params: &[("to", "the other stack in parentheses, as in to=(managed); required")],
+    about: "takes memory from another stack if the stack below is out of memory",
+    params: &[("to", "the other stack in parentheses, such as to=(managed); required")],
     kind: LayerKind::ReadLayer(read),
 };
 

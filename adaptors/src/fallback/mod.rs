@@ -1,4 +1,4 @@
-//! Takes memory from another resource where the upstream is out of memory.
+//! Takes memory from another resource if the upstream is out of memory.
 
 pub(crate) mod layer;
 #[cfg(test)]
@@ -18,15 +18,15 @@ pub use layer::FallbackLayer;
 
 use crate::rare_blocks::{RareBlocks, Removed};
 
-/// Serves requests from its upstream, and those that run out of memory there from another resource, the
-/// fallback.
+/// Serves requests from its upstream. If the upstream is out of memory, it serves them from another resource,
+/// the fallback.
 ///
-/// A block goes back to where it came from. The adaptor remembers the fallback's blocks only: as long as
-/// there are none, a deallocation costs one load more. A request for which the fallback has no memory, or
-/// which it cannot serve, fails with the upstream's error.
+/// A block goes back to the resource that allocated it. The adaptor remembers only the fallback's blocks:
+/// while there are none, a deallocation costs one extra load. If the fallback cannot serve a request either,
+/// the request fails with the upstream's error.
 ///
-/// The memory is reached by what reaches both, and is in stream order if that of one is. Statistics are the
-/// sums over both, so their peaks may be of different moments.
+/// The memory can be accessed only as the memory of both resources can. It is stream-ordered if either
+/// resource is. Statistics are the sums over both, so their peaks may come from different moments.
 ///
 /// ```
 /// use millpond_adaptors::{FallbackLayer, LimitingLayer};
@@ -41,7 +41,7 @@ use crate::rare_blocks::{RareBlocks, Removed};
 /// assert_eq!(stack.to_string(), "cuda+limiting:limit=1MiB+fallback:to=(managed)");
 /// let block = stack.allocate_bytes(2 << 20, StreamRef::LEGACY)?;
 /// assert_eq!(stack.fallback_blocks(), 1);
-/// # // SAFETY: the block is live, unused, and given back with its size.
+/// # // SAFETY: the block is live, unused, and freed with its size.
 /// # unsafe { stack.deallocate_bytes(block, 2 << 20, StreamRef::LEGACY) };
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
@@ -53,14 +53,14 @@ pub struct FallbackResourceAdaptor<R, F = AnyResource> {
 }
 
 impl<R: DeviceMemoryResource, F: DeviceMemoryResource> FallbackResourceAdaptor<R, F> {
-    /// Serves requests from `upstream`, and from `fallback` where that is out of memory.
+    /// Serves requests from `upstream`, and from `fallback` if `upstream` is out of memory.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if they are of different devices.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if they belong to different devices.
     pub fn new(upstream: R, fallback: F) -> Result<Self> {
         if upstream.device() != fallback.device() {
             return Err(Error::invalid_argument(format!(
-                "the fallback allocates on {}, what is below on {}; use two resources of one device",
+                "the fallback allocates on {}, but the resource below on {}; use two resources of one device",
                 fallback.device(),
                 upstream.device()
             )));
@@ -68,12 +68,12 @@ impl<R: DeviceMemoryResource, F: DeviceMemoryResource> FallbackResourceAdaptor<R
         Ok(Self { upstream, fallback, blocks: RareBlocks::new() })
     }
 
-    /// The resource that serves what the upstream has no memory for.
+    /// Returns the resource that serves requests for which the upstream has no memory.
     pub fn fallback(&self) -> &F {
         &self.fallback
     }
 
-    /// The number of live blocks that came from the fallback.
+    /// Returns the number of live blocks that came from the fallback.
     pub fn fallback_blocks(&self) -> usize {
         self.blocks.len()
     }
@@ -104,15 +104,15 @@ impl<R: DeviceMemoryResource, F: DeviceMemoryResource> FallbackResourceAdaptor<R
         Ok(ptr)
     }
 
-    /// Gives back what both resources hold free: each may hold the memory that the other one lacks. Returns
-    /// whether it was any. That may take a wait, so it is not done for a stream that captures a graph.
+    /// Gives back the free memory of both resources: each may hold the memory that the other lacks. Returns
+    /// whether there was any. This may wait, so it is not done for a stream that captures a graph.
     fn make_room(&self, stream: StreamRef) -> bool {
         let is_capturing = call(&**self.driver(), |driver| driver.stream_is_capturing(stream));
         matches!(is_capturing, Ok(false)) && self.trim_both(0).0 > 0
     }
 
-    /// Trims both, so that they hold at most `keep_bytes` together, the second one also if the first one
-    /// fails. Returns the bytes of both, and the first error.
+    /// Trims both, so that they hold at most `keep_bytes` together. Trims the second even if the first fails.
+    /// Returns the bytes of both, and the first error.
     fn trim_both(&self, keep_bytes: u64) -> (u64, Result<()>) {
         let one = self.upstream.trim(keep_bytes);
         let held = self.upstream.statistics().map_or(0, |known| known.bytes_free());
@@ -122,12 +122,12 @@ impl<R: DeviceMemoryResource, F: DeviceMemoryResource> FallbackResourceAdaptor<R
     }
 }
 
-/// Whether an error is about the request alone.
+/// Returns whether the error is only about this request.
 fn is_refusal(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::OutOfMemory | ErrorKind::InvalidArgument | ErrorKind::Unsupported)
 }
 
-// SAFETY: each block goes back to the resource that it came from; both keep the contract, and live blocks of
+// SAFETY: each block goes back to the resource that allocated it. Both keep the contract, and live blocks of
 // one device do not overlap.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl<R: DeviceMemoryResource, F: DeviceMemoryResource> DeviceMemoryResource
@@ -143,9 +143,9 @@ unsafe impl<R: DeviceMemoryResource, F: DeviceMemoryResource> DeviceMemoryResour
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         match self.blocks.remove(ptr, layout, stream, self) {
-            // SAFETY: the caller's promises hold for the upstream, where the block came from.
+            // SAFETY: the caller's promises hold for the upstream too: the block came from there.
             Removed::NotHere => unsafe { self.upstream.deallocate(ptr, layout, stream) },
-            // SAFETY: the caller's promises hold for the fallback, where the block came from.
+            // SAFETY: the caller's promises hold for the fallback too: the block came from there.
             Removed::Here(()) => unsafe { self.fallback.deallocate(ptr, layout, stream) },
             Removed::Refused => {}
         }
@@ -159,8 +159,8 @@ unsafe impl<R: DeviceMemoryResource, F: DeviceMemoryResource> DeviceMemoryResour
         Some(&self.upstream)
     }
 
-    /// What both have. What both count as free, the device's free memory, is counted once, so this is rather
-    /// too little.
+    /// Returns the memory of both. The device's free memory, which both may count, is counted once, so the
+    /// result is rather too low.
     fn memory_info(&self) -> Result<MemoryInfo> {
         let infos = || {
             let (one, other) = (self.upstream.memory_info()?, self.fallback.memory_info()?);
@@ -175,7 +175,7 @@ unsafe impl<R: DeviceMemoryResource, F: DeviceMemoryResource> DeviceMemoryResour
         Ok(MemoryInfo { free: (one.free + other.free - both).min(one.total), total: one.total })
     }
 
-    /// Only to itself: another adaptor does not know the fallback's blocks.
+    /// Equal only to itself: another adaptor does not know the fallback's blocks.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         is_same(self, other)
     }
@@ -188,14 +188,13 @@ unsafe impl<R: DeviceMemoryResource, F: DeviceMemoryResource> DeviceMemoryResour
         self.upstream.accessibility().and(self.fallback.accessibility())
     }
 
-    /// The sums over both; if one keeps none, those of the other.
+    /// Returns the sums over both, or the statistics of one if the other keeps none.
     fn statistics(&self) -> Option<ResourceStatistics> {
         let both = [self.upstream.statistics(), self.fallback.statistics()];
         self.blocks.add_misuses(both.into_iter().flatten().reduce(ResourceStatistics::beside))
     }
 
-    /// Trims both, so that they hold at most `keep_bytes` together, the second one also if the first one
-    /// fails.
+    /// Trims both, so that they hold at most `keep_bytes` together. Trims the second even if the first fails.
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
         let (bytes, trimmed) = self.trim_both(keep_bytes);
         trimmed.map(|()| bytes).map_err(|error| error.in_stack(self))
@@ -211,7 +210,7 @@ unsafe impl<R: DeviceMemoryResource, F: DeviceMemoryResource> DeviceMemoryResour
 impl<R: fmt::Display, F: fmt::Display> fmt::Display for FallbackResourceAdaptor<R, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = self.fallback.to_string();
-        // A resource that does not print a stack cannot be built from text, either.
+        // A resource that does not print a stack cannot be built from text anyway.
         let to = text.parse().map_or(Piece::Text(text), Piece::Stack);
         let layer = LayerSpec::new("fallback").with("to", Value::from_iter([to]));
         write!(f, "{}+{layer}", self.upstream)
@@ -220,7 +219,7 @@ impl<R: fmt::Display, F: fmt::Display> fmt::Display for FallbackResourceAdaptor<
 
 debug_as_text!(FallbackResourceAdaptor<R: fmt::Display, F: fmt::Display>);
 
-/// Reports what the fallback holds: the layers of the upstream report for themselves.
+/// Reports the memory of the fallback. The layers of the upstream report for themselves.
 impl<R: DeviceMemoryResource, F: DeviceMemoryResource> ReportsMemory for FallbackResourceAdaptor<R, F> {
     fn layer_memory(&self) -> LayerMemory {
         let mut memory = LayerMemory::default();

@@ -1,4 +1,4 @@
-//! Tests the fallback: which resource serves what, and that each block goes back to its own.
+//! Tests the fallback: which resource serves which request, and that each block goes back to its own.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ const MIB: u64 = 1 << 20;
 
 type Both = FallbackResourceAdaptor<MockResource, MockResource>;
 
-/// An adaptor over two mocks that hand out addresses apart, and the handles of both.
+/// Returns an adaptor over two mocks with separate addresses, and the handles of both.
 fn adaptor() -> (Both, mock::Handle, mock::Handle) {
     let device = SimDevice::new(SimConfig::h200());
     let (upstream, first) = mock::resource(device.clone());
@@ -53,7 +53,7 @@ fn blocks_go_back_to_where_they_came_from() {
     assert_eq!(resource.fallback_blocks(), 0);
 }
 
-/// The address is the fallback's at one time and the upstream's at another.
+/// The address belongs to the fallback at one time, and to the upstream at another.
 #[test]
 fn an_address_may_come_from_the_other_one_later() {
     let (resource, first, second) = adaptor();
@@ -69,7 +69,7 @@ fn an_address_may_come_from_the_other_one_later() {
     assert_eq!((first.calls().len(), second.calls().len()), (3, 2));
 }
 
-/// One of the two may hold free memory that the other one lacks.
+/// One of the two may hold free memory that the other lacks.
 #[test]
 fn both_give_way_to_each_other() {
     let table =
@@ -159,7 +159,7 @@ fn both_are_counted() {
     assert_eq!((sum.bytes_in_use, sum.bytes_reserved, sum.misuses), (10, 50, 2));
     first.set_memory_info(MemoryInfo { free: 10 * MIB, total });
     second.set_memory_info(MemoryInfo { free: 3 * MIB, total });
-    // What one has may be what the other one has, too.
+    // Both may count the same free memory.
     assert_eq!(resource.memory_info().unwrap(), MemoryInfo { free: 10 * MIB, total });
     second.set_memory_info(MemoryInfo { free: 3 * MIB, total: 7 * MIB });
     let apart = MemoryInfo { free: 13 * MIB, total: 107 * MIB };
@@ -218,7 +218,7 @@ fn the_memory_is_reached_by_what_reaches_both() {
     assert!(error.message().ends_with("use two resources of one device"), "{error}");
 }
 
-/// The one that cannot give memory back does not keep the other one from it.
+/// A resource that cannot give memory back does not keep the other from it.
 #[test]
 fn a_trim_that_fails_is_not_the_last() {
     let device = SimDevice::new(SimConfig::h200());
@@ -239,7 +239,7 @@ fn threads_share_it() {
     let device = SimDevice::new(SimConfig::h200());
     let limited = mock::resource(device.clone()).0.layer(LimitingLayer::new(4 * 256)).unwrap();
     let (fallback, _handle) = mock::resource(device);
-    // Addresses of the two mocks must not meet.
+    // The addresses of the two mocks must differ.
     fallback.allocate_bytes(1 << 40, S).unwrap();
     let resource = FallbackResourceAdaptor::new(limited, fallback).unwrap();
     std::thread::scope(|scope| {

@@ -16,7 +16,7 @@ pub struct LimitingLayer {
 }
 
 impl LimitingLayer {
-    /// A limit in bytes, or as a share of the bytes that the device has free when the layer is built.
+    /// Creates a limit in bytes, or as a share of the device's free memory when the layer is built.
     pub fn new(limit: impl Into<ByteSize>) -> Self {
         Self { limit: limit.into() }
     }
@@ -33,10 +33,10 @@ impl<R: DeviceMemoryResource> Layer<R> for LimitingLayer {
 
 pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "limiting",
-    about: "limits the bytes that are handed out",
+    about: "limits the live bytes",
     params: &[(
         "limit",
-        "the most bytes handed out: a size, or a percentage of the device's free memory; required",
+        "the most live bytes: a size, or a percentage of the device's free memory; required",
     )],
     kind: LayerKind::ReadLayer(read),
 };

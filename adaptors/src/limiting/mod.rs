@@ -1,4 +1,4 @@
-//! Limits the bytes that are handed out.
+//! Limits the live bytes.
 
 pub(crate) mod layer;
 #[cfg(test)]
@@ -16,16 +16,16 @@ pub use layer::LimitingLayer;
 
 use crate::shards::{All, Guard, Shards};
 
-/// Refuses requests that would bring the handed-out bytes above a limit.
+/// Refuses requests that would raise the live bytes above a limit.
 ///
-/// A request counts as RMM counts it: rounded up to
-/// [`ALLOCATION_ALIGNMENT`](millpond_core::ALLOCATION_ALIGNMENT), from before the upstream is asked until the
-/// upstream has failed or has taken the block back, so the upstream never has more handed out than the limit.
-/// A request that is refused here never counts, not even for a moment: large requests of other threads that
-/// fail do not keep a small one that fits from being served.
+/// The adaptor counts a request as RMM does: rounded up to
+/// [`ALLOCATION_ALIGNMENT`](millpond_core::ALLOCATION_ALIGNMENT). The request counts from before the call of
+/// the upstream until the upstream has failed or has taken the block back. So the upstream's live bytes never
+/// exceed the limit. A request that is refused here never counts, not even for a moment. So large requests of
+/// other threads that fail never block a small one that fits.
 ///
-/// The adaptor counts bytes and does not know blocks. A deallocation that the upstream
-/// [refuses](millpond_core::misuse) leaves the count as it is.
+/// The adaptor counts bytes, and does not know blocks. A deallocation that the upstream
+/// [refuses](millpond_core::misuse) leaves the count unchanged.
 ///
 /// ```
 /// use millpond_adaptors::LimitingResourceAdaptor;
@@ -40,7 +40,7 @@ use crate::shards::{All, Guard, Shards};
 /// let error = resource.allocate_bytes(1025, StreamRef::LEGACY).unwrap_err();
 /// assert!(error.is_out_of_memory());
 /// assert!(error.message().contains("256 bytes short"), "{error}");
-/// # // SAFETY: the block is live, unused, and given back with its layout.
+/// # // SAFETY: the block is live, unused, and freed with its layout.
 /// # unsafe { resource.deallocate_bytes(block, 1000, StreamRef::LEGACY) };
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
@@ -50,35 +50,35 @@ pub struct LimitingResourceAdaptor<R> {
     /// The limit as it was given: in bytes, or as a share.
     limit: ByteSize,
     /// The unused bytes of the limit, divided among the threads. A thread whose share is too small looks at
-    /// all shares under their locks, so a request that fits is served, and threads seldom wait for each
+    /// all shares under their locks. So a request that fits is served, and threads seldom wait for each
     /// other.
     left: Shards<u64>,
 }
 
 impl<R> LimitingResourceAdaptor<R> {
-    /// Limits the handed-out bytes of `upstream` to `limit_bytes`.
+    /// Limits the live bytes of `upstream` to `limit_bytes`.
     pub fn new(upstream: R, limit_bytes: u64) -> Self {
         Self::said(upstream, limit_bytes, ByteSize::Bytes(limit_bytes))
     }
 
-    /// The limit in bytes, and as it was given.
+    /// Stores the limit in bytes, and as it was given.
     fn said(upstream: R, limit_bytes: u64, limit: ByteSize) -> Self {
         let left = Shards::new();
         *left.mine() = limit_bytes;
         Self { upstream, limit_bytes, limit, left }
     }
 
-    /// The bytes that are handed out, after rounding. Never more than [`limit_bytes`](Self::limit_bytes).
+    /// Returns the live bytes, after rounding. Never more than [`limit_bytes`](Self::limit_bytes).
     pub fn allocated_bytes(&self) -> u64 {
         self.limit_bytes - self.sum(&self.left.all())
     }
 
-    /// The limit in bytes.
+    /// Returns the limit in bytes.
     pub fn limit_bytes(&self) -> u64 {
         self.limit_bytes
     }
 
-    /// Counts a request if it fits; otherwise returns the bytes that are handed out.
+    /// Counts a request if it fits; otherwise returns the live bytes.
     fn acquire(&self, bytes: u64) -> Result<Acquired<'_, R>, u64> {
         let mut mine = self.left.mine();
         match mine.checked_sub(bytes) {
@@ -114,13 +114,13 @@ impl<R> LimitingResourceAdaptor<R> {
         Ok(())
     }
 
-    /// Saturates, because a caller may free a block that was never handed out.
+    /// Saturates, because a caller may free a block that was never allocated.
     fn release(&self, bytes: u64) {
         let mut mine = self.left.mine();
         *mine = mine.saturating_add(bytes).min(self.limit_bytes);
     }
 
-    /// The unused bytes of the limit.
+    /// Returns the unused bytes of the limit.
     fn sum(&self, all: &All<'_, u64>) -> u64 {
         all.each.iter().fold(0, |sum: u64, part| sum.saturating_add(**part)).min(self.limit_bytes)
     }
@@ -130,8 +130,8 @@ impl<R> LimitingResourceAdaptor<R> {
         let short = u128::from(allocated) + u128::from(bytes) - u128::from(self.limit_bytes);
         let (limit, in_use) = (format_bytes(self.limit_bytes), format_bytes(allocated));
         let message = format!(
-            "the limit of {limit}, of which {in_use} are in use, is {short} bytes short; give blocks \
-             back, or raise the limit"
+            "the limit is {limit} and {in_use} are in use, so it is {short} bytes short; free blocks, or \
+             raise the limit"
         );
         let mut report = OutOfMemoryReport::new(layout, stream);
         let short = u64::try_from(short).unwrap_or(u64::MAX);
@@ -144,14 +144,14 @@ impl<R> LimitingResourceAdaptor<R> {
     }
 }
 
-/// Bytes of a request that is counted. They are given back if the upstream does not serve it, or panics.
+/// The bytes of a counted request. They are given back if the upstream does not serve the request, or panics.
 struct Acquired<'a, R> {
     limit: &'a LimitingResourceAdaptor<R>,
     bytes: u64,
 }
 
 impl<R> Acquired<'_, R> {
-    /// Leaves the count to the block.
+    /// Keeps the bytes counted until the block is freed.
     fn keep(self) {
         std::mem::forget(self);
     }
@@ -163,8 +163,8 @@ impl<R> Drop for Acquired<'_, R> {
     }
 }
 
-// SAFETY: every call that is not refused goes to the upstream with the same arguments, so its contract
-// holds; a refused request hands out nothing.
+// SAFETY: every call that is not refused goes to the upstream with the same arguments, so its contract holds.
+// A refused request allocates nothing.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LimitingResourceAdaptor<R> {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
@@ -181,26 +181,26 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LimitingResourceAd
     }
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
-        // SAFETY: the caller's promises hold for the upstream, where the block came from.
+        // SAFETY: the caller's promises hold for the upstream too: the block came from there.
         let free = || unsafe { self.upstream.deallocate(ptr, layout, stream) };
         let bytes = if ptr.is_null() { 0 } else { layout.rounded_bytes().unwrap_or(0) };
         misuse::if_taken(ptr, free, || self.release(bytes));
     }
 
-    /// The upstream's, with at most the rest of the limit as free.
+    /// Returns the upstream's memory; `free` is at most the unused part of the limit.
     fn memory_info(&self) -> Result<MemoryInfo> {
         let info = self.upstream.memory_info().map_err(|error| error.in_stack(self))?;
         Ok(MemoryInfo { free: info.free.min(self.limit_bytes - self.allocated_bytes()), ..info })
     }
 
-    /// Only to itself: a block that is given back to another would leave this one's count too high.
+    /// Equal only to itself: if another adaptor freed a block, this one's count would stay too high.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         is_same(self, other)
     }
 
     fn provide(&self, traits: &mut Traits) {
         traits.add::<Self, dyn crate::AllocationLimit>(|it| it).add::<Self, dyn ReportsMemory>(|it| it);
-        // SAFETY: threads may share all parts but the upstream.
+        // SAFETY: threads may share all parts except the upstream.
         unsafe { traits.share_over(&[&self.upstream]) };
     }
 

@@ -23,7 +23,7 @@ fn adaptor(limit_bytes: u64) -> (LimitingResourceAdaptor<MockResource>, mock::Ha
 }
 
 fn free(resource: &impl DeviceMemoryResource, ptr: DevicePtr, bytes: u64) {
-    // SAFETY: the tests give each block back once, with its size; no work uses it.
+    // SAFETY: the tests free each block once, with its size; no work uses it.
     unsafe { resource.deallocate_bytes(ptr, bytes, S) }
 }
 
@@ -90,7 +90,7 @@ fn what_the_upstream_refuses_does_not_count() {
     assert_eq!(resource.allocated_bytes(), 0);
 }
 
-/// A free that the upstream refuses frees nothing: neither a second one, nor one with another size.
+/// A free that the upstream refuses frees nothing: neither a second free, nor a free with another size.
 #[test]
 fn a_refused_free_leaves_the_count_as_it_is() {
     use millpond_core::misuse::MisuseKind;
@@ -118,7 +118,7 @@ fn blocks_that_were_never_handed_out_do_not_wrap_the_count_around() {
     assert_eq!(resource.allocated_bytes(), 0);
 }
 
-/// Requests that are too large are refused all the time, and those that fit must not notice.
+/// Requests that are too large are refused all the time, and must not affect requests that fit.
 #[test]
 fn large_requests_in_vain_never_refuse_a_small_one() {
     const THREADS: u64 = 4;
@@ -179,7 +179,7 @@ fn the_limit_is_the_same_for_all_threads() {
     }
 }
 
-/// The upstream counts for itself what it has handed out.
+/// The upstream itself counts its live bytes.
 #[test]
 fn the_upstream_never_hands_out_more_than_the_limit() {
     const LIMIT_BLOCKS: usize = 3;

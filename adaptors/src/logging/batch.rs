@@ -6,7 +6,7 @@ use super::record::Record;
 use super::sink::Sink;
 use super::text::Text;
 
-/// Consecutive rows, and their text once it is made.
+/// Consecutive rows, and later their text.
 #[derive(Debug)]
 pub(super) struct Batch {
     /// The number of the first row.

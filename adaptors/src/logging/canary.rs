@@ -1,6 +1,6 @@
 //! Switches off mechanisms of the log, so that tests can show that they are needed.
 
-/// Whether a test has switched off this mechanism.
+/// Returns whether a test has switched off this mechanism.
 #[cfg(test)]
 pub(super) fn without(mechanism: &str) -> bool {
     std::env::var("MILLPOND_TEST_WITHOUT").is_ok_and(|list| list.split(',').any(|word| word == mechanism))

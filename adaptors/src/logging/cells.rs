@@ -1,4 +1,4 @@
-//! Cells of a row as text, without the formatting machinery of `std`, which costs several times as much.
+//! Formats cells of a row without the formatting machinery of `std`, which costs several times as much.
 
 use millpond_core::DeviceId;
 
@@ -15,7 +15,7 @@ static PAIRS: [[u8; 2]; 100] = {
     pairs
 };
 
-/// Bytes for the longest number.
+/// A buffer for the longest number.
 pub(super) type Digits = [u8; 20];
 
 /// `1000`
@@ -25,7 +25,7 @@ pub(super) fn decimal(number: u64, digits: &mut Digits) -> &[u8] {
     &digits[start..]
 }
 
-/// `cuda:0`; the number has at most ten digits, and the word before it fewer letters.
+/// `cuda:0`; the number has at most ten digits, and the word before it has fewer letters.
 pub(super) fn device(device: DeviceId, digits: &mut Digits) -> &[u8] {
     let (number, kind) = (write_decimal(device.ordinal().into(), digits), device.kind());
     let start = number - 1 - kind.len();

@@ -5,13 +5,12 @@ use jiff::tz::TimeZone;
 
 use super::time_of_day::TimeOfDay;
 
-/// Every time zone's offset changes on a multiple of this many seconds, so it need not be looked up more
-/// often.
+/// Every time zone's offset changes on a multiple of this many seconds, so it is looked up no more often.
 const OFFSET_VALID_SECONDS: i64 = 15 * 60;
 
 const NANOSECONDS: u64 = 1_000_000_000;
 
-/// Nanoseconds since 1970, by the system's clock; at most those of the year 2554.
+/// Returns the nanoseconds since 1970 by the system's clock, until the year 2554.
 #[cfg(target_os = "linux")]
 #[inline]
 pub(super) fn now() -> u64 {
@@ -35,7 +34,7 @@ pub(super) struct Clock {
     zone: TimeZone,
     /// The last converted second: since 1970, and since midnight of the local day.
     second: (u64, u64),
-    /// The multiple of [`OFFSET_VALID_SECONDS`] that the offset is for.
+    /// The multiple of [`OFFSET_VALID_SECONDS`] for which the offset holds.
     period: i64,
     offset_seconds: i64,
 }

@@ -3,12 +3,12 @@
 use millpond_core::DeviceId;
 use parking_lot::RwLock;
 
-/// The devices of a log, by the small number that a record has room for.
+/// The devices of a log, by a number that fits in a record.
 #[derive(Default, Debug)]
 pub(super) struct Devices(RwLock<Vec<DeviceId>>);
 
 impl Devices {
-    /// The number of a device; `None` after 65536 of them.
+    /// Returns the number of a device; `None` if there are 65536 others already.
     pub(super) fn number(&self, device: DeviceId) -> Option<u16> {
         let mut known = self.0.write();
         let number = known.iter().position(|known| *known == device).unwrap_or(known.len());
@@ -19,7 +19,7 @@ impl Devices {
         Some(small)
     }
 
-    /// All devices, in the order of their numbers.
+    /// Returns all devices, in the order of their numbers.
     pub(super) fn all(&self) -> Vec<DeviceId> {
         self.0.read().clone()
     }

@@ -7,22 +7,22 @@ use std::time::{Duration, Instant};
 
 use super::status::Status;
 
-/// The time in which a destination may take nothing before the end of a log gives up.
+/// How long a destination may take nothing before the end of a log gives up.
 pub(super) const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
 
 /// The time between two checks of the destination.
 pub(super) const LOOK: Duration = Duration::from_millis(50);
 
-/// Writes the last rows on a thread of its own, so that a caller that waits for them never hangs.
+/// Writes the last rows on a separate thread, so that a caller that waits for them never hangs.
 #[derive(Debug)]
 pub(super) struct Ending {
-    /// The thread, and a channel that it closes when it is done; `None` if it was done at once.
+    /// The thread, and a channel that it closes at its end; `None` if the work was done at once.
     thread: Option<(JoinHandle<()>, Receiver<()>)>,
     status: Arc<Status>,
     progress: Progress,
 }
 
-/// Watches whether a destination takes bytes.
+/// Watches whether a destination still takes bytes.
 #[derive(Debug)]
 pub(super) struct Progress {
     seen_bytes: u64,
@@ -34,7 +34,7 @@ impl Progress {
         Self { seen_bytes: status.taken_bytes(), seen_at: Instant::now() }
     }
 
-    /// Whether the destination has taken nothing for this time.
+    /// Returns whether the destination has taken nothing for this time.
     pub(super) fn has_stopped(&mut self, status: &Status, patience: Duration) -> bool {
         if status.taken_bytes() != self.seen_bytes {
             *self = Self::new(status);
@@ -67,8 +67,8 @@ impl Ending {
         Self { thread, status, progress }
     }
 
-    /// Waits until everything is written; returns false if the destination takes nothing any more, and notes
-    /// it for a report.
+    /// Waits until everything is written. If the destination no longer takes anything, records that for a
+    /// report and returns false.
     pub(super) fn wait(mut self) -> bool {
         let Some((thread, finished)) = self.thread.take() else { return true };
         while finished.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
@@ -77,7 +77,7 @@ impl Ending {
                 return false;
             }
         }
-        // A panic ends the thread too: it wrote the rows that it could write.
+        // A panic ends the thread, too: it has written the rows that it could write.
         let _ = thread.join();
         true
     }

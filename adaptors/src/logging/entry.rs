@@ -14,15 +14,15 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
     params: &[
         (
             "file",
-            "the file (default: the one that MILLPOND_LOG_FILE or RMM_LOG_FILE names); `{pid}`, `{rank}` and \
-             `{device}` in it stand for the process, its number in a job, and the device",
+            "the file (default: the file that MILLPOND_LOG_FILE or RMM_LOG_FILE names); `{pid}`, `{rank}` \
+             and `{device}` in it stand for the process, its number in a job, and the device",
         ),
         ("columns", "rmm (the default) or extended (also device, alignment, sequence, clock and duration)"),
         (
             "flush",
-            "row (the default: an abort loses no row), async (a thread of the log writes rows) or \
-             buffered (rows are written in blocks of 64 KiB, and at the end of the process); an abort loses \
-             rows that wait",
+            "row (the default: an abort loses no row), async (threads of the log write the rows) or buffered \
+             (rows are written in blocks of 64 KiB, and at the end of the process); with async and \
+             buffered, an abort loses the waiting rows",
         ),
         ("to", "writer, for a program's own writer (default: a file); cannot be built from text"),
     ],

@@ -1,7 +1,7 @@
 //! The log files that this process writes.
 //!
-//! Adaptors that name one file share one [`Journal`]: no log truncates another's rows, the rows of one
-//! address are in order across adaptors, and the counters are those of the file. A lock tells other processes
+//! Adaptors that name one file share one [`Journal`]. So no log truncates another's rows, the rows of one
+//! address are in order across adaptors, and the counters belong to the file. A lock tells other processes
 //! that the file is being written.
 
 use std::io::{self, Write};
@@ -48,11 +48,11 @@ impl Drop for Entry {
     }
 }
 
-/// The last step of building a log: opens its file, then empties it. Nothing, if the file is open.
+/// The last step of building a log: opens its file, then empties it. Does nothing if the file is open.
 #[derive(Debug)]
 pub(super) struct OpenLog {
     file: Arc<LogFile>,
-    /// The entry in the table, if the file is one that logs may share.
+    /// The entry in the table, if logs may share the file.
     number: Option<u64>,
     path: PathBuf,
     settings: Settings,
@@ -61,7 +61,7 @@ pub(super) struct OpenLog {
 impl OpenLog {
     fn open(&self) -> io::Result<()> {
         let Some(number) = self.number else { return self.file.open() };
-        // Another thread that looks for the file finds it as it was, or as it is.
+        // Another thread that looks for the file finds its place either before or after the opening.
         let mut table = KNOWN.lock();
         self.file.open()?;
         if let Some(known) = table.iter_mut().find(|known| known.number == number) {
@@ -81,11 +81,11 @@ impl AtEnd for OpenLog {
     }
 }
 
-/// The journal that writes this file, the one that is there or a new one, and the step that opens the file.
-/// Nothing is opened here.
+/// Returns the existing or a new journal for this file, and the step that opens the file. This function opens
+/// nothing.
 ///
 /// # Errors
-/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if it is open with other settings.
+/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the file is open with other settings.
 pub(super) fn journal(path: &Path, settings: &Settings) -> Result<(Arc<Journal>, OpenLog)> {
     let place = FilePlace::of(path);
     let step = |file, number| OpenLog { file, number, path: path.to_owned(), settings: settings.clone() };
@@ -117,23 +117,23 @@ pub(super) fn journal(path: &Path, settings: &Settings) -> Result<(Arc<Journal>,
     }
 }
 
-/// The journal that writes this file now, once a log of it that ends has ended.
+/// Returns the journal that writes this file now. Waits for a log of the file that is ending.
 fn open_one(place: &FilePlace) -> Option<(Arc<Journal>, Arc<LogFile>, u64)> {
     let mut table = KNOWN.lock();
     loop {
         let known = table.iter().find(|known| known.place == *place)?;
-        // The file first: a journal that ends here would wait for the lock of the table.
+        // The file first: a journal that ended here would wait for the lock of the table.
         if let Some(file) = known.file.upgrade()
             && let Some(journal) = known.journal.upgrade()
         {
             return Some((journal, file, known.number));
         }
-        // Its last adaptor is being dropped, and writes the remaining rows.
+        // The journal's last adaptor is being dropped, and writes the remaining rows.
         ENDED.wait(&mut table);
     }
 }
 
-/// The rows' way into the file.
+/// A writer that passes rows to the file.
 struct Rows(Arc<LogFile>);
 
 impl Write for Rows {

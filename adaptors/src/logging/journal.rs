@@ -20,7 +20,7 @@ use super::writers::Writers;
 /// The entry of a journal's file in the table of open files. Dropping it removes the entry.
 pub(super) trait OpenFile: fmt::Debug + Send + Sync {}
 
-/// One log, which adaptors share.
+/// One log, which several adaptors may share.
 pub(super) struct Journal {
     writing: Writing,
     columns: Columns,
@@ -32,7 +32,7 @@ pub(super) struct Journal {
     status: Reports,
 }
 
-/// Reports at its drop what was not reported before.
+/// Makes the outstanding reports when it is dropped.
 #[derive(Debug)]
 struct Reports(Arc<Status>);
 
@@ -42,7 +42,7 @@ impl Drop for Reports {
     }
 }
 
-/// How rows are written.
+/// The way in which rows are written.
 enum Writing {
     /// The logging thread writes each row, or buffers it.
     Direct(Arc<Lines>),
@@ -75,15 +75,15 @@ impl Journal {
         Ok(Arc::new(Self { writing, columns, flush, devices, file: OnceLock::new(), status }))
     }
 
-    /// Sets the file of the journal, which other adaptors may truncate once it is dropped.
+    /// Sets the file of the journal. Other adaptors may truncate it once the journal is dropped.
     pub(super) fn is_of(&self, file: Box<dyn OpenFile>) {
         let _ = self.file.set(file);
     }
 
-    /// Checks that a further adaptor asks for the same columns and flush.
+    /// Checks that another adaptor asks for the same columns and flush.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if not.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if it asks for others.
     pub(super) fn check_same(&self, settings: &Settings) -> Result<()> {
         let &Self { columns, flush, .. } = self;
         if (columns, flush) == (settings.columns, settings.flush) {
@@ -91,12 +91,12 @@ impl Journal {
         }
         Err(Error::invalid_argument(format!(
             "another stack of this process writes the allocation log {} with columns={columns} and \
-             flush={flush}; write the same, or choose another file",
+             flush={flush}; use the same options, or choose another file",
             settings.name()
         )))
     }
 
-    /// The number of a device in an [`Entry`].
+    /// Returns the number of a device in an [`Entry`].
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for too many devices.
@@ -122,7 +122,7 @@ impl Journal {
         }
     }
 
-    /// The state of the destination.
+    /// Returns the state of the destination.
     pub(super) fn status(&self) -> &Status {
         &self.status.0
     }
@@ -138,7 +138,7 @@ impl Journal {
 
 impl fmt::Debug for Journal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Nothing behind a lock: a formatter is the program's.
+        // Reads nothing behind a lock, because a formatter is code of the program.
         f.debug_struct("Journal")
             .field("rows_written", &self.status().rows_written())
             .field("write_errors", &self.status().write_errors())

@@ -1,4 +1,4 @@
-//! The layer that puts a log on a resource.
+//! The layer that adds a log to a resource.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -18,7 +18,7 @@ use super::status::Status;
 /// The variables that name the log, in the order in which they are read.
 pub const FILE_VARIABLES: [&str; 2] = ["MILLPOND_LOG_FILE", "RMM_LOG_FILE"];
 
-/// Adds a [`LoggingResourceAdaptor`](super::LoggingResourceAdaptor); holds the destination and the format of
+/// Adds a [`LoggingResourceAdaptor`](super::LoggingResourceAdaptor). Holds the destination and the format of
 /// the log.
 ///
 /// ```no_run
@@ -43,19 +43,21 @@ enum Destination {
 }
 
 impl LoggingLayer {
-    /// RMM's columns, each row flushed, to the file that `MILLPOND_LOG_FILE` or `RMM_LOG_FILE` names.
+    /// Creates a layer that writes RMM's columns, and flushes each row, to the file that `MILLPOND_LOG_FILE`
+    /// or `RMM_LOG_FILE` names.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Writes to this file. Its contents are lost, unless another adaptor of this process is writing it: then
-    /// both write one log, with one header, and must ask for the same columns and the same flush. A file that
-    /// another process writes is refused, if the file system has locks. A forked child does not count: once
-    /// the process that opened the file has closed it, another may empty it, although the child still writes.
+    /// Writes to this file, and overwrites its contents. If another adaptor of this process is writing the
+    /// file, both write one log with one header, and must ask for the same columns and the same flush. A file
+    /// that another process writes is refused, if the file system has locks. A forked child does not count:
+    /// once the process that opened the file has closed it, another process may empty it, although the child
+    /// still writes.
     ///
-    /// Folders that are missing are made. In the path, `{pid}` stands for the number of the process, `{rank}`
-    /// for its number in a job, and `{device}` for the device's number ([`FilePath`]): a job of several
-    /// processes needs one of the first two. [`Columns::Extended`] distinguishes rows of several devices.
+    /// Missing folders are created. In the path, `{pid}` stands for the number of the process, `{rank}` for
+    /// its number in a job, and `{device}` for the device's number ([`FilePath`]). A job of several processes
+    /// needs one of the first two. [`Columns::Extended`] distinguishes rows of several devices.
     #[must_use]
     pub fn file(mut self, path: impl Into<PathBuf>) -> Self {
         self.destination = Destination::File(FilePath::new(path));
@@ -68,8 +70,8 @@ impl LoggingLayer {
         self
     }
 
-    /// Writes to this writer. It gets whole rows; a failed write loses them. It may use the stack: see
-    /// [`LoggingResourceAdaptor`](super::LoggingResourceAdaptor).
+    /// Writes to this writer. It gets whole rows; a failed write loses them. The writer may use the stack:
+    /// see [`LoggingResourceAdaptor`](super::LoggingResourceAdaptor).
     #[must_use]
     pub fn writer(mut self, writer: impl Write + Send + 'static) -> Self {
         self.destination = Destination::Writer(Box::new(writer));
@@ -90,7 +92,7 @@ impl LoggingLayer {
         self
     }
 
-    /// Makes the log of a stack over `upstream`, which is of this device. The step opens its file.
+    /// Creates the log of a stack over `upstream` on this device. The step opens the log's file.
     pub(super) fn make(
         self,
         upstream: &impl fmt::Display,
@@ -116,7 +118,7 @@ impl LoggingLayer {
     }
 }
 
-/// The file that the environment names: `MILLPOND_LOG_FILE`, else `RMM_LOG_FILE`.
+/// Returns the file that the environment names: `MILLPOND_LOG_FILE`, or else `RMM_LOG_FILE`.
 ///
 /// # Errors
 /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if neither is set, or both are empty.

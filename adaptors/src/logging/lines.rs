@@ -1,4 +1,5 @@
-//! The log that the logging threads write. Its destination may be code of the program, which uses the stack.
+//! The log that the logging threads write themselves. Its destination may be code of the program that uses
+//! the stack.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,21 +15,21 @@ use super::sink::Sink;
 use super::status::{self, Status, WRITER_PATIENCE};
 use super::text::Text;
 
-/// How long a row waits for the program's own writer before it is left to the thread that is in it.
+/// How long a row waits for the program's own writer before it is left to the thread inside the writer.
 const TURN_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Lets one thread at a time write rows, so that rows are whole, numbered, and in order of time.
+/// Lets one thread at a time write rows, so that rows are whole, numbered, and ordered by time.
 ///
-/// A row from inside the program's own writer is left to the thread that is in it, or to the next call. So is
-/// a row of another thread that waited for the writer in vain: the writer may be waiting for that thread.
-/// Then rows of other threads wait for this writer no more.
+/// A row from inside the program's own writer is left to the thread inside it, or to the next call. The same
+/// holds for a row of another thread that waited for the writer in vain: the writer may be waiting for that
+/// thread. After that, rows of other threads no longer wait for this writer.
 pub(super) struct Lines {
     direct: Mutex<Direct>,
     /// Rows that were left, in order of time.
     left: Mutex<Vec<Record>>,
     status: Arc<Status>,
     process: u32,
-    /// The moment at which the log was opened; set if the further columns are written.
+    /// The moment at which the log was opened; set if the extended columns are written.
     opened: Option<Instant>,
 }
 
@@ -53,8 +54,9 @@ impl Lines {
             Some(mut direct) => {
                 self.write_left(&mut direct);
                 direct.write(&[Record::now(entry, self.opened)]);
-                // What was left meanwhile. Rows that the writer logs while it writes these wait for the next
-                // call: a writer that logs rows for each write would keep this thread for ever.
+                // Writes the rows that were left meanwhile. Rows that the writer logs during this write wait
+                // for the next call: otherwise a writer that logs rows for each write would keep this thread
+                // for ever.
                 self.write_left(&mut direct);
             }
             None => self.leave(Record::now(entry, self.opened)),
@@ -64,7 +66,7 @@ impl Lines {
 
     /// # Errors
     /// The destination's errors; [`WouldBlock`](io::ErrorKind::WouldBlock) from inside the program's own
-    /// writer, and [`TimedOut`](io::ErrorKind::TimedOut) if that does not return.
+    /// writer, and [`TimedOut`](io::ErrorKind::TimedOut) if that writer does not return.
     pub(super) fn flush(&self) -> io::Result<()> {
         if self.status.is_inside() {
             return Err(status::from_inside());
@@ -81,7 +83,7 @@ impl Lines {
         flushed.unwrap_or_else(|| Err(status::in_vain()))
     }
 
-    /// The destination; `None` if it is code of the program that may be waiting for this thread.
+    /// Returns the destination; `None` if it is code of the program that may be waiting for this thread.
     fn turn(&self) -> Option<MutexGuard<'_, Direct>> {
         if !self.status.is_programs() {
             return Some(self.direct.lock());
@@ -102,7 +104,7 @@ impl Lines {
     #[cold]
     fn leave(&self, record: Record) {
         self.left.lock().push(record);
-        // The writer may have returned meanwhile, and looked before the row was there.
+        // The writer may have returned meanwhile, and may have looked before this row was there.
         if let Some(mut direct) = self.direct.try_lock() {
             self.write_left(&mut direct);
         }
@@ -128,14 +130,14 @@ impl KeepsRows for Lines {
             let mut direct = self.direct.lock();
             self.write_left(&mut direct);
             direct.sink.keep_nothing();
-            // What the writer logged meanwhile, without what it logs for that.
+            // Writes the rows that the writer logged meanwhile, but not the rows that it logs for these.
             self.write_left(&mut direct);
         })
     }
 
     fn wait_for_last(&self, ending: Ending) {
         if self.status.is_inside() {
-            return; // The writer ends the process: the rows wait for it.
+            return; // The writer itself ends the process: the rows wait for it.
         }
         ending.wait();
         self.status.report();
@@ -143,7 +145,7 @@ impl KeepsRows for Lines {
 }
 
 impl Drop for Lines {
-    /// Writes the remaining rows, unless the destination hangs. The journal reports.
+    /// Writes the remaining rows, unless the destination hangs. The journal makes the reports.
     fn drop(&mut self) {
         let left = mem::take(self.left.get_mut());
         let is_own = self.is_own_process();
@@ -171,7 +173,7 @@ impl Direct {
             self.text.row(record, self.sequence);
             self.sequence += 1;
         }
-        // The status counts errors; an allocation must not fail because of them.
+        // The status counts errors; they must not make an allocation fail.
         let _ = self.text.take(|rows, count| self.sink.write(rows, count));
     }
 }

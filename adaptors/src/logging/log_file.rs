@@ -1,7 +1,7 @@
-//! The file of a log, which is opened and emptied when the whole stack is built.
+//! The file of a log. It is opened and emptied when the whole stack is built.
 //!
-//! Until then rows wait in memory, and the file system stays as it is. So a stack that cannot be built leaves
-//! the log of an earlier run alone.
+//! Until then, rows wait in memory, and the file system stays unchanged. So a stack that cannot be built does
+//! not touch the log of an earlier run.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 #[cfg(unix)]
 use super::ending::{LOOK, PATIENCE};
 
-/// The destination of a log that is a file.
+/// A file as the destination of a log.
 #[derive(Debug)]
 pub(super) struct LogFile {
     path: PathBuf,
@@ -35,11 +35,11 @@ impl LogFile {
         Self { path, file: OnceLock::new(), waiting: Mutex::default() }
     }
 
-    /// Makes missing folders and opens the file; changes nothing in it. Drop removes what this made, unless
-    /// [`begin`](Self::begin) follows.
+    /// Creates missing folders and opens the file, but changes nothing in it. Drop removes everything that
+    /// this created, unless [`begin`](Self::begin) follows.
     ///
     /// # Errors
-    /// The system's; [`ResourceBusy`](io::ErrorKind::ResourceBusy) if another process writes the file.
+    /// The system's errors; [`ResourceBusy`](io::ErrorKind::ResourceBusy) if another process writes the file.
     pub(super) fn open(&self) -> io::Result<()> {
         let mut waiting = self.waiting.lock();
         if self.file.get().is_none() && waiting.opened.is_none() {
@@ -48,7 +48,7 @@ impl LogFile {
         Ok(())
     }
 
-    /// Empties the file, and writes the rows that wait.
+    /// Empties the file, and writes the waiting rows.
     ///
     /// # Errors
     /// Fails as [`open`](Self::open) does, or if writing fails.
@@ -72,7 +72,7 @@ impl LogFile {
         Ok(())
     }
 
-    /// Writes, or lets the bytes wait.
+    /// Writes the bytes, or lets them wait.
     pub(super) fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         if let Some(file) = self.file.get() {
             return (&file.file).write(bytes);
@@ -88,11 +88,11 @@ impl LogFile {
     }
 }
 
-/// A file that is open, and as it was before.
+/// An open file whose contents are still unchanged.
 #[derive(Debug)]
 struct Opened {
     made: Made,
-    // Dropped after `made`, which may remove the file: until then it is locked.
+    // Dropped after `made`, which may remove the file: until then the file is locked.
     file: Locked,
 }
 
@@ -114,15 +114,16 @@ impl Opened {
         // A pipe, a terminal or the like has nothing to truncate.
         let is_regular = file.metadata()?.is_file();
         if is_regular {
-            // A file that another process has locked since is that one's log, and stays.
+            // If another process has locked the file meanwhile, the file is the log of that process, and
+            // stays.
             lock(&file).inspect_err(|_| made.file = None)?;
         }
         Ok(Self { file: Locked { file, is_regular, process: std::process::id() }, made })
     }
 }
 
-/// Opens the existing file, or the target of a link. A pipe has to have a reader: without one, an ordinary
-/// open waits for ever, and so would the program that builds a stack.
+/// Opens the existing file, or the target of a link. A pipe must have a reader: without one, an ordinary open
+/// waits for ever, and so would the program that builds a stack.
 #[cfg(unix)]
 fn open_there(path: &Path) -> io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt;
@@ -154,7 +155,7 @@ fn open_there(path: &Path) -> io::Result<File> {
     OpenOptions::new().create(true).append(true).open(path)
 }
 
-/// What was made for a file; drop removes it.
+/// The folders and the file that were created; drop removes them.
 #[derive(Default, Debug)]
 struct Made {
     folders: Vec<PathBuf>,
@@ -162,7 +163,7 @@ struct Made {
 }
 
 impl Made {
-    /// Makes a folder and those above it.
+    /// Creates a folder and its missing parents.
     fn folders(&mut self, folder: &Path) -> io::Result<()> {
         let missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
         let mut wanted: Vec<&Path> = folder.ancestors().take_while(missing).collect();
@@ -178,7 +179,7 @@ impl Made {
     }
 
     fn keep(&mut self) {
-        // Not a new value in its place: the old one's drop would remove what stays.
+        // Does not replace `self`: the drop of the old value would remove the files that must stay.
         self.folders.clear();
         self.file = None;
     }
@@ -186,7 +187,7 @@ impl Made {
 
 impl Drop for Made {
     fn drop(&mut self) {
-        // What another process uses by now stays.
+        // Ignores errors: a folder that another process uses by now stays.
         if let Some(file) = &self.file {
             let _ = std::fs::remove_file(file);
         }
@@ -196,9 +197,10 @@ impl Drop for Made {
     }
 }
 
-/// A file with a [`lock`], which is released when the file is closed. Closing alone does not release it while
-/// a child process has a copy of the handle, as each has until it runs its program. So the lock is released
-/// while a forked child still writes, too: such a child cannot be distinguished from one that runs a program.
+/// A file with a [`lock`], which is released when the file is closed. Closing alone does not release the lock
+/// while a child process has a copy of the handle; each child has one until it runs its program. So the lock
+/// is released explicitly, even while a forked child still writes: such a child cannot be distinguished from
+/// a child that is about to run a program.
 #[derive(Debug)]
 struct Locked {
     file: File,
@@ -215,13 +217,13 @@ impl Drop for Locked {
     }
 }
 
-/// Empties the file, even if its name now belongs to another.
+/// Empties the file, even if another file has its name now.
 #[cfg(unix)]
 fn truncate(file: &File, _path: &Path) -> io::Result<()> {
     file.set_len(0)
 }
 
-/// Empties the file through another handle: on Windows, one that appends may not change the length.
+/// Empties the file through another handle: on Windows, an appending handle cannot change the length.
 #[cfg(not(unix))]
 fn truncate(_file: &File, path: &Path) -> io::Result<()> {
     OpenOptions::new().write(true).open(path)?.set_len(0)
@@ -235,7 +237,7 @@ fn lock(file: &File) -> io::Result<()> {
     match flock(file, FlockOperation::NonBlockingLockExclusive) {
         Err(Errno::WOULDBLOCK) => Err(io::Error::new(
             io::ErrorKind::ResourceBusy,
-            "another process writes this log; {pid} or {rank} in the path gives each process a file",
+            "another process writes this log; {pid} or {rank} in the path gives each process its own file",
         )),
         // Some file systems have no locks.
         Ok(()) | Err(_) => Ok(()),
@@ -244,14 +246,14 @@ fn lock(file: &File) -> io::Result<()> {
 
 #[cfg(unix)]
 fn unlock(file: &File) {
-    // Without locks there is nothing to unlock.
+    // If the file system has no locks, there is nothing to unlock.
     let _ = rustix::fs::flock(file, rustix::fs::FlockOperation::Unlock);
 }
 
 #[cfg(not(unix))]
 fn unlock(_file: &File) {}
 
-/// Locks on Windows would keep other processes from reading the log, too.
+/// Takes no lock: on Windows, a lock would keep other processes from reading the log, too.
 #[cfg(not(unix))]
 fn lock(_file: &File) -> io::Result<()> {
     Ok(())
@@ -275,7 +277,7 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&rotated).unwrap(), "");
     }
 
-    /// A pipe without a reader is an error and no hang; one whose reader comes late is written.
+    /// A pipe without a reader gives an error and does not hang. A pipe whose reader comes late is written.
     #[cfg(target_os = "linux")]
     #[test]
     fn a_pipe_without_a_reader_is_refused_after_a_while() {
@@ -299,7 +301,7 @@ mod tests {
         assert_eq!(reader.join().unwrap(), "row");
     }
 
-    /// Opening alone changes nothing that stays.
+    /// Opening alone leaves no lasting change.
     #[test]
     fn a_file_that_is_opened_and_not_begun_leaves_no_trace() {
         let folder = tempfile::tempdir().unwrap();

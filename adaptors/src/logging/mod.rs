@@ -1,4 +1,4 @@
-//! Logs a row of CSV for every call, as RMM does.
+//! Logs one CSV row for every call, as RMM does.
 //!
 //! ```text
 //! Thread,Time,Action,Pointer,Size,Stream
@@ -52,7 +52,7 @@ pub use row::{Action, EXTENDED_HEADER, HEADER, Row};
 pub use settings::{Columns, Flush};
 pub use time_of_day::TimeOfDay;
 
-/// The calling thread's id and the local time of day, for lines of the debug log.
+/// Returns the calling thread's id and the local time of day, for lines of the debug log.
 #[cfg(feature = "debug-log")]
 pub(crate) fn thread_and_time() -> (u32, TimeOfDay) {
     let mut clock = clock::Clock::new(jiff::tz::TimeZone::system());
@@ -65,22 +65,21 @@ use millpond_core::stack::AtEnd;
 use record::{Entry, nanoseconds_since};
 use settings::Settings;
 
-/// Writes a row of CSV for every allocation, failure and deallocation.
+/// Writes one CSV row for every allocation, failure and deallocation.
 ///
-/// A deallocation is logged before the upstream is called, an allocation after it returned, so that the rows
-/// of an address that several threads reuse never overlap. Rows are complete and in order of time, with any
-/// number of threads. By default each row is with the operating system before the call that it records
-/// returns, so that the log of a process that aborts is complete; [`Flush`] has faster modes that give this
-/// up.
+/// A deallocation is logged before the call of the upstream, and an allocation after it. So the rows of an
+/// address that several threads reuse never overlap. Rows are complete and ordered by time, with any number
+/// of threads. By default, each row reaches the operating system before the logged call returns, so the log
+/// of a process that aborts is complete. [`Flush`] has faster modes that give this up.
 ///
-/// A writer of the program's own may use the stack that it logs, and may wait for other threads that use it.
-/// A row that is logged from inside the writer is written after the writer has returned, by the thread that
-/// is in it or by the next call. Rows of other threads wait for the writer, a second at most if it does not
-/// return, and are written after it. A [`flush`](Self::flush) from inside the writer is an error.
+/// The program's own writer may use the stack that it logs, and may wait for other threads that use it. A row
+/// that is logged from inside the writer is written after the writer has returned, by the same thread or by
+/// the next call. Rows of other threads wait for the writer. If it does not return, they wait at most a
+/// second, and are written after it returns. A [`flush`](Self::flush) from inside the writer is an error.
 ///
-/// A log that cannot be opened is an error when the adaptor is built. A write that fails later never fails
-/// an allocation: it is counted in [`write_errors`](Self::write_errors), and the first one is reported
-/// through `tracing`, by the call that wrote or the next one.
+/// If the log cannot be opened, building the adaptor fails. A later write that fails never makes an
+/// allocation fail. [`write_errors`](Self::write_errors) counts it. The call that wrote, or the next call,
+/// reports the first one through `tracing`.
 ///
 /// `millpond-replay` reads these logs, and RMM's.
 ///
@@ -93,7 +92,7 @@ use settings::Settings;
 /// let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
 /// let resource = LoggingResourceAdaptor::to_writer(cuda, std::io::stdout())?;
 /// let block = resource.allocate_bytes(1000, StreamRef::LEGACY)?;
-/// // SAFETY: the block is live, unused, and given back with its layout.
+/// // SAFETY: the block is live, unused, and freed with its layout.
 /// unsafe { resource.deallocate_bytes(block, 1000, StreamRef::LEGACY) };
 /// assert_eq!(resource.rows_written(), 2);
 /// # Ok::<(), millpond_core::Error>(())
@@ -109,9 +108,9 @@ impl<R: DeviceMemoryResource> LoggingResourceAdaptor<R> {
     /// Opens the log that `layer` describes.
     ///
     /// # Errors
-    /// [`Io`](millpond_core::ErrorKind::Io) if it cannot be written, naming the file;
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if no file is named, or if another
-    /// log of this process writes the file with other columns or another flush.
+    /// [`Io`](millpond_core::ErrorKind::Io), with the name of the file, if the log cannot be written;
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if no file is named, or if another log
+    /// of this process writes the file with other columns or another flush.
     pub fn new(upstream: R, layer: LoggingLayer) -> Result<Self> {
         let (this, step) = Self::made(upstream, layer)?;
         if let Some(mut step) = step {
@@ -121,7 +120,7 @@ impl<R: DeviceMemoryResource> LoggingResourceAdaptor<R> {
         Ok(this)
     }
 
-    /// The adaptor, whose rows wait for the step that opens the file.
+    /// Returns the adaptor and the step that opens the file. Rows wait for that step.
     fn made(upstream: R, layer: LoggingLayer) -> Result<(Self, Option<OpenLog>)> {
         let device = upstream.driver().device();
         let (journal, settings, step) = layer.make(&upstream, device)?;
@@ -133,15 +132,15 @@ impl<R: DeviceMemoryResource> LoggingResourceAdaptor<R> {
     /// Logs to a file, as the [default layer](LoggingLayer::new) does; see [`LoggingLayer::file`].
     ///
     /// # Errors
-    /// Those of [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub fn to_file(upstream: R, path: impl Into<PathBuf>) -> Result<Self> {
         LoggingLayer::new().file(path).layer(upstream)
     }
 
-    /// Logs to the file that `MILLPOND_LOG_FILE` names, else to that of `RMM_LOG_FILE`.
+    /// Logs to the file that `MILLPOND_LOG_FILE` names, or else to the file that `RMM_LOG_FILE` names.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub fn from_env(upstream: R) -> Result<Self> {
         LoggingLayer::new().layer(upstream)
     }
@@ -149,35 +148,35 @@ impl<R: DeviceMemoryResource> LoggingResourceAdaptor<R> {
     /// Logs to a writer.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub fn to_writer(upstream: R, writer: impl Write + Send + 'static) -> Result<Self> {
         LoggingLayer::new().writer(writer).layer(upstream)
     }
 }
 
 impl<R> LoggingResourceAdaptor<R> {
-    /// Hands all logged rows to the destination, and flushes that; waits as long as that takes.
+    /// Writes all logged rows to the destination, and flushes it. Waits as long as that takes.
     ///
     /// # Errors
     /// [`Io`](millpond_core::ErrorKind::Io); the rows that could not be written are lost. With
-    /// [`Flush::Async`] it is the first error since the last flush. So is a flush from inside the program's
-    /// own writer, and one that waits for such a writer for 30 seconds in which that takes nothing.
+    /// [`Flush::Async`], it is the first error since the last flush. A flush from inside the program's own
+    /// writer also fails, and so does a flush that waits 30 seconds for such a writer while it takes nothing.
     pub fn flush(&self) -> Result<()> {
         self.journal.flush().map_err(|error| self.settings.unwritable(error))
     }
 
-    /// The file that is written, with the names in braces replaced; `None` for a writer.
+    /// Returns the file of the log, with the names in braces replaced; `None` for a writer.
     pub fn file(&self) -> Option<&Path> {
         self.settings.file.as_ref().map(|file| &*file.path)
     }
 
-    /// The number of rows that the destination has taken, without the header; it includes rows of other
-    /// adaptors that write the same file.
+    /// Returns the number of rows that the destination has taken, without the header. It includes rows of
+    /// other adaptors that write the same file.
     pub fn rows_written(&self) -> u64 {
         self.journal.status().rows_written()
     }
 
-    /// The number of failed writes to the destination. The rows of a failed write are lost.
+    /// Returns the number of failed writes to the destination. The rows of a failed write are lost.
     pub fn write_errors(&self) -> u64 {
         self.journal.status().write_errors()
     }
@@ -201,7 +200,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResourceAda
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         let (action, device) = (Action::Free, self.device);
         self.journal.write(Entry { action, ptr, layout, stream, duration_ns: None, device });
-        // SAFETY: the caller's promises hold for the upstream, where the block came from.
+        // SAFETY: the caller's promises hold for the upstream too: the block came from there.
         unsafe { self.upstream.deallocate(ptr, layout, stream) }
     }
 
@@ -212,7 +211,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResourceAda
 
     fn provide(&self, traits: &mut Traits) {
         traits.add::<Self, dyn crate::AllocationLog>(|it| it);
-        // SAFETY: threads may share all parts but the upstream.
+        // SAFETY: threads may share all parts except the upstream.
         unsafe { traits.share_over(&[&self.upstream]) };
     }
 

@@ -10,30 +10,30 @@ use super::batch::Batch;
 use super::sink::Sink;
 use super::status::Status;
 
-/// Writes batches in order, though their texts become ready in any order.
+/// Writes batches in order, although their texts become ready in any order.
 ///
-/// No thread waits for an earlier batch: it leaves its own here, and the thread that brings the batch that is
-/// due also writes those that follow.
+/// No thread waits for an earlier batch. It leaves its own batch here, and the thread that brings the due
+/// batch also writes the batches that follow.
 #[derive(Debug)]
 pub(super) struct Outlet {
     state: Mutex<State>,
     /// Notified when a batch was written.
     advanced: Condvar,
-    /// Locked by the thread that is writing, which no other thread waits for here.
+    /// Locked by the writing thread. No other thread waits for this lock.
     sink: Mutex<Sink>,
     status: Arc<Status>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// The number of the row that is due.
+    /// The number of the next row to write.
     next_row: u64,
     /// Batches whose text is ready.
     #[expect(clippy::vec_box, reason = "they come from the queue and go back there, and are large")]
     ready: Vec<Box<Batch>>,
-    /// A thread is writing.
+    /// Whether a thread is writing.
     writing: bool,
-    /// The first error that no caller has received.
+    /// The first error that no caller has received yet.
     error: Option<io::Error>,
 }
 
@@ -54,10 +54,10 @@ impl Outlet {
         self.state.lock().ready.push(batch);
     }
 
-    /// Writes at most `most` batches that are due, unless another thread is writing. `recycle` receives
-    /// written batches. Returns whether a batch is due and no thread is writing it.
+    /// Writes at most `most` due batches, unless another thread is writing. `recycle` receives written
+    /// batches. Returns whether a batch is due and no thread is writing it.
     ///
-    /// Nothing is reported here: a subscriber may wait for the rows of this very batch.
+    /// Reports nothing: a subscriber may wait for the rows of this very batch.
     pub(super) fn write_due(&self, most: usize, recycle: impl Fn(Box<Batch>)) -> bool {
         let mut state = self.state.lock();
         if state.writing {
@@ -83,12 +83,12 @@ impl Outlet {
         state.due().is_some()
     }
 
-    /// The number of the row that is due: all earlier rows are written.
+    /// Returns the number of the next row to write: all earlier rows are written.
     pub(super) fn next_row(&self) -> u64 {
         self.state.lock().next_row
     }
 
-    /// Waits until another row than `row` is due, for a limited time.
+    /// Waits, for a limited time, until the next row to write is no longer `row`.
     pub(super) fn wait_while_due(&self, row: u64, patience: Duration) {
         let mut state = self.state.lock();
         if state.next_row == row {
@@ -96,12 +96,12 @@ impl Outlet {
         }
     }
 
-    /// The state of the destination.
+    /// Returns the state of the destination.
     pub(super) fn status(&self) -> &Arc<Status> {
         &self.status
     }
 
-    /// The first error since the last call.
+    /// Returns the first error since the last call.
     pub(super) fn take_error(&self) -> Option<io::Error> {
         self.state.lock().error.take()
     }

@@ -1,13 +1,14 @@
-//! The queue of [`Flush::Async`](super::Flush::Async), from which threads of the log write rows.
+//! The queue of [`Flush::Async`](super::Flush::Async): threads of the log write rows from it.
 //!
-//! Each thread has a lane of its own, so callers contend only for the counter that numbers the rows.
-//! Gathering locks all lanes at one moment: the rows in them then are all rows up to a number, and become a
-//! batch, in order. Any thread may take a batch, format it and leave it at the [outlet](super::outlet), which
-//! writes batches in order: most of the time the log's threads do, otherwise [`flush`](Queue::flush), drop,
-//! the end of the process, or a caller that finds its lane full. The number of batches and the length of
-//! lanes are fixed, so rows take bounded memory; no row is ever dropped, and none depends on the log's
-//! threads. Only the program's own writer makes lanes longer: by rows that it logs itself, and by rows from
-//! threads that it may be waiting for.
+//! Each thread has its own lane, so callers contend only for the counter that numbers the rows. Gathering
+//! locks all lanes at one moment. The rows in the lanes are then all rows up to a number; they become a
+//! batch, in order. Any thread may take a batch, format it, and leave it at the [outlet](super::outlet),
+//! which writes batches in order. Mostly the log's threads do this. Otherwise [`flush`](Queue::flush) does
+//! it, or drop, the end of the process, or a caller with a full lane.
+//!
+//! The number of batches and the length of lanes are fixed, so rows take bounded memory. No row is ever
+//! dropped, and no row depends on the log's threads. Lanes grow longer only because of the program's own
+//! writer: by rows that it logs itself, and by rows of threads that it may be waiting for.
 
 use std::collections::VecDeque;
 use std::io;
@@ -27,7 +28,7 @@ use super::status::{self, Status, WRITER_PATIENCE};
 use super::text::Text;
 use crate::shards::{Apart, Guard, Shards};
 
-/// The rows that a lane holds: they and their text stay in a core's second-level cache.
+/// The rows that a lane holds. They and their text stay in a core's second-level cache.
 pub(super) const LANE_ROWS: usize = 4096;
 
 /// The rows in a lane at which the log's thread is woken.
@@ -36,42 +37,43 @@ const MANY_ROWS: usize = LANE_ROWS / 2;
 /// The number of batches.
 pub(super) const BATCHES: usize = 16;
 
-/// The bytes that the crate csv collects before it passes them on: they fit the first-level cache.
+/// The bytes that the crate csv collects before it passes them on. They fit in the first-level cache.
 const TEXT_BYTES: usize = 8 * 1024;
 
-/// The time after which a few rows are written, too: an abort loses at most the rows of this time, and those
-/// being written.
+/// The time after which even a few rows are written. An abort loses at most the rows of this time, and the
+/// rows that are being written.
 const GATHER: Duration = Duration::from_millis(5);
 
-/// After this many [`GATHER`] periods without a row the writing thread sleeps until there is one.
+/// After this many [`GATHER`] periods without a row, the writing thread sleeps until there is one.
 const IDLE_ROUNDS: u32 = if cfg!(test) { 2 } else { 200 };
 
-/// The batches that a caller writes that only needs room.
+/// The most batches that a caller writes if it only needs room.
 const A_CALLERS_SHARE: usize = 2;
 
 #[derive(Debug)]
 pub(super) struct Queue {
     lanes: Shards<Vec<Record>>,
-    /// The number of the next row. Incremented under the lock of the lane that the row goes to.
+    /// The number of the next row. Incremented under the lock of the row's lane.
     next_row: Apart<AtomicU64>,
-    /// Whether a thread that adds a row has to [wake](Self::call) the log's thread, because that sleeps or
-    /// has ended.
+    /// Whether a thread that adds a row must [wake](Self::call) the log's thread, because that thread sleeps
+    /// or has ended.
     must_call: AtomicBool,
     waiting: Mutex<Waiting>,
     outlet: Outlet,
-    /// The moment at which the log was opened; set if the further columns are written.
+    /// The moment at which the log was opened; set if the extended columns are written.
     opened: Option<Instant>,
     /// The log's threads.
     threads: OnceLock<Vec<Thread>>,
-    /// The destination hung while the log was ending: rows are dropped from then on, and no caller waits.
+    /// Whether the destination hung while the log was ending. From then on rows are dropped, and no caller
+    /// waits.
     abandoned: AtomicBool,
-    /// The process that opened the log: a fork copies the queue, but not the log's threads.
+    /// The process that opened the log. A fork copies the queue, but not the log's threads.
     process: u32,
 }
 
 #[derive(Debug)]
 struct Waiting {
-    /// The number of the first row that is in a lane.
+    /// The number of the first row in a lane.
     first_row: u64,
     /// The times of the row before it.
     last: Times,
@@ -80,15 +82,15 @@ struct Waiting {
     /// Empty batches. The last one used is reused first, since it is most likely in the caches.
     #[expect(clippy::vec_box, reason = "they go from hand to hand, and are large")]
     spare: Vec<Box<Batch>>,
-    /// Empty lanes, which replace lanes that are gathered.
+    /// Empty lanes, which replace gathered lanes.
     empty: Vec<Vec<Record>>,
-    /// The log's threads have ended or are ending: a thread that logs a row writes it itself.
+    /// Whether the log's threads have ended or are ending. A thread that logs a row then writes it itself.
     closed: bool,
 }
 
 impl Waiting {
-    /// Makes a batch of the rows in the lanes, if there are at least `at_least` rows, at least one, and a
-    /// spare batch.
+    /// Makes a batch of the rows in the lanes, if there is a spare batch and there are at least `at_least`
+    /// rows, and at least one.
     fn gather(&mut self, queue: &Queue, at_least: u64) -> Option<Box<Batch>> {
         if queue.next_row.0.load(Ordering::SeqCst) - self.first_row < at_least.max(1) {
             return None;
@@ -120,7 +122,7 @@ impl Waiting {
 }
 
 impl Queue {
-    /// `text` makes a formatter for the given number of bytes.
+    /// `text` creates a formatter for the given number of bytes.
     pub(super) fn new(sink: Sink, opened: Option<Instant>, text: impl Fn(usize) -> Text) -> Self {
         let batch = || Box::new(Batch::new(text(TEXT_BYTES)));
         Self {
@@ -161,9 +163,9 @@ impl Queue {
             let Some(room) = self.make_room() else { return };
             lane = room;
         }
-        // Earlier calls of this thread have lower numbers, and later ones higher numbers, also on other
-        // threads that are ordered after it: rows are in the order in which an address goes from thread to
-        // thread.
+        // Earlier calls of this thread have lower numbers. Later calls have higher numbers, even on other
+        // threads that are ordered after it. So the rows are in the order in which an address goes from
+        // thread to thread.
         record.number = self.next_row.0.fetch_add(1, Ordering::SeqCst);
         lane.push(record);
         let rows = lane.len();
@@ -174,8 +176,8 @@ impl Queue {
         self.status().report();
     }
 
-    /// The calling thread's lane, once there is room in it, or once the program's own writer may be waiting
-    /// for this thread; `None` if the log was abandoned.
+    /// Returns the calling thread's lane once there is room in it, or once the program's own writer may be
+    /// waiting for this thread. `None` if the log was abandoned.
     #[cold]
     fn make_room(&self) -> Option<Guard<'_, Vec<Record>>> {
         let status = self.status();
@@ -207,7 +209,7 @@ impl Queue {
         }
     }
 
-    /// Wakes the thread that writes.
+    /// Wakes the writing thread.
     #[cold]
     fn call(&self) {
         let waiting = self.waiting.lock();
@@ -225,8 +227,8 @@ impl Queue {
         self.threads.get().into_iter().flatten().take(threads).for_each(Thread::unpark);
     }
 
-    /// The oldest batch that no thread has taken; gathers one from the lanes only if they hold at least
-    /// `at_least` rows.
+    /// Returns the oldest batch that no thread has taken. Gathers one from the lanes only if they hold at
+    /// least `at_least` rows.
     pub(super) fn take(&self, at_least: u64) -> Option<Box<Batch>> {
         let mut waiting = self.waiting.lock();
         waiting.gathered.pop_front().or_else(|| waiting.gather(self, at_least))
@@ -245,12 +247,12 @@ impl Queue {
         }
     }
 
-    /// Writes and flushes all rows that were pushed so far; waits as long as the destination takes.
+    /// Writes and flushes all rows that were pushed so far. Waits as long as the destination takes.
     ///
     /// # Errors
-    /// The first write error of any thread since the last flush;
-    /// [`WouldBlock`](io::ErrorKind::WouldBlock) from inside the program's own writer, and
-    /// [`TimedOut`](io::ErrorKind::TimedOut) if that does not return.
+    /// The first write error of any thread since the last flush; [`WouldBlock`](io::ErrorKind::WouldBlock)
+    /// from inside the program's own writer, and [`TimedOut`](io::ErrorKind::TimedOut) if that writer does
+    /// not return.
     pub(super) fn flush(&self) -> io::Result<()> {
         if self.status().is_inside() {
             return Err(status::from_inside());
@@ -260,7 +262,8 @@ impl Queue {
         written
     }
 
-    /// Writes all rows that were pushed so far; `gives_up` if the destination takes nothing for a long time.
+    /// Writes all rows that were pushed so far. If `gives_up`, it fails when the destination takes nothing
+    /// for a long time.
     fn write_all(&self, gives_up: bool) -> io::Result<()> {
         let status = self.status();
         let mut progress = Progress::new(status);
@@ -284,17 +287,17 @@ impl Queue {
         self.outlet.take_error().map_or(Ok(()), Err)
     }
 
-    /// The state of the destination.
+    /// Returns the state of the destination.
     pub(super) fn status(&self) -> &Status {
         self.outlet.status()
     }
 
-    /// Whether this is the process that opened the log, and has its threads.
+    /// Returns whether this is the process that opened the log, and has its threads.
     pub(super) fn is_own_process(&self) -> bool {
         self.process == std::process::id() || super::canary::without("process")
     }
 
-    /// From now on each thread writes the rows that it logs; the log's threads end.
+    /// From now on, each thread writes the rows that it logs; the log's threads end.
     pub(super) fn close(&self) {
         let mut waiting = self.waiting.lock();
         waiting.closed = true;
@@ -308,15 +311,15 @@ impl Queue {
         self.close();
         let queue = Arc::clone(self);
         Ending::begin(Arc::clone(self.outlet.status()), move || {
-            // The status counts errors. Twice: what the writer logged meanwhile, without what it logs for
-            // that.
+            // The status counts errors. The second round writes the rows that the writer logged during the
+            // first, but not the rows that it logs during the second.
             for _ in 0..2 {
                 let _ = queue.write_all(false);
             }
         })
     }
 
-    /// Waits for the end of [`begin_end`](Self::begin_end); returns false if the destination hangs.
+    /// Waits for the end of [`begin_end`](Self::begin_end). Returns false if the destination hangs.
     pub(super) fn end(&self, ending: Ending) -> bool {
         let ended = ending.wait();
         if !ended {
@@ -334,7 +337,7 @@ impl Queue {
         self.must_call.load(Ordering::SeqCst)
     }
 
-    /// The loop of each of the log's threads. The first one also takes batches of few rows.
+    /// The loop of each of the log's threads. Only the first one takes batches of few rows.
     pub(super) fn run(&self, number: usize) {
         let mut idle_rounds = 0;
         while !self.waiting.lock().closed {
@@ -361,8 +364,8 @@ impl Queue {
     }
 
     /// Makes the next row wake this thread, if there is no row now. A thread that adds a row takes its
-    /// number, then checks whether to wake; this function does it in the opposite order, so one of the two
-    /// sees the other.
+    /// number, then checks whether to wake this thread. This function works in the opposite order, so one of
+    /// the two sees the other.
     fn falls_asleep(&self) -> bool {
         let waiting = self.waiting.lock();
         self.must_call.store(true, Ordering::SeqCst);

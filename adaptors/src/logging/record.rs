@@ -1,4 +1,4 @@
-//! A row in the binary form in which it waits to be formatted.
+//! A row in binary form, before it is formatted.
 
 use std::time::Instant;
 
@@ -15,20 +15,20 @@ pub(super) struct Entry {
     pub(super) layout: Layout,
     pub(super) stream: StreamRef,
     pub(super) duration_ns: Option<u64>,
-    /// The number that [`Journal::device_number`](super::journal::Journal::device_number) returned.
+    /// The number from [`Journal::device_number`](super::journal::Journal::device_number).
     pub(super) device: u16,
 }
 
-/// An entry with its thread and its time, in a small form; any thread can format it.
+/// An entry with its thread and its time, in a small form that any thread can format.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Record {
     pub(super) nanoseconds_since_1970: u64,
     pub(super) ptr: DevicePtr,
     pub(super) bytes: u64,
     pub(super) stream: u64,
-    /// Zero without the further columns.
+    /// Zero without the extended columns.
     pub(super) monotonic_ns: u64,
-    /// The duration of the call in nanoseconds; zero without the further columns, and for a free.
+    /// The duration of the call in nanoseconds; zero without the extended columns, and for a free.
     pub(super) duration_ns: u64,
     /// The number of the row; zero until it has one.
     pub(super) number: u64,
@@ -45,12 +45,12 @@ pub(super) struct Times {
     monotonic_ns: u64,
 }
 
-/// The nanoseconds by which a row's time must lie behind that of the last row before the system's clock
-/// counts as set back.
+/// If a row's time lies this many nanoseconds or more before the last row's time, the system's clock counts
+/// as set back.
 const SET_BACK: u64 = 1_000_000_000;
 
 impl Record {
-    /// `opened` is set if the further columns are written.
+    /// `opened` is set if the extended columns are written.
     #[inline]
     pub(super) fn now(entry: Entry, opened: Option<Instant>) -> Self {
         let Entry { action, ptr, layout, stream, duration_ns, device } = entry;
@@ -69,8 +69,8 @@ impl Record {
         }
     }
 
-    /// Makes consecutive rows be in order of time, too: a thread may be stopped between reading the clock and
-    /// getting its row's number.
+    /// Orders consecutive rows by time, too: a thread may be stopped between reading the clock and getting
+    /// its row's number.
     #[inline]
     pub(super) fn follow(&mut self, last: &mut Times) {
         let behind = last.nanoseconds_since_1970.saturating_sub(self.nanoseconds_since_1970);

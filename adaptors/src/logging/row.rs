@@ -15,7 +15,7 @@ use super::time_of_day::TimeOfDay;
 /// The header of RMM's logs.
 pub const HEADER: [&str; 6] = ["Thread", "Time", "Action", "Pointer", "Size", "Stream"];
 
-/// The header of a log with [`Columns::Extended`](super::Columns::Extended): RMM's, and further columns.
+/// The header of a log with [`Columns::Extended`](super::Columns::Extended): RMM's columns and five more.
 pub const EXTENDED_HEADER: [&str; 11] = [
     "Thread",
     "Time",
@@ -32,8 +32,8 @@ pub const EXTENDED_HEADER: [&str; 11] = [
 
 /// One row of a log.
 ///
-/// With the crate csv, `Reader::deserialize` and `Writer::serialize` (without headers) do the rest. The
-/// further columns are `None` in RMM's logs.
+/// Read and write rows with the crate csv: `Reader::deserialize` and `Writer::serialize` (without headers).
+/// In RMM's logs, the extended columns are `None`.
 ///
 /// ```
 /// use millpond_adaptors::logging::{Action, HEADER, Row};
@@ -55,7 +55,7 @@ pub struct Row {
     /// The logged call and its outcome.
     #[serde(deserialize_with = "from_text")]
     pub action: Action,
-    /// The block, `(nil)` for none.
+    /// The block; `(nil)` for none.
     #[serde(deserialize_with = "pointer_from_text")]
     pub pointer: DevicePtr,
     /// The requested size in bytes.
@@ -63,7 +63,7 @@ pub struct Row {
     /// The raw handle of the stream.
     #[serde(deserialize_with = "stream_from_text")]
     pub stream: u64,
-    /// The device. The further columns are written if this is set.
+    /// The device. The extended columns are written if this is set.
     #[serde(default, deserialize_with = "device_from_text")]
     pub device: Option<DeviceId>,
     /// The alignment in bytes.
@@ -75,15 +75,15 @@ pub struct Row {
     /// Nanoseconds of a monotonic clock since the log was opened.
     #[serde(default)]
     pub monotonic_ns: Option<u64>,
-    /// The duration of an allocation in the upstream, in nanoseconds. A `free` is logged before the upstream
-    /// is called, so it has none.
+    /// The duration of an allocation in the upstream, in nanoseconds. A `free` has none, because it is logged
+    /// before the call of the upstream.
     #[serde(default)]
     pub duration_ns: Option<u64>,
 }
 
 impl Row {
-    /// Replaces the cells of `last`, which `record` holds, by those of this row. Many consecutive rows have
-    /// the same thread and microsecond; then these cells stay.
+    /// Replaces the cells of `last` in `record` with the cells of this row. If the thread and the microsecond
+    /// are the same, as in many consecutive rows, these cells stay.
     #[inline]
     pub(super) fn fill(&self, record: &mut csv::ByteRecord, last: Option<(u64, TimeOfDay)>) {
         let digits = &mut [0; 20];
@@ -154,16 +154,16 @@ fn text<E: ser::Error>(cell: &[u8]) -> Result<&str, E> {
 /// The call that a row records.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Action {
-    /// A block was handed out: `allocate`.
+    /// A block was allocated: `allocate`.
     Allocate,
-    /// A request was refused: `allocate failure`.
+    /// A request failed: `allocate failure`.
     AllocateFailure,
-    /// A block is given back: `free`.
+    /// A block is freed: `free`.
     Free,
 }
 
 impl Action {
-    /// The text in logs.
+    /// Returns the text that logs use.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Allocate => "allocate",

@@ -14,41 +14,41 @@ const LAYER: &str = "logging";
 /// The columns of a log.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Columns {
-    /// RMM's six: [`HEADER`](super::HEADER).
+    /// RMM's six columns: [`HEADER`](super::HEADER).
     #[default]
     Rmm,
-    /// RMM's six and five further ones: [`EXTENDED_HEADER`](super::EXTENDED_HEADER).
+    /// RMM's six columns and five more: [`EXTENDED_HEADER`](super::EXTENDED_HEADER).
     Extended,
 }
 
-/// When rows leave the process.
+/// When rows reach the destination.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Flush {
-    /// Each row is written and flushed before the call that it records returns: one system call a row, and
-    /// the log is complete however the process ends. Rows from inside a writer of the program's own, and rows
+    /// Each row is written and flushed before the logged call returns. This costs one system call per row,
+    /// and the log is complete however the process ends. Rows from inside the program's own writer, and rows
     /// of threads that it may be waiting for, are written after the writer has returned.
     #[default]
     EveryRow,
-    /// Rows are written in blocks of 64 KiB, by [`flush`](super::LoggingResourceAdaptor::flush) and on drop,
-    /// which gives up if the destination takes nothing for 10 seconds, and before the process exits, as with
-    /// [`Async`](Self::Async). Buffered rows are lost when a process aborts, is killed, or leaves by `_exit`.
-    /// A forked child leaves buffered rows to its
-    /// parent, and appends its own to the log, as with [`EveryRow`](Self::EveryRow).
+    /// Rows are written in blocks of 64 KiB, by [`flush`](super::LoggingResourceAdaptor::flush), on drop, and
+    /// before the process exits. Drop and exit give up if the destination takes nothing for 10 seconds, as
+    /// with [`Async`](Self::Async). Buffered rows are lost if the process aborts, is killed, or leaves by
+    /// `_exit`. A forked child leaves buffered rows to its parent, and appends its own rows to the log, as
+    /// with [`EveryRow`](Self::EveryRow).
     Buffered,
-    /// Rows wait in a queue and are written by threads of the log, some milliseconds later: the call pays for
-    /// the clock and the queue only. A full queue makes callers wait; no row is dropped. Everything is
+    /// Rows wait in a queue, and threads of the log write them some milliseconds later. The call pays only
+    /// for the clock and the queue. If the queue is full, callers wait; no row is dropped. Everything is
     /// written before [`flush`](super::LoggingResourceAdaptor::flush) and drop return, and before the process
-    /// exits, whether by the end of `main`, by `exit` or by a panic; drop and exit give up if the destination
-    /// takes nothing for 10 seconds, for instance a pipe whose reader stopped. Rows that wait are lost when a
-    /// process aborts, is killed, or leaves by `_exit`. Not for a process that forks and goes on allocating
-    /// in the child.
+    /// exits by the end of `main`, by `exit` or by a panic. Drop and exit give up if the destination takes
+    /// nothing for 10 seconds, for example a pipe whose reader stopped. Waiting rows are lost if the process
+    /// aborts, is killed, or leaves by `_exit`. Do not use this mode in a process that forks and continues to
+    /// allocate in the child.
     Async,
 }
 
 /// The destination of a log without a file, in text.
 const WRITER: &str = "writer";
 
-/// The settings that an adaptor keeps of its layer; printed as text names the layer.
+/// The settings that an adaptor keeps from its layer. Printed as text, they name the layer.
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
     /// The file, if the destination is one.
@@ -62,7 +62,7 @@ pub(super) struct Settings {
 pub(super) struct File {
     /// The path, with the names in braces replaced.
     pub(super) path: PathBuf,
-    /// The path as a stack's text has it.
+    /// The path as text of a stack.
     pub(super) text: String,
 }
 
@@ -73,13 +73,13 @@ impl File {
 }
 
 impl Settings {
-    /// The destination, for people.
+    /// Returns the name of the destination, for people.
     pub(super) fn name(&self) -> String {
         self.file.as_ref().map_or("its writer".to_owned(), |file| format!("`{}`", file.path.display()))
     }
 
-    /// Checks that a stack does not log to one file twice: a region of a pool and its first block have one
-    /// address. `is_same` says whether two paths name one file.
+    /// Checks that a stack does not log to one file twice, because a region of a pool and its first block
+    /// have the same address. `is_same` tells whether two paths name one file.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if a resource below writes the same file.
@@ -90,7 +90,7 @@ impl Settings {
         is_same: fn(&Path, &Path) -> bool,
     ) -> Result<()> {
         let Some(mine) = &self.file else { return Ok(()) };
-        // A resource of another crate may print text that is no stack; then its logs are unknown.
+        // A resource of another crate may print text that is not a stack; then its logs are unknown.
         let below: Option<StackSpec> = upstream.to_string().parse().ok();
         let layers = below.iter().flat_map(StackSpec::all_layers).filter(|layer| layer.name == LAYER);
         for file in layers.filter_map(|layer| layer.param("file")?.as_text()) {

@@ -10,24 +10,25 @@ use super::settings::Flush;
 use super::status::Status;
 use crate::panicked::text_of;
 
-/// The bytes of rows that [`Flush::Buffered`] keeps before they are handed over.
+/// The bytes of rows that [`Flush::Buffered`] keeps before it writes them.
 const BUFFER_BYTES: usize = 64 * 1024;
 
-/// The bytes of whole rows that are handed over in one call: small, so that the end of a log can distinguish
-/// a slow destination from one that hangs.
+/// The most bytes of whole rows in one write. It is small, so that the end of a log can distinguish a slow
+/// destination from one that hangs.
 const PIECE_BYTES: usize = 64 * 1024;
 
-/// The destination of rows; hands over whole rows.
+/// Writes whole rows to their destination.
 ///
-/// A failed write loses its rows and is counted, and the next row begins on a new line. So does a panic of a
-/// caller's writer or of its error: freeing memory must not panic, and the other threads' rows go on.
+/// A failed write loses its rows and is counted, and the next row begins on a new line. The same holds if the
+/// caller's writer or its error panics: freeing memory must not panic, and the other threads' rows must still
+/// be written.
 pub(super) struct Sink {
     destination: Box<dyn Write + Send>,
     status: Arc<Status>,
     flush: Flush,
-    /// The process that buffered the rows: a forked child has a copy of them, and its parent writes them.
+    /// The process that buffered the rows. A forked child has a copy of them, but its parent writes them.
     process: u32,
-    /// Whole rows that were not handed over yet.
+    /// Whole rows that were not written yet.
     pending: Vec<u8>,
     pending_rows: u64,
     /// Whether a failed write ended inside a row.
@@ -47,7 +48,7 @@ impl Sink {
         }
     }
 
-    /// Takes the text of `rows` rows, and hands it over unless it is to be buffered.
+    /// Takes the text of `rows` rows, and writes or buffers it.
     ///
     /// # Errors
     /// The status counts errors.
@@ -61,7 +62,7 @@ impl Sink {
         if self.pending.len() >= BUFFER_BYTES { self.flush() } else { Ok(()) }
     }
 
-    /// Hands over buffered rows.
+    /// Writes buffered rows.
     ///
     /// # Errors
     /// The status counts errors.
@@ -75,24 +76,25 @@ impl Sink {
         result
     }
 
-    /// Hands over buffered rows, and each later one at once.
+    /// Writes buffered rows, and from then on each row at once.
     pub(super) fn keep_nothing(&mut self) {
         // The status counts errors.
         let _ = self.flush();
         self.flush = Flush::EveryRow;
     }
 
-    /// The state of the destination, which is readable without the sink.
+    /// Returns the state of the destination, which can be read without the sink.
     pub(super) fn status(&self) -> &Arc<Status> {
         &self.status
     }
 
-    /// Whether rows are buffered that this process has to write.
+    /// Returns whether this process must write buffered rows.
     pub(super) fn has_pending(&self) -> bool {
         !self.pending.is_empty() && self.is_own_process()
     }
 
-    /// In a forked process, drops the copies of its parent's rows. Rows that are buffered later are its own.
+    /// In a forked process, drops the copies of its parent's rows. Rows that are buffered later belong to
+    /// this process.
     fn leave_to_parent(&mut self) {
         if !self.is_own_process() {
             self.pending.clear();
@@ -158,12 +160,12 @@ fn write_all(destination: &mut dyn Write, text: &[u8], done: &mut usize, status:
     Ok(())
 }
 
-/// The error without code of the program: others show and drop it under locks of the log.
+/// Returns the error without code of the program: it is shown and dropped under locks of the log.
 fn without_code(error: io::Error) -> io::Error {
     if error.get_ref().is_none() { error } else { io::Error::new(error.kind(), error.to_string()) }
 }
 
-/// The first whole rows.
+/// Returns the first whole rows, up to [`PIECE_BYTES`].
 fn piece(text: &[u8]) -> &[u8] {
     let Some(first) = text.get(..PIECE_BYTES) else { return text };
     first.iter().rposition(|&byte| byte == b'\n').map_or(first, |end| &text[..=end])

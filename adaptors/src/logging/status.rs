@@ -1,4 +1,5 @@
-//! What a log's destination took and refused, and which thread is in it; readable without the log's locks.
+//! The state of a log's destination: bytes taken, errors, and the thread inside it. It can be read without
+//! the log's locks.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,7 +10,8 @@ use parking_lot::Mutex;
 use super::thread;
 use crate::panicked::caught;
 
-/// How long a call waits for the program's own writer, if that takes nothing: it may be waiting for the call.
+/// How long a call waits for the program's own writer while the writer takes nothing: the writer may be
+/// waiting for the call.
 pub(super) const WRITER_PATIENCE: Duration = Duration::from_secs(30);
 
 /// The state of a log's destination.
@@ -22,9 +24,9 @@ pub(super) struct Status {
     name: String,
     /// Whether the destination is the program's own writer.
     is_programs: bool,
-    /// The thread that is in the program's own writer; 0 if none is.
+    /// The thread inside the program's own writer; 0 if there is none.
     inside: AtomicU32,
-    /// Whether a call of another thread waited for the writer in vain. Later calls wait no more.
+    /// Whether a call of another thread waited for the writer in vain. Later calls no longer wait.
     waits_for_others: AtomicBool,
     taken_bytes: AtomicU64,
     rows_written: AtomicU64,
@@ -34,16 +36,16 @@ pub(super) struct Status {
     reports: Mutex<Vec<Report>>,
 }
 
-/// An event that the log owes the program.
+/// An event that the log must still report to the program.
 #[derive(Debug)]
 enum Report {
     /// The first write that failed.
     Failed(String),
-    /// The destination took nothing while the log ended, for this many seconds.
+    /// The destination took nothing for this many seconds while the log ended.
     Hung(u64),
 }
 
-/// Says that the calling thread is in the program's own writer, until it is dropped.
+/// Marks that the calling thread is inside the program's own writer, until it is dropped.
 pub(super) struct Inside<'a>(Option<&'a Status>);
 
 impl Status {
@@ -62,18 +64,18 @@ impl Status {
         }
     }
 
-    /// Whether the destination is the program's own writer.
+    /// Returns whether the destination is the program's own writer.
     pub(super) fn is_programs(&self) -> bool {
         self.is_programs
     }
 
-    /// Whether the calling thread is in the program's own writer.
+    /// Returns whether the calling thread is inside the program's own writer.
     #[inline]
     pub(super) fn is_inside(&self) -> bool {
         self.is_programs && self.inside.load(Ordering::Relaxed) == thread::id()
     }
 
-    /// Notes that the calling thread is in the program's own writer, until the result is dropped.
+    /// Records that the calling thread is inside the program's own writer, until the result is dropped.
     pub(super) fn enter(&self) -> Inside<'_> {
         if !self.is_programs {
             return Inside(None);
@@ -82,7 +84,7 @@ impl Status {
         Inside(Some(self))
     }
 
-    /// Whether the writer may be waiting for threads that use the stack.
+    /// Returns whether the writer may be waiting for threads that use the stack.
     pub(super) fn waits_for_others(&self) -> bool {
         self.waits_for_others.load(Ordering::Relaxed)
     }
@@ -91,7 +93,7 @@ impl Status {
         self.waits_for_others.store(true, Ordering::Relaxed);
     }
 
-    /// The number of bytes that the destination took.
+    /// Returns the number of bytes that the destination took.
     pub(super) fn taken_bytes(&self) -> u64 {
         self.taken_bytes.load(Ordering::Relaxed)
     }
@@ -112,14 +114,14 @@ impl Status {
         self.write_errors.load(Ordering::Relaxed)
     }
 
-    /// Counts a failed write; the first one is reported.
+    /// Counts a failed write, and reports the first one.
     pub(super) fn note_error(&self, error: &io::Error) {
         if self.write_errors.fetch_add(1, Ordering::Relaxed) == 0 {
             self.note(Report::Failed(error.to_string()));
         }
     }
 
-    /// Notes that the log ends without its last rows.
+    /// Records that the log ends without its last rows.
     pub(super) fn note_hung(&self, seconds: u64) {
         self.note(Report::Hung(seconds));
     }
@@ -129,10 +131,10 @@ impl Status {
         self.has_reports.store(true, Ordering::Release);
     }
 
-    /// Reports what was noted, unless the thread is in the program's own writer.
+    /// Makes the outstanding reports, unless the thread is inside the program's own writer.
     ///
-    /// The caller is a call of the program that has no lock and writes nothing: a subscriber is the program's
-    /// own code. It may flush the log, open its file again, or panic, which ends here.
+    /// The caller holds no lock and writes nothing, because a subscriber is code of the program. It may flush
+    /// the log, open its file again, or panic; the panic ends here.
     #[inline]
     pub(super) fn report(&self) {
         if self.has_reports.load(Ordering::Acquire) && !self.is_inside() {
@@ -160,19 +162,19 @@ impl Status {
                      lost"
                 ),
             };
-            // The call that reports is about memory: a subscriber's panic must not cost its block.
+            // The reporting call is about memory: a subscriber's panic must not cost it its block.
             caught(tell);
         }
     }
 }
 
-/// The error of a flush that comes from inside the program's own writer.
+/// Returns the error of a flush from inside the program's own writer.
 pub(super) fn from_inside() -> io::Error {
     let why = "the log is flushed from inside its own writer; flush it when the writer has returned";
     io::Error::new(io::ErrorKind::WouldBlock, why)
 }
 
-/// The error of a flush that waited in vain for the program's own writer.
+/// Returns the error of a flush that waited in vain for the program's own writer.
 pub(super) fn in_vain() -> io::Error {
     let why = "the log's writer does not return; it must not wait for the thread that flushes the log";
     io::Error::new(io::ErrorKind::TimedOut, why)

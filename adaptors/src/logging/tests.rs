@@ -33,16 +33,16 @@ fn mock() -> (MockResource, mock::Handle) {
 }
 
 fn free(resource: &impl DeviceMemoryResource, ptr: DevicePtr, bytes: u64) {
-    // SAFETY: the tests give each block back once, with its size; no work uses it.
+    // SAFETY: the tests free each block once, with its size; no work uses it.
     unsafe { resource.deallocate_bytes(ptr, bytes, S) }
 }
 
-/// A writer whose bytes the test sees, which fails while `broken`.
+/// A writer whose bytes the test can read. It fails while it is `broken`.
 #[derive(Clone, Default)]
 struct Shared {
     bytes: Arc<Mutex<Vec<u8>>>,
     broken: Arc<AtomicBool>,
-    /// How many bytes a broken writer takes before it fails.
+    /// The bytes that a broken writer takes before it fails.
     torn_after: usize,
 }
 
@@ -135,7 +135,7 @@ fn further_columns_follow_rmms() {
     resource.allocate_bytes(5, S).unwrap_err();
     let layout = Layout::with_alignment(100, 4096).unwrap();
     let ptr = resource.allocate(layout, S).unwrap();
-    // SAFETY: the block is live, unused, and given back with its layout.
+    // SAFETY: the block is live, unused, and freed with its layout.
     unsafe { resource.deallocate(ptr, layout, S) };
 
     assert_eq!(log.text().lines().next().unwrap(), EXTENDED_HEADER.join(","));
@@ -216,7 +216,7 @@ fn flush_and_drop_lose_nothing() {
             resource.allocate_bytes(1, S).unwrap();
         }
         let early = log.rows().len();
-        // A thread of the log's own writes when it likes.
+        // A thread of the log writes at any time.
         let late = early < rows || rows == 0 || flush == Flush::Async;
         assert!(late, "{early} of {rows} rows were written before they had to be");
         resource.flush().unwrap();

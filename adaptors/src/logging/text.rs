@@ -22,10 +22,10 @@ pub(super) struct Text {
     /// The thread and the time of the row in `cells`.
     last: Option<(u64, TimeOfDay)>,
     clock: Clock,
-    /// Whether the further columns are written.
+    /// Whether the extended columns are written.
     further: bool,
     devices: Arc<Devices>,
-    /// The devices that were seen so far.
+    /// The devices seen so far.
     known: Vec<DeviceId>,
     rows: u64,
 }
@@ -91,7 +91,7 @@ impl Text {
         self.known.get(usize::from(number)).copied()
     }
 
-    /// Hands over the text since the last call, and its number of rows.
+    /// Passes on the text since the last call, and its number of rows.
     pub(super) fn take<T>(&mut self, take: impl FnOnce(&mut Vec<u8>, u64) -> T) -> T {
         let flushed = self.csv.flush();
         debug_assert!(flushed.is_ok(), "a tray takes everything: {flushed:?}");

@@ -1,12 +1,12 @@
 //! The operating system's id of the calling thread.
 
-/// The calling thread's id, as the operating system's tools show it.
+/// Returns the calling thread's id, as tools of the operating system show it.
 #[inline]
 pub(super) fn id() -> u32 {
     thread_local! {
         static MINE: u32 = ask();
     }
-    // A destructor of another local of the thread may free memory after this one is destroyed.
+    // After this local is destroyed, a destructor of another local of the thread may still free memory.
     MINE.try_with(|id| *id).unwrap_or_else(|_| ask())
 }
 
@@ -15,7 +15,7 @@ fn ask() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()
 }
 
-/// On systems without such an id, threads are numbered.
+/// Numbers the threads on systems without such an id.
 #[cfg(not(target_os = "linux"))]
 fn ask() -> u32 {
     use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,4 +1,4 @@
-//! The time of day that a row carries.
+//! The time of day in a row.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use millpond_core::{Error, Result};
 
 /// A time of day in microseconds after midnight, written as `14:03:07.123456`.
 ///
-/// A colon before the microseconds, which some logs have, is read as well.
+/// Some logs have a colon before the microseconds; it is read as well.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct TimeOfDay {
     /// Microseconds after midnight.

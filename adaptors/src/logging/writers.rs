@@ -8,8 +8,8 @@ use super::at_exit::{self, KeepsRows};
 use super::ending::Ending;
 use super::queue::Queue;
 
-/// The threads that write a log. Dropping them ends them, after all rows are written, unless the destination
-/// hangs.
+/// The threads that write a log. Dropping this value ends them after all rows are written, unless the
+/// destination hangs.
 #[derive(Debug)]
 pub(super) struct Writers {
     queue: Arc<Queue>,
@@ -18,11 +18,11 @@ pub(super) struct Writers {
 
 impl Writers {
     /// # Errors
-    /// Those of the system, if it cannot start a thread for the log.
+    /// The errors of the system, if it cannot start a thread for the log.
     pub(super) fn start(queue: Queue) -> io::Result<Self> {
         let queue = Arc::new(queue);
         let mut writers = Self { queue: Arc::clone(&queue), threads: Vec::new() };
-        // Formatting and writing a row takes one thread longer than logging it takes a caller.
+        // A thread takes longer to format and write a row than a caller takes to log it.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = if cores < 4 { 1 } else { 2 };
         for number in 0..if super::canary::without("threads") { 0 } else { threads } {
@@ -56,7 +56,7 @@ impl KeepsRows for Queue {
 
     fn wait_for_last(&self, ending: Ending) {
         if self.status().is_inside() {
-            return; // The writer ends the process: the rows wait for it.
+            return; // The writer itself ends the process: the rows wait for it.
         }
         self.end(ending);
         self.status().report();
@@ -64,18 +64,18 @@ impl KeepsRows for Queue {
 }
 
 fn explained(error: io::Error) -> io::Error {
-    let advice = "no thread can be started that writes the log; use flush=row";
+    let advice = "cannot start a thread that writes the log; use flush=row";
     io::Error::new(error.kind(), format!("{advice}: {error}"))
 }
 
 impl Drop for Writers {
     fn drop(&mut self) {
         if !self.queue.is_own_process() || super::canary::without("drop") {
-            return; // A fork has no such threads to wait for, and the rows are the parent's.
+            return; // A forked child has no such threads to wait for, and the rows belong to the parent.
         }
         let ending = self.queue.begin_end();
         if self.queue.status().is_inside() {
-            // The writer itself drops the log. The last rows are written once it has returned.
+            // The writer itself drops the log. The last rows are written after it has returned.
             return;
         }
         if self.queue.end(ending) {

@@ -14,7 +14,7 @@ use super::PrefetchResourceAdaptor;
 pub struct PrefetchLayer;
 
 impl PrefetchLayer {
-    /// The layer; it has no options.
+    /// Creates the layer; it has no options.
     pub const fn new() -> Self {
         Self
     }

@@ -15,17 +15,17 @@ use millpond_core::{
 
 pub use layer::PrefetchLayer;
 
-/// Moves each block of managed memory to the device, on the stream of the allocation, so that the first
-/// kernel does not fault its pages in one after the other (`cuMemPrefetchAsync`).
+/// Moves each block of managed memory to the device, on the stream of the allocation (`cuMemPrefetchAsync`).
+/// So the first kernel does not fault in its pages one by one.
 ///
-/// Put it over `managed`, over `system`, whose memory is moved in the same way, or over a pool of either.
-/// Over memory that the host or the device does not reach, and on a device that cannot use managed memory
-/// while the host does, it does nothing; over other memory that the host reaches, the driver refuses the
-/// first time and is not asked again. A prefetch that fails for another reason is logged, and the block is
-/// handed out all the same. On a stream that captures a graph nothing is prefetched.
+/// Put it over `managed`, over `system`, whose memory moves in the same way, or over a pool of either. It
+/// does nothing if the device or the host cannot access the memory, or if the device cannot use managed
+/// memory at the same time as the host. For other memory that the host can access, the driver refuses the
+/// first prefetch, and the adaptor does not try again. If a prefetch fails for another reason, the adaptor
+/// logs it and still returns the block. It prefetches nothing on a stream that captures a graph.
 ///
-/// A prefetch is work on the stream of the allocation, so a block is ready for that stream alone: the adaptor
-/// is stream-ordered, over any upstream, unless it never prefetches.
+/// A prefetch is work on the stream of the allocation, so a block is ready only for that stream. The adaptor
+/// is therefore stream-ordered over any upstream, unless it never prefetches.
 ///
 /// ```
 /// use millpond_adaptors::PrefetchLayer;
@@ -37,39 +37,41 @@ pub use layer::PrefetchLayer;
 /// let stack = ManagedMemoryResource::new(device.clone()).layer(PrefetchLayer)?;
 /// let block = stack.allocate_bytes(1000, StreamRef::LEGACY)?;
 /// assert_eq!(device.last_prefetch(), Some((block, 1000, false)));
-/// # // SAFETY: the block is live, unused, and given back with its size.
+/// # // SAFETY: the block is live, unused, and freed with its size.
 /// # unsafe { stack.deallocate_bytes(block, 1000, StreamRef::LEGACY) };
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
 pub struct PrefetchResourceAdaptor<R> {
     upstream: R,
-    /// Whether it tried to prefetch from the start: the answer about its order, which never changes.
+    /// Whether it tries to prefetch from the start. Its answer about stream order, which never changes,
+    /// depends on this.
     may_prefetch: bool,
     /// Whether the driver refused to prefetch this memory.
     is_refused: AtomicBool,
 }
 
 impl<R: DeviceMemoryResource> PrefetchResourceAdaptor<R> {
-    /// Prefetches what `upstream` hands out.
+    /// Prefetches the blocks of `upstream`.
     pub fn new(upstream: R) -> Self {
         let concurrent = || {
             let driver = &**upstream.driver();
             call(driver, |driver| driver.attribute(DeviceAttribute::ConcurrentManagedAccess))
         };
         let reach = upstream.accessibility();
-        // Memory of the host alone goes back without a wait for the device.
+        // Memory of the host alone is freed without a wait for the device.
         let may_prefetch = reach.host && reach.device && matches!(concurrent(), Ok(1));
         Self { upstream, may_prefetch, is_refused: AtomicBool::new(false) }
     }
 
-    /// Whether blocks are prefetched: false where it is known that this memory, or this device, cannot.
+    /// Returns whether blocks are prefetched; false once it is known that this memory or this device cannot
+    /// be.
     pub fn is_prefetching(&self) -> bool {
         self.may_prefetch && !self.is_refused.load(Ordering::Relaxed)
     }
 
     fn prefetch(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         let driver = &**self.driver();
-        // The legacy stream's answer is an error while a blocking stream captures.
+        // For the legacy stream, the result is an error while a blocking stream captures.
         if !matches!(call(driver, |driver| driver.stream_is_capturing(stream)), Ok(false)) {
             return;
         }
@@ -87,7 +89,7 @@ impl<R: DeviceMemoryResource> PrefetchResourceAdaptor<R> {
         }
     }
 
-    /// Whether the driver cannot prefetch such memory at all.
+    /// Returns whether the driver cannot prefetch such memory at all.
     fn is_refusal(&self, ptr: DevicePtr, error: &Error) -> bool {
         let Some(code) = error.driver_error() else { return false };
         let kind = || call(&**self.driver(), |driver| driver.pointer_kind(ptr));
@@ -96,8 +98,8 @@ impl<R: DeviceMemoryResource> PrefetchResourceAdaptor<R> {
     }
 }
 
-// SAFETY: every call goes to the upstream with the same arguments, so its contract holds; a prefetch changes
-// no contents, and is ordered before the next work of the stream of the call, as `is_stream_ordered` says.
+// SAFETY: every call goes to the upstream with the same arguments, so its contract holds. A prefetch changes
+// no contents, and is ordered before the next work of the call's stream, as `is_stream_ordered` says.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PrefetchResourceAdaptor<R> {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
@@ -108,7 +110,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PrefetchResourceAd
         Ok(ptr)
     }
 
-    /// To an adaptor on top of an equal upstream.
+    /// Equal to an adaptor over an equal upstream.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         downcast::<Self>(other).is_some_and(|other| self.upstream.is_equal(&other.upstream))
     }
@@ -118,7 +120,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PrefetchResourceAd
     }
 
     fn provide(&self, traits: &mut Traits) {
-        // SAFETY: threads may share all parts but the upstream.
+        // SAFETY: threads may share all parts except the upstream.
         unsafe { traits.share_over(&[&self.upstream]) };
     }
 

@@ -1,4 +1,4 @@
-//! Tests prefetching: of what, and what becomes of refusals and errors.
+//! Tests prefetching: which blocks, and how refusals and errors end.
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ impl Bench {
     }
 
     fn free(&self, ptr: DevicePtr, bytes: u64) {
-        // SAFETY: the tests give each block back once, with its size; no work uses it.
+        // SAFETY: the tests free each block once, with its size; no work uses it.
         unsafe { self.stack.deallocate_bytes(ptr, bytes, S) }
     }
 
@@ -78,7 +78,7 @@ fn memory_of_the_device_is_never_prefetched() {
     }
 }
 
-/// A prefetch of it was still under way when its free gave it back at once.
+/// Before, a free gave the block back at once, while a prefetch of it still ran.
 #[test]
 fn memory_of_the_host_alone_is_never_prefetched() {
     let bench = Bench::new("host+prefetch");
@@ -134,7 +134,7 @@ fn a_capture_gets_no_prefetch_and_stays_valid() {
     bench.device.begin_capture(stream, CaptureMode::Global).unwrap();
     for on in [stream, S] {
         let ptr = bench.stack.allocate_bytes(1000, on).unwrap();
-        // SAFETY: the block is live, unused, and given back with its size.
+        // SAFETY: the block is live, unused, and freed with its size.
         unsafe { bench.stack.deallocate_bytes(ptr, 1000, on) };
     }
     bench.device.end_capture(stream).unwrap();

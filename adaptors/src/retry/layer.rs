@@ -25,15 +25,15 @@ impl Default for RetryLayer {
 }
 
 impl RetryLayer {
-    /// How long a request waits, unless [`timeout`](Self::timeout) says otherwise.
+    /// How long a request waits, unless [`timeout`](Self::timeout) sets another time.
     pub const DEFAULT_TIMEOUT: Duration = timeout::DEFAULT_TIMEOUT;
 
-    /// Waits for [`DEFAULT_TIMEOUT`](Self::DEFAULT_TIMEOUT) at most.
+    /// Waits at most [`DEFAULT_TIMEOUT`](Self::DEFAULT_TIMEOUT).
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets how long a request waits at most: up to an hour, in whole microseconds.
+    /// Sets the longest wait of a request: up to an hour, in whole microseconds.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
@@ -52,8 +52,8 @@ impl<R: DeviceMemoryResource> Layer<R> for RetryLayer {
 
 pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "retry",
-    about: "waits for other threads' frees before memory is out",
-    params: &[("timeout", "how long a request waits at most: 100ms (default), 2s, 50us")],
+    about: "waits for other threads' frees when memory is out",
+    params: &[("timeout", "the longest wait of a request: 100ms (default), 2s, 50us")],
     kind: LayerKind::ReadLayer(read),
 };
 

@@ -1,4 +1,4 @@
-//! Waits for other threads' frees before memory is out.
+//! Waits for other threads' frees when memory is out.
 
 pub(crate) mod layer;
 #[cfg(test)]
@@ -17,19 +17,18 @@ pub use layer::RetryLayer;
 use crate::timeout::{self, Timeout};
 use crate::waiting::{Frees, leaves_to_above};
 
-/// When the upstream is out of memory, waits for a free by another thread and tries again, for a bounded
-/// time.
+/// When the upstream is out of memory, waits a bounded time for frees by other threads, and retries.
 ///
-/// This is the rule of TensorFlow's BFC allocator, for programs whose threads hold much memory for short
-/// times. The error is returned once the time is over, and at once for a request that is
-/// [impossible](Error::is_impossible) or of more bytes than the device has. A single thread waits in vain: no
-/// other thread frees meanwhile. A program can end the wait ([`interrupt`](millpond_core::interrupt)); then
-/// the error is returned, too.
+/// TensorFlow's BFC allocator has the same rule. It suits programs whose threads hold much memory for short
+/// times. The error is returned once the time is over. It is returned at once if the request is
+/// [impossible](Error::is_impossible), or larger than the device's memory. A single thread waits in vain,
+/// because no other thread frees meanwhile. A program can end the wait
+/// ([`interrupt`](millpond_core::interrupt)); then the error is returned, too.
 ///
-/// A deallocation costs one load more as long as no thread waits. No lock is held while a thread waits or
-/// tries again: below [`thread_safe`](crate::ThreadSafeResourceAdaptor), whose lock the waiting thread has,
-/// this layer leaves the wait to that one, which gives the lock back first. Waiting is the host's alone, so
-/// it does a graph that is being captured no harm.
+/// A deallocation costs one extra load while no thread waits. No lock is held while a thread waits or
+/// retries. Below [`thread_safe`](crate::ThreadSafeResourceAdaptor) the waiting thread holds that adaptor's
+/// lock, so this layer leaves the wait to that adaptor, which releases the lock first. Only the host waits,
+/// so a graph that is being captured is not affected.
 ///
 /// ```
 /// use std::time::Duration;
@@ -45,7 +44,7 @@ use crate::waiting::{Frees, leaves_to_above};
 /// let block = stack.allocate_bytes(1 << 20, StreamRef::LEGACY)?;
 /// let second = std::thread::scope(|scope| {
 ///     let waiting = scope.spawn(|| stack.allocate_bytes(1 << 20, StreamRef::LEGACY));
-///     // SAFETY: the block is live, unused, and given back with its size.
+///     // SAFETY: the block is live, unused, and freed with its size.
 ///     unsafe { stack.deallocate_bytes(block, 1 << 20, StreamRef::LEGACY) };
 ///     waiting.join().unwrap()
 /// })?;
@@ -64,7 +63,7 @@ impl<R: DeviceMemoryResource> RetryResourceAdaptor<R> {
         Self { upstream, timeout, frees: Frees::default() }
     }
 
-    /// How long a request waits at most.
+    /// Returns the longest wait of a request.
     pub fn timeout(&self) -> Duration {
         self.timeout.0
     }
@@ -92,18 +91,19 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for RetryResourceAdapt
     }
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
-        // SAFETY: the caller's promises hold for the upstream, where the block came from.
+        // SAFETY: the caller's promises hold for the upstream too: the block came from there.
         unsafe { self.upstream.deallocate(ptr, layout, stream) }
         self.frees.note();
     }
 
-    /// To an adaptor on top of an equal upstream. A free through another one wakes no thread that waits here.
+    /// Equal to an adaptor over an equal upstream. A free through another adaptor wakes no thread that waits
+    /// here.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         downcast::<Self>(other).is_some_and(|other| self.upstream.is_equal(&other.upstream))
     }
 
     fn provide(&self, traits: &mut Traits) {
-        // SAFETY: threads may share all parts but the upstream.
+        // SAFETY: threads may share all parts except the upstream.
         unsafe { traits.share_over(&[&self.upstream]) };
     }
 

@@ -1,4 +1,4 @@
-//! Tests waiting: what ends it, and what is never waited for.
+//! Tests waiting: the ends of a wait, and the requests that never wait.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
@@ -19,7 +19,7 @@ use crate::{LimitingLayer, LimitingResourceAdaptor, ThreadSafeLayer};
 
 const S: StreamRef = StreamRef::LEGACY;
 const LONG: Duration = Duration::from_secs(3600);
-/// After this time a call hangs.
+/// After this time, a call counts as hanging.
 const WATCHDOG: Duration = Duration::from_secs(60);
 
 type Limited = RetryResourceAdaptor<LimitingResourceAdaptor<MockResource>>;
@@ -35,7 +35,7 @@ fn limited(bytes: u64, timeout: Duration) -> (Limited, mock::Handle) {
 }
 
 fn free(resource: &impl DeviceMemoryResource, ptr: DevicePtr, bytes: u64) {
-    // SAFETY: the tests give each block back once, with its size; no work uses it.
+    // SAFETY: the tests free each block once, with its size; no work uses it.
     unsafe { resource.deallocate_bytes(ptr, bytes, S) }
 }
 
@@ -62,8 +62,8 @@ fn a_request_waits_for_another_threads_free() {
     assert_eq!(handle.live(), []);
 }
 
-/// The request leaves the lock before it waits, so that the free that serves it gets through. Layers between
-/// the two, and a second lock, change nothing.
+/// The request releases the lock before it waits, so the free that serves it gets through. Layers between the
+/// two, and a second lock, change nothing.
 #[test]
 fn a_request_below_a_lock_waits_without_the_lock() {
     let table =
@@ -87,7 +87,7 @@ fn a_request_below_a_lock_waits_without_the_lock() {
             served.send(shared.allocate_bytes(16 << 20, S))
         });
         begins.recv().unwrap();
-        // By then it waits, most of the time; if not, it is served at once.
+        // Most of the time, it waits by then; if not, it is served at once.
         std::thread::sleep(Duration::from_millis(20));
         let (freed, frees) = mpsc::channel();
         let shared = Arc::clone(&resource);
@@ -101,7 +101,7 @@ fn a_request_below_a_lock_waits_without_the_lock() {
     }
 }
 
-/// The thread that has the lock would wait for itself.
+/// The thread that holds the lock would wait for itself.
 #[test]
 fn a_request_from_inside_a_lock_does_not_wait() {
     static STACK: OnceLock<AnyResource> = OnceLock::new();
@@ -118,7 +118,7 @@ fn a_request_from_inside_a_lock_does_not_wait() {
     assert_eq!(stack.trim(0).unwrap(), 0);
 }
 
-/// Each thread needs the whole limit, so that all but one wait.
+/// Each thread needs the whole limit, so all except one wait.
 #[test]
 fn threads_take_turns() {
     let (resource, handle) = limited(256, LONG);
@@ -235,7 +235,7 @@ fn text_builds_it() {
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
 }
 
-/// The program is asked on the thread that waits, and other threads wait on.
+/// The program is asked on the waiting thread; other threads continue to wait.
 #[test]
 fn a_program_ends_a_wait() {
     let (thread, asked) = (std::thread::current().id(), Arc::new(AtomicU32::new(0)));

@@ -2,7 +2,7 @@
 
 /// The live, peak and total amount of one quantity in a level.
 ///
-/// Signed, because in a level more may be freed than allocated, if blocks are older than the level.
+/// It is signed, because a level may free more than it allocates: blocks may be older than the level.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Counter {
@@ -15,7 +15,7 @@ pub struct Counter {
 }
 
 impl Counter {
-    /// These counts with those of a level on top, as if both had been counted here.
+    /// Returns these counts together with the counts of a level on top, as if both had been counted here.
     fn fold(self, above: Self) -> Self {
         Self {
             current: self.current.saturating_add(above.current),
@@ -38,7 +38,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// These counts with those of a level on top, as if both had been counted here.
+    /// Returns these counts together with the counts of a level on top, as if both had been counted here.
     pub(super) fn fold(self, above: Self) -> Self {
         Self {
             bytes: self.bytes.fold(above.bytes),

@@ -14,7 +14,7 @@ use super::StatisticsResourceAdaptor;
 pub struct StatisticsLayer;
 
 impl StatisticsLayer {
-    /// The layer; it has no options.
+    /// Creates the layer; it has no options.
     pub const fn new() -> Self {
         Self
     }

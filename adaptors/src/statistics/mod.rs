@@ -22,20 +22,20 @@ use tally::Tally;
 
 /// Counts the current, peak and total bytes and allocations.
 ///
-/// Bytes are counted as requested, not as the upstream rounds them. A request for zero bytes counts as one
-/// allocation of zero bytes, as in RMM. An allocation counts once the upstream has returned it, a
-/// deallocation before the upstream sees it, so the counters never show more than is live. A deallocation
-/// that the upstream refuses has been counted by then.
+/// The adaptor counts requested bytes, not the bytes after the upstream's rounding. A request for zero bytes
+/// counts as one allocation of zero bytes, as in RMM. An allocation counts after the upstream has returned
+/// it, and a deallocation before the upstream sees it, so the counters never exceed the live bytes. A
+/// deallocation that the upstream refuses is counted until the refusal.
 ///
 /// The counters are exact with any number of threads, peaks included. Each thread counts separately, unless
-/// the peak may rise, so threads do not wait for each other; no lock is held while the upstream is called.
-/// [`statistics`](DeviceMemoryResource::statistics) returns the upstream's; if the upstream keeps none, as
-/// plain CUDA memory, it returns the counts of this adaptor, at all levels.
+/// the peak may rise, so threads do not wait for each other. No lock is held during calls of the upstream.
+/// [`statistics`](DeviceMemoryResource::statistics) returns the upstream's statistics. If the upstream keeps
+/// none, as plain CUDA memory, it returns the counts of this adaptor, over all levels.
 ///
 /// # Levels
-/// [`push_counters`](Self::push_counters) starts fresh counters for a part of the program and
-/// [`pop_counters`](Self::pop_counters) ends them and folds them into those below, which then are what they
-/// would be without the push. [`ProfilerRecords`] does that for named parts, and makes a table of them.
+/// [`push_counters`](Self::push_counters) starts new counters for a part of the program.
+/// [`pop_counters`](Self::pop_counters) ends them, and adds them to the level below, which then is the same
+/// as without the push. [`ProfilerRecords`] does this for named parts, and prints a table of them.
 ///
 /// ```
 /// use millpond_adaptors::StatisticsResourceAdaptor;
@@ -49,7 +49,7 @@ use tally::Tally;
 ///
 /// resource.push_counters();
 /// let block = resource.allocate_bytes(500, StreamRef::LEGACY)?;
-/// // SAFETY: the block is live, unused, and given back with its layout.
+/// // SAFETY: the block is live, unused, and freed with its layout.
 /// unsafe { resource.deallocate_bytes(block, 500, StreamRef::LEGACY) };
 /// let part = resource.pop_counters()?;
 ///
@@ -67,12 +67,12 @@ pub struct StatisticsResourceAdaptor<R> {
 }
 
 impl<R> StatisticsResourceAdaptor<R> {
-    /// Counts what `upstream` hands out from now on.
+    /// Counts the allocations of `upstream` from now on.
     pub fn new(upstream: R) -> Self {
         Self { upstream, tally: Tally::new() }
     }
 
-    /// The counters of the present level.
+    /// Returns the counters of the present level.
     pub fn counters(&self) -> Counters {
         self.tally.current()
     }
@@ -82,12 +82,12 @@ impl<R> StatisticsResourceAdaptor<R> {
         self.tally.push()
     }
 
-    /// Begins all counters anew, as if what is in use had been allocated now; levels below end.
+    /// Restarts all counters, as if the live blocks had been allocated now. Ends the levels below.
     pub fn clear_counters(&self) {
         self.tally.clear();
     }
 
-    /// Ends the present level, folds its counters into the level below, and returns them.
+    /// Ends the present level, adds its counters to the level below, and returns them.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if there is no level below.
@@ -116,14 +116,14 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource
         self.tally.deallocated(layout.bytes());
         misuse::undo_if_refused(
             ptr,
-            // SAFETY: the caller's promises hold for the upstream, where the block came from.
+            // SAFETY: the caller's promises hold for the upstream too: the block came from there.
             || unsafe { self.upstream.deallocate(ptr, layout, stream) },
             || self.tally.not_deallocated(layout.bytes()),
         );
     }
 
-    /// As in RMM: whether `other` also counts, on top of an equal upstream. The adaptor that is called
-    /// counts.
+    /// As in RMM, equal if `other` also counts, over an equal upstream. The adaptor that is called does the
+    /// counting.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         downcast::<Self>(other).is_some_and(|other| self.upstream.is_equal(&other.upstream))
     }
@@ -134,7 +134,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource
 
     fn provide(&self, traits: &mut Traits) {
         traits.add::<Self, dyn crate::AllocationCounters>(|it| it).add::<Self, dyn ReportsMemory>(|it| it);
-        // SAFETY: threads may share all parts but the upstream.
+        // SAFETY: threads may share all parts except the upstream.
         unsafe { traits.share_over(&[&self.upstream]) };
     }
 

@@ -1,4 +1,4 @@
-//! Records what parts of a program allocate, by their names.
+//! Records the allocations of named parts of a program.
 
 use std::any::type_name;
 use std::borrow::Cow;
@@ -11,13 +11,14 @@ use parking_lot::Mutex;
 use super::Counters;
 use crate::AllocationCounters;
 
-/// What the parts of a program allocated, by name: how often a part ran, and its peak and total of bytes.
+/// The allocations of the parts of a program, by name: how often a part ran, and its peak and total bytes.
 ///
-/// A part is what happens between the creation and the drop of a [`scope`](Self::scope), or in a closure. Its
+/// A part is a closure, or the time between the creation and the drop of a [`scope`](Self::scope). Its
 /// counters are a [level](super::StatisticsResourceAdaptor#levels) of a
-/// [`StatisticsResourceAdaptor`](super::StatisticsResourceAdaptor), so parts may be nested, and an outer one
-/// counts what its inner ones allocate, too. Levels belong to the resource, not to a thread: what other
-/// threads allocate meanwhile is counted, and scopes end in the reverse order of their beginnings.
+/// [`StatisticsResourceAdaptor`](super::StatisticsResourceAdaptor). So parts may be nested, and an outer part
+/// also counts the allocations of its inner parts. Levels belong to the resource, not to a thread:
+/// allocations of other threads meanwhile are counted, too, and scopes must end in the reverse order of their
+/// beginnings.
 ///
 /// ```
 /// use millpond_adaptors::StatisticsResourceAdaptor;
@@ -48,33 +49,33 @@ pub struct ProfilerRecords {
 
 impl fmt::Debug for ProfilerRecords {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Without the lock: a formatter is the program's.
+        // Prints without the lock, because a formatter is code of the program.
         let records = self.records.lock().clone();
         f.debug_struct("ProfilerRecords").field("records", &records).finish()
     }
 }
 
-/// What a part of a program allocated.
+/// The allocations of one part of a program.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct MemoryRecord {
     /// How often the part ran.
     pub calls: u64,
-    /// The most bytes that were live in one run, of those allocated in it.
+    /// The most bytes that were allocated in one run and live at the same time.
     pub peak_bytes: u64,
     /// The bytes allocated in all runs.
     pub total_bytes: u64,
 }
 
-/// What a report is ordered by; the largest comes first, and equal ones in the order of their names.
+/// The order of a report. The largest value comes first; equal ones are ordered by name.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub enum ReportOrder {
-    /// The peaks.
+    /// By peak bytes.
     #[default]
     PeakBytes,
-    /// The totals.
+    /// By total bytes.
     TotalBytes,
-    /// The number of runs.
+    /// By number of runs.
     Calls,
 }
 
@@ -89,12 +90,12 @@ impl ReportOrder {
 }
 
 impl ProfilerRecords {
-    /// Without any records.
+    /// Creates an empty set of records.
     pub const fn new() -> Self {
         Self { records: Mutex::new(BTreeMap::new()) }
     }
 
-    /// Begins a part; it ends, and is recorded, when the scope is dropped.
+    /// Begins a part. It ends, and is recorded, when the scope is dropped.
     ///
     /// `counters` is the statistics adaptor of a stack:
     /// [`find_trait::<dyn AllocationCounters>`](millpond_core::find_trait) finds it.
@@ -123,7 +124,7 @@ impl ProfilerRecords {
         self.measure(counters, type_name::<F>().trim_end_matches("::{{closure}}"), body)
     }
 
-    /// Adds a run that counted this.
+    /// Adds a run with these counts.
     pub fn add(&self, name: impl Into<Cow<'static, str>>, counted: &Counters) {
         let bytes = |value: i64| u64::try_from(value).unwrap_or(0);
         let name = name.into(); // the caller's code, so without the lock
@@ -134,16 +135,16 @@ impl ProfilerRecords {
         record.total_bytes = record.total_bytes.saturating_add(bytes(counted.bytes.total));
     }
 
-    /// The records by name, in this order.
+    /// Returns the records by name, in this order.
     pub fn records(&self, order: ReportOrder) -> Vec<(String, MemoryRecord)> {
         let records = self.records.lock();
         let mut records: Vec<_> = records.iter().map(|(name, record)| (name.to_string(), *record)).collect();
-        // Stable: equal ones stay in the order of their names.
+        // The sort is stable: equal records stay in the order of their names.
         records.sort_by_key(|(_, record)| std::cmp::Reverse(order.key(record)));
         records
     }
 
-    /// The records as a table, in this order.
+    /// Returns the records as a table, in this order.
     pub fn report(&self, order: ReportOrder) -> ProfilerReport {
         ProfilerReport { rows: self.records(order) }
     }
@@ -154,7 +155,7 @@ impl ProfilerRecords {
     }
 }
 
-/// A part of a program that is being measured; see [`ProfilerRecords::scope`].
+/// A part of a program during its measurement; see [`ProfilerRecords::scope`].
 #[must_use = "the part ends when the scope is dropped"]
 pub struct ProfilerScope<'a> {
     records: &'a ProfilerRecords,
@@ -220,7 +221,7 @@ mod tests {
 
     fn use_for_a_moment(resource: &Resource, bytes: u64) {
         let ptr = allocate(resource, bytes);
-        // SAFETY: the block is live, unused, and given back with its size.
+        // SAFETY: the block is live, unused, and freed with its size.
         unsafe { resource.deallocate_bytes(ptr, bytes, S) };
     }
 
@@ -247,7 +248,7 @@ mod tests {
         assert_eq!(found, [("outer".to_owned(), outer), ("inner".to_owned(), inner)]);
         assert_eq!(resource.counters().bytes.total, 7000 + outer.total_bytes as i64);
         assert!(resource.pop_counters().is_err(), "every level was ended");
-        // SAFETY: the block is live, unused, and given back with its size.
+        // SAFETY: the block is live, unused, and freed with its size.
         unsafe { resource.deallocate_bytes(kept, 7000, S) };
     }
 

@@ -1,4 +1,4 @@
-//! Counts in one part per thread, with an exact peak.
+//! Counts in one part per thread, and keeps an exact peak.
 
 use millpond_core::{Error, LadderCounts, ResourceStatistics, Result};
 
@@ -7,11 +7,11 @@ use crate::shards::{All, Guard, Padded, Shards};
 
 /// Counts in parts, one for each thread, with an exact peak.
 ///
-/// The peak is the sum of the allowances of the parts, and no part holds more than its allowance. So a thread
-/// counts alone as long as it stays within its allowance, and the sum of all stays below the peak. A thread
-/// that would exceed it locks all parts, raises the peak if the sum exceeds it, and divides the rest below
-/// the peak among the parts again. It is the escrow method (O'Neil, "The escrow transactional method", ACM
-/// TODS 11, 1986), for a bound that can rise.
+/// The peak is the sum of the parts' allowances, and no part exceeds its allowance. So a thread counts alone
+/// while it stays within its allowance, and the sum of all parts stays below the peak. A thread that would
+/// exceed its allowance locks all parts. It raises the peak if the sum exceeds the peak, and divides the rest
+/// below the peak among the parts again. This is the escrow method (O'Neil, "The escrow transactional
+/// method", ACM TODS 11, 1986), for a bound that can rise.
 #[derive(Debug)]
 pub(crate) struct Tally {
     shards: Shards<Part>,
@@ -30,9 +30,10 @@ struct Part {
 /// A thread's share of one quantity.
 #[derive(Default, Debug)]
 struct Share {
-    /// The amount that the thread allocated less the amount that it freed, of any thread's blocks.
+    /// The amount that the thread allocated, minus the amount that it freed, whichever thread allocated the
+    /// blocks.
     current: i64,
-    /// The most that `current` may reach: the allowances of all threads add up to the peak.
+    /// The most that `current` may reach. The allowances of all threads add up to the peak.
     allowed: i64,
     total: i64,
 }
@@ -53,7 +54,7 @@ impl Tally {
         }
     }
 
-    /// Takes unused allowance of other threads, before it locks all of them.
+    /// Takes unused allowance from other threads, before it locks all of them.
     #[cold]
     fn allocated_beyond_share(&self, mut mine: Guard<'_, Part>, bytes: i64) {
         let enough = self.shards.visit_others(|other| {
@@ -83,7 +84,7 @@ impl Tally {
         mine.allocations.subtract(1);
     }
 
-    /// Takes back what [`deallocated`](Self::deallocated) counted: the block was refused, and stays in use.
+    /// Undoes [`deallocated`](Self::deallocated): the block was refused, and stays live.
     #[cold]
     pub(crate) fn not_deallocated(&self, bytes: u64) {
         self.allocated(bytes);
@@ -108,7 +109,7 @@ impl Tally {
         top
     }
 
-    /// Begins anew from what is in use, of all levels.
+    /// Restarts all levels from the live bytes and allocations.
     pub(super) fn clear(&self) {
         let mut all = self.shards.all();
         let mut below = self.below.lock();
@@ -118,15 +119,15 @@ impl Tally {
         set(&mut all, Counters { bytes, allocations, failures: 0 });
     }
 
-    /// The counters as if no level had been pushed.
+    /// Returns the counters as if no level had been pushed.
     fn whole(&self) -> Counters {
         let all = self.shards.all();
         let below = self.below.lock();
         below.iter().rev().fold(sum(&all), |above, level| level.fold(above))
     }
 
-    /// The statistics of `upstream`, or the counts of this tally if that keeps none; `refused` deallocations
-    /// are added.
+    /// Returns the statistics of `upstream`, or the counts of this tally if the upstream keeps none; adds
+    /// `refused` deallocations.
     pub(crate) fn statistics(
         &self,
         upstream: Option<ResourceStatistics>,
@@ -137,7 +138,7 @@ impl Tally {
         ResourceStatistics { misuses, ..known.unwrap_or_else(|| self.as_statistics()) }
     }
 
-    /// The upstream hands each block out with the size that was requested.
+    /// Assumes that the upstream allocates each block with the requested size.
     pub(super) fn as_statistics(&self) -> ResourceStatistics {
         let Counters { bytes, allocations, failures } = self.whole();
         let count = |value: i64| u64::try_from(value).unwrap_or(0);
@@ -245,7 +246,7 @@ fn sum(All { each, .. }: &All<'_, Part>) -> Counters {
     }
 }
 
-/// Makes the sum `counters`, all in the calling thread's part.
+/// Sets the sum to `counters`, all in the calling thread's part.
 fn set(All { each, mine }: &mut All<'_, Part>, counters: Counters) {
     let share = |Counter { current, peak, total }| Share { current, allowed: peak, total };
     each.iter_mut().for_each(|part| **part = Part::default());
@@ -256,7 +257,8 @@ fn set(All { each, mine }: &mut All<'_, Part>, counters: Counters) {
     };
 }
 
-/// No block has 2^63 bytes. A caller's invalid size must not panic or wrap around, so this saturates.
+/// Converts a size, and saturates: no block has 2^63 bytes, and a caller's invalid size must not panic or
+/// wrap around.
 fn signed(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }

@@ -22,7 +22,7 @@ fn adaptor() -> (StatisticsResourceAdaptor<MockResource>, mock::Handle) {
 }
 
 fn free(resource: &impl DeviceMemoryResource, ptr: DevicePtr, bytes: u64) {
-    // SAFETY: the tests give each block back once, with its size; no work uses it.
+    // SAFETY: the tests free each block once, with its size; no work uses it.
     unsafe { resource.deallocate_bytes(ptr, bytes, S) }
 }
 
@@ -128,7 +128,7 @@ fn every_level_equals_a_recount_of_what_happened_since_its_push() {
     (0..200).for_each(|seed| check_recount(seed, |call| call()));
 }
 
-/// The same when each call is another thread's.
+/// The same, with each call on another thread.
 #[test]
 fn every_level_equals_a_recount_with_any_threads() {
     (0..20).for_each(|seed| check_recount(seed, |call| std::thread::scope(|scope| drop(scope.spawn(call)))));
@@ -189,7 +189,7 @@ fn counters_and_peaks_are_exact_under_threads() {
             scope.spawn(|| {
                 let held = resource.allocate_bytes(1000, S).unwrap();
                 barrier.wait();
-                // Everything is held now: this is the peak, and what follows stays at or below it.
+                // Everything is live now: this is the peak, and later values stay at or below it.
                 free(&resource, held, 1000);
                 for _ in 0..ROUNDS {
                     let ptr = resource.allocate_bytes(100, S).unwrap();
@@ -267,7 +267,7 @@ fn text_builds_it() {
     assert_eq!(layered.to_string(), "mock+statistics+statistics");
 }
 
-/// A free that the upstream refuses ends no block, and is none of the total.
+/// A free that the upstream refuses ends no block, and does not count in the total.
 #[test]
 fn a_refused_free_leaves_the_counters_as_they_are() {
     let pool = millpond_resources::CudaMemoryResource::new(SimDevice::new(SimConfig::h200()))

@@ -1,4 +1,5 @@
-//! The lock of `thread_safe`: the thread inside, those that wait, and the frees that are left to the inside.
+//! The lock of `thread_safe`: the thread inside, the waiting threads, and the frees that are left to the
+//! thread inside.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -15,10 +16,10 @@ use crate::waiting::{Exclusive, Frees};
 
 type Deallocate<R> = unsafe fn(&R, DevicePtr, Layout, StreamRef);
 
-/// Lets one thread at a time into the upstream, and that thread as often as it comes.
+/// Lets one thread at a time into the upstream. That thread may enter again while it is inside.
 pub(super) struct Gate<R> {
     inside: ReentrantMutex<Inside<R>>,
-    /// How often a thread came in, without its calls from inside.
+    /// How often a thread entered, without its calls from inside.
     turns: AtomicU64,
     left: Mutex<VecDeque<Free>>,
     /// The upstream's [`deallocate`](DeviceMemoryResource::deallocate).
@@ -30,11 +31,11 @@ pub(super) struct Gate<R> {
 
 struct Inside<R> {
     upstream: R,
-    /// The calls of the thread that is inside.
+    /// The nested calls of the thread inside.
     depth: Cell<u32>,
 }
 
-/// A free that a thread left to the one inside. Its stream is alive until it is carried out.
+/// A free that a thread left to the thread inside. Its stream is alive until the free is carried out.
 #[derive(Clone, Copy, Debug)]
 struct Free {
     ptr: DevicePtr,
@@ -42,7 +43,7 @@ struct Free {
     stream: StreamRef,
 }
 
-/// The upstream of the thread that is inside.
+/// Access to the upstream for the thread inside.
 pub(super) struct Turn<'a, R> {
     gate: &'a Gate<R>,
     /// Set until the end.
@@ -52,7 +53,8 @@ pub(super) struct Turn<'a, R> {
     panics: Panics,
 }
 
-/// The panics of frees that were left, reported at the end: a subscriber runs without the lock.
+/// The panics of frees that were left. They are reported at the end, because a subscriber runs without the
+/// lock.
 #[derive(Default)]
 struct Panics(Vec<String>);
 
@@ -70,7 +72,7 @@ impl<R: DeviceMemoryResource> Gate<R> {
 }
 
 impl<R> Gate<R> {
-    /// Goes in once no other thread is inside. `None` if one call of another thread has not ended for
+    /// Enters once no other thread is inside. Returns `None` if one call of another thread does not end for
     /// `patience`: it may be waiting for this thread.
     #[inline]
     pub(super) fn enter(&self, patience: Duration) -> Option<Turn<'_, R>> {
@@ -85,7 +87,7 @@ impl<R> Gate<R> {
         }
     }
 
-    /// Goes in if no other thread is inside.
+    /// Enters if no other thread is inside.
     pub(super) fn try_enter(&self) -> Option<Turn<'_, R>> {
         self.inside.try_lock().map(|inside| self.begin(inside))
     }
@@ -109,17 +111,17 @@ impl<R> Gate<R> {
     pub(super) unsafe fn leave(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         self.left.lock().push_back(Free { ptr, layout, stream });
         self.left_count.fetch_add(1, Ordering::SeqCst);
-        // The thread inside goes out, then looks for frees that are left; this one leaves a free, then looks
-        // whether a thread is inside. One of the two sees the other.
+        // The thread inside leaves, then looks for frees that were left. This thread leaves a free, then
+        // looks whether a thread is inside. So one of the two sees the other.
         fence(Ordering::SeqCst);
         drop(self.try_enter());
     }
 
-    /// The upstream, without the lock: only its address may be used by a thread that is not inside, unless
-    /// threads may share it.
+    /// Returns a pointer to the upstream, without the lock. A thread that is not inside may use only its
+    /// address, unless threads may share the upstream.
     pub(super) fn upstream_ptr(&self) -> *const R {
-        // SAFETY: the pointer leads to the lock's value, which lives as long as `self`; no reference to the
-        // whole is made.
+        // SAFETY: the pointer leads to the lock's value, which lives as long as `self`. No reference to the
+        // whole value is made.
         unsafe { &raw const (*self.inside.data_ptr()).upstream }
     }
 }
@@ -131,7 +133,7 @@ impl<R> Inside<R> {
         for _ in 0..gate.left_count.load(Ordering::SeqCst) {
             let Some(free) = gate.left.lock().pop_front() else { return };
             gate.left_count.fetch_sub(1, Ordering::SeqCst);
-            // SAFETY: the thread that left the free vouched for it.
+            // SAFETY: the thread that left the free gave the guarantees.
             unsafe { panics.carry_out(&self.upstream, gate.deallocate, free) };
             gate.frees.note();
         }
@@ -139,8 +141,8 @@ impl<R> Inside<R> {
 }
 
 impl Panics {
-    /// Carries out a free that was left. A panic of it, as the default hook for misuse makes, is not the
-    /// calling thread's, and must not keep it from the other frees.
+    /// Carries out a free that was left. Such a free may panic, for example in the default hook for misuse.
+    /// The calling thread is not at fault, and must still carry out the other frees.
     ///
     /// # Safety
     /// The promises of [`Gate::leave`] hold for this upstream.
@@ -161,10 +163,11 @@ impl Drop for Panics {
                 tracing::warn!(
                     target: "millpond::thread_safe",
                     %panic,
-                    "a free that its thread left to a call inside panicked"
+                    "a free that one thread left to another thread's call panicked"
                 );
             };
-            // The call that ends here has its block, or panics itself: a subscriber's panic is not its own.
+            // The call that ends here has its block, or panics itself. It must not fail because a subscriber
+            // panics.
             caught(warn);
         }
     }
@@ -194,7 +197,7 @@ impl<R> Drop for Turn<'_, R> {
         drop(inside);
         fence(Ordering::SeqCst);
         if carries_out && self.gate.left_count.load(Ordering::SeqCst) > 0 {
-            // Left while the lock was held.
+            // A free was left while the lock was held.
             drop(self.gate.try_enter());
         }
     }
@@ -213,7 +216,7 @@ impl<R> Drop for Gate<R> {
     fn drop(&mut self) {
         let (upstream, mut panics) = (&self.inside.get_mut().upstream, Panics::default());
         for free in mem::take(self.left.get_mut()) {
-            // SAFETY: the thread that left the free vouched for it.
+            // SAFETY: the thread that left the free gave the guarantees.
             unsafe { panics.carry_out(upstream, self.deallocate, free) };
         }
     }

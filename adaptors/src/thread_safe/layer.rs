@@ -25,17 +25,18 @@ impl Default for ThreadSafeLayer {
 }
 
 impl ThreadSafeLayer {
-    /// How long a call waits for one that does not end, unless [`patience`](Self::patience) says otherwise.
+    /// How long a call waits for another thread's call that does not end, unless [`patience`](Self::patience)
+    /// sets another time.
     pub const DEFAULT_PATIENCE: Duration = timeout::DEFAULT_PATIENCE;
 
-    /// Waits for [`DEFAULT_PATIENCE`](Self::DEFAULT_PATIENCE) at most for a call that does not end.
+    /// Waits at most [`DEFAULT_PATIENCE`](Self::DEFAULT_PATIENCE) for a call that does not end.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets how long a call waits for one call of another thread that does not end: up to an hour, in whole
-    /// microseconds. Then it fails with [`Busy`](millpond_core::ErrorKind::Busy). Choose more time than any
-    /// call below takes: a free may wait for the device.
+    /// Sets how long a call waits for another thread's call that does not end: up to an hour, in whole
+    /// microseconds. Then it fails with [`Busy`](millpond_core::ErrorKind::Busy). Choose a longer time than
+    /// any call below takes: a free may wait for the device.
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
@@ -55,7 +56,7 @@ impl<R: DeviceMemoryResource + Send> Layer<R> for ThreadSafeLayer {
 pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "thread_safe",
     about: "lets one thread at a time use the resource below",
-    params: &[("patience", "how long a call waits for one that does not end: 60s (default), 500ms")],
+    params: &[("patience", "the longest wait for another thread's call: 60s (default), 500ms")],
     kind: LayerKind::ReadLayer(read),
 };
 

@@ -20,35 +20,36 @@ pub use layer::ThreadSafeLayer;
 use crate::timeout::{self, Timeout};
 use gate::{Gate, Turn};
 
-/// How long a free waits for the call inside before it leaves the block to that.
+/// How long a free waits for the call inside before it leaves the block to that call.
 const FREE_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Lets one thread at a time into a resource, so that `R: Send` is enough to share it.
+/// Lets one thread at a time into a resource. So `R: Send` is enough to share it.
 ///
-/// It does for resources what [`Mutex`](std::sync::Mutex) does for values. Millpond's own resources that
-/// threads may share are faster without it; use it for your own, and for those that give up sharing for
-/// speed.
+/// It does for resources what [`Mutex`](std::sync::Mutex) does for values. Millpond's own shareable resources
+/// are faster without it. Use it for your own resources, and for resources that give up sharing for speed.
 ///
-/// Code below may call back into the whole stack on the same thread, for instance a failure callback that
-/// frees memory: such a call is served at once. The upstream sees the same as without this adaptor: a call
-/// of its thread during another one, which `&self` allows.
+/// Code below may call back into the whole stack on the same thread, for example from a failure callback that
+/// frees memory. Such a call is served at once. The upstream sees the same calls as without this adaptor: a
+/// call during another call of the same thread, which `&self` allows.
 ///
-/// Code below should not wait for another thread that uses the stack: that thread waits until the call inside
-/// ends. If one call does not end for the [patience](ThreadSafeLayer::patience), a minute by default, calls
-/// that wait fail with [`Busy`](ErrorKind::Busy), and [`statistics`](DeviceMemoryResource::statistics) are
-/// `None`. A free never fails: after a second it waits for the work of its stream and leaves the block to the
-/// call inside, which gives it back at its end. Only a free on a stream that captures a graph waits on. A
-/// panic of such a free, as the default hook for misuse makes, is reported through `tracing`: the thread
-/// that carries it out did nothing wrong.
+/// Code below should not wait for another thread that uses the stack, because that thread waits until the
+/// call inside ends. If one call does not end for the [patience](ThreadSafeLayer::patience), a minute by
+/// default, waiting calls fail with [`Busy`](ErrorKind::Busy), and
+/// [`statistics`](DeviceMemoryResource::statistics) returns `None`.
+///
+/// A free never fails. After a second it waits for the work of its stream, and leaves the block to the call
+/// inside, which frees it at its end. Only a free on a stream that captures a graph continues to wait. If
+/// such a free panics, for example in the default hook for misuse, the adaptor reports the panic through
+/// `tracing`: the thread that carries it out is not at fault.
 ///
 /// A layer below that waits for other threads' frees, such as [`retry`](crate::RetryResourceAdaptor), leaves
-/// the wait to this adaptor, which gives the lock back first. Printing the resource takes no lock.
+/// the wait to this adaptor, which releases the lock first. Printing the resource takes no lock.
 ///
-/// [`upstream`](DeviceMemoryResource::upstream) cannot lend a value that only the holder of the lock may use,
-/// so [`find_trait`](millpond_core::find_trait) and the memory report do not look below this adaptor unless
-/// threads may share the upstream ([`is_shareable`]): an [`AnyResource`](millpond_core::AnyResource), or a
-/// stack of millpond's resources. Your own resource or layer says so by [`Traits::share`] or
-/// [`Traits::share_over`].
+/// [`upstream`](DeviceMemoryResource::upstream) cannot lend a value that only the holder of the lock may use.
+/// So [`find_trait`](millpond_core::find_trait) and the memory report do not look below this adaptor, unless
+/// threads may share the upstream ([`is_shareable`]). That holds for an
+/// [`AnyResource`](millpond_core::AnyResource) and for a stack of millpond's resources. Your own resource or
+/// layer declares it with [`Traits::share`] or [`Traits::share_over`].
 ///
 /// ```
 /// use millpond_adaptors::ThreadSafeResourceAdaptor;
@@ -62,7 +63,7 @@ const FREE_PATIENCE: Duration = Duration::from_secs(1);
 ///     for _ in 0..4 {
 ///         scope.spawn(|| {
 ///             let block = resource.allocate_bytes(1000, StreamRef::LEGACY).unwrap();
-///             // SAFETY: the block is live, unused, and given back with its layout.
+///             // SAFETY: the block is live, unused, and freed with its layout.
 ///             unsafe { resource.deallocate_bytes(block, 1000, StreamRef::LEGACY) };
 ///         });
 ///     }
@@ -72,7 +73,7 @@ const FREE_PATIENCE: Duration = Duration::from_secs(1);
 pub struct ThreadSafeResourceAdaptor<R> {
     /// Read once: a reference into the upstream could not outlive the lock.
     driver: DriverHandle,
-    /// The upstream's description of itself, read once: a caller that asks for it needs no lock.
+    /// The upstream's text, read once: printing needs no lock.
     stack: String,
     accessibility: Accessibility,
     is_stream_ordered: bool,
@@ -115,13 +116,14 @@ impl<R: DeviceMemoryResource> ThreadSafeResourceAdaptor<R> {
         Error::new(ErrorKind::Busy, message)
     }
 
-    /// Waits for the work of a stream, so that the block may go back on any other; returns whether it could.
+    /// Waits for the work of a stream, so that the block may be freed on any other stream. Returns whether
+    /// the wait succeeded.
     fn has_passed(&self, stream: StreamRef) -> bool {
         let driver = &*self.driver;
         let _captures = CaptureModeGuard::relaxed(driver);
         let waited = call(driver, |driver| {
             if driver.stream_is_gone(stream) {
-                // Its work may go on: the wait for the device covers destroyed streams.
+                // Its work may still run; the wait for the device covers destroyed streams.
                 return driver.synchronize_beside_captures();
             }
             if driver.stream_is_capturing(stream)? {
@@ -132,11 +134,11 @@ impl<R: DeviceMemoryResource> ThreadSafeResourceAdaptor<R> {
         waited.unwrap_or(false) || driver.health().is_lost()
     }
 
-    /// The upstream, if threads may use it without the lock.
+    /// Returns the upstream, if threads may use it without the lock.
     fn shareable(&self) -> Option<&R> {
-        // SAFETY: the pointer leads to the upstream, which lives as long as `self`, and the lock only ever
-        // gives out shared references, so this one conflicts with none. The upstream says of itself that
-        // several threads may use it at the same time.
+        // SAFETY: the pointer leads to the upstream, which lives as long as `self`. The lock gives out only
+        // shared references, so this one conflicts with none. The upstream declares that several threads may
+        // use it at the same time.
         self.is_shareable.then(|| unsafe { &*self.gate.upstream_ptr() })
     }
 }
@@ -165,14 +167,14 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for ThreadSafeResource
         let patience = self.patience.0.min(FREE_PATIENCE);
         loop {
             if let Some(turn) = self.gate.enter(patience) {
-                // SAFETY: the caller's promises hold for the upstream, where the block came from.
+                // SAFETY: the caller's promises hold for the upstream too: the block came from there.
                 unsafe { turn.upstream().deallocate(ptr, layout, stream) };
                 drop(turn);
                 return self.gate.frees.note();
             }
             if self.has_passed(stream) {
-                // SAFETY: as above. The work of the stream is done, so any stream will do, and the legacy one
-                // does not end.
+                // SAFETY: as above. The work of the stream is done, so any stream will do; the legacy one is
+                // never destroyed.
                 return unsafe { self.gate.leave(ptr, layout, StreamRef::LEGACY) };
             }
         }
@@ -190,9 +192,10 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for ThreadSafeResource
         self.enter().and_then(|turn| turn.upstream().memory_info()).map_err(|error| error.in_stack(self))
     }
 
-    /// Two adaptors are equal over equal upstreams that may be shared; otherwise each equals only itself.
+    /// Two adaptors are equal if their upstreams are equal and may be shared. Otherwise each equals only
+    /// itself.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
-        // Never holds both locks: another thread may take them in the other order.
+        // Never takes both locks: another thread may take them in the other order.
         let shared = downcast::<Self>(other).and_then(|other| self.shareable().zip(other.shareable()));
         is_same(self, other) || shared.is_some_and(|(mine, theirs)| mine.is_equal(theirs))
     }

@@ -28,11 +28,11 @@ fn mock() -> (MockResource, mock::Handle) {
 }
 
 fn free(resource: &impl DeviceMemoryResource, ptr: DevicePtr, bytes: u64) {
-    // SAFETY: the tests give each block back once, with its size; no work uses it.
+    // SAFETY: the tests free each block once, with its size; no work uses it.
     unsafe { resource.deallocate_bytes(ptr, bytes, S) }
 }
 
-/// The cell is not `Sync`: without the adaptor this does not compile, without the lock calls are lost.
+/// The cell is not `Sync`: without the adaptor this does not compile, and without the lock calls are lost.
 #[test]
 fn a_resource_for_one_thread_becomes_one_for_all() {
     let calls = Cell::new(0_u32);
@@ -61,7 +61,7 @@ fn a_resource_for_one_thread_becomes_one_for_all() {
     assert_eq!(total.load(Ordering::SeqCst), 4 * 50 * 2);
 }
 
-/// A request that waits above the lock is tried again when a block comes back.
+/// A request that waits above the lock is retried when a block is freed.
 #[test]
 fn a_free_wakes_the_request_that_waits() {
     let resource = ThreadSafeResourceAdaptor::new(mock().0);
@@ -106,7 +106,8 @@ fn the_thread_inside_may_come_back_in() {
 
 type Inside = Box<dyn Fn(&str, &AnyResource) + Send + Sync>;
 
-/// A stack whose code below `thread_safe` runs `inside` at each call, and the calls that reach the upstream.
+/// Returns a stack whose code below `thread_safe` runs `inside` at each call, and the calls that reach the
+/// upstream.
 fn stack_with(patience: Duration, inside: Inside) -> (AnyResource, mock::Handle) {
     let place: Arc<OnceLock<Weak<dyn DeviceMemoryResource + Send + Sync>>> = Arc::default();
     let (upstream, handle) = mock();
@@ -122,7 +123,7 @@ fn stack_with(patience: Duration, inside: Inside) -> (AnyResource, mock::Handle)
     (stack, handle)
 }
 
-/// Runs a test on a thread of its own, and panics if it does not end.
+/// Runs a test on its own thread, and panics if it does not end.
 fn watched(test: impl FnOnce() + Send + 'static) {
     let (done, ended) = mpsc::channel();
     let test = thread::spawn(move || {
@@ -135,8 +136,8 @@ fn watched(test: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Code below joins threads that use the stack: each of their calls ends, with an error that says why, and
-/// the call inside carries out a free.
+/// Code below joins threads that use the stack. Each of their calls ends with an error that says why, and the
+/// call inside carries out a free.
 #[test]
 fn issue_29_a_thread_that_the_inside_waits_for_has_an_error_and_its_free_is_not_lost() {
     watched(|| {
@@ -170,7 +171,7 @@ fn issue_29_a_thread_that_the_inside_waits_for_has_an_error_and_its_free_is_not_
     });
 }
 
-/// Its stream ends before the free is carried out.
+/// The stream of a free ends before the free is carried out.
 #[test]
 fn issue_29_a_free_that_is_left_names_no_stream_that_may_end() {
     watched(|| {
@@ -180,8 +181,8 @@ fn issue_29_a_free_that_is_left_names_no_stream_that_may_end() {
             let Some((ptr, stream)) = given.lock().take().filter(|_| call == "allocate") else { return };
             let stack = Arc::clone(stack);
             let other = thread::spawn(move || {
-                // SAFETY: the block is live, unused, and given back with its size; then nothing names the
-                // stream any more.
+                // SAFETY: the block is live, unused, and freed with its size; then nothing names the stream
+                // any more.
                 unsafe {
                     stack.deallocate_bytes(ptr, 512, stream);
                     stack.driver().stream_destroy(stream).unwrap();
@@ -203,7 +204,7 @@ fn issue_29_a_free_that_is_left_names_no_stream_that_may_end() {
     });
 }
 
-/// What was left when a call panicked is carried out by the next one, or at the end.
+/// If a call panics, the next call, or the end, carries out the frees that were left to it.
 #[test]
 fn issue_29_a_free_that_is_left_to_a_call_that_panics_is_not_lost() {
     watched(|| {
@@ -231,8 +232,8 @@ fn issue_29_a_free_that_is_left_to_a_call_that_panics_is_not_lost() {
     });
 }
 
-/// Another thread's mistake, which the misuse hook answers with a panic, and a sound free behind it: both are
-/// carried out by a call, or at the end.
+/// Another thread's mistake, which makes the misuse hook panic, and a valid free after it: a call, or the
+/// end, carries out both.
 #[test]
 fn a_free_that_is_left_and_panics_is_no_panic_of_the_call_inside_and_loses_no_other() {
     for at_end in [false, true] {
@@ -274,7 +275,7 @@ fn frees_that_are_left(at_end: bool) {
     assert_eq!(handle.live(), left);
 }
 
-/// The caller's formatter is code of the program, which may wait for a thread that uses the stack.
+/// The caller's formatter is code of the program, and may wait for a thread that uses the stack.
 #[test]
 fn debug_text_is_written_without_the_lock() {
     /// Uses the stack on another thread at each piece of text.
@@ -299,7 +300,7 @@ fn calls_pass_unchanged() {
     let layout = Layout::with_alignment(100, 4096).unwrap();
     let stream = StreamRef::PER_THREAD;
     let ptr = resource.allocate(layout, stream).unwrap();
-    // SAFETY: the block is live, unused, and given back with its layout.
+    // SAFETY: the block is live, unused, and freed with its layout.
     unsafe { resource.deallocate(ptr, layout, stream) };
     handle.set_memory_info(MemoryInfo { free: 5, total: 9 });
     handle.set_statistics(Some(ResourceStatistics { misuses: 3, ..Default::default() }));
@@ -413,7 +414,7 @@ fn issue_29_a_lock_over_a_typed_stack_hides_nothing() {
     assert!(typed.stack().find_map(downcast::<Limited>).is_some());
 }
 
-/// Every layer says that threads may share it only if its type is `Sync`.
+/// Every layer declares that threads may share it only if its type is `Sync`.
 #[test]
 fn a_lock_lends_nothing_of_what_threads_may_not_share() {
     let (upstream, _handle) = mock();

@@ -3,13 +3,13 @@
 /// The number of shards: a power of two, well above the number of threads that allocate at the same moment.
 pub(super) const SHARDS: usize = 64;
 
-/// The shard of an address: the upper bits of its hash.
+/// Returns the shard of an address: the upper bits of its hash.
 #[inline]
 pub(super) const fn shard_of(address: u64) -> usize {
     (hash(address) >> (u64::BITS - SHARDS.ilog2())) as usize
 }
 
-/// The bits of the hash that do not choose the shard, as the upper bits of the result.
+/// Returns the bits of the hash that do not choose the shard, shifted to the upper end.
 #[inline]
 pub(super) const fn bits_below_shard(address: u64) -> u64 {
     hash(address) << SHARDS.ilog2()

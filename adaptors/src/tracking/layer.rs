@@ -20,7 +20,7 @@ pub enum Stacks {
     /// No backtrace.
     #[default]
     Off,
-    /// A backtrace for each allocation, which costs microseconds; it is resolved to names when it is printed.
+    /// A backtrace for each allocation. It costs microseconds, and is resolved to names when it is printed.
     On,
 }
 

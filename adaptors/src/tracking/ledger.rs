@@ -1,4 +1,4 @@
-//! The outstanding allocations, in shards with a lock each.
+//! The outstanding allocations, in shards with one lock each.
 
 use std::backtrace::Backtrace;
 use std::fmt;
@@ -13,31 +13,31 @@ use super::hash::{SHARDS, shard_of};
 use super::table::{Block, Details, Table, Unknown};
 use crate::shards::Padded;
 
-/// An allocation that was not given back yet.
+/// An allocation that is not freed yet.
 #[derive(Clone, Debug)]
 pub struct Allocation {
     /// The address of the block.
     pub ptr: DevicePtr,
     /// The requested size in bytes.
     pub bytes: u64,
-    /// The stream that it was allocated on.
+    /// The stream of the allocation.
     pub stream: StreamRef,
     /// The number of the allocation, from 0, in the order in which the upstream's results were recorded.
     pub sequence: u64,
     /// The backtrace of the call, with [`Stacks::On`](super::Stacks::On).
     pub backtrace: Option<Arc<Backtrace>>,
-    /// The [tag](super::tag) that the thread had.
+    /// The [tag](super::tag) of the allocating thread.
     pub tag: Option<Arc<str>>,
 }
 
-/// Where the program made an allocation.
+/// The part of the program that made an allocation.
 #[derive(Clone, Default)]
 pub(super) struct Origin {
     pub(super) backtrace: Option<Arc<Backtrace>>,
     pub(super) tag: Option<Arc<str>>,
 }
 
-/// One line, and the backtrace below it if there is one.
+/// Prints one line, and the backtrace below it if there is one.
 impl fmt::Display for Allocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { ptr, bytes, stream, sequence, backtrace, tag } = self;
@@ -49,7 +49,7 @@ impl fmt::Display for Allocation {
     }
 }
 
-/// All outstanding allocations by address, in shards with a lock each.
+/// All outstanding allocations by address, in shards with one lock each.
 pub(super) struct Ledger {
     shards: Box<[Padded<Shard>]>,
     next_sequence: AtomicU64,
@@ -59,12 +59,12 @@ pub(super) struct Ledger {
 
 struct Shard {
     table: Table,
-    /// The last allocation, which is written to the table when the shard is used next, so that its cache line
+    /// The last allocation. It is written to the table at the next use of the shard, so that its cache line
     /// can arrive meanwhile. Address 0 if there is none.
     latest: (u64, Block),
     /// The bytes of all allocations of the shard.
     bytes: u64,
-    /// The origins that are known, by address: with [`Stacks::On`](super::Stacks::On), or with a tag.
+    /// The known origins, by address: with [`Stacks::On`](super::Stacks::On), or with a tag.
     origins: FxHashMap<u64, Origin>,
 }
 
@@ -74,7 +74,7 @@ impl Ledger {
         Self { shards, next_sequence: AtomicU64::new(0), stack }
     }
 
-    /// Records an allocation. An earlier one at this address must be lost.
+    /// Records an allocation. An earlier allocation at this address must have been lost.
     #[inline]
     pub(super) fn insert(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef, origin: Option<Origin>) {
         let sequence = self.next_sequence.fetch_add(1, Ordering::Relaxed);
@@ -84,7 +84,7 @@ impl Ledger {
         shard.table.prefetch(ptr.address());
         shard.bytes = shard.bytes.saturating_add(bytes);
         if let Some(origin) = origin {
-            // A map is written to as well, so the insert is not deferred.
+            // The map of origins is written, too, so the insert is not deferred.
             let Origin { backtrace, tag } = shard.origins.insert(ptr.address(), origin).unwrap_or_default();
             lost = shard.settle().map(|lost| Allocation { backtrace, tag, ..lost });
         }
@@ -92,7 +92,7 @@ impl Ledger {
         self.report(lost);
     }
 
-    /// Removes an allocation if it is there and has that size.
+    /// Removes an allocation if it exists and has this size.
     #[inline]
     pub(super) fn remove(&self, ptr: DevicePtr, bytes: u64) -> Result<(), MisuseKind> {
         let mut shard = self.shard(ptr).lock();
@@ -106,7 +106,7 @@ impl Ledger {
             }
         }
         drop(shard);
-        // Freed after the lock is released, because it takes long.
+        // Dropped after the lock is released, because it takes long.
         drop(origin);
         self.report(lost);
         removed.map_err(|unknown| match unknown {
@@ -115,7 +115,7 @@ impl Ledger {
         })
     }
 
-    /// All allocations, oldest first.
+    /// Returns all allocations, oldest first.
     pub(super) fn outstanding(&self) -> Vec<Allocation> {
         let mut all = Vec::new();
         self.each(|shard| all.extend(shard.table.iter().map(|(address, block)| shard.at(address, block))));
@@ -123,7 +123,7 @@ impl Ledger {
         all
     }
 
-    /// The allocation at an address.
+    /// Returns the allocation at an address.
     pub(super) fn find(&self, ptr: DevicePtr) -> Option<Allocation> {
         let mut shard = self.shard(ptr).lock();
         let lost = shard.settle();
@@ -177,15 +177,16 @@ impl Ledger {
         tracing::warn!(
             target: "millpond::tracking",
             stack = self.stack,
-            "{} was handed out again, but was never given back here: {lost}; give blocks back to the \
-             resource that they came from",
+            "{} was allocated again, but was never freed here: {lost}; free blocks on the resource that \
+             allocated them",
             lost.ptr
         );
     }
 }
 
 impl Shard {
-    /// Writes the latest allocation to the table. Returns an earlier one at its address, which must be lost.
+    /// Writes the latest allocation to the table. Returns an earlier allocation at its address, which must
+    /// have been lost.
     #[inline]
     fn settle(&mut self) -> Option<Allocation> {
         let (address, block) = self.latest;

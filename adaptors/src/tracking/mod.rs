@@ -28,17 +28,17 @@ pub use tag::{TagGuard, tag};
 use crate::statistics::tally::Tally;
 use ledger::{Ledger, Origin};
 
-/// Records every outstanding allocation: its address, size, stream and sequence number, and, with
-/// [`Stacks::On`], the backtrace of its call.
+/// Records every outstanding allocation: its address, size, stream and sequence number. With [`Stacks::On`],
+/// it also records the backtrace of the call.
 ///
-/// A deallocation of a block that is not outstanding, or with another size, is refused: it is reported
-/// through [`misuse`] and not passed on, even if the upstream could detect it. A block that is free already
-/// is unknown here, so it is reported as a foreign pointer. A request for zero bytes gets a null pointer and
-/// is not tracked.
+/// The adaptor refuses a deallocation of a block that is not outstanding, or that has another size. It
+/// reports the refusal through [`misuse`] and does not pass the call on, even if the upstream could detect
+/// the error. A block that is already free is unknown here, so it is reported as a foreign pointer. A request
+/// for zero bytes gets a null pointer, and is not tracked.
 ///
-/// An allocation is recorded after the upstream returned it and removed before the upstream gets it back, so
-/// that an address that another thread gets at once is never mixed up. Blocks that are outstanding when the
-/// adaptor is dropped are reported through `tracing`, as a warning.
+/// An allocation is recorded after the upstream has returned it, and removed before the upstream gets it
+/// back. So an address that another thread gets at once is never mixed up. If blocks are outstanding when the
+/// adaptor is dropped, it reports them through `tracing` as a warning.
 ///
 /// ```
 /// use millpond_adaptors::TrackingResourceAdaptor;
@@ -52,13 +52,13 @@ use ledger::{Ledger, Origin};
 /// let block = resource.allocate_bytes(1000, StreamRef::LEGACY)?;
 /// assert_eq!(resource.allocated_bytes(), 1000);
 /// assert_eq!(resource.report(), format!("{block}: 1000 B, stream 0, allocation 0\n"));
-/// // SAFETY: the block is live, unused, and given back with its layout.
+/// // SAFETY: the block is live, unused, and freed with its layout.
 /// unsafe { resource.deallocate_bytes(block, 1000, StreamRef::LEGACY) };
 /// assert!(resource.outstanding().is_empty());
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
 pub struct TrackingResourceAdaptor<R> {
-    /// The first field, so that leaks are reported before the upstream takes the memory back.
+    /// The first field, so that leaks are reported before the upstream frees the memory.
     tracker: Tracker,
     upstream: R,
 }
@@ -68,14 +68,14 @@ struct Tracker {
     ledger: Ledger,
     stacks: Stacks,
     refused: AtomicU64,
-    /// The process that made the adaptor.
+    /// The process that created the adaptor.
     process: u32,
     /// The counts of this adaptor; set if the upstream keeps no statistics.
     tally: Option<Tally>,
 }
 
 impl<R: DeviceMemoryResource> TrackingResourceAdaptor<R> {
-    /// Tracks what `upstream` hands out from now on.
+    /// Tracks the allocations of `upstream` from now on.
     pub fn new(upstream: R, stacks: Stacks) -> Self {
         let ledger = Ledger::new(upstream.to_string());
         let tally = upstream.statistics().is_none_or(|known| known.knows_only_misuses()).then(Tally::new);
@@ -93,19 +93,19 @@ impl<R: DeviceMemoryResource> Layer<R> for TrackingLayer {
 }
 
 impl<R> TrackingResourceAdaptor<R> {
-    /// Every outstanding allocation, oldest first. While other threads allocate it is not a snapshot of one
-    /// moment.
+    /// Returns every outstanding allocation, oldest first. While other threads allocate, it is not a snapshot
+    /// of one moment.
     pub fn outstanding(&self) -> Vec<Allocation> {
         self.tracker.ledger.outstanding()
     }
 
-    /// The outstanding bytes, as requested.
+    /// Returns the outstanding bytes, as requested.
     pub fn allocated_bytes(&self) -> u64 {
         self.tracker.ledger.bytes()
     }
 
-    /// Every outstanding allocation as text, oldest first, a line each, followed by its backtrace if there is
-    /// one; empty if nothing is outstanding.
+    /// Returns every outstanding allocation as text, oldest first: one line each, followed by its backtrace
+    /// if there is one. Empty if nothing is outstanding.
     pub fn report(&self) -> String {
         text(&self.outstanding())
     }
@@ -130,8 +130,8 @@ impl Tracker {
 impl Drop for Tracker {
     fn drop(&mut self) {
         if self.process != process::id() {
-            // The blocks belong to the parent process, and its threads may have been in the middle of a
-            // change.
+            // The blocks belong to the parent process, whose threads may have been changing the ledger during
+            // the fork.
             return std::mem::forget(std::mem::replace(&mut self.ledger, Ledger::new(String::new())));
         }
         let leaks = self.ledger.outstanding();
@@ -142,15 +142,15 @@ impl Drop for Tracker {
                 stack = self.ledger.stack(),
                 allocations,
                 bytes,
-                "{allocations} allocations were never given back:\n{}",
+                "{allocations} allocations were never freed:\n{}",
                 text(&leaks)
             );
         }
     }
 }
 
-// SAFETY: what is forwarded has the same arguments, so the upstream's contract holds; what is refused was
-// not handed out by this resource, or not with that size.
+// SAFETY: forwarded calls have the same arguments, so the upstream's contract holds. A refused block was not
+// allocated by this resource, or not with that size.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for TrackingResourceAdaptor<R> {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
@@ -171,20 +171,20 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for TrackingResourceAd
                 if let Some(tally) = self.tracker.tally.as_ref().filter(|_| !ptr.is_null()) {
                     tally.deallocated(layout.bytes());
                 }
-                // SAFETY: the caller's promises hold for the upstream, where the block came from.
+                // SAFETY: the caller's promises hold for the upstream too: the block came from there.
                 unsafe { self.upstream.deallocate(ptr, layout, stream) }
             }
             Err(kind) => self.refuse(kind, ptr, layout, stream),
         }
     }
 
-    /// Equals only itself: another tracker does not know the blocks of this one.
+    /// Equal only to itself: another tracker does not know the blocks of this one.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         is_same(self, other)
     }
 
-    /// The upstream's statistics, or the counts of this adaptor if that keeps none; with the deallocations
-    /// that were refused here.
+    /// Returns the upstream's statistics, or the counts of this adaptor if the upstream keeps none; adds the
+    /// deallocations that were refused here.
     fn statistics(&self) -> Option<ResourceStatistics> {
         let refused = self.tracker.refused.load(Ordering::Relaxed);
         let Some(tally) = &self.tracker.tally else {
@@ -196,7 +196,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for TrackingResourceAd
 
     fn provide(&self, traits: &mut Traits) {
         traits.add::<Self, dyn crate::AllocationTracker>(|it| it).add::<Self, dyn ReportsMemory>(|it| it);
-        // SAFETY: threads may share all parts but the upstream.
+        // SAFETY: threads may share all parts except the upstream.
         unsafe { traits.share_over(&[&self.upstream]) };
     }
 
@@ -246,7 +246,7 @@ impl<R> crate::AllocationTracker for TrackingResourceAdaptor<R> {
     }
 }
 
-/// The allocations by tag and backtrace, those with most bytes first.
+/// Groups the allocations by tag and backtrace, largest first.
 fn holders(allocations: &[Allocation]) -> Vec<Holder> {
     let mut groups: BTreeMap<(Option<String>, Option<String>), Holder> = BTreeMap::new();
     for allocation in allocations {

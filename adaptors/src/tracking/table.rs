@@ -5,21 +5,21 @@ use rustc_hash::FxHashMap;
 
 use super::hash::bits_below_shard;
 
-/// A map from addresses to blocks in which one lookup costs one cache line.
+/// A map from addresses to blocks. One lookup costs one cache line.
 ///
-/// An address has one bucket. Blocks whose bucket is full, a few in a hundred, are in a map beside it, so no
-/// block moves from one bucket to another and no tombstones are left.
+/// Each address has one bucket. If its bucket is full, as for a few blocks in a hundred, the block goes into
+/// a separate map. So no block moves between buckets, and no tombstones are left.
 pub(super) struct Table {
     buckets: Box<[Bucket]>,
-    /// The details of the block in the slot of the same number; stale where the slot is free. Written when a
-    /// block is inserted, and read by reports only.
+    /// The details of the block in the slot of the same number; stale if the slot is free. They are written
+    /// when a block is inserted, and only reports read them.
     details: Box<[[Details; SLOTS]]>,
     overflow: FxHashMap<u64, Block>,
     blocks: usize,
 }
 
-/// The part of a bucket that a lookup reads: addresses, and sizes in bytes. Address 0, which no block has,
-/// marks a free slot.
+/// The part of a bucket that a lookup reads: addresses, and sizes in bytes. Address 0 marks a free slot; no
+/// block has it.
 #[derive(Clone, Copy, Default)]
 #[repr(align(64))]
 struct Bucket {
@@ -29,10 +29,10 @@ struct Bucket {
 
 const SLOTS: usize = 4;
 
-/// The most blocks for a bucket on average, as a fraction; above it the table grows.
+/// The most blocks per bucket on average, as a fraction. Above it, the table grows.
 const MOST_PER_BUCKET: (usize, usize) = (5, 2);
 
-/// The details of a block that reports name beside its address and its size.
+/// The details of a block that reports print, apart from its address and size.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Details {
     pub(super) stream: StreamRef,
@@ -46,7 +46,7 @@ pub(super) struct Block {
     pub(super) details: Details,
 }
 
-/// Why a block is not removed.
+/// The reason why a block is not removed.
 #[derive(PartialEq, Debug)]
 pub(super) enum Unknown {
     Address,
@@ -63,7 +63,7 @@ impl Table {
         self.blocks
     }
 
-    /// Adds a block; returns the one that was at this address. `address` is not 0.
+    /// Adds a block; returns the previous block at this address. `address` is not 0.
     #[inline]
     pub(super) fn insert(&mut self, address: u64, block: Block) -> Option<Block> {
         if self.blocks * MOST_PER_BUCKET.1 >= self.buckets.len() * MOST_PER_BUCKET.0 {
@@ -94,7 +94,7 @@ impl Table {
         }
     }
 
-    /// Removes a block if it is there and has this size in bytes.
+    /// Removes a block if it exists and has this size in bytes.
     #[inline]
     pub(super) fn remove(&mut self, address: u64, bytes: u64) -> Result<(), Unknown> {
         if self.buckets.is_empty() || address == 0 {
@@ -118,7 +118,7 @@ impl Table {
         Ok(())
     }
 
-    /// All addresses and blocks, in no order.
+    /// Returns all addresses and blocks, in any order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, Block)> {
         let slots = self.buckets.iter().zip(&self.details).flat_map(|(bucket, details)| {
             (0..SLOTS).map(|slot| {
@@ -130,13 +130,13 @@ impl Table {
         slots.filter(|&(address, _)| address != 0).chain(overflow)
     }
 
-    /// Prefetches the memory that `insert` of this address will touch.
+    /// Prefetches the memory that an `insert` of this address will touch.
     #[inline]
     pub(super) fn prefetch(&self, address: u64) {
         if !self.buckets.is_empty() {
             let at = self.bucket_of(address);
             prefetch(&self.buckets[at]);
-            // Up to two cache lines.
+            // The details cover up to two cache lines.
             prefetch(&self.details[at][0]);
             prefetch(&self.details[at][SLOTS - 1].sequence);
         }
@@ -158,9 +158,9 @@ impl Table {
         }
     }
 
-    /// The upper bits of the hash chose the shard; the next ones choose the bucket, by their share of the
-    /// range, so any number of buckets will do (Lemire, "Fast random integer generation in an interval",
-    /// 2019). There must be a bucket.
+    /// Returns the bucket of an address. The upper bits of the hash choose the shard, and the next bits
+    /// choose the bucket, by their share of the range. So any number of buckets works (Lemire, "Fast random
+    /// integer generation in an interval", 2019). There must be at least one bucket.
     #[inline]
     fn bucket_of(&self, address: u64) -> usize {
         let hash = bits_below_shard(address);
@@ -168,8 +168,8 @@ impl Table {
     }
 }
 
-/// The slot that holds `address`. All four are compared before the first branch, which predicts well: it only
-/// depends on whether there is one.
+/// Returns the slot that holds `address`. Compares all four slots before the first branch. That branch
+/// predicts well: it only depends on whether there is such a slot.
 #[inline]
 fn find(bucket: &Bucket, address: u64) -> Option<usize> {
     let equal =
@@ -180,7 +180,7 @@ fn find(bucket: &Bucket, address: u64) -> Option<usize> {
 #[inline]
 fn prefetch<T>(place: &T) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch of any address changes nothing that a program sees; x86-64 has it.
+    // SAFETY: a prefetch of any address changes nothing that a program sees, and x86-64 has the instruction.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(place).cast());
@@ -204,8 +204,8 @@ mod tests {
         }
     }
 
-    /// Random steps on a table and on a map: they agree at every step, over growth, full buckets, addresses
-    /// that come twice, and addresses with few bits that differ.
+    /// Takes random steps on a table and on a map, which must agree at every step: over growth, full buckets,
+    /// repeated addresses, and addresses that differ in few bits.
     #[test]
     fn it_is_a_map() {
         let mut overflowed = 0;

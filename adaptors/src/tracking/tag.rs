@@ -1,4 +1,4 @@
-//! Tags, by which the blocks of a part of the program are found again.
+//! Tags, which mark the blocks of a part of the program.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -8,8 +8,8 @@ thread_local! {
     static TAG: RefCell<Option<Arc<str>>> = const { RefCell::new(None) };
 }
 
-/// Tags what this thread allocates until the result is dropped: reports of a stack with `tracking` group the
-/// blocks in use by it. Within a tag, another one takes its place.
+/// Tags the allocations of this thread until the result is dropped. Reports of a stack with `tracking` group
+/// the live blocks by tag. A tag inside another one replaces it.
 ///
 /// ```
 /// use millpond_adaptors::tracking::{Stacks, tag};
@@ -32,9 +32,9 @@ pub fn tag(name: impl Into<Arc<str>>) -> TagGuard {
     TagGuard { before: TAG.replace(Some(name.into())), not_send: std::marker::PhantomData }
 }
 
-/// The tag that the calling thread has now.
+/// Returns the present tag of the calling thread.
 pub(super) fn current() -> Option<Arc<str>> {
-    // A thread that ends has no tag any more.
+    // An ending thread no longer has a tag.
     TAG.try_with(|tag| tag.borrow().clone()).ok().flatten()
 }
 
@@ -42,7 +42,7 @@ pub(super) fn current() -> Option<Arc<str>> {
 #[must_use = "the tag ends when this is dropped"]
 pub struct TagGuard {
     before: Option<Arc<str>>,
-    /// The tag is the thread's.
+    /// The tag belongs to its thread.
     not_send: std::marker::PhantomData<*const ()>,
 }
 

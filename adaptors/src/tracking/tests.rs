@@ -26,12 +26,12 @@ fn mock() -> (MockResource, mock::Handle) {
 fn adaptor() -> (TrackingResourceAdaptor<MockResource>, mock::Handle) {
     let (upstream, handle) = mock();
     let resource = TrackingResourceAdaptor::new(upstream, Stacks::Off);
-    // Whether it keeps statistics.
+    // Whether the upstream keeps statistics.
     assert_eq!(handle.take_calls(), [Call::Statistics]);
     (resource, handle)
 }
 
-/// Gives back `ptr` and returns what was reported.
+/// Frees `ptr`, and returns the report.
 fn free(resource: &impl DeviceMemoryResource, ptr: DevicePtr, bytes: u64) -> Vec<Misuse> {
     // SAFETY: the upstream is a mock, whose addresses have no memory behind them.
     record(|| unsafe { resource.deallocate_bytes(ptr, bytes, S) }).1
@@ -129,14 +129,14 @@ fn a_block_that_is_handed_out_again_is_reported_as_lost() {
             let again = resource.allocate_bytes(24, S).unwrap();
             assert_eq!(free(&resource, again, 24), []);
             let reported = events.text();
-            assert!(reported.contains("0x9000 was handed out again"), "{reported}");
-            // With where it was allocated, if that is known.
+            assert!(reported.contains("0x9000 was allocated again"), "{reported}");
+            // With the place of the allocation, if it is known.
             assert!(reported.contains(lost.trim_end()), "{reported} holds {lost}");
         });
     }
 }
 
-/// An allocation is written to the table later, and no call must show that.
+/// An allocation is written to the table later, but no call may show that.
 #[test]
 fn blocks_are_known_through_growth_and_in_any_order() {
     let (resource, handle) = adaptor();
@@ -198,7 +198,7 @@ fn allocations_are_noted_after_the_upstream_and_deallocations_before() {
     assert_eq!(*SEEN.lock().unwrap(), [("allocate".to_owned(), 0), ("deallocate".to_owned(), 0)]);
 }
 
-/// A pool hands an address on as soon as it has it; a tracker that is late would mix the owners up.
+/// A pool reuses an address as soon as it gets it back. A tracker that is late would mix up the owners.
 #[test]
 fn threads_that_pass_addresses_on_are_never_refused() {
     const THREADS: u64 = 4;
@@ -242,7 +242,7 @@ fn everything_else_is_the_upstreams() {
     assert!(!resource.is_equal(&adaptor().0));
     let layout = Layout::with_alignment(100, 4096).unwrap();
     let ptr = resource.allocate(layout, S).unwrap();
-    // SAFETY: the block is live, unused, and given back with its layout.
+    // SAFETY: the block is live, unused, and freed with its layout.
     unsafe { resource.deallocate(ptr, layout, S) };
     handle.assert_calls([Call::allocate(layout, S), Call::deallocate(ptr, layout, S)]);
 }

@@ -1,5 +1,5 @@
-//! Tests that the tracking report names the function that allocated, in whatever profile this is built:
-//! `.ci/full` runs it in the profile that people install.
+//! Tests that the tracking report names the function that allocated, in any build profile: `.ci/full` runs it
+//! in the profile that people install.
 
 use millpond_adaptors::tracking::Stacks;
 use millpond_adaptors::{TrackingLayer, TrackingResourceAdaptor};
@@ -7,7 +7,7 @@ use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, La
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_resources::CudaMemoryResource;
 
-/// The function to name. Its work after the call keeps the call from being its last jump.
+/// The function that the report must name. It works after the call, so that the call is not a tail call.
 #[inline(never)]
 fn who_allocated(resource: &dyn DeviceMemoryResource) -> DevicePtr {
     let ptr = resource.allocate(Layout::new(1234), StreamRef::LEGACY).expect("there is room");

@@ -1,4 +1,4 @@
-//! A stack is the same whether Rust's layers or a text build it: layers, report, traits and text.
+//! Tests that Rust's layers and a text build the same stack: layers, report, traits and text.
 #![cfg(feature = "logging")]
 
 use millpond_adaptors::{
@@ -25,7 +25,7 @@ fn layers_of_all() -> LayerTable {
         .with(millpond_adaptors::LAYERS.iter().copied())
 }
 
-/// What can be asked of any stack.
+/// The answers of a stack to all questions.
 #[derive(PartialEq, Debug)]
 struct Seen {
     text: String,
@@ -60,7 +60,7 @@ fn device() -> DriverHandle {
     SimDevice::new(SimConfig::with_capacity(8 << 30))
 }
 
-/// Without the addresses and the number of the device, which another device does not share.
+/// Removes the addresses and the number of the device, which differ on another device.
 fn comparable(mut seen: Seen) -> Seen {
     seen.report = seen.report.chars().filter(|letter| !letter.is_ascii_digit()).collect();
     seen
@@ -71,7 +71,8 @@ fn from_text(text: &str) -> AnyResource {
     spec.build(&layers_of_all(), &device()).unwrap_or_else(|error| panic!("`{text}`: {error}"))
 }
 
-/// Compares a typed stack, the same with a lock over it, and the stack that the typed one's text builds.
+/// Compares a typed stack, the same stack with a lock over it, and the stack that the typed stack's text
+/// builds.
 fn check<R: DeviceMemoryResource + Send + Sync>(name: &str, build: impl Fn() -> Result<R>) {
     let built = Seen::of(&build().unwrap());
     assert!(built.text.contains(name), "{}", built.text);
@@ -89,7 +90,7 @@ fn cuda() -> CudaMemoryResource {
     CudaMemoryResource::new(device())
 }
 
-/// A path of characters that text uses for itself, with a name in braces.
+/// A path of characters that text uses itself, with a name in braces.
 fn log() -> (tempfile::TempDir, FilePath) {
     let folder = tempfile::tempdir().unwrap();
     let path = FilePath::new(folder.path().join("new/a+b,(c) \"{x2b}\".{pid}.{device}.csv"));
@@ -133,7 +134,7 @@ fn issue_29_files_are_the_same_from_rust_and_from_text() {
     assert_eq!(built.log.as_ref().unwrap().parent(), wanted.parent());
     let read = Seen::of(&from_text(&built.text));
     assert_eq!(built.text, read.text);
-    // Each device has a file of its own by `{device}`.
+    // With `{device}`, each device has its own file.
     assert_eq!(std::fs::read_dir(wanted.parent().unwrap()).unwrap().count(), 2);
     let dump = || cuda().layer(ArenaLayer::new().size_bytes(4 << 20).dump_log_on_failure(path.as_path()));
     check("arena", dump);

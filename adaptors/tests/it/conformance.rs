@@ -12,7 +12,7 @@ fn check(text: &str) {
     assert!(report.passed(), "{report}");
 }
 
-/// The adaptors as text; logs go to files of their own.
+/// Returns the adaptors as text; each log has its own file.
 fn adaptors(directory: &tempfile::TempDir, name: &str) -> Vec<String> {
     let text = |entry: &millpond_core::stack::LayerEntry| match entry.name {
         "logging" => format!("logging:file={}", directory.path().join(name).display()),

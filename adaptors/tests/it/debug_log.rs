@@ -1,4 +1,4 @@
-//! Tests the debug log, in a process of its own: the subscriber is the process's.
+//! Tests the debug log in a separate process, because the subscriber belongs to the process.
 #![cfg(feature = "debug-log")]
 
 use std::process::Command;
@@ -15,7 +15,7 @@ use tracing::{Event, Metadata, Subscriber};
 /// The part of the test that runs with the variable set.
 const INSIDE: &str = "MILLPOND_TEST_DEBUG_LOG";
 
-/// A subscriber that starts the debug log on another thread while `tracing` asks it something.
+/// A subscriber that starts the debug log on another thread while `tracing` calls it.
 struct Starts(Arc<AtomicBool>);
 
 impl Subscriber for Starts {
@@ -57,7 +57,7 @@ fn init_beside_a_subscriber() {
     assert!(!starts.load(Ordering::SeqCst), "the subscriber was asked");
 }
 
-/// A pipe opens when it is read. Until then, calls of other threads do not wait for the one that opens it.
+/// A pipe opens when it is read. Until then, calls of other threads do not wait for the thread that opens it.
 #[cfg(unix)]
 #[test]
 fn a_pipe_that_no_program_reads_yet_holds_up_its_thread_alone() {

@@ -1,4 +1,4 @@
-//! Finds layers of a stack by the traits that they provide.
+//! Tests finding layers of a stack by the traits that they provide.
 #![cfg(feature = "logging")]
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use millpond_resources::{CudaMemoryResource, Pool, PoolLayer};
 const S: StreamRef = StreamRef::LEGACY;
 const MIB: u64 = 1 << 20;
 
-/// Five layers that each have a trait.
+/// Five layers, each with a trait.
 fn typed() -> impl DeviceMemoryResource + Send + Sync {
     let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
     let pool = cuda.layer(PoolLayer::new().maximum_bytes(64 * MIB)).unwrap();
@@ -48,7 +48,7 @@ fn check(stack: &dyn DeviceMemoryResource) {
 fn issue_9_each_layer_is_found_by_its_trait_over_any_types() {
     check(&typed());
     check(&typed().into_any());
-    // Handles on top and in the middle are looked through.
+    // The search looks through handles on top and in the middle.
     check(&typed().into_any().layer(LimitingLayer::new(32 * MIB)).map(Arc::new).unwrap());
     let file = tempfile::NamedTempFile::new().unwrap();
     let text = format!(

@@ -1,4 +1,4 @@
-//! Tests that the documentation of each layer has its options, as `--list-layers` prints them.
+//! Tests that the documentation of each layer lists its options as `--list-layers` prints them.
 
 use millpond_testkit::layer_docs;
 

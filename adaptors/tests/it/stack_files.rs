@@ -1,4 +1,5 @@
-//! A stack that cannot be built leaves every file as it was, whatever is wrong with it and wherever.
+//! Tests that a stack that cannot be built leaves every file unchanged, whatever is wrong with it and
+//! wherever.
 #![cfg(feature = "logging")]
 
 use std::collections::BTreeMap;
@@ -32,7 +33,7 @@ const LAYERS: [&str; 14] = [
     "fallback:to=(managed+pool)",
 ];
 
-/// What keeps a stack from being built: a word that is wrong, or what a device or a file refuses.
+/// The reason why a stack cannot be built: a wrong word, or a refusal by a device or a file.
 const WRONG: [&str; 18] = [
     "pol",
     "cuda",
@@ -63,7 +64,7 @@ impl Random {
     }
 }
 
-/// Everything in a folder: each file's contents, and `None` for a folder.
+/// Returns everything in a folder: each file's contents, and `None` for a folder.
 fn everything(folder: &Path) -> BTreeMap<String, Option<String>> {
     let mut found = BTreeMap::new();
     for entry in std::fs::read_dir(folder).unwrap() {
@@ -96,7 +97,7 @@ fn build(text: &str, folder: &Path, driver: &DriverHandle) -> Result<AnyResource
     text.parse::<StackSpec>()?.build(&layers_of_all(), driver)
 }
 
-/// One to four layers, of which one or two log: over an old file, and into a new folder.
+/// One to four layers. One or two of them log: over an old file, and into a new folder.
 fn layers(random: &mut Random) -> Vec<&'static str> {
     let mut layers: Vec<&str> = (0..random.below(4)).map(|_| LAYERS[random.below(LAYERS.len())]).collect();
     layers.insert(random.below(layers.len() + 1), "logging:file=precious.csv");
@@ -135,14 +136,14 @@ fn issue_29_a_wrong_word_is_found_before_memory_is_taken() {
     assert!(built && calls > 0);
     for wrong in WRONG.iter().filter(|wrong| !wrong.contains("000GiB") && !wrong.contains("file=")) {
         if ["pool:initial=2GiB,max=1GiB", "arena:size=1KiB"].contains(wrong) {
-            continue; // The device says what these sizes are.
+            continue; // These sizes are known only on the device.
         }
         let (built, calls) = counted(&format!("cuda+pool:initial=1GiB+{wrong}"));
         assert_eq!((built, calls), (false, 0), "{wrong}");
     }
 }
 
-/// The counterpart: without a wrong word the same stacks empty the log and make the folder.
+/// The counterpart: without a wrong word, the same stacks empty the log and create the folder.
 #[test]
 fn a_stack_that_can_be_built_begins_its_logs() {
     for seed in 0..300 {
@@ -151,7 +152,7 @@ fn a_stack_that_can_be_built_begins_its_logs() {
         let text = format!("cuda+{}", stack.join("+"));
         match build(&text, folder.path(), &driver) {
             Ok(built) => drop(built),
-            // Its blocks are too small for what a layer above takes at once.
+            // Its blocks are too small for the memory that a layer above takes at once.
             Err(error) if error.is_out_of_memory() && text.contains("fixed_size") => continue,
             Err(error) => panic!("{text}: {error}"),
         }
@@ -162,7 +163,7 @@ fn a_stack_that_can_be_built_begins_its_logs() {
     }
 }
 
-/// Rows of calls that were made while the stack was built stand in the log.
+/// The log contains rows of calls that were made while the stack was built.
 #[test]
 fn rows_from_before_the_file_was_opened_are_in_it() {
     let (folder, driver) = stage();

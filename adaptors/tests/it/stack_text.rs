@@ -1,4 +1,4 @@
-//! Tests that every stack that can be built prints text that builds an equal stack.
+//! Tests that every stack that can be built prints a text that builds an equal stack.
 #![cfg(feature = "logging")]
 
 use std::path::Path;
@@ -53,8 +53,8 @@ impl Random<'_> {
         from[self.rng.below(from.len() as u64) as usize].clone()
     }
 
-    /// A name of a file that no other layer has, of characters that text uses for itself, names in braces,
-    /// and bytes that are no text.
+    /// A file name that no other layer has: of characters that text uses itself, names in braces, and bytes
+    /// that are not text.
     fn file(&mut self) -> std::path::PathBuf {
         const PARTS: [&[u8]; 30] = [
             b"+",
@@ -102,7 +102,7 @@ impl Random<'_> {
             _ => CudaMemoryResource::new(base).into_any(),
         };
         for _ in 0..self.rng.below(4) {
-            // Some layers cannot stand on some others.
+            // Some layers cannot go on top of some others.
             stack = self.layer(Arc::clone(&stack), depth).unwrap_or(stack);
         }
         stack
@@ -189,7 +189,7 @@ impl Random<'_> {
     }
 }
 
-/// The names of the layers of a stack, further upstreams included.
+/// Returns the names of the layers of a stack, including further upstreams.
 fn parts(resource: &dyn DeviceMemoryResource) -> Vec<String> {
     let mut parts = vec![resource.to_string(), format!("{:?}", resource.memory_info().unwrap().total)];
     if let Some(log) = find_trait::<dyn AllocationLog>(resource) {
@@ -253,7 +253,7 @@ fn issue_9_a_bin_with_a_resource_of_its_own_is_in_the_text() {
     }
 }
 
-/// A stack that no text can build prints text that is read, and refused when it is to be built.
+/// A stack that no text can build prints a text that can be read, but is refused when it is built.
 #[test]
 fn issue_9_a_log_that_goes_to_a_writer_is_not_built_as_something_else() {
     let device: DriverHandle = SimDevice::new(SimConfig::h200());

@@ -1,4 +1,4 @@
-//! Tests the statistics of stacks over plain CUDA memory, which keeps none.
+//! Tests the statistics of stacks over plain CUDA memory, which keeps none itself.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ fn build(text: &str) -> AnyResource {
 }
 
 fn free(resource: &AnyResource, ptr: DevicePtr, bytes: u64) {
-    // SAFETY: a block of this resource with these bytes, or a pointer that the device refuses.
+    // SAFETY: the pointer is a block of this resource with this size, or the device refuses it.
     unsafe { resource.deallocate_bytes(ptr, bytes, S) }
 }
 
@@ -101,7 +101,8 @@ fn issue_9_a_layer_of_any_type_is_reported_by_its_name() {
     }
 }
 
-/// RMM's tests MultiTracking: what is above counts what passed through it, what is below counts all.
+/// RMM's test MultiTracking: an upper adaptor counts the calls that pass through it, the lower one counts
+/// all.
 #[test]
 fn counting_adaptors_on_each_other_count_what_passed_through_them() {
     let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));

@@ -22,9 +22,10 @@ use millpond_core::driver::call;
 /// The buffer allocates in the order of a stream, and frees in the order of the stream named last: every
 /// method that takes a stream stores it, as in RMM's `device_buffer`. Unlike RMM's, the buffer orders the new
 /// stream after the old one, by an event and a wait, without stopping the host. So its safe methods never let
-/// two streams use the memory at once. If your own work uses the memory through [`as_ptr`](Self::as_ptr), you
-/// order it yourself: it must happen before the work that the buffer's stream does after your next call of a
-/// method.
+/// two streams use the memory at once.
+///
+/// Your own work may use the memory through [`as_ptr`](Self::as_ptr). You must order that work yourself:
+/// before the work that the buffer's stream does after your next method call.
 ///
 /// The stored stream may end before the buffer: a [`Stream`](crate::Stream) that was dropped, or
 /// [`StreamRef::PER_THREAD`] of another thread. The buffer can no longer be ordered after such a stream, so

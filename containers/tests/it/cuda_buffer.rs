@@ -50,7 +50,7 @@ fn cudarc_fills_and_copies_a_buffer() {
 #[ignore = "needs a CUDA GPU; run by the GPU lane"]
 fn uses_on_another_stream_are_ordered() {
     let (pool, [stream, other], context) = bench();
-    // cudarc does not count a borrowed stream, and then records no events of its own.
+    // cudarc does not count a borrowed stream, and then records no events itself.
     let owner = Stream::new(pool.driver().clone(), StreamFlags::NON_BLOCKING).unwrap();
     // SAFETY: `owner` outlives all uses.
     let borrowed = unsafe { cuda::cudarc_stream_of(owner.as_ref(), &**pool.driver(), &context) }.unwrap();

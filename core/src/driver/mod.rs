@@ -219,7 +219,7 @@ pub trait Driver: Debug + Send + Sync + 'static {
     /// Frees memory of [`pageable_alloc`](Self::pageable_alloc) with its layout; waits for nothing.
     unsafe fn pageable_free(&self, ptr: HostPtr, layout: Layout) {
         if let Some(layout) = layout.of_host() {
-            // SAFETY: vouched.
+            // SAFETY: the caller guarantees that the memory came from `pageable_alloc` with this layout.
             unsafe { std::alloc::dealloc(ptr.as_mut_ptr(), layout) }
         }
     }

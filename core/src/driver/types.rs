@@ -147,7 +147,7 @@ impl HostPtr {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct IpcMemHandle(pub [u8; 64]);
 
-/// Which threads' unsafe calls a capture forbids, and which captures can forbid a thread's calls
+/// The mode of a capture or of a thread. It decides which unsafe calls a capture forbids to a thread
 /// (`CUstreamCaptureMode`).
 ///
 /// Some driver calls are unsafe while a graph is captured: allocating and freeing plain memory, waiting for

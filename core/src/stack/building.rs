@@ -15,14 +15,14 @@ pub trait AtEnd {
     /// Does the work that can fail and can be undone, for example opens a file. Drop undoes it.
     ///
     /// # Errors
-    /// Why the layer cannot be used; the stack is not built then.
+    /// The reason why the layer cannot be used. The stack is not built then.
     fn prepare(&mut self) -> Result<()>;
 
     /// Does the work that cannot be undone, for example empties a file. [`prepare`](Self::prepare) of all
     /// layers has succeeded before.
     ///
     /// # Errors
-    /// Why the layer cannot be used; the stack is not built then.
+    /// The reason why the layer cannot be used. The stack is not built then.
     fn finish(self: Box<Self>) -> Result<()>;
 }
 

@@ -1,4 +1,4 @@
-//! The counts of one kind of call, as threads add to them.
+//! Atomic counts of one kind of call.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;

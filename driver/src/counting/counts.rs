@@ -13,10 +13,10 @@ macro_rules! kinds {
         }
 
         impl CallKind {
-            /// Every kind, in the order of the declaration.
+            /// Every kind, in declaration order.
             pub const ALL: [Self; [$($name),*].len()] = [$(Self::$kind),*];
 
-            /// The kind's name in logs and in serde's formats.
+            /// Returns the kind's name in logs and in serde's formats.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$kind => $name,)* }
             }
@@ -59,7 +59,7 @@ kinds! {
     MemAdvise = "mem_advise",
     /// Querying free and total memory.
     MemGetInfo = "mem_get_info",
-    /// Querying a pointer: its range, its kind, its address on the device.
+    /// Querying a pointer: its range, kind, and address on the device.
     PointerQuery = "pointer_query",
     /// Allocating pinned host memory.
     MemHostAlloc = "mem_host_alloc",
@@ -67,7 +67,7 @@ kinds! {
     MemFreeHost = "mem_free_host",
     /// Pinning and unpinning memory that the program allocated.
     MemHostRegister = "mem_host_register",
-    /// Allocating pageable host memory, which is no call of CUDA.
+    /// Allocating pageable host memory; CUDA is not called.
     PageableAlloc = "pageable_alloc",
     /// Creating a stream.
     StreamCreate = "stream_create",
@@ -113,7 +113,7 @@ impl fmt::Display for CallKind {
     }
 }
 
-/// The calls of one kind.
+/// Counts of the calls of one kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct KindCounts {
@@ -121,13 +121,13 @@ pub struct KindCounts {
     pub calls: u64,
     /// The number of calls that the driver refused.
     pub failures: u64,
-    /// The nanoseconds spent in them, all threads together.
+    /// The nanoseconds spent in them, summed over all threads.
     pub wall_ns: u64,
 }
 
-/// The number and the duration of a driver's calls, by kind.
+/// The number and duration of a driver's calls, by kind.
 ///
-/// With the feature `serde` it is written as a map from the kinds that occurred to their [`KindCounts`].
+/// With the feature `serde`, it serializes as a map from each kind that occurred to its [`KindCounts`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CallCounts([KindCounts; CallKind::ALL.len()]);
 
@@ -138,7 +138,7 @@ impl Default for CallCounts {
 }
 
 impl CallCounts {
-    /// The calls of this kind.
+    /// Returns the counts of this kind.
     pub const fn get(&self, kind: CallKind) -> KindCounts {
         self.0[kind as usize]
     }
@@ -147,22 +147,22 @@ impl CallCounts {
         &mut self.0[kind as usize]
     }
 
-    /// The kinds that occurred, in the order of [`CallKind::ALL`].
+    /// Iterates over the kinds that occurred, in the order of [`CallKind::ALL`].
     pub fn iter(&self) -> impl Iterator<Item = (CallKind, KindCounts)> {
         CallKind::ALL.into_iter().zip(self.0).filter(|(_, counts)| counts.calls > 0)
     }
 
-    /// All calls together.
+    /// Returns the number of calls of all kinds.
     pub fn total_calls(&self) -> u64 {
         self.0.iter().map(|counts| counts.calls).sum()
     }
 
-    /// The nanoseconds spent in all calls together.
+    /// Returns the nanoseconds spent in calls of all kinds.
     pub fn total_wall_ns(&self) -> u64 {
         self.0.iter().map(|counts| counts.wall_ns).sum()
     }
 
-    /// The calls since `earlier`, an earlier count of the same driver without a reset in between.
+    /// Returns the calls made since `earlier`, which counted the same driver with no reset in between.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         Self(std::array::from_fn(|i| KindCounts {

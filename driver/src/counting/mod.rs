@@ -1,4 +1,4 @@
-//! A driver that counts the calls to another one.
+//! A driver that counts the calls it forwards to another one.
 
 mod cell;
 mod counts;
@@ -23,8 +23,8 @@ pub use counts::{CallCounts, CallKind, KindCounts};
 use probe::Probe;
 use taken::{Block, Taken};
 
-/// Forwards to a driver, counts the calls and their wall time by [`CallKind`], and tracks the bytes that are
-/// taken from the device.
+/// Forwards to a driver, counts the calls and their wall time by [`CallKind`], and tracks the bytes taken
+/// from the device.
 ///
 /// ```
 /// use millpond_core::Driver;
@@ -47,7 +47,7 @@ pub struct CountingDriver {
     probe: Probe,
 }
 
-/// One line: [`counts`](Self::counts) returns the figures.
+/// Prints one line; [`counts`](Self::counts) returns the figures.
 impl fmt::Debug for CountingDriver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CountingDriver").field("inner", &self.inner).finish_non_exhaustive()
@@ -55,7 +55,7 @@ impl fmt::Debug for CountingDriver {
 }
 
 impl CountingDriver {
-    /// Counts the calls to `inner` from now on.
+    /// Wraps `inner` and counts the calls to it from now on.
     pub fn new(inner: DriverHandle) -> Arc<Self> {
         Arc::new(Self {
             inner,
@@ -65,12 +65,12 @@ impl CountingDriver {
         })
     }
 
-    /// The driver that does the work.
+    /// Returns the wrapped driver.
     pub fn inner(&self) -> &DriverHandle {
         &self.inner
     }
 
-    /// The calls so far. While other threads make calls, the numbers of one kind may differ by those.
+    /// Returns the counts so far. Calls that other threads are making may be counted in part.
     pub fn counts(&self) -> CallCounts {
         let mut counts = CallCounts::default();
         for (kind, cell) in CallKind::ALL.into_iter().zip(&self.cells) {
@@ -79,45 +79,44 @@ impl CountingDriver {
         counts
     }
 
-    /// Bytes now taken from the device:
-    /// - plain memory by pages of 2 MiB, as on an H200: a block of more than 2 MiB counts with its size
-    ///   rounded up to whole pages, and smaller ones with the pages that their addresses lie in, each once;
-    /// - physical memory until it is both released and without mappings;
-    /// - managed and stream-ordered allocations with their requested sizes. Managed memory takes device
-    ///   memory only if the device touches it, and a pool of the driver may hold more than its users have
-    ///   taken.
+    /// Returns the bytes now taken from the device:
+    /// - Plain memory counts by pages of 2 MiB, as on an H200. A block above 2 MiB counts as its size rounded
+    ///   up to whole pages. Smaller blocks count as the pages that hold their addresses, each page once.
+    /// - Physical memory counts until it is both released and unmapped.
+    /// - Managed and stream-ordered allocations count with their requested sizes. Managed memory takes device
+    ///   memory only once the device touches it. A driver's pool may hold more than its users have allocated.
     ///
-    /// These bytes are computed without queries; [`probe_device`](Self::probe_device) queries the device.
+    /// The driver computes this without queries; [`probe_device`](Self::probe_device) queries the device.
     pub fn bytes_taken(&self) -> u64 {
         self.taken.now()
     }
 
-    /// The highest [`bytes_taken`](Self::bytes_taken) so far.
+    /// Returns the highest [`bytes_taken`](Self::bytes_taken) so far.
     pub fn peak_bytes_taken(&self) -> u64 {
         self.taken.peak()
     }
 
-    /// Forgets the peak so far: the peak is the present amount.
+    /// Resets the peak to the bytes taken now.
     pub fn reset_peak(&self) {
         self.taken.reset_peak();
     }
 
-    /// From now on queries the device's free memory whenever a new peak is a thousandth above the last that
-    /// was queried. The queries take time, and are not counted.
+    /// Starts to query the device's free memory at each new peak that is a thousandth above the last one
+    /// queried. The queries take time and are not counted.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// Fails if the driver refuses the first query.
     pub fn probe_device(&self) -> DriverResult<()> {
         self.probe.begin(&*self.inner)
     }
 
-    /// The largest decrease of the device's free memory that a query has seen since
-    /// [`probe_device`](Self::probe_device): by this driver's user, the driver itself and all others.
+    /// Returns the largest drop of the device's free memory that a query has seen since
+    /// [`probe_device`](Self::probe_device). It includes memory taken by the driver and by other programs.
     pub fn probed_peak_bytes(&self) -> u64 {
         self.probe.peak()
     }
 
-    /// Starts again: all counts are 0, and the peak is the present amount.
+    /// Resets all counts to 0, and the peak to the bytes taken now.
     pub fn reset(&self) {
         self.cells.iter().for_each(Cell::reset);
         self.taken.reset_peak();
@@ -146,7 +145,7 @@ impl CountingDriver {
         Ok(ptr)
     }
 
-    /// Removes the block before the driver frees it: afterwards, another thread may get the same address.
+    /// Removes the block before the driver frees it, because another thread may get the address right after.
     fn counted_free(
         &self,
         kind: CallKind,
@@ -162,7 +161,7 @@ impl CountingDriver {
     }
 }
 
-/// Methods that count their call, and do nothing else.
+/// Methods that only count their call.
 macro_rules! counted {
     ($($kind:ident: fn $name:ident($($arg:ident: $type:ty),*) -> $answer:ty;)*) => {$(
         fn $name(&self, $($arg: $type),*) -> DriverResult<$answer> {
@@ -171,7 +170,7 @@ macro_rules! counted {
     )*};
 }
 
-// Every unsafe method below forwards under its caller's promise.
+// Every unsafe method below forwards the call under its caller's promise.
 #[deny(clippy::missing_trait_methods)]
 impl Driver for CountingDriver {
     fn device(&self) -> DeviceId {
@@ -222,7 +221,8 @@ impl Driver for CountingDriver {
         self.counted(CallKind::Synchronize, |driver| driver.synchronize_beside_captures())
     }
 
-    /// Not counted: it takes 8 ns, sets a variable of the thread, and would be most of the calls of a stack.
+    /// Not counted: the call takes 8 ns, only sets a thread variable, and would dominate the counts of a
+    /// stack.
     fn thread_exchange_stream_capture_mode(&self, mode: CaptureMode) -> DriverResult<CaptureMode> {
         self.inner.thread_exchange_stream_capture_mode(mode)
     }
@@ -434,7 +434,7 @@ impl Driver for CountingDriver {
         self.counted(CallKind::Ipc, |driver| driver.mem_export_to_fd(handle))
     }
 
-    /// Memory that another process took from the driver does not count as taken here.
+    /// Does not count the memory as taken: another process took it from the driver.
     fn mem_import_from_fd(&self, fd: i32) -> DriverResult<PhysicalHandle> {
         self.counted(CallKind::Ipc, |driver| driver.mem_import_from_fd(fd))
     }
@@ -450,14 +450,14 @@ impl Driver for CountingDriver {
 
     unsafe fn stream_ref(&self, handle: u64) -> DriverResult<StreamRef> {
         if handle <= StreamRef::PER_THREAD.handle() {
-            // SAFETY: the caller's promise. It asks the driver nothing.
+            // SAFETY: the caller's promise. This call does not query the driver.
             return unsafe { self.inner.stream_ref(handle) };
         }
         // SAFETY: the caller's promise.
         self.counted(CallKind::StreamGetId, |driver| unsafe { driver.stream_ref(handle) })
     }
 
-    /// Not counted: it asks the driver nothing.
+    /// Not counted: this call does not query the driver.
     fn stream_is_gone(&self, stream: StreamRef) -> bool {
         self.inner.stream_is_gone(stream)
     }
@@ -499,7 +499,7 @@ impl Driver for CountingDriver {
         let start = Instant::now();
         let answer = self.inner.event_record_if_alive(event, stream);
         if answer != Ok(false) {
-            // `false`: the driver was not asked.
+            // `false` means that the driver was not called.
             self.cells[CallKind::EventRecord as usize].count(start, answer.is_err());
         }
         answer

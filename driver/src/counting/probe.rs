@@ -8,7 +8,7 @@ use millpond_core::driver::{Driver, DriverResult};
 #[derive(Debug, Default)]
 pub(super) struct Probe {
     is_on: AtomicBool,
-    /// The free bytes at the beginning, and the least since.
+    /// The free bytes at the start, and the lowest seen since.
     free_before: AtomicU64,
     least_free: AtomicU64,
     /// The peak in bytes at which the device is queried next.
@@ -25,8 +25,8 @@ impl Probe {
         Ok(())
     }
 
-    /// Queries the device if `peak` is far enough above the last one. If the query fails, the next one
-    /// follows at a later peak.
+    /// Queries the device if `peak` is far enough above the last queried peak. A failed query is not repeated
+    /// until a later peak.
     pub(super) fn look(&self, driver: &dyn Driver, peak: u64) {
         if !self.is_on.load(Ordering::Relaxed) || peak <= self.next.load(Ordering::Relaxed) {
             return;

@@ -11,29 +11,29 @@ use rustc_hash::FxBuildHasher;
 
 use crate::plain::{self, PAGE};
 
-/// The bytes of the device that are taken, now and at the peak.
+/// The bytes taken from the device, now and at the peak.
 #[derive(Debug, Default)]
 pub(super) struct Taken {
     now: AtomicU64,
     peak: AtomicU64,
     /// Plain, managed and stream-ordered allocations.
     blocks: DashMap<DevicePtr, Block, FxBuildHasher>,
-    /// The number of plain blocks of up to 2 MiB in each page that has some, by the page's number.
+    /// The number of plain blocks of up to 2 MiB in each page that holds one, by page number.
     shared_pages: DashMap<u64, u32, FxBuildHasher>,
     physical: Mutex<Physical>,
 }
 
-/// An allocation, by its size in bytes.
+/// An allocation and its size in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Block {
-    /// Plain memory, which takes pages.
+    /// Plain memory, which takes whole pages.
     Plain(u64),
-    /// Memory of another kind, which counts with its requested size.
+    /// Other memory, which counts with its requested size.
     Other(u64),
 }
 
-/// Physical memory lives until it is released *and* has no mapping; by then the driver may have given its
-/// handle to other memory. So blocks are identified by numbers of their own.
+/// Tracks physical memory, which lives until it is released *and* unmapped. The driver may reuse a handle
+/// before that, so each block has its own number.
 #[derive(Debug, Default)]
 struct Physical {
     next: u64,
@@ -88,7 +88,7 @@ impl Taken {
         }
     }
 
-    /// Removes a block and returns it; `None` if it is not of this driver.
+    /// Removes and returns a block; `None` if this driver did not allocate it.
     pub(super) fn freeing(&self, ptr: DevicePtr) -> Option<Block> {
         let (_, block) = self.blocks.remove(&ptr)?;
         match block {
@@ -126,8 +126,8 @@ impl Taken {
         }
     }
 
-    /// Removes the mappings in a range and makes the driver's call, under one lock: right after the call,
-    /// another thread may map there. If the call fails, the mappings are restored.
+    /// Removes the mappings in a range and makes the driver's call under one lock, because another thread may
+    /// map there right after the call. If the call fails, restores the mappings.
     pub(super) fn unmap(
         &self,
         ptr: DevicePtr,

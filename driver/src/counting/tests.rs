@@ -54,7 +54,7 @@ fn a_record_that_was_not_made_is_no_call() {
     let event = driver.event_create(EventFlags::default()).unwrap();
     let stream = driver.stream_create(StreamFlags::NON_BLOCKING).unwrap();
     assert_eq!(driver.event_record_if_alive(event, stream), Ok(true));
-    // SAFETY: the stream came from this driver; below, its name alone is used, where that is allowed.
+    // SAFETY: the stream came from this driver; the calls below accept a dead stream.
     unsafe { driver.stream_destroy(stream) }.unwrap();
     assert_eq!(driver.event_record_if_alive(event, stream), Ok(false));
     assert_eq!(driver.counts().get(CallKind::EventRecord).calls, 1);
@@ -74,9 +74,9 @@ fn bytes_of_every_way_to_take_them_are_followed() {
     let ordered = driver.mem_alloc_async(4 * MIB, stream).unwrap();
     let pooled = driver.mem_alloc_from_pool_async(8 * MIB, pool, stream).unwrap();
     let handle = driver.mem_create(page, PhysicalProps::default()).unwrap();
-    let all = 16 * MIB + page; // the plain block has a page
+    let all = 16 * MIB + page; // the plain block takes one page
     assert_eq!(driver.bytes_taken(), all);
-    // SAFETY: everything came from this driver, and is not used again.
+    // SAFETY: all of these came from this driver and are not used again.
     unsafe {
         driver.mem_free(plain).unwrap();
         driver.mem_free(managed).unwrap();
@@ -93,7 +93,7 @@ fn bytes_of_every_way_to_take_them_are_followed() {
 fn a_refused_free_leaves_the_bytes_taken() {
     let (_device, driver) = counting();
     let ptr = driver.mem_alloc(MIB).unwrap();
-    // SAFETY: the address is inside a block, not its start: it is refused.
+    // SAFETY: the address points inside a block, so the driver refuses it.
     let refused = unsafe { driver.mem_free(ptr.offset(256)) };
     assert_eq!(refused.unwrap_err().code(), DriverError::INVALID_VALUE);
     assert_eq!(driver.bytes_taken(), 2 * MIB);

@@ -1,6 +1,6 @@
-//! The numbers and structures of CUDA that are used here.
+//! The CUDA constants and structures that millpond uses.
 //!
-//! Handles, device pointers and `size_t` are all `u64`: see `library` on 32-bit hosts. The tests compare
+//! Handles, device pointers and `size_t` are all `u64`; `library` refuses 32-bit hosts. The tests compare
 //! everything with cudarc's generated bindings.
 
 use std::ffi::c_void;
@@ -41,7 +41,7 @@ const CU_MEMHOST_PORTABLE: u32 = 1;
 const CU_MEMHOST_DEVICEMAP: u32 = 2;
 const CU_MEMHOSTALLOC_WRITECOMBINED: u32 = 4;
 
-/// `CUmemLocation`: where memory is.
+/// `CUmemLocation`: the place of memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Location {
@@ -56,7 +56,7 @@ impl Location {
         Self { kind: CU_MEM_LOCATION_TYPE_DEVICE, id: device }
     }
 
-    /// The location of a pool, of the driver with this device.
+    /// The location of a pool, seen from the driver of this device.
     pub(super) const fn of(location: MemLocation, device: i32) -> Self {
         let id = match location {
             MemLocation::Device => device,
@@ -67,7 +67,7 @@ impl Location {
     }
 }
 
-/// `CUmemAllocationProp`: how physical memory is made.
+/// `CUmemAllocationProp`: the properties of physical memory.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct AllocationProp {
@@ -97,7 +97,7 @@ impl AllocationProp {
     }
 }
 
-/// `CUmemAccessDesc`: the access of one device to a mapping.
+/// `CUmemAccessDesc`: one device's access to a mapping.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct AccessDesc {
@@ -105,7 +105,7 @@ pub(super) struct AccessDesc {
     pub(super) flags: u32,
 }
 
-/// `CUmemPoolProps`: how a pool is made. The newest fields lie in what older versions call reserved.
+/// `CUmemPoolProps`: the properties of a pool. The newest fields use bytes that older versions reserve.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct PoolProps {
@@ -119,7 +119,7 @@ pub(super) struct PoolProps {
 }
 
 impl PoolProps {
-    /// A pool of the driver with this device.
+    /// The properties of a pool of this device's driver.
     pub(super) const fn new(device: i32, props: MemPoolProps) -> Self {
         Self {
             kind: props.kind.cuda_number(),
@@ -143,7 +143,7 @@ pub(super) struct PtrExportData(pub(super) [u8; 64]);
 #[derive(Clone, Copy, Debug)]
 pub(super) struct IpcHandle(pub(super) [u8; 64]);
 
-/// `CUdevice_attribute`; `None` for one that this version does not know.
+/// `CUdevice_attribute`; `None` for an attribute that this version does not know.
 pub(super) const fn device_attribute(attribute: DeviceAttribute) -> Option<u32> {
     Some(match attribute {
         DeviceAttribute::MultiprocessorCount => 16,
@@ -183,7 +183,7 @@ pub(super) const fn pool_attribute(attribute: MemPoolAttribute) -> u32 {
     }
 }
 
-/// Whether CUDA passes this attribute of a pool as an `int` or an enumeration; the others are 64 bits wide.
+/// Whether CUDA passes this pool attribute as an `int` or an enumeration; the others are 64 bits wide.
 pub(super) const fn pool_attribute_is_int(attribute: MemPoolAttribute) -> bool {
     matches!(pool_attribute(attribute), 1..=3 | 9..=12 | 14)
 }
@@ -197,7 +197,7 @@ pub(super) const fn access_flags(access: AccessFlags) -> u32 {
     }
 }
 
-/// The access of a number of CUDA's; there are no other numbers.
+/// The access with CUDA's number; there are no other numbers.
 pub(super) const fn access_flags_from(number: u32) -> AccessFlags {
     match number {
         0 => AccessFlags::None,
@@ -206,7 +206,7 @@ pub(super) const fn access_flags_from(number: u32) -> AccessFlags {
     }
 }
 
-/// The `CUgraphNodeType`s of nodes that allocate and that free memory.
+/// The `CUgraphNodeType`s of the nodes that allocate and free memory.
 pub(super) const GRAPH_NODES_OF_MEMORY: [u32; 2] = [10, 11];
 
 /// `CUstreamCaptureMode`.
@@ -218,7 +218,7 @@ pub(super) const fn capture_mode(mode: CaptureMode) -> u32 {
     }
 }
 
-/// The mode of a number of CUDA's; there are no other numbers.
+/// The mode with CUDA's number; there are no other numbers.
 pub(super) const fn capture_mode_from(number: u32) -> CaptureMode {
     match number {
         0 => CaptureMode::Global,
@@ -234,8 +234,8 @@ pub(super) const fn event_flags(flags: EventFlags) -> u32 {
     timing | sync
 }
 
-/// The flags of `cuMemHostAlloc`. Those of `cuMemHostRegister` are the same but for write-combining, whose
-/// bit means another thing there.
+/// The flags of `cuMemHostAlloc`. `cuMemHostRegister` uses the same flags, except that the write-combining
+/// bit has another meaning there.
 pub(super) const fn host_flags(flags: HostFlags) -> u32 {
     let portable = if flags.portable { CU_MEMHOST_PORTABLE } else { 0 };
     let mapped = if flags.mapped { CU_MEMHOST_DEVICEMAP } else { 0 };
@@ -281,7 +281,7 @@ mod tests {
                 assert_eq!(offset_of!($ours, $a), offset_of!($theirs, $b), stringify!($ours.$a));
             )*};
         }
-        // With the size above, the identifier can only stand in the other half.
+        // The size check above leaves only the other half for the identifier.
         same!(Location, sys::CUmemLocation: kind = type_);
         same!(AllocationProp, sys::CUmemAllocationProp: kind = type_, handle_types = requestedHandleTypes);
         same!(AllocationProp, sys::CUmemAllocationProp: location = location, compression = allocFlags);
@@ -290,7 +290,7 @@ mod tests {
         same!(PoolProps, sys::CUmemPoolProps: kind = allocType, handle_types = handleTypes);
         same!(PoolProps, sys::CUmemPoolProps: location = location);
         same!(PoolProps, sys::CUmemPoolProps: win32_attributes = win32SecurityAttributes);
-        // Reserved before 12.2. Without a feature the version is whichever is installed.
+        // These fields are reserved before 12.2. Without a feature, the version depends on the installation.
         #[cfg(any(feature = "cuda-12080", feature = "cuda-13000", feature = "cuda-13040"))]
         same!(PoolProps, sys::CUmemPoolProps: max_size = maxSize, usage = usage);
     }
@@ -405,7 +405,7 @@ mod tests {
         );
     }
 
-    /// The attributes and places that the bindings name since CUDA 13.
+    /// Compares the attributes and places that the bindings name since CUDA 13.
     #[cfg(feature = "cuda-13040")]
     #[test]
     fn what_pools_have_since_cuda_13_is_that_of_the_generated_bindings() {

@@ -15,26 +15,26 @@ enum CaptureOf {
     None,
     /// The capture with this number.
     Active(u64),
-    /// One that an illegal call ended, before `cuStreamEndCapture`. CUDA tells no number of it.
+    /// A capture that an illegal call ended before `cuStreamEndCapture`. CUDA reports no number for it.
     Invalid,
 }
 
 impl CudaDriver {
-    /// Begins to capture the work that is submitted to the stream (`cuStreamBeginCapture`).
+    /// Starts to capture the work submitted to the stream (`cuStreamBeginCapture`).
     ///
     /// # Errors
-    /// Those of the driver.
+    /// Fails if the driver refuses the call.
     pub fn begin_capture(&self, stream: StreamRef, mode: CaptureMode) -> DriverResult<()> {
         let _context = self.enter()?;
         // SAFETY: the stream is alive (`StreamRef`).
         unsafe { self.functions().stream_begin_capture(stream.handle(), abi::capture_mode(mode)) }
     }
 
-    /// Ends the capture that the stream began (`cuStreamEndCapture`).
+    /// Ends the capture that began on the stream (`cuStreamEndCapture`).
     ///
     /// # Errors
-    /// [`DriverError::STREAM_CAPTURE_INVALIDATED`] if a call ended the capture before, and others of the
-    /// driver.
+    /// [`DriverError::STREAM_CAPTURE_INVALIDATED`] if a call has already ended the capture, and the driver's
+    /// other errors.
     pub fn end_capture(self: &Arc<Self>, stream: StreamRef) -> DriverResult<Graph> {
         let _context = self.enter()?;
         let mut handle = 0;
@@ -43,13 +43,14 @@ impl CudaDriver {
         Ok(Graph { driver: Arc::clone(self), handle })
     }
 
-    /// [`Driver::stream_capture_id`](millpond_core::Driver::stream_capture_id) for a living stream's handle.
+    /// [`Driver::stream_capture_id`](millpond_core::Driver::stream_capture_id) for the handle of a living
+    /// stream.
     pub(super) fn capture_id(&self, stream: u64) -> DriverResult<Option<u64>> {
         match self.capture_of(stream)? {
             CaptureOf::None => Ok(None),
             CaptureOf::Active(id) => Ok(Some(id)),
             CaptureOf::Invalid => {
-                let why = "the stream's capture was ended by a call that cannot be captured";
+                let why = "a call that cannot be captured has ended the stream's capture";
                 let code = DriverError::STREAM_CAPTURE_INVALIDATED;
                 Err(DriverError::new(code, "cuStreamGetCaptureInfo").with_detail(why))
             }
@@ -78,12 +79,12 @@ impl CudaDriver {
         })
     }
 
-    /// The living stream with this handle, if it captures. `cuStreamGetId` is refused for it then, and ends
-    /// its capture, so where millpond has not made it, its identity is that of the stream in this capture; if
-    /// the capture is invalid, one that no other call gets.
+    /// The living stream with this handle, if it captures. `cuStreamGetId` cannot name it: CUDA refuses the
+    /// call and ends the capture. So a stream that millpond did not make is identified by its handle and its
+    /// capture. If the capture is invalid, the identity is one that no other call returns.
     ///
     /// # Safety
-    /// That of [`StreamRef::foreign`].
+    /// As for [`StreamRef::foreign`].
     pub(super) unsafe fn capturing_stream(&self, handle: u64) -> DriverResult<Option<StreamRef>> {
         static INVALID: AtomicU64 = AtomicU64::new(0);
         let capture = match self.capture_of(handle) {
@@ -95,11 +96,11 @@ impl CudaDriver {
             Err(error) => return Err(error),
         };
         let own = self.streams.id(handle).map(StreamId::get);
-        // SAFETY: the caller vouches for what was not made here.
+        // SAFETY: if the stream was not made here, the caller vouches for it.
         Ok(Some(unsafe { self.named(handle, own.unwrap_or_else(|| id_in_capture(handle, capture))) }))
     }
 
-    /// Whether the stream captures, or belongs to the legacy default stream while a blocking one does.
+    /// Whether the stream captures, or is the legacy default stream while a blocking stream captures.
     fn is_captured(&self, handle: u64) -> DriverResult<bool> {
         let _context = self.enter()?;
         let mut status = 0;
@@ -114,8 +115,8 @@ impl CudaDriver {
 
     /// Records the event on a living stream, unless the stream captures.
     ///
-    /// Another thread may begin a capture while this runs. Then the record may have become a part of it,
-    /// which cannot be detected: the event counts as captured.
+    /// Another thread may begin a capture meanwhile. The record may then belong to that capture, which
+    /// nothing can detect, so the event counts as captured.
     pub(super) fn record_outside_captures(&self, event: Event, stream: StreamRef) -> DriverResult<bool> {
         if self.is_captured(stream.handle())? {
             return Ok(false);
@@ -128,8 +129,8 @@ impl CudaDriver {
         Ok(true)
     }
 
-    /// Whether a stream captures, as far as streams can be queried: the living ones that were made here, and
-    /// through the legacy default stream all blocking ones.
+    /// Whether any stream captures, as far as queries can tell. They reach the living streams that this
+    /// driver made and, through the legacy default stream, all blocking ones.
     pub(super) fn sees_captures(&self) -> DriverResult<bool> {
         if self.is_captured(StreamRef::LEGACY.handle())? {
             return Ok(true);
@@ -145,25 +146,25 @@ impl CudaDriver {
     }
 }
 
-/// A captured graph. It is destroyed when dropped.
+/// A captured graph. Dropping it destroys it.
 ///
-/// For tests, tools and examples that launch what they captured.
+/// It serves tests, tools and examples that launch what they captured.
 pub struct Graph {
     driver: Arc<CudaDriver>,
     handle: u64,
 }
 
 impl Graph {
-    /// The raw handle (`CUgraph` as a number).
+    /// Returns the raw handle (`CUgraph` as a number).
     pub fn handle(&self) -> u64 {
         self.handle
     }
 
-    /// The number of nodes (`cuGraphGetNodes`), and how many of them allocate or free memory in stream order
-    /// (`cuGraphNodeGetType`).
+    /// Returns the number of nodes (`cuGraphGetNodes`), and how many of them allocate or free memory in
+    /// stream order (`cuGraphNodeGetType`).
     ///
     /// # Errors
-    /// Those of the driver.
+    /// Fails if the driver refuses a query.
     pub fn node_counts(&self) -> DriverResult<(usize, usize)> {
         let _context = self.driver.enter()?;
         let functions = self.driver.functions();
@@ -178,7 +179,7 @@ impl Graph {
         let mut of_memory = 0;
         for node in &nodes {
             let mut kind = 0;
-            // SAFETY: the node is one of the living graph's; `kind` takes the result.
+            // SAFETY: the node belongs to the living graph; `kind` takes the result.
             unsafe { functions.graph_node_get_type(*node, &raw mut kind) }?;
             of_memory += usize::from(abi::GRAPH_NODES_OF_MEMORY.contains(&kind));
         }
@@ -188,7 +189,7 @@ impl Graph {
     /// Makes the graph executable (`cuGraphInstantiateWithFlags`, CUDA 11.4).
     ///
     /// # Errors
-    /// Those of the driver.
+    /// Fails if the driver refuses the call.
     pub fn instantiate(&self) -> DriverResult<GraphExec> {
         let _context = self.driver.enter()?;
         let mut handle = 0;
@@ -198,7 +199,7 @@ impl Graph {
     }
 }
 
-/// An executable graph. It is destroyed when dropped; a launch that is under way goes on to its end.
+/// An executable graph. Dropping it destroys it, but a launch under way still completes.
 pub struct GraphExec {
     driver: Arc<CudaDriver>,
     handle: u64,
@@ -208,11 +209,11 @@ impl GraphExec {
     /// Submits the graph's work to the stream (`cuGraphLaunch`).
     ///
     /// # Errors
-    /// Those of the driver.
+    /// Fails if the driver refuses the call.
     ///
     /// # Safety
-    /// The memory that the graph uses is still there, and its work is ordered after and before all other uses
-    /// of that memory.
+    /// The memory that the graph uses still exists. The graph's work is ordered against all other uses of
+    /// that memory, before and after it.
     pub unsafe fn launch(&self, stream: StreamRef) -> DriverResult<()> {
         self.driver.check_alive(stream)?;
         let _context = self.driver.enter()?;
@@ -225,11 +226,11 @@ impl Drop for GraphExec {
     fn drop(&mut self) {
         let destroy = || -> DriverResult<()> {
             let _context = self.driver.enter()?;
-            // SAFETY: the executable graph is this value's own.
+            // SAFETY: this value owns the executable graph.
             unsafe { self.driver.functions().graph_exec_destroy(self.handle) }
         };
         if let Err(error) = destroy() {
-            tracing::debug!(target: "millpond::driver", %error, "an executable graph could not be destroyed");
+            tracing::debug!(target: "millpond::driver", %error, "cannot destroy an executable graph");
         }
     }
 }
@@ -243,9 +244,9 @@ impl fmt::Debug for GraphExec {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: the graph is this value's own.
+        // SAFETY: this value owns the graph.
         if let Err(error) = unsafe { self.driver.functions().graph_destroy(self.handle) } {
-            tracing::debug!(target: "millpond::driver", %error, "a graph could not be destroyed");
+            tracing::debug!(target: "millpond::driver", %error, "cannot destroy a graph");
         }
     }
 }
@@ -256,8 +257,8 @@ impl fmt::Debug for Graph {
     }
 }
 
-/// Tells a stream in a capture from all others: bits 60 and 61 set it apart from the numbers of CUDA,
-/// which are small, and of [`CudaDriver::identify`].
+/// Identifies a stream in a capture. Bits 60 and 61 distinguish the number from CUDA's own, which are small,
+/// and from [`CudaDriver::identify`]'s.
 fn id_in_capture(handle: u64, capture: u64) -> u64 {
     const HIGH: u64 = 3 << 60;
     // The factor of Fibonacci hashing (Knuth, The Art of Computer Programming, volume 3, 6.4).

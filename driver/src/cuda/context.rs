@@ -9,9 +9,9 @@ use millpond_core::driver::{CaptureMode, DriverError, DriverResult};
 use super::capture_mode::exchange_mode;
 use super::functions::Functions;
 
-/// A device's primary context, retained by the first call that needs it.
+/// A device's primary context, which the first call that needs it retains.
 ///
-/// A context costs half a gigabyte of its device, so a driver that only names a device retains none.
+/// A context takes half a gigabyte of its device, so a driver that only names a device retains none.
 pub(super) struct LazyContext {
     pub(super) functions: &'static Functions,
     device: i32,
@@ -23,13 +23,13 @@ impl LazyContext {
         Self { functions, device, context: OnceLock::new() }
     }
 
-    /// The context, which is retained from now on.
+    /// Returns the context, retaining it on the first call.
     pub(super) fn get(&self) -> DriverResult<PrimaryContext> {
         if let Some(context) = self.context.get() {
             return Ok(*context);
         }
-        // If this creates the context, other threads may be capturing in other ones. No lock is held
-        // meanwhile: two threads that come first retain the same context twice, which costs nothing.
+        // Creating the context must not end captures that other threads run in other contexts. No lock is
+        // held: two threads that arrive first retain the same context twice, which costs nothing.
         let mode = exchange_mode(self.functions, CaptureMode::Relaxed);
         let context = PrimaryContext::retain(self.functions, self.device);
         if let Ok(mode) = mode {
@@ -40,7 +40,7 @@ impl LazyContext {
         Ok(*self.context.get_or_init(|| context))
     }
 
-    /// Whether the context was reset since it was retained; `false` before that.
+    /// Whether the context was reset after it was retained; `false` if it is not retained yet.
     pub(super) fn was_reset(&self) -> bool {
         self.context.get().is_some_and(|context| context.was_reset())
     }
@@ -48,23 +48,24 @@ impl LazyContext {
 
 /// A device's primary context, which cudart, cudarc and PyTorch use too.
 ///
-/// It is never released: memory and streams in it outlive any use here, and the driver destroys it with the
+/// It is never released: memory and streams in it outlive any use here. The driver destroys it with the
 /// process.
 ///
-/// Another library may reset it (`cuDevicePrimaryCtxReset`), and the next retain gets a new context under the
-/// **same handle**. A call there with an event of the old one crashes the process, and an old pointer may
-/// belong to another allocation by then. So each use first compares the context's id, which is never reused.
+/// Another library may reset it (`cuDevicePrimaryCtxReset`). The next retain then gets a new context under
+/// the **same handle**. A call there with an event of the old context crashes the process, and an old pointer
+/// may already belong to another allocation. So each use first compares the context's id, which is never
+/// reused.
 #[derive(Clone, Copy)]
 pub(super) struct PrimaryContext {
     pub(super) functions: &'static Functions,
     device: i32,
     handle: u64,
-    /// `None` for a driver before CUDA 12.0, which does not number contexts.
+    /// `None` for a driver older than CUDA 12.0, which does not number contexts.
     id: Option<u64>,
 }
 
 thread_local! {
-    /// Whether a device's primary context was current at the thread's last query.
+    /// Whether the thread's last query found a device's primary context current.
     static HAD_CONTEXT: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -88,13 +89,13 @@ impl PrimaryContext {
         Ok(Self { functions, device, handle, id })
     }
 
-    /// The context, as calls that concern several devices name it.
+    /// The context's handle, for calls that involve several devices.
     pub(super) const fn handle(self) -> u64 {
         self.handle
     }
 
-    /// Whether the context was reset since it was retained. A driver that does not number contexts shows a
-    /// reset only until the context is retained again.
+    /// Whether the context was reset after it was retained. If the driver does not number contexts, a reset
+    /// is visible only until the context is retained again.
     pub(super) fn was_reset(self) -> bool {
         if self.is_current_with_its_id() {
             return false;
@@ -108,15 +109,15 @@ impl PrimaryContext {
         is_inactive || (self.id.is_some() && id_of(self.functions, self.handle).ok().flatten() != self.id)
     }
 
-    /// Whether the context is the calling thread's current one, and was not reset since it was retained; by
-    /// queries of the thread's own state.
+    /// Whether the context is the calling thread's current one and was not reset after it was retained.
+    /// Queries only the thread's own state.
     fn is_current_with_its_id(self) -> bool {
         if self.id.is_none() {
             return false;
         }
         let has_its_id = || matches!(id_of(self.functions, 0), Ok(id) if id == self.id);
-        // No two contexts have an id in common, so that of the current one says all. It is queried only if
-        // there is a current one, or was at the last call: without one, that takes 1.5 µs.
+        // Every context has a unique id, so the current context's id suffices. Querying it without a current
+        // context takes 1.5 µs, so this happens only if one was current at the last call or is current now.
         if HAD_CONTEXT.get() && has_its_id() {
             return true;
         }
@@ -128,17 +129,17 @@ impl PrimaryContext {
         is_current
     }
 
-    /// Makes the context current until the guard is dropped. It queries the current context each time, since
+    /// Makes the context current until the guard is dropped. Queries the current context each time, because
     /// other libraries change it.
     ///
     /// # Errors
-    /// [`DriverError::CONTEXT_IS_DESTROYED`] for a context that was reset.
+    /// [`DriverError::CONTEXT_IS_DESTROYED`] if the context was reset.
     pub(super) fn enter(self) -> DriverResult<ContextGuard> {
         let mut previous = 0;
         // SAFETY: `previous` takes the result.
         unsafe { self.functions.ctx_get_current(&raw mut previous) }?;
         let is_current = previous == self.handle;
-        // The id of the current context is queried only if there is one: without one, that takes 1.5 µs.
+        // The current context's id is queried only if there is one; otherwise the query takes 1.5 µs.
         if is_current && matches!(id_of(self.functions, 0), Ok(current) if current == self.id) {
             return Ok(ContextGuard { restore: None, thread_bound: PhantomData });
         }
@@ -154,7 +155,7 @@ impl PrimaryContext {
     }
 }
 
-/// Restores the caller's context, or the absence of one, when dropped.
+/// Restores the caller's context, or the absence of one, on drop.
 #[must_use]
 pub(crate) struct ContextGuard {
     restore: Option<(&'static Functions, u64)>,
@@ -163,14 +164,14 @@ pub(crate) struct ContextGuard {
 }
 
 impl ContextGuard {
-    /// Makes a context that exists current until the guard is dropped; 0 stands for none.
+    /// Makes an existing context current until the guard is dropped; 0 means no context.
     pub(super) fn of(functions: &'static Functions, context: u64) -> DriverResult<Self> {
         let mut previous = 0;
         // SAFETY: `previous` takes the result.
         unsafe { functions.ctx_get_current(&raw mut previous) }?;
         let restore = (previous != context).then_some((functions, previous));
         if restore.is_some() {
-            // SAFETY: the caller has the context from the driver.
+            // SAFETY: the caller got the context from the driver.
             unsafe { functions.ctx_set_current(context) }?;
         }
         Ok(Self { restore, thread_bound: PhantomData })
@@ -180,8 +181,8 @@ impl ContextGuard {
 impl Drop for ContextGuard {
     fn drop(&mut self) {
         if let Some((functions, previous)) = self.restore {
-            // SAFETY: the context was current on this thread when the guard was made. If its owner destroyed
-            // it since, the driver refuses, and there is nothing to restore.
+            // SAFETY: the context was current on this thread when the guard was created. If its owner has
+            // destroyed it, the driver refuses the call, and there is nothing to restore.
             let _ = unsafe { functions.ctx_set_current(previous) };
         }
     }

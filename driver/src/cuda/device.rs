@@ -15,18 +15,17 @@ use super::functions::Functions;
 use super::living::LivingStreams;
 use super::{library, unavailable};
 
-/// One CUDA device, over its primary context.
+/// One CUDA device, used through its primary context.
 ///
-/// There is one per device and process, kept until the process ends: [`open`](Self::open) returns the same
-/// one each time, until the context is reset (`cuDevicePrimaryCtxReset`): then the old driver is lost, its
-/// calls fail, and `open` returns a new one.
+/// Each process has one driver per device, which lives until the process ends. [`open`](Self::open) returns
+/// the same one each time, until the context is reset (`cuDevicePrimaryCtxReset`). After a reset, the old
+/// driver is lost, its calls fail, and `open` returns a new one.
 ///
-/// A device that was only [found](Self::find) is not touched. The first call that needs the primary context
-/// retains it, and keeps it until the process ends. The name, an attribute and the peers of a device need
-/// none.
+/// [`find`](Self::find) does not touch the device. The first call that needs the primary context retains it
+/// until the process ends. Queries of the name, an attribute and the peers need no context.
 ///
-/// Every call makes the primary context current and restores what was current before it, so it may
-/// be called from any thread, with any context or none.
+/// Every call makes the primary context current and then restores the previous one. So any thread may call,
+/// with any context or none.
 ///
 /// ```
 /// use millpond_core::{Driver, Result};
@@ -43,20 +42,20 @@ pub struct CudaDriver {
     pub(super) name: String,
     pub(super) context: LazyContext,
     pub(super) health: Arc<Health>,
-    /// The living streams that were made here, by handle.
+    /// The living streams that this driver made, by handle.
     pub(super) streams: LivingStreams,
-    /// The other devices that can use this one's memory, once they were queried.
+    /// The other devices that can use this one's memory, once queried.
     pub(super) reachable_by: OnceLock<Vec<(DeviceId, i32)>>,
-    /// Whether freeing pinned memory was observed to wait for the device.
+    /// Whether freeing pinned memory was seen to wait for the device.
     pub(super) frees_wait: OnceLock<bool>,
 }
 
 static OPEN: Mutex<BTreeMap<u32, Arc<CudaDriver>>> = Mutex::new(BTreeMap::new());
 
 impl CudaDriver {
-    /// The driver of the CUDA device with this ordinal; the same one each time, and a new one after the
-    /// device's context was reset. The device's primary context is active from now on, which takes some
-    /// hundred megabytes of the device, and lets other devices' pools give it access to their memory.
+    /// Returns the driver of the CUDA device with this ordinal: the same one each time, and a new one after
+    /// the device's context was reset. This activates the device's primary context, which takes some hundred
+    /// megabytes of the device. Pools of other devices can then give this device access to their memory.
     ///
     /// # Errors
     /// [`ErrorKind::NoDevice`] if CUDA cannot be used or has no such device; the driver's error if it refuses
@@ -67,8 +66,8 @@ impl CudaDriver {
         Ok(driver)
     }
 
-    /// The same driver as [`open`](Self::open), but it leaves the device alone: the first call that works on
-    /// the device makes its context. For programs that name devices which they may not use.
+    /// Returns the same driver as [`open`](Self::open) without touching the device. The first call that works
+    /// on the device creates its context. For programs that name devices which they may never use.
     ///
     /// # Errors
     /// [`ErrorKind::NoDevice`] if CUDA cannot be used or has no such device.
@@ -84,7 +83,8 @@ impl CudaDriver {
             };
             return Err(Error::new(ErrorKind::NoDevice, message).on_device(id));
         }
-        // The driver is called without the lock. Of two threads that open a device, the first one's serves.
+        // No lock is held while the driver is called. If two threads open a device, both get the first one's
+        // driver.
         let known = || OPEN.lock().get(&ordinal).cloned();
         let lost = match known() {
             Some(driver) if driver.was_reset() => Some(driver),
@@ -128,8 +128,8 @@ impl CudaDriver {
         self.context.functions
     }
 
-    /// Refuses a stream of this driver that was destroyed, or never existed: CUDA would dereference the
-    /// handle. A caller that destroys a stream while another thread uses it is not caught.
+    /// Refuses a stream of this driver that was destroyed or never existed, because CUDA would dereference
+    /// the handle. This does not catch a caller that destroys a stream while another thread uses it.
     pub(super) fn check_alive(&self, stream: StreamRef) -> DriverResult<()> {
         let is_vouched_for = stream.is_legacy() || stream.is_per_thread() || stream.is_foreign();
         if is_vouched_for || self.streams.is_alive(stream) {
@@ -144,8 +144,8 @@ impl CudaDriver {
         self.context.get()?.enter()
     }
 
-    /// The same for calls on objects that outlive the context: `None` after a reset, when such calls need no
-    /// context.
+    /// Does the same for calls on objects that outlive the context. Returns `None` after a reset, when such
+    /// calls need no context.
     pub(super) fn enter_if_there(&self) -> DriverResult<Option<ContextGuard>> {
         match self.enter() {
             Ok(guard) => Ok(Some(guard)),
@@ -154,22 +154,23 @@ impl CudaDriver {
         }
     }
 
-    /// Frees a block of a pool, whose context was reset. While no context is current, the driver does that.
+    /// Frees a pool's block after its context was reset. The driver does that only while no context is
+    /// current.
     ///
     /// # Safety
-    /// The block was handed out, and is freed here.
+    /// The block was handed out and is not freed elsewhere.
     pub(super) unsafe fn free_after_reset(&self, ptr: DevicePtr) -> DriverResult<()> {
         let _none = ContextGuard::of(self.functions(), 0)?;
-        // SAFETY: the caller's promise; the streams of the context are gone, and so is their work.
+        // SAFETY: the caller's promise. The context's streams are gone, and so is their work.
         unsafe { self.functions().mem_free(ptr.address()) }
     }
 
     /// The identity of a stream that this driver has just made, or that was made elsewhere.
     ///
-    /// Drivers before CUDA 12.0 do not number streams. Then each call gives a new number: a handle does not
-    /// tell a stream from a later one that CUDA gave it to, so streams match only by copies of one
-    /// `StreamRef`. `known` is the number of a living stream that was made here. A high bit distinguishes
-    /// these numbers from CUDA's; a `StreamRef` uses the two bits above it for itself.
+    /// Drivers before CUDA 12.0 do not number streams, and CUDA reuses handles. So each call returns a new
+    /// number, and only copies of one `StreamRef` match. `known` is the number of a living stream that this
+    /// driver made. A high bit distinguishes these numbers from CUDA's; `StreamRef` uses the two bits above
+    /// it.
     pub(super) fn identify(&self, handle: u64, known: Option<StreamId>) -> DriverResult<u64> {
         static NEXT: AtomicU64 = AtomicU64::new(1 << 61);
         let mut id = 0;
@@ -186,7 +187,7 @@ impl CudaDriver {
 
 fn device_name(functions: &Functions, device: i32) -> DriverResult<String> {
     let mut name = [0_u8; 256];
-    // SAFETY: the driver writes at most the stated length, one less than there is, so that a NUL stays.
+    // SAFETY: the driver writes at most the stated length, which leaves one byte for the NUL.
     unsafe { functions.device_get_name(name.as_mut_ptr().cast::<c_char>(), name.len() as i32 - 1, device) }?;
     let text = CStr::from_bytes_until_nul(&name).unwrap_or_default();
     Ok(text.to_string_lossy().into_owned())
@@ -202,11 +203,11 @@ impl fmt::Debug for CudaDriver {
 }
 
 impl CudaDriver {
-    /// An attribute of a pointer that CUDA returns as 32 bits; `None` for unknown memory.
+    /// A pointer's attribute that CUDA returns as 32 bits; `None` for unknown memory.
     pub(super) fn pointer_attribute(&self, attribute: u32, ptr: DevicePtr) -> DriverResult<Option<u32>> {
         let mut value = 0_u32;
-        // SAFETY: `value` takes the result, and the attributes asked for here are 32 bits wide. Any address
-        // may be asked about.
+        // SAFETY: `value` takes the result, and the attributes queried here are 32 bits wide. Any address is
+        // allowed.
         let answer = unsafe {
             self.functions().pointer_get_attribute((&raw mut value).cast(), attribute, ptr.address())
         };
@@ -219,32 +220,32 @@ impl CudaDriver {
 }
 
 impl CudaDriver {
-    /// [`Driver::stream_is_capturing`] for a stream that was looked up.
+    /// [`Driver::stream_is_capturing`] for a stream that was already looked up.
     pub(super) fn living_stream_is_capturing(&self, stream: StreamRef) -> DriverResult<bool> {
         let _context = self.enter()?;
         let mut status = 0;
         // SAFETY: Results; the stream is alive.
         unsafe { self.functions().stream_is_capturing(stream.handle(), &raw mut status) }?;
-        Ok(status != 0) // a capture that was invalidated still has to be ended
+        Ok(status != 0) // an invalidated capture must still be ended
     }
 
     /// The stream with this handle and id.
     ///
     /// # Safety
-    /// The stream is alive, as for [`StreamRef::foreign`], if it was not made here.
+    /// If the stream was not made here, it is alive, as for [`StreamRef::foreign`].
     pub(super) unsafe fn named(&self, handle: u64, id: u64) -> StreamRef {
         let own = StreamRef::from_raw_parts(handle, id);
         if self.streams.is_alive(own) {
             return own;
         }
-        // SAFETY: the caller vouches for what was not made here.
+        // SAFETY: if the stream was not made here, the caller vouches for it.
         unsafe { StreamRef::foreign(handle, id) }
     }
 
-    /// [`Driver::event_record`] for a stream that was looked up.
+    /// [`Driver::event_record`] for a stream that was already looked up.
     pub(super) fn record_on_living(&self, event: Event, stream: StreamRef) -> DriverResult<()> {
         let _context = self.enter()?;
-        // SAFETY: the stream is alive, and ending the event would have been unsafe.
+        // SAFETY: the stream is alive. Only unsafe code could have ended the event.
         unsafe { self.functions().event_record(event.0, stream.handle()) }
     }
 }

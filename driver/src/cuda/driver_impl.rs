@@ -16,10 +16,10 @@ use super::abi::{self, AllocationProp, IpcHandle, Location};
 use super::capture_mode::exchange_mode;
 use super::living::End;
 
-// Two clauses serve nearly every `SAFETY` comment below. *Results*: the pointers that the call writes
-// through are to locals of the types that CUDA asks for. *Vouched*: the method is unsafe, and its caller has
-// vouched for the pointers and handles (`Driver`, "Safety of the unsafe methods"). Where a safe method takes
-// a handle, the handle's type asks for a living stream (`StreamRef`), or only unsafe methods end it.
+// Two clauses serve nearly every `SAFETY` comment below. *Results*: the call writes through pointers to
+// locals of the types that CUDA requires. *Vouched*: the method is unsafe, and its caller has vouched for the
+// pointers and handles (`Driver`, "Safety of the unsafe methods"). When a safe method takes a handle, either
+// its type requires a living stream (`StreamRef`), or only unsafe methods end it.
 
 /// Treats `CUDA_ERROR_NOT_READY` as an answer.
 fn is_done(query: DriverResult<()>) -> DriverResult<bool> {
@@ -34,7 +34,7 @@ fn host_ptr(ptr: HostPtr) -> *mut c_void {
     ptr.as_mut_ptr().cast()
 }
 
-/// Methods that are written elsewhere, as methods of `CudaDriver` under the same names.
+/// Forwards to the methods of `CudaDriver` with the same names, written elsewhere.
 macro_rules! forward {
     ($(fn $name:ident($($arg:ident: $type:ty),*) -> $answer:ty;)*) => {$(
         fn $name(&self, $($arg: $type),*) -> DriverResult<$answer> {
@@ -131,7 +131,7 @@ impl Driver for CudaDriver {
     fn mem_get_address_range(&self, ptr: DevicePtr) -> DriverResult<(DevicePtr, u64)> {
         let _context = self.enter()?;
         let (mut base, mut bytes) = (0, 0);
-        // SAFETY: Results; any address may be asked about.
+        // SAFETY: Results; any address is allowed.
         unsafe { self.functions().mem_get_address_range(&raw mut base, &raw mut bytes, ptr.address()) }?;
         Ok((DevicePtr::new(base), bytes))
     }
@@ -141,8 +141,7 @@ impl Driver for CudaDriver {
         let Some(memory_type) = self.pointer_attribute(abi::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, ptr)? else {
             return Ok(MemoryKind::Unknown);
         };
-        // Depending on the driver's version, the type of managed memory is its present location, or
-        // "unified".
+        // Depending on the driver's version, the type of managed memory is its present location or "unified".
         if self.pointer_attribute(abi::CU_POINTER_ATTRIBUTE_IS_MANAGED, ptr)?.is_some_and(|is| is & 0xff != 0)
         {
             return Ok(MemoryKind::Managed);
@@ -250,7 +249,7 @@ impl Driver for CudaDriver {
         self.check_alive(stream)?;
         let _context = self.enter()?;
         let mut ptr = 0;
-        // SAFETY: Results; the stream is alive (`StreamRef`); ending the pool would have been unsafe.
+        // SAFETY: Results; the stream is alive (`StreamRef`); only unsafe code could have ended the pool.
         unsafe { self.functions().mem_alloc_from_pool_async(&raw mut ptr, bytes, pool.0, stream.handle()) }?;
         Ok(DevicePtr::new(ptr))
     }
@@ -280,7 +279,7 @@ impl Driver for CudaDriver {
 
     fn mem_pool_trim_to(&self, pool: MemPool, keep_bytes: u64) -> DriverResult<()> {
         let _context = self.enter()?;
-        // SAFETY: ending the pool would have been unsafe.
+        // SAFETY: only unsafe code could have ended the pool.
         unsafe { self.functions().mem_pool_trim_to(pool.0, keep_bytes) }
     }
 
@@ -344,7 +343,7 @@ impl Driver for CudaDriver {
 
     unsafe fn mem_map(&self, ptr: DevicePtr, bytes: u64, handle: PhysicalHandle) -> DriverResult<()> {
         let _context = self.enter()?;
-        // SAFETY: Vouched; no other offset and flags than 0 are allowed.
+        // SAFETY: Vouched; only 0 is allowed for the offset and the flags.
         unsafe { self.functions().mem_map(ptr.address(), bytes, 0, handle.0, 0) }
     }
 
@@ -380,7 +379,7 @@ impl Driver for CudaDriver {
         // SAFETY: Results.
         unsafe { self.functions().stream_create_with_priority(&raw mut handle, kind, flags.priority) }?;
         let id = self.identify(handle, None).inspect_err(|_| {
-            // SAFETY: the stream was made above and no other code knows it.
+            // SAFETY: the stream was made above, and no other code knows it.
             let _ = unsafe { self.functions().stream_destroy(handle) };
         })?;
         let stream = StreamRef::from_raw_parts(handle, id);
@@ -393,7 +392,7 @@ impl Driver for CudaDriver {
             Err(DriverError::new(DriverError::INVALID_HANDLE, "cuStreamDestroy").with_detail(detail))
         };
         if stream.is_legacy() || stream.is_per_thread() {
-            return invalid("a default stream cannot be destroyed");
+            return invalid("a default stream cannot be destroyed; destroy only streams that you created");
         }
         let _context = self.enter()?;
         // SAFETY: Vouched.
@@ -401,8 +400,8 @@ impl Driver for CudaDriver {
         match self.streams.end(stream, destroy) {
             End::Asked(destroyed) => destroyed,
             End::Elsewhere => destroy(),
-            End::Gone => invalid("the stream was destroyed before"),
-            End::InUse => invalid("a call of another thread uses the stream and does not end"),
+            End::Gone => invalid("the stream was already destroyed"),
+            End::InUse => invalid("another thread's call still uses the stream; destroy it after that call"),
         }
     }
 
@@ -442,7 +441,7 @@ impl Driver for CudaDriver {
     fn stream_wait_event(&self, stream: StreamRef, event: Event) -> DriverResult<()> {
         self.check_alive(stream)?;
         let _context = self.enter()?;
-        // SAFETY: the stream is alive (`StreamRef`), and ending the event would have been unsafe.
+        // SAFETY: the stream is alive (`StreamRef`). Only unsafe code could have ended the event.
         unsafe { self.functions().stream_wait_event(stream.handle(), event.0, 0) }
     }
 
@@ -483,7 +482,7 @@ impl Driver for CudaDriver {
         if stream.is_legacy() {
             return self.record_outside_captures(event, stream);
         }
-        // The per-thread stream of the caller's thread is unknown here: it has no entry, so it does not count
+        // A per-thread stream has no entry here, because the caller's thread is unknown; so it does not count
         // as alive. While the stream is kept, `stream_destroy` waits.
         match self.streams.keep(stream) {
             Some(_kept) => self.record_outside_captures(event, stream),
@@ -493,13 +492,13 @@ impl Driver for CudaDriver {
 
     fn event_query(&self, event: Event) -> DriverResult<bool> {
         let _context = self.enter()?;
-        // SAFETY: ending the event would have been unsafe.
+        // SAFETY: only unsafe code could have ended the event.
         is_done(unsafe { self.functions().event_query(event.0) })
     }
 
     fn event_synchronize(&self, event: Event) -> DriverResult<()> {
         let _context = self.enter()?;
-        // SAFETY: ending the event would have been unsafe.
+        // SAFETY: only unsafe code could have ended the event.
         unsafe { self.functions().event_synchronize(event.0) }
     }
 
@@ -575,7 +574,7 @@ impl Driver for CudaDriver {
         let _context = self.enter()?;
         let lazy = abi::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS;
         let mut ptr = 0;
-        // SAFETY: Results; the driver refuses a handle that is none.
+        // SAFETY: Results; the driver refuses an invalid handle.
         unsafe { self.functions().ipc_open_mem_handle(&raw mut ptr, IpcHandle(handle.0), lazy) }?;
         Ok(DevicePtr::new(ptr))
     }

@@ -7,8 +7,8 @@ use millpond_core::driver::{DriverError, DriverResult};
 
 use super::abi::{AccessDesc, AllocationProp, IpcHandle, Location, PoolProps, PtrExportData};
 
-/// Each line is `method(arguments) = "name" "suffix of the symbol";`. The method calls the function, and is
-/// [`DriverError::NO_SYMBOL`] where the driver lacks it. Errors name the function without the suffix.
+/// Each line is `method(arguments) = "name" "suffix of the symbol";`. The method calls the function and
+/// returns [`DriverError::NO_SYMBOL`] if the driver lacks it. Errors name the function without the suffix.
 macro_rules! functions {
     ($($method:ident($($arg:ident: $type:ty),*) = $name:literal $($suffix:literal)?;)*) => {
         pub(super) struct Functions {
@@ -18,8 +18,8 @@ macro_rules! functions {
         impl Functions {
             pub(super) fn look_up(library: &'static Library) -> Self {
                 Self {
-                    // SAFETY: the type is the one that CUDA documents for this symbol, and the library
-                    // is never unloaded, so the pointer may be kept.
+                    // SAFETY: CUDA documents this type for the symbol. The library is never unloaded, so the
+                    // pointer stays valid.
                     $($method: unsafe { library.get(concat!($name, $($suffix,)? "\0").as_bytes()) }
                         .ok()
                         .map(|symbol| *symbol),)*
@@ -28,7 +28,7 @@ macro_rules! functions {
 
             $(
                 /// # Safety
-                /// Those that CUDA documents for the function.
+                /// As CUDA documents for the function.
                 #[allow(clippy::too_many_arguments)] // CUDA's own
                 pub(super) unsafe fn $method(&self, $($arg: $type),*) -> DriverResult<()> {
                     let Some(function) = self.$method else {

@@ -1,4 +1,4 @@
-//! The memory of the host that the process runs on.
+//! Memory of the host machine.
 
 use millpond_core::driver::MemoryInfo;
 use sysinfo::{MemoryRefreshKind, System};

@@ -1,4 +1,4 @@
-//! Finds and initialises the driver library, once per process.
+//! Finds and initialises the driver library once per process.
 
 use std::sync::OnceLock;
 
@@ -14,23 +14,23 @@ pub(super) struct Cuda {
     pub(super) device_count: u32,
 }
 
-/// The versioned name comes first: the other may be a toolkit's stub, which cannot do anything.
+/// The versioned name comes first: the other may be a toolkit's stub, which can do nothing.
 const NAMES: &[&str] =
     if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so.1", "libcuda.so", "libcuda.dylib"] };
 
-/// The driver, or the reason why it cannot be loaded. The first call decides for the life of the process.
+/// The driver, or the reason why it cannot be loaded. The first call decides for the rest of the process.
 pub(super) fn cuda() -> Result<&'static Cuda, &'static DriverError> {
     static CUDA: OnceLock<DriverResult<Cuda>> = OnceLock::new();
     CUDA.get_or_init(load).as_ref()
 }
 
 fn load() -> DriverResult<Cuda> {
-    // Handles, device pointers and sizes are declared with 64 bits.
+    // The declarations use 64 bits for handles, device pointers and sizes.
     if cfg!(not(target_pointer_width = "64")) {
-        return Err(no_library("CUDA is used from 64-bit programs only".to_owned()));
+        return Err(no_library("millpond uses CUDA only from 64-bit programs".to_owned()));
     }
     let functions = Functions::look_up(open_library()?);
-    // SAFETY: 0 is the only flag value there is.
+    // SAFETY: 0 is the only valid flag value.
     unsafe { functions.init(0) }?;
     let mut count = 0;
     // SAFETY: `count` takes the result.
@@ -41,17 +41,17 @@ fn load() -> DriverResult<Cuda> {
     }
 }
 
-/// The library stays loaded: threads and exit handlers of the driver outlive any use of it here.
+/// Loads the library and never unloads it: the driver's threads and exit handlers outlive any use here.
 fn open_library() -> DriverResult<&'static Library> {
     let mut reasons = Vec::new();
     for name in NAMES {
-        // SAFETY: the driver's initialisers may run in any thread at any time.
+        // SAFETY: the driver's initialisers may run on any thread at any time.
         match unsafe { Library::new(*name) } {
             Ok(library) => return Ok(Box::leak(Box::new(library))),
             Err(error) => reasons.push(error.to_string()),
         }
     }
-    // The first name is the one that an installed driver has.
+    // An installed driver has the first name.
     Err(no_library(reasons.swap_remove(0)))
 }
 

@@ -1,4 +1,4 @@
-//! The streams that this driver made and that are alive.
+//! The living streams that this driver made.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,45 +9,45 @@ use dashmap::DashMap;
 use millpond_core::{StreamId, StreamRef};
 use rustc_hash::FxBuildHasher;
 
-/// Set while a stream is being destroyed, and after that.
+/// Set while a stream is being destroyed, and afterwards.
 const ENDING: u32 = 1 << 31;
 
-/// How long the end of a stream waits for calls that use it. They take microseconds, unless code that CUDA
-/// calls waits in one of them, for instance a profiler's callback.
+/// How long destroying a stream waits for calls that use it. They take microseconds, unless code that CUDA
+/// calls back, such as a profiler's, waits inside one of them.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long the end of a stream sleeps between two looks.
+/// How long destroying a stream sleeps between two checks.
 const NAP: Duration = Duration::from_micros(20);
 
-/// The streams, by their handles. No lock is held while a call of CUDA runs.
+/// The streams by handle. No lock is held during a CUDA call.
 #[derive(Debug, Default)]
 pub(super) struct LivingStreams(DashMap<u64, Arc<Living>, FxBuildHasher>);
 
 #[derive(Debug)]
 struct Living {
     stream: StreamRef,
-    /// The calls that use the stream, and whether it ends.
+    /// The number of calls that use the stream, and the flag `ENDING`.
     uses: AtomicU32,
 }
 
-/// A use of a stream, which keeps the stream from ending until it is dropped.
+/// A use of a stream. The stream cannot end until it is dropped.
 pub(super) struct Use(Arc<Living>);
 
-/// What became of the wish to end a stream.
+/// The outcome of a request to end a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum End<T> {
-    /// The result of the call that ends it.
+    /// The result of the call that destroys the stream.
     Asked(T),
-    /// The handle is none of a stream that was made here.
+    /// The handle belongs to no stream that this driver made.
     Elsewhere,
     /// The stream has ended, or is ending.
     Gone,
-    /// A call uses the stream and does not end.
+    /// A call still uses the stream.
     InUse,
 }
 
 impl LivingStreams {
-    /// Notes a stream that was just made.
+    /// Records a stream that was just created.
     pub(super) fn insert(&self, stream: StreamRef) {
         let living = Arc::new(Living { stream, uses: AtomicU32::new(0) });
         self.0.insert(stream.handle(), living);
@@ -57,7 +57,7 @@ impl LivingStreams {
         self.0.get(&handle).map(|living| Arc::clone(&living))
     }
 
-    /// The identity of the living stream that has this handle.
+    /// The identity of the living stream with this handle.
     pub(super) fn id(&self, handle: u64) -> Option<StreamId> {
         let living = self.0.get(&handle)?;
         (living.uses.load(Ordering::Acquire) & ENDING == 0).then_some(living.stream.id())
@@ -68,12 +68,12 @@ impl LivingStreams {
         self.0.iter().map(|living| living.stream).collect()
     }
 
-    /// Whether the stream was made here and is alive.
+    /// Whether this driver made the stream and it is alive.
     pub(super) fn is_alive(&self, stream: StreamRef) -> bool {
         self.id(stream.handle()) == Some(stream.id())
     }
 
-    /// Keeps the stream alive, if it was made here and is alive.
+    /// Keeps the stream alive, if this driver made it and it is alive.
     pub(super) fn keep(&self, stream: StreamRef) -> Option<Use> {
         let living = self.known(stream.handle()).filter(|living| living.stream.id() == stream.id())?;
         let used = |uses: u32| (uses & ENDING == 0).then_some(uses + 1);
@@ -81,7 +81,7 @@ impl LivingStreams {
         Some(Use(living))
     }
 
-    /// Ends the stream by `destroy`, once no call uses it. It lives on if that fails.
+    /// Ends the stream with `destroy` when no call uses it. If `destroy` fails, the stream lives on.
     pub(super) fn end<E>(
         &self,
         stream: StreamRef,
@@ -102,7 +102,7 @@ impl LivingStreams {
         }
         let destroyed = destroy();
         if destroyed.is_ok() {
-            // Another stream may have the handle by now.
+            // Another stream may already have the handle.
             self.0.remove_if(&stream.handle(), |_, known| Arc::ptr_eq(known, &living));
         } else {
             living.uses.fetch_and(!ENDING, Ordering::AcqRel);
@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(streams.end(first, || Err("refused")), End::Asked(Err("refused")));
         assert!(streams.is_alive(first), "it was not destroyed");
         assert_eq!(ended(&streams, second), End::Gone);
-        // Another thread gets the handle before this one notes the end.
+        // Another thread gets the handle before this one records the end.
         let destroy = || {
             assert!(!streams.is_alive(first) && streams.keep(first).is_none());
             assert_eq!(ended(&streams, first), End::Gone);
@@ -153,7 +153,7 @@ mod tests {
         assert!(streams.is_alive(second) && streams.id(64) == Some(second.id()));
     }
 
-    /// Code that CUDA calls, as a profiler's callback, waits for another thread that uses any other stream.
+    /// A callback from CUDA, such as a profiler's, waits for another thread that uses any other stream.
     #[test]
     fn issue_29_a_call_that_uses_a_stream_keeps_no_other_call_waiting() {
         let streams = Arc::new(LivingStreams::default());

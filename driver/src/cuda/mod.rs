@@ -1,7 +1,7 @@
 //! CUDA, loaded at run time.
 //!
-//! Programs build, link and start without CUDA. Then [`availability`] returns the reason, [`device_count`] is
-//! 0 and [`CudaDriver::open`] is an error; nothing panics.
+//! Programs build, link and start without CUDA. Then [`availability`] returns the reason, [`device_count`]
+//! returns 0, and [`CudaDriver::open`] returns an error; nothing panics.
 //!
 //! ```
 //! use millpond_driver::cuda::{self, CudaDriver};
@@ -13,24 +13,23 @@
 //! # Ok::<(), millpond_core::Error>(())
 //! ```
 //!
-//! # Why the functions are not called through cudarc
-//! cudarc panics where the library or a function is missing, and declares results as a closed enum, so that
-//! an error code of a newer driver is undefined behaviour. Its loader exists only while no other crate of the
-//! program has asked for linking at build time, and looks for `libcuda.so` first, which may be a toolkit's
-//! stub. Hence libloading directly, a table of optional functions that return plain numbers, and structures
-//! of our own, which the tests compare with cudarc's.
+//! # Why millpond does not call CUDA through cudarc
+//! cudarc panics if the library or a function is missing. It declares results as a closed enum, so an error
+//! code of a newer driver is undefined behaviour. Its loader exists only if no other crate of the program
+//! asks for linking at build time. That loader looks for `libcuda.so` first, which may be a toolkit's stub.
+//! So millpond uses libloading directly, a table of optional functions that return plain numbers, and its own
+//! structures. The tests compare these structures with cudarc's.
 //!
-//! # Beside cudarc
-//! With the feature `cudarc`, which is on by default, streams pass in both directions ([`stream_ref_of`],
-//! [`cudarc_stream_of`]) and [`cudarc`] is re-exported. Both use the device's primary context,
-//! hence each other's pointers and streams.
+//! # Using millpond with cudarc
+//! With the feature `cudarc`, which is on by default, streams convert in both directions ([`stream_ref_of`],
+//! [`cudarc_stream_of`]) and [`cudarc`] is re-exported. Both crates use the device's primary context, so each
+//! can use the other's pointers and streams.
 //!
-//! cudarc compiles the bindings of one version of CUDA, and a program that selects two does not build. So
-//! this crate selects none: it uses the version that another crate of the program selects, and works with
-//! any. If no crate selects one, cudarc asks `nvcc`, and without `nvcc` takes the newest version that it
-//! knows. A feature such as `cuda-12080` selects one, as does the environment variable `CUDARC_CUDA_VERSION`;
-//! that helps where `nvcc` is newer than cudarc, which refuses to build then. Linkage is left open in the
-//! same way (`fallback-dynamic-loading`).
+//! cudarc compiles the bindings of one CUDA version, and a program that selects two does not build. So this
+//! crate selects none and works with the version that another crate selects. If no crate selects one, cudarc
+//! asks `nvcc`; without `nvcc` it takes the newest version that it knows. A feature such as `cuda-12080` or
+//! the environment variable `CUDARC_CUDA_VERSION` selects a version. Use it if `nvcc` is newer than cudarc,
+//! which then refuses to build. Linkage is left open in the same way (`fallback-dynamic-loading`).
 
 mod abi;
 #[cfg(feature = "cudarc")]
@@ -56,35 +55,36 @@ use millpond_core::{DeviceId, Error, ErrorKind, Result};
 pub use beside_cudarc::{cudarc_stream_of, stream_ref_of};
 pub use capture::{Graph, GraphExec};
 pub(crate) use context::ContextGuard;
-/// The crate whose streams and buffers are meant.
+/// The crate whose streams and buffers millpond converts.
 #[cfg(feature = "cudarc")]
 pub use cudarc;
 pub use device::CudaDriver;
 pub use module::{Function, Module};
 
-/// The number of CUDA devices; 0 where CUDA cannot be used.
+/// Returns the number of CUDA devices; 0 if CUDA cannot be used.
 pub fn device_count() -> u32 {
     library::cuda().map_or(0, |cuda| cuda.device_count)
 }
 
-/// Whether CUDA can be used. The first call loads the driver library and initialises it; the answer stays.
+/// Checks whether CUDA can be used. The first call loads and initialises the driver library; the answer never
+/// changes.
 ///
 /// # Errors
-/// [`ErrorKind::NoDevice`], with the driver's reason, where there is no driver or no device.
+/// [`ErrorKind::NoDevice`], with the driver's reason, if there is no driver or no device.
 pub fn availability() -> Result<()> {
     library::cuda().map(drop).map_err(unavailable)
 }
 
-/// Whether CUDA can be used: [`availability`] without the reason.
+/// Returns whether CUDA can be used: [`availability`] without the reason.
 pub fn is_available() -> bool {
     library::cuda().is_ok()
 }
 
-/// The ordinal of the device whose context is current on this thread; `None` if there is none.
+/// Returns the ordinal of the device whose context is current on this thread; `None` if no context is.
 pub fn current_ordinal() -> Option<u32> {
     let cuda = library::cuda().ok()?;
     let (mut context, mut device) = (0, 0);
-    // Without a context, only this call is quick.
+    // Without a context, only this call is fast.
     // SAFETY: `context` takes the result.
     unsafe { cuda.functions.ctx_get_current(&raw mut context) }.ok().filter(|()| context != 0)?;
     // SAFETY: `device` takes the result; the call has no other argument.
@@ -92,11 +92,11 @@ pub fn current_ordinal() -> Option<u32> {
     u32::try_from(device).ok()
 }
 
-/// The device of a stream's context. `None` if CUDA cannot be used, or its driver cannot tell. It
-/// touches no other device.
+/// Returns the device of a stream's context; `None` if CUDA cannot be used or the driver cannot tell. Touches
+/// no other device.
 ///
 /// # Errors
-/// The driver's if it does not know the stream.
+/// The driver's error if it does not know the stream.
 ///
 /// # Safety
 /// The stream is alive, or a default one.
@@ -109,7 +109,7 @@ pub unsafe fn device_of_stream(handle: u64) -> Result<Option<DeviceId>> {
         Err(error) if error.is_unsupported() => return Ok(None),
         Err(error) => return Err(error.into()),
     }
-    // The context exists, since its stream does: to make it current retains nothing.
+    // The stream's context exists, so making it current retains nothing.
     let _current = context::ContextGuard::of(&cuda.functions, context)?;
     // SAFETY: `device` takes the result; the call has no other argument.
     unsafe { cuda.functions.ctx_get_device(&raw mut device) }?;

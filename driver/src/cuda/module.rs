@@ -14,10 +14,10 @@ use super::{CudaDriver, abi};
 impl CudaDriver {
     /// Compiles PTX text for this device and loads it.
     ///
-    /// For tests, tools and examples that need a kernel of their own and no compiler.
+    /// For tests, tools and examples that need their own kernel without a compiler.
     ///
     /// # Errors
-    /// `InvalidArgument` where the text holds a NUL; else the driver's, with its compiler's log.
+    /// `InvalidArgument` if the text contains a NUL; otherwise the driver's error, with its compiler's log.
     pub fn load_ptx(&self, text: &str) -> Result<Module> {
         let image = CString::new(text)
             .map_err(|nul| Error::invalid_argument("PTX text must not contain a NUL").caused_by(nul))?;
@@ -31,12 +31,13 @@ impl CudaDriver {
         let _context = self.enter()?;
         let mut log = [0_u8; 4096];
         let mut options = [abi::CU_JIT_ERROR_LOG_BUFFER, abi::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
-        // CUDA wants the size itself where the other options have a pointer. One byte less: a NUL stays.
+        // CUDA takes the size itself in the slot where other options have a pointer. One byte is left for the
+        // NUL.
         let mut values: [*mut c_void; 2] =
             [log.as_mut_ptr().cast(), ptr::without_provenance_mut(log.len() - 1)];
         let mut handle = 0;
-        // SAFETY: the image is a C string, as PTX has to be; there are as many values as options, and the
-        // log's size is not above that of its buffer; all of them live through the call.
+        // SAFETY: the image is a C string, as PTX requires. There are as many values as options. The stated
+        // log size does not exceed its buffer. All of them outlive the call.
         let answer = unsafe {
             self.functions().module_load_data_ex(
                 &raw mut handle,
@@ -56,8 +57,8 @@ impl CudaDriver {
     }
 }
 
-/// Loaded device code; see [`CudaDriver::load_ptx`]. It is unloaded with the last clone of it and the last
-/// [`Function`] from it. Wait for its kernels before that.
+/// Loaded device code; see [`CudaDriver::load_ptx`]. Dropping the last clone and the last [`Function`] from
+/// it unloads the code. Wait for its kernels before that.
 #[derive(Clone)]
 pub struct Module(Arc<Loaded>);
 
@@ -68,10 +69,10 @@ struct Loaded {
 }
 
 impl Module {
-    /// The kernel of this name.
+    /// Returns the kernel with this name.
     ///
     /// # Errors
-    /// `InvalidArgument` where the module has no such kernel; else the driver's.
+    /// `InvalidArgument` if the module has no such kernel; otherwise the driver's error.
     pub fn function(&self, name: &str) -> Result<Function> {
         let no_kernel = || {
             Error::invalid_argument(format!("the module has no kernel `{name}`; use the name of its .entry"))
@@ -102,7 +103,7 @@ impl Drop for Loaded {
             unsafe { self.context.functions.module_unload(self.handle) }
         };
         if let Err(error) = unload() {
-            tracing::warn!(%error, device = %self.device, "a module could not be unloaded");
+            tracing::warn!(%error, device = %self.device, "cannot unload a module");
         }
     }
 }
@@ -113,7 +114,7 @@ impl fmt::Debug for Module {
     }
 }
 
-/// A kernel of a [`Module`]; keeps the module loaded.
+/// A kernel of a [`Module`], which it keeps loaded.
 #[derive(Clone)]
 pub struct Function {
     module: Module,
@@ -126,12 +127,12 @@ impl Function {
     /// shared memory.
     ///
     /// # Errors
-    /// The driver's. An error of the kernel itself, such as an illegal address, comes from a later call.
+    /// The driver's errors. A later call reports an error of the kernel itself, such as an illegal address.
     ///
     /// # Safety
-    /// `args` points to one value for each parameter of the kernel, of that parameter's type, and the kernel
-    /// does only what is right to do with them: its reads and writes are in bounds and ordered against all
-    /// other use of the memory. The stream is alive and of this device.
+    /// `args` points to one value for each of the kernel's parameters, of that parameter's type. With these
+    /// values, the kernel reads and writes in bounds, ordered against all other uses of the memory. The
+    /// stream is alive and belongs to this device.
     pub unsafe fn launch(
         &self,
         grid: [u32; 3],

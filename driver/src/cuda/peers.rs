@@ -6,7 +6,7 @@ use millpond_core::{DeviceId, DevicePtr, StreamRef};
 use super::{CudaDriver, library};
 
 impl CudaDriver {
-    /// The driver's number of a CUDA device.
+    /// CUDA's number of a device.
     pub(super) fn device_number(&self, device: DeviceId, call: &'static str) -> DriverResult<i32> {
         if device == DeviceId::cuda(self.ordinal) {
             return Ok(self.device);
@@ -22,8 +22,8 @@ impl CudaDriver {
         Ok(number)
     }
 
-    /// The other devices that can use this device's memory, with the driver's numbers, in order; the machine
-    /// does not change, so they are asked once.
+    /// The other devices that can use this device's memory, with the driver's numbers, in order. They are
+    /// queried once, because the machine does not change.
     pub(super) fn reachable_by(&self) -> DriverResult<&[(DeviceId, i32)]> {
         if let Some(known) = self.reachable_by.get() {
             return Ok(known);
@@ -45,7 +45,7 @@ impl CudaDriver {
     /// [`Driver::memcpy_peer_async`](millpond_core::Driver::memcpy_peer_async).
     ///
     /// # Safety
-    /// Those of the method.
+    /// As for the method.
     pub(super) unsafe fn copy_from_peer(
         &self,
         dst: DevicePtr,

@@ -16,7 +16,7 @@ impl CudaDriver {
     /// See [`Driver::mem_set_access`](millpond_core::Driver::mem_set_access).
     ///
     /// # Safety
-    /// Those of [`Driver::mem_set_access`](millpond_core::Driver::mem_set_access).
+    /// As for [`Driver::mem_set_access`](millpond_core::Driver::mem_set_access).
     pub(super) unsafe fn set_access(
         &self,
         ptr: DevicePtr,
@@ -41,7 +41,8 @@ impl CudaDriver {
     pub(super) fn export_to_fd(&self, handle: PhysicalHandle) -> DriverResult<i32> {
         let _context = self.enter()?;
         let (mut fd, kind) = (-1_i32, abi::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-        // SAFETY: a file descriptor is an `int`, which `fd` takes. Ending the handle would have been unsafe.
+        // SAFETY: a file descriptor is an `int`, which `fd` takes. Only unsafe code could have ended the
+        // handle.
         unsafe { self.functions().mem_export_to_shareable_handle((&raw mut fd).cast(), handle.0, kind, 0) }?;
         Ok(fd)
     }
@@ -59,15 +60,15 @@ impl CudaDriver {
     }
 }
 
-/// Passes a file descriptor as CUDA takes it: as a pointer. A null pointer is refused, so descriptor 0 is
-/// passed by a copy.
+/// Passes a file descriptor the way CUDA takes it: as a pointer. CUDA refuses a null pointer, so descriptor 0
+/// is duplicated first.
 pub(super) fn with_os_handle<T>(
     fd: i32,
     import: impl FnOnce(*mut c_void) -> DriverResult<T>,
 ) -> DriverResult<T> {
     #[cfg(unix)]
     if fd == 0 {
-        // SAFETY: the descriptor is open, or the copy fails.
+        // SAFETY: the descriptor is open; otherwise the copy fails.
         let copy = unsafe { BorrowedFd::borrow_raw(0) }.try_clone_to_owned();
         if let Ok(copy) = copy {
             return import(ptr::without_provenance_mut(copy.as_raw_fd() as usize));

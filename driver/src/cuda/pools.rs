@@ -1,4 +1,4 @@
-//! Pools of the stream-ordered allocator: their attributes, access, and sharing with other processes.
+//! Pools of the stream-ordered allocator: attributes, access, and sharing with other processes.
 
 use millpond_core::driver::{
     AccessFlags, DriverError, DriverResult, MemAllocationType, MemLocation, MemPool, MemPoolAttribute,
@@ -11,9 +11,9 @@ use super::CudaDriver;
 use super::abi::{self, AccessDesc, Location, PoolProps, PtrExportData};
 use super::physical::with_os_handle;
 
-// `SAFETY` comments: see `driver_impl`. In every call here, ending the pool would have been unsafe.
+// `SAFETY` comments: see `driver_impl`. Only unsafe code could have ended the pools used here.
 
-/// The methods of [`Driver`](millpond_core::Driver) of these names.
+/// The methods with the same names as in [`Driver`](millpond_core::Driver).
 impl CudaDriver {
     pub(super) fn mem_pool_create(&self, props: MemPoolProps) -> DriverResult<MemPool> {
         let _context = self.enter()?;
@@ -33,7 +33,7 @@ impl CudaDriver {
     }
 
     pub(super) fn device_set_mem_pool(&self, pool: MemPool) -> DriverResult<()> {
-        // A pool of a context that was reset must not become the process's.
+        // A pool of a context that was reset must not become the process's pool.
         let _context = self.enter()?;
         // SAFETY: the driver gave the device.
         unsafe { self.functions().device_set_mem_pool(self.device, pool.0) }
@@ -90,7 +90,7 @@ impl CudaDriver {
         let (functions, number) = (self.functions(), abi::pool_attribute(attribute));
         if abi::pool_attribute_is_int(attribute) {
             let mut value = 0_u32;
-            // SAFETY: Results; CUDA's `int` and its enumerations are 32 bits wide.
+            // SAFETY: Results; CUDA's `int` and enumerations are 32 bits wide.
             unsafe { functions.mem_pool_get_attribute(pool.0, number, (&raw mut value).cast()) }?;
             return Ok(u64::from(value));
         }
@@ -167,7 +167,7 @@ impl CudaDriver {
     pub(super) fn mem_pool_export_pointer(&self, ptr: DevicePtr) -> DriverResult<MemPoolPtrData> {
         let _context = self.enter()?;
         let mut data = PtrExportData([0; 64]);
-        // SAFETY: Results; the driver refuses a pointer that is none of an exported pool.
+        // SAFETY: Results; the driver refuses a pointer that belongs to no exported pool.
         unsafe { self.functions().mem_pool_export_pointer(&raw mut data, ptr.address()) }?;
         Ok(MemPoolPtrData(data.0))
     }
@@ -179,7 +179,7 @@ impl CudaDriver {
     ) -> DriverResult<DevicePtr> {
         let _context = self.enter()?;
         let (mut ptr, mut data) = (0, PtrExportData(data.0));
-        // SAFETY: Results; the driver refuses data that is none of the pool's.
+        // SAFETY: Results; the driver refuses data that does not describe the pool's memory.
         unsafe { self.functions().mem_pool_import_pointer(&raw mut ptr, pool.0, &raw mut data) }?;
         Ok(DevicePtr::new(ptr))
     }
@@ -187,7 +187,7 @@ impl CudaDriver {
     pub(super) fn pointer_mem_pool(&self, ptr: DevicePtr) -> DriverResult<Option<MemPool>> {
         let _context = self.enter()?;
         let (mut pool, attribute) = (0_u64, abi::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE);
-        // SAFETY: Results; the attribute is a handle. Any address may be asked about.
+        // SAFETY: Results; the attribute is a handle. Any address is allowed.
         let answer = unsafe {
             self.functions().pointer_get_attribute((&raw mut pool).cast(), attribute, ptr.address())
         };

@@ -1,9 +1,10 @@
 //! Waits for all work on the device without ending a capture.
 //!
-//! `cuCtxSynchronize` ends every capture in the context, seen or not. The end of pinned memory waits for all
-//! work as well, that of destroyed streams included, and leaves captures alone: so it was measured
-//! (docs/GPU.md). But CUDA promises only that it may wait. So it is used where it was seen to wait on this
-//! very driver, once in the life of the process: work that ends when the free returns went on, three times.
+//! `cuCtxSynchronize` ends every capture in the context, known or unknown. Freeing pinned memory also waits
+//! for all work, even work of destroyed streams, and leaves captures alone: this was measured (docs/GPU.md).
+//! But CUDA promises only that the free may wait. So millpond uses a free only if it was seen to wait on this
+//! driver. This is checked once per driver, in three rounds: each runs work that ends when the free returns,
+//! and the free must outlast a set time.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -15,32 +16,32 @@ use millpond_core::driver::{CaptureModeGuard, Driver, DriverError, DriverResult,
 
 use super::{CudaDriver, abi};
 
-/// A whole page of the host.
+/// A whole page of host memory.
 const PINNED_BYTES: u64 = 4096;
 
-/// How long the free must keep the thread in each round. A free that takes its time and waits for nothing
-/// returns in one of them, and so does a thread that was held up once.
+/// How long the free must block the thread in each round. A free that is slow but waits for nothing returns
+/// within one of them, and so does one whose thread was delayed once.
 const ROUNDS: [Duration; 3] =
     [Duration::from_millis(2), Duration::from_millis(10), Duration::from_millis(50)];
 
-/// How often the host's part of the work looks at the free.
+/// How often the host function checks the free.
 const STEP: Duration = Duration::from_micros(100);
 
-/// State that the freeing thread and the work of the stream share.
+/// State shared by the freeing thread and the host function on the stream.
 struct Watched {
-    /// How long the work goes on while the free is under way.
+    /// How long the host function runs while the free is under way.
     patience: Duration,
     has_begun: AtomicBool,
     has_returned: AtomicBool,
-    /// The free was under way for as long as that, and had not returned.
+    /// The free was under way for that long and had not returned.
     is_waiting: AtomicBool,
 }
 
-/// The work of a stream: it goes on until the free has returned, or shows that it waits. It makes no call of
-/// CUDA, and does not unwind. The time until the free begins does not count, so that only a delay within the
-/// free itself can deceive.
+/// The host function on the stream: it runs until the free has returned or is seen to wait. It makes no CUDA
+/// call and does not unwind. The time before the free begins does not count, so only a delay within the free
+/// itself can mislead.
 extern "C" fn work(watched: *mut c_void) {
-    // SAFETY: `watch_on` gave a count of the value to this function.
+    // SAFETY: `watch_on` passed one reference count of the value to this function.
     let watched = unsafe { Arc::from_raw(watched.cast_const().cast::<Watched>()) };
     let mut begun = None;
     while !watched.has_returned.load(Ordering::SeqCst) {
@@ -61,7 +62,7 @@ impl CudaDriver {
             let pinned = self.mem_host_alloc(PINNED_BYTES, HostFlags::default());
             match pinned.and_then(|pinned| self.free_pinned(pinned)) {
                 Err(error) if error.is_capture_refusal() => return Ok(false),
-                // There is nothing to free: the other way needs no memory.
+                // No memory is left to allocate and free: the other way needs none.
                 Err(error) if error.is_out_of_memory() => {}
                 answer => return answer.map(|()| true),
             }
@@ -75,7 +76,7 @@ impl CudaDriver {
         }
     }
 
-    /// Frees pinned memory that was just allocated here, and that nothing uses.
+    /// Frees pinned memory that was just allocated here and that nothing uses.
     fn free_pinned(&self, pinned: HostPtr) -> DriverResult<()> {
         let _context = self.enter()?;
         // SAFETY: every caller has just allocated it.
@@ -85,17 +86,17 @@ impl CudaDriver {
     /// See [`Driver::mem_free_host`].
     ///
     /// # Safety
-    /// As there.
+    /// As for that method.
     pub(super) unsafe fn free_host_after_work(&self, pinned: HostPtr) -> DriverResult<()> {
         if !self.frees_wait() && !self.synchronize_by_free()? {
             return Err(DriverError::new(DriverError::STREAM_CAPTURE_UNSUPPORTED, "cuMemFreeHost")
-                .with_detail("the device cannot be waited for while a graph is captured"));
+                .with_detail("cannot wait for the device while a graph is captured; free it afterwards"));
         }
         self.free_pinned(pinned)
     }
 
-    /// Whether the end of pinned memory waits for work on other streams; found out at the first call, or
-    /// later where that failed.
+    /// Returns whether freeing pinned memory waits for work on other streams. The first call finds out; if it
+    /// fails, a later call tries again.
     pub fn frees_wait(&self) -> bool {
         if let Some(seen) = self.frees_wait.get() {
             return *seen;
@@ -105,7 +106,7 @@ impl CudaDriver {
         seen.is_ok_and(|seen| *self.frees_wait.get_or_init(|| seen))
     }
 
-    /// Frees pinned memory while a stream of its own is at work, and says whether the free waited each time.
+    /// Frees pinned memory while its own stream is busy, and returns whether the free waited each time.
     fn watch_a_free(&self) -> DriverResult<bool> {
         let _captures = CaptureModeGuard::relaxed(self);
         let _context = self.enter()?;
@@ -115,7 +116,7 @@ impl CudaDriver {
         unsafe { functions.stream_create_with_priority(&raw mut stream, abi::CU_STREAM_NON_BLOCKING, 0) }?;
         let mut rounds = ROUNDS.into_iter().map(|patience| self.watch_on(stream, patience));
         let watched = rounds.find(|waited| *waited != Ok(true)).unwrap_or(Ok(true));
-        // SAFETY: the stream was made above and no other code knows it; its work goes on to its end.
+        // SAFETY: the stream was made above and no other code knows it. Its work still completes.
         unsafe { functions.stream_destroy(stream) }?;
         watched
     }
@@ -126,11 +127,11 @@ impl CudaDriver {
         let (has_begun, has_returned, is_waiting) = (flag(), flag(), flag());
         let watched = Arc::new(Watched { patience, has_begun, has_returned, is_waiting });
         let count = Arc::into_raw(Arc::clone(&watched));
-        // SAFETY: the stream is alive; `work` keeps to CUDA's rules, and has a count of its argument.
+        // SAFETY: the stream is alive; `work` keeps to CUDA's rules and owns a count of its argument.
         let launched =
             unsafe { self.functions().launch_host_func(stream, work, count.cast_mut().cast::<c_void>()) };
         if launched.is_err() {
-            // SAFETY: the work does not run, so the count is still here.
+            // SAFETY: the work does not run, so the count is still ours.
             drop(unsafe { Arc::from_raw(count) });
         }
         watched.has_begun.store(true, Ordering::SeqCst);

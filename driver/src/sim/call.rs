@@ -24,7 +24,7 @@ impl SimDevice {
         self.call_about(About::Nothing, kind, name, call)
     }
 
-    /// The same for a call about streams or events, which captures may refuse because of them.
+    /// Does the same for a call about streams or events, which a capture may refuse for that reason.
     #[inline]
     pub(super) fn call_about<T>(
         &self,
@@ -48,7 +48,7 @@ impl SimDevice {
         answer
     }
 
-    /// The same for a call on an object that outlives the context.
+    /// Does the same for a call on an object that outlives the context.
     pub(super) fn call_in_any_context<T>(
         &self,
         kind: CallKind,
@@ -60,7 +60,7 @@ impl SimDevice {
         state.begin_call(kind).and_then(|()| call(&mut state)).map_err(|refusal| refusal.named(name))
     }
 
-    /// Tells the observer of a call that is about to be made. It is the program's, so no lock is held.
+    /// Tells the observer about the next call. The observer is the program's code, so no lock is held.
     #[inline]
     fn observe(&self, name: &'static str) {
         if self.shared.is_observed.load(Ordering::Relaxed) {
@@ -69,7 +69,7 @@ impl SimDevice {
         }
     }
 
-    /// Refuses devices that cannot use this one's memory.
+    /// Refuses devices that cannot use this device's memory.
     pub(super) fn stranger(&self, devices: &[DeviceId]) -> Answer<()> {
         let me = self.shared.id;
         match devices.iter().find(|device| **device != me && !self.can_reach_from(**device)) {
@@ -82,7 +82,7 @@ impl SimDevice {
     }
 }
 
-/// The error of a call on what was made before a reset.
+/// The error of a call on an object from before a reset.
 pub(super) fn after_reset(call: &'static str) -> DriverError {
     DriverError::new(DriverError::CONTEXT_IS_DESTROYED, call)
 }

@@ -3,21 +3,21 @@
 use super::model::fault::FaultPlan;
 use super::profile::Profile;
 
-/// Kernels, copies and fills on one stream that may be unfinished before a call that adds one waits for the
-/// first, as CUDA does when a stream's queue is full.
+/// How many unfinished kernels, copies and fills a stream holds. The next one waits for the first, as in CUDA
+/// when a stream's queue is full.
 pub(super) const DEEPEST_QUEUE: usize = 1024;
 
-/// The order in which pending work of different streams is done.
+/// The order in which pending work of different streams completes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Schedule {
-    /// Work takes time, starts as soon as its stream and its waits allow, and is done when the virtual clock
-    /// has passed its end. Driver calls advance the clock by their costs; synchronising advances it until the
-    /// work is done.
+    /// Work takes time. It starts as soon as its stream and its waits allow, and completes when the virtual
+    /// clock passes its end. Driver calls advance the clock by their costs; synchronising advances it until
+    /// the work is done.
     #[default]
     Timed,
-    /// An adversary with this seed chooses. At each step it lets some pending work finish, or none, and
-    /// may starve a stream for thousands of steps; a query may get either answer, unless the order of the
-    /// work leaves only one. Every choice that CUDA is free to make can occur.
+    /// An adversary with this seed chooses. At each step it completes some pending work, or none, and it may
+    /// starve a stream for thousands of steps. A query may return either answer, unless the order of the work
+    /// allows only one. Every choice that CUDA is free to make can occur.
     Seeded(u64),
 }
 
@@ -40,7 +40,7 @@ pub struct SimConfig {
 }
 
 impl SimConfig {
-    /// A device with this profile, on the timed schedule, whose calls do not fail.
+    /// Returns a configuration with this profile, on the timed schedule, without faults.
     pub fn new(profile: Profile) -> Self {
         Self {
             profile,
@@ -53,22 +53,23 @@ impl SimConfig {
         }
     }
 
-    /// A simulated H200.
+    /// Returns the configuration of a simulated H200.
     pub fn h200() -> Self {
         Self::new(Profile::h200())
     }
 
-    /// A simulated A100 with 80 GB. The costs of its driver calls are not measured.
+    /// Returns the configuration of a simulated A100 with 80 GB. The costs of its driver calls are not
+    /// measured.
     pub fn a100() -> Self {
         Self::new(Profile::a100())
     }
 
-    /// A simulated H200 with another capacity in bytes.
+    /// Returns the configuration of a simulated H200 with another capacity in bytes.
     pub fn with_capacity(bytes: u64) -> Self {
         Self::new(Profile::with_capacity(bytes))
     }
 
-    /// Sets the seed that is mixed into every choice; [`Schedule::Timed`] makes none.
+    /// Sets the seed that is mixed into every random choice; [`Schedule::Timed`] makes none.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
@@ -89,29 +90,29 @@ impl SimConfig {
         self
     }
 
-    /// Hands out addresses from the upper end of the address space on, as a driver may do, too.
+    /// Hands out addresses from the upper end of the address space, as a driver may do too.
     #[must_use]
     pub fn falling_addresses(mut self) -> Self {
         self.falling_addresses = true;
         self
     }
 
-    /// Denies other devices of its [machine](super::SimMachine) access to its memory, and it access to
-    /// theirs.
+    /// Denies this device and the other devices of its [machine](super::SimMachine) access to each other's
+    /// memory.
     #[must_use]
     pub fn without_peer_access(mut self) -> Self {
         self.peer_access = false;
         self
     }
 
-    /// Denies the device access to pageable host memory, as on systems without it.
+    /// Denies the device access to pageable host memory, as on systems without that feature.
     #[must_use]
     pub fn without_pageable_access(mut self) -> Self {
         self.pageable_access = false;
         self
     }
 
-    /// The profile.
+    /// Returns the profile.
     pub const fn profile(&self) -> &Profile {
         &self.profile
     }

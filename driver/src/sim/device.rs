@@ -1,4 +1,4 @@
-//! A simulated device, and the table of the living ones.
+//! A simulated device, and the table of all living ones.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,11 +14,11 @@ use super::state::State;
 
 /// A simulated device; see the [module](super).
 ///
-/// It may be used from many threads, which count as one host; then the trace depends on the order of their
+/// Any number of threads may use it, and they count as one host. The trace then depends on the order of their
 /// calls.
 pub struct SimDevice {
     pub(super) health: Arc<Health>,
-    /// The number of the context, of all that the device had.
+    /// Which of the device's contexts this is, counted over its life.
     pub(super) generation: u64,
     pub(super) shared: Arc<Shared>,
 }
@@ -28,25 +28,25 @@ pub(crate) struct Shared {
     pub(super) id: DeviceId,
     pub(super) name: String,
     pub(super) state: Mutex<State>,
-    /// The driver that was opened last.
+    /// The most recently opened driver.
     pub(super) newest: Mutex<Weak<SimDevice>>,
-    /// The machine and the index of the device in it, if there are several devices.
+    /// The device's machine and its index there, if the machine has several devices.
     pub(super) machine: Option<(Devices, usize)>,
-    /// Whether other devices can use its memory, and this one theirs.
+    /// Whether this device and the others can use each other's memory.
     pub(super) has_peers: bool,
-    /// The observer that is called before each call, and whether there is one.
+    /// The observer called before each call, and whether one is set.
     pub(super) observer: RwLock<Option<Observer>>,
     pub(super) is_observed: AtomicBool,
 }
 
-/// Learns the name of each call before it is made.
+/// Receives the name of each call before it is made.
 pub type Observer = Arc<dyn Fn(&'static str) + Send + Sync>;
 
 /// The devices of one machine, in the order in which they were added.
 pub(super) type Devices = Arc<Mutex<Vec<Weak<Shared>>>>;
 
 impl SimDevice {
-    /// A new device, under the next number of the process.
+    /// Creates a device under the process's next number.
     pub fn new(config: SimConfig) -> Arc<Self> {
         Self::build(config, None).open()
     }
@@ -65,14 +65,14 @@ impl SimDevice {
         })
     }
 
-    /// The simulated device behind a driver, while it lives: `SimDevice::find(driver.device())`. `None` for a
-    /// CUDA device.
+    /// Returns the simulated device behind a driver, while it lives: `SimDevice::find(driver.device())`.
+    /// Returns `None` for a CUDA device.
     pub fn find(id: DeviceId) -> Option<Arc<Self>> {
         find(id)
     }
 
-    /// Makes this the calling thread's current device: what [`crate::current`] finds. For a while only, see
-    /// [`CurrentDeviceGuard`](crate::CurrentDeviceGuard).
+    /// Makes this device the calling thread's current one, which [`crate::current`] returns. To set it for a
+    /// scope, use [`CurrentDeviceGuard`](crate::CurrentDeviceGuard).
     pub fn make_current(&self) {
         crate::thread_device::replace(Some(self.shared.id));
     }
@@ -83,7 +83,7 @@ impl SimDevice {
 }
 
 impl Shared {
-    /// The driver of the present context; the same one each time, while a caller keeps it.
+    /// The driver of the present context: the same one each time, while a caller keeps it.
     pub(crate) fn open(self: &Arc<Self>) -> Arc<SimDevice> {
         let mut newest = self.newest.lock();
         let generation = {
@@ -100,7 +100,7 @@ impl Shared {
     }
 }
 
-/// The simulated devices of this process. They are numbered from 0 and no number is reused.
+/// The simulated devices of this process, numbered from 0. No number is reused.
 struct SimTable {
     next: u32,
     devices: BTreeMap<DeviceId, Weak<Shared>>,
@@ -108,8 +108,7 @@ struct SimTable {
 
 static SIM_DEVICES: Mutex<SimTable> = Mutex::new(SimTable { next: 0, devices: BTreeMap::new() });
 
-/// Builds a simulated device under the next free number, so that [`open`](crate::open) finds it while it
-/// lives.
+/// Builds a simulated device under the next free number, so [`open`](crate::open) finds it while it lives.
 fn register(build: impl FnOnce(DeviceId) -> Shared) -> Arc<Shared> {
     let id = {
         let mut table = SIM_DEVICES.lock();
@@ -123,13 +122,13 @@ fn register(build: impl FnOnce(DeviceId) -> Shared) -> Arc<Shared> {
     device
 }
 
-/// The first simulated device that lives.
+/// The living simulated device with the lowest number.
 pub(crate) fn first() -> Option<DeviceId> {
     let table = SIM_DEVICES.lock();
     table.devices.iter().find(|(_, device)| device.strong_count() > 0).map(|(id, _)| *id)
 }
 
-/// The simulated device of this number, while it lives.
+/// The simulated device with this number, while it lives.
 pub(crate) fn find(device: DeviceId) -> Option<Arc<SimDevice>> {
     let shared = SIM_DEVICES.lock().devices.get(&device).and_then(Weak::upgrade);
     shared.map(|shared| shared.open())

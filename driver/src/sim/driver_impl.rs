@@ -72,7 +72,7 @@ impl Driver for SimDevice {
         self.call(CallKind::Synchronize, "cuCtxSynchronize", State::synchronize_all)
     }
 
-    /// Waits for all work, in a call that frees.
+    /// Waits for all work, inside a call that frees.
     fn synchronize_beside_captures(&self) -> DriverResult<bool> {
         match self.call(CallKind::Synchronize, "cuMemFreeHost", State::synchronize_all) {
             Err(error) if error.is_capture_refusal() => Ok(false),
@@ -381,7 +381,7 @@ impl Driver for SimDevice {
             return false;
         }
         let state = self.lock();
-        // After a reset, every call says so.
+        // After a reset, every call reports it.
         state.generation == self.generation && state.names.slot(stream).is_none()
     }
 
@@ -430,7 +430,7 @@ impl Driver for SimDevice {
         })
     }
 
-    /// It is not a call of the driver, and not counted, if the answer is `Ok(false)`.
+    /// If the answer is `Ok(false)`, no driver call is made or counted.
     fn event_record_if_alive(&self, event: Event, stream: StreamRef) -> DriverResult<bool> {
         let mut state = self.lock();
         if state.generation != self.generation {
@@ -510,8 +510,8 @@ impl Driver for SimDevice {
             host_size(bytes)?;
             let mut at = dst;
             state.copy_out(src, bytes, stream, |part| {
-                // SAFETY: the caller vouches for `bytes` writable bytes at `dst`, and the parts make up
-                // `bytes` in all; `part` is the simulator's own memory.
+                // SAFETY: the caller vouches for `bytes` writable bytes at `dst`. The parts add up to
+                // `bytes`, and `part` is the simulator's own memory.
                 unsafe {
                     at.copy_from_nonoverlapping(part.as_ptr(), part.len());
                     at = at.add(part.len());
@@ -578,5 +578,5 @@ impl Driver for SimDevice {
 
 fn host_size(bytes: u64) -> Answer<usize> {
     let fits = usize::try_from(bytes).ok().filter(|size| isize::try_from(*size).is_ok());
-    fits.ok_or_else(|| Refusal::invalid_value(format!("no host memory has {bytes} bytes")))
+    fits.ok_or_else(|| Refusal::invalid_value(format!("{bytes} bytes do not fit in host memory")))
 }

@@ -1,4 +1,4 @@
-//! Operations for tests, beside the driver's calls.
+//! Operations for tests, in addition to the driver's calls.
 
 use std::sync::atomic::Ordering;
 
@@ -11,13 +11,13 @@ use super::model::fault::{FaultPlan, Faults};
 use super::model::violation::Violation;
 use crate::CallKind;
 
-/// Operations for the test around a device. Unlike the calls of [`Driver`](millpond_core::Driver), these cost
-/// no virtual time, are not counted as calls and never fail.
+/// Operations for the test around a device. Unlike the calls of [`Driver`](millpond_core::Driver), these take
+/// no virtual time, do not count as calls, and never fail.
 impl SimDevice {
     // --- The program ---
 
-    /// Calls `observer` with the name of each driver call before it is made, on the thread that makes it;
-    /// `None` ends that. The observer may make calls of its own, of which it hears as well.
+    /// Calls `observer` with the name of each driver call, on the calling thread, before the call is made.
+    /// `None` removes the observer. The observer may make calls itself, which it then observes too.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -35,45 +35,46 @@ impl SimDevice {
     pub fn observe_calls(&self, observer: Option<Observer>) {
         self.shared.is_observed.store(observer.is_some(), Ordering::Relaxed);
         let before = std::mem::replace(&mut *self.shared.observer.write(), observer);
-        drop(before); // without the lock
+        drop(before); // after the lock is released
     }
 
     // --- The resource under test ---
 
-    /// The resource under test handed out `bytes` bytes at `ptr`, for use on `stream`. Call it after
-    /// `allocate` returned.
+    /// Reports that the resource under test handed out `bytes` bytes at `ptr` for use on `stream`. Call it
+    /// after `allocate` returns.
     ///
-    /// Checked: the block lies in one allocation of this device, at a multiple of 256 bytes; no other lent
-    /// block shares its addresses or the memory behind them; and work submitted to `stream` from now on
-    /// happens after everything that earlier owners of the memory may have submitted before they gave it
-    /// back. The file `order` defines what happens before what, `oracle` what is remembered.
+    /// The device checks three things. The block lies in one allocation of this device, at a multiple of 256
+    /// bytes. No other lent block shares its addresses or the memory behind them. And work submitted to
+    /// `stream` from now on happens after everything that earlier owners of the memory may have submitted
+    /// before they returned it. The file `order` defines the happens-before order; the file `oracle` defines
+    /// the recorded history.
     pub fn lend(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         self.lock().lend(ptr, bytes, stream);
     }
 
-    /// The resource under test is about to take the block back in the order of `stream`. Call it before
-    /// `deallocate`.
+    /// Reports that the resource under test is about to take the block back in the order of `stream`. Call it
+    /// before `deallocate`.
     ///
-    /// The next owner must come after `stream`'s present end, and after those uses of the block that `stream`
-    /// does not happen after, if its owner left any.
+    /// The next owner must come after the present end of `stream`. It must also come after the owner's uses
+    /// of the block that `stream` does not happen after.
     pub fn give_back(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         self.lock().give_back(ptr, bytes, stream);
     }
 
-    /// Submits a simulated kernel that does all these accesses when it runs.
+    /// Submits a simulated kernel that makes all these accesses when it runs.
     ///
-    /// Checked when it is submitted: each range lies in accessible memory, and every earlier owner's use of
-    /// it is ordered before this one. Checked when it runs: the tags of [`Access::check`]. In managed memory,
-    /// kernels and copies see the bytes of [`Access::write`], and the host does not.
+    /// Checked at submission: each range lies in accessible memory, and every earlier owner's use of it is
+    /// ordered before this one. Checked at run time: the tags of [`Access::check`]. In managed memory,
+    /// kernels and copies see the bytes of [`Access::write`], but the host does not.
     pub fn launch(&self, stream: StreamRef, accesses: &[Access]) {
         self.launch_lasting(stream, accesses, None);
     }
 
-    /// Does the same as [`launch`](Self::launch), with a kernel that runs for `duration_ns` nanoseconds of
+    /// Does the same as [`launch`](Self::launch) with a kernel that takes `duration_ns` nanoseconds of
     /// virtual time.
     ///
-    /// A stream has room for 1024 unfinished pieces of work: a further launch waits, on the virtual clock,
-    /// until the stream's first one is done.
+    /// A stream holds 1024 unfinished pieces of work. A further launch waits, on the virtual clock, until the
+    /// first one is done.
     pub fn launch_for(&self, stream: StreamRef, accesses: &[Access], duration_ns: u64) {
         self.launch_lasting(stream, accesses, Some(duration_ns));
     }
@@ -88,122 +89,121 @@ impl SimDevice {
         self.lock().launch(stream, accesses, duration_ns);
     }
 
-    // --- What was found ---
+    // --- Findings ---
 
-    /// The violations so far; the first thousand.
+    /// Returns the violations so far, up to the first thousand.
     pub fn violations(&self) -> Vec<Violation> {
         self.lock().effects.log.all().to_vec()
     }
 
-    /// The violations so far, which are removed.
+    /// Removes and returns the violations so far.
     pub fn take_violations(&self) -> Vec<Violation> {
         self.lock().effects.log.take()
     }
 
-    /// A hash of every driver call so far, with the addresses, handles and yes-or-no answers given: equal
-    /// for equal programs.
+    /// Returns a hash of every driver call so far, including its addresses, handles and yes-or-no answers.
+    /// Equal programs have equal hashes.
     pub fn trace_hash(&self) -> u64 {
         self.lock().trace()
     }
 
-    // --- What is there ---
+    // --- Live objects ---
 
-    /// The number of allocations of any kind (pooled ones while they are handed out), of pinned and
-    /// registered memory, reservations, physical memory, opened IPC handles and created pools that were not
-    /// given back.
+    /// Returns the number of objects that were not given back: allocations of any kind (pooled ones while
+    /// they are handed out), pinned and registered memory, reservations, physical memory, open IPC handles,
+    /// and created pools.
     pub fn live_allocations(&self) -> usize {
         let state = self.lock();
         state.space.live_mappings() + state.vmm.live() + state.pools.created()
     }
 
-    /// The number of streams that were created and not destroyed.
+    /// Returns the number of streams that were created and not destroyed.
     pub fn live_streams(&self) -> usize {
         self.lock().names.live_streams()
     }
 
-    /// The number of events that were created and not destroyed.
+    /// Returns the number of events that were created and not destroyed.
     pub fn live_events(&self) -> usize {
         self.lock().names.live_events()
     }
 
-    /// The number of lent blocks.
+    /// Returns the number of lent blocks.
     pub fn lent_blocks(&self) -> usize {
         self.lock().oracle.lent_blocks()
     }
 
-    /// The bytes that were allocated and not freed: plain, managed and physical memory, the memory
-    /// of pools, and memory of the host. Each allocation counts with its size rounded up to 512.
+    /// Returns the bytes that were allocated and not freed: plain, managed, physical, pooled and host memory.
+    /// Each allocation counts with its size rounded up to a multiple of 512.
     pub fn live_bytes(&self) -> u64 {
         self.lock().space.live()
     }
 
-    /// The device memory in bytes that these take, by which `mem_get_info` decreases: pages of 2 MiB for
-    /// plain memory, and none for managed memory.
+    /// Returns the device memory in bytes that these allocations take, by which `mem_get_info` decreases:
+    /// pages of 2 MiB for plain memory, and none for managed memory.
     pub fn used_bytes(&self) -> u64 {
         self.lock().space.used()
     }
 
-    /// The peak of [`used_bytes`](Self::used_bytes).
+    /// Returns the peak of [`used_bytes`](Self::used_bytes).
     pub fn peak_bytes(&self) -> u64 {
         self.lock().space.peak()
     }
 
-    /// The start and the size in bytes of the range that was prefetched last, and whether it went to the
-    /// host.
+    /// Returns the last prefetched range, as start and size in bytes, and whether it went to the host.
     pub fn last_prefetch(&self) -> Option<(DevicePtr, u64, bool)> {
         self.lock().last_prefetch
     }
 
-    /// The host memory in bytes behind device memory.
+    /// Returns the bytes of host memory that hold the contents of device memory.
     pub fn committed_bytes(&self) -> u64 {
         self.lock().effects.contents.committed_bytes()
     }
 
     // --- Time, faults, capture ---
 
-    /// The virtual clock in nanoseconds: the costs of driver calls so far, and the time spent waiting in
-    /// them.
+    /// Returns the virtual clock in nanoseconds: the costs of driver calls so far, and the time spent waiting
+    /// in them.
     pub fn virtual_time_ns(&self) -> u64 {
         self.lock().work.now_ns()
     }
 
-    /// Lets virtual time pass outside of the driver.
+    /// Advances virtual time outside of the driver.
     pub fn advance(&self, ns: u64) {
         self.lock().let_pass(ns);
     }
 
-    /// The virtual nanoseconds that the driver calls of each kind have cost, without waiting, in the order of
-    /// [`CallKind::ALL`](crate::CallKind::ALL).
+    /// Returns the virtual nanoseconds that the driver calls of each kind have cost, without waiting, in the
+    /// order of [`CallKind::ALL`](crate::CallKind::ALL).
     pub fn call_costs(&self) -> Vec<(CallKind, u64)> {
         self.lock().call_costs()
     }
 
-    /// The number of driver calls that can fail.
+    /// Returns the number of driver calls so far that could have failed.
     pub fn driver_calls(&self) -> u64 {
         self.lock().calls()
     }
 
-    /// Replaces the fault plan. Its calls count from now, and a lost context is restored.
+    /// Replaces the fault plan, counts calls from now on, and restores a lost context.
     pub fn set_faults(&self, faults: FaultPlan) {
         self.lock().faults = Faults::new(faults);
     }
 
-    /// The calls of a kind that the fault plan made fail since it was set.
+    /// Returns how many calls of a kind the fault plan has failed since it was set.
     pub fn failed_calls(&self, kind: CallKind) -> u64 {
         self.lock().faults.failed(kind)
     }
 
-    /// Whether a call failed with a sticky code, so that every later one fails.
+    /// Returns whether a call failed with a sticky code, so that every later call fails too.
     pub fn is_lost(&self) -> bool {
         self.lock().faults.is_lost()
     }
 
-    /// Begins to capture a graph, by the calling thread (`cuStreamBeginCapture`).
+    /// Begins to capture a graph from the calling thread (`cuStreamBeginCapture`).
     ///
-    /// Until [`end_capture`](Self::end_capture), calls that CUDA refuses beside such a capture are refused
-    /// here, and end it if they end it there: see docs/GPU.md. Work that is submitted to the stream takes its
-    /// place in the order as if it ran; no graph is kept. Waits that were captured order nothing after the
-    /// capture, and no work outside of it has to come after what was captured.
+    /// Until [`end_capture`](Self::end_capture), the device refuses the calls that CUDA refuses during such a
+    /// capture. They end the capture if they do so in CUDA: see docs/GPU.md. Work submitted to the stream
+    /// takes its place in the order as if it ran; no graph is kept. After the capture, captured waits order
+    /// nothing, and no work outside the capture has to come after captured work.
     ///
     /// ```
     /// use millpond_core::Driver;
@@ -226,7 +226,7 @@ impl SimDevice {
     /// ```
     ///
     /// # Errors
-    /// [`ILLEGAL_STATE`](millpond_core::DriverError::ILLEGAL_STATE) if the stream captures already,
+    /// [`ILLEGAL_STATE`](millpond_core::DriverError::ILLEGAL_STATE) if the stream already captures,
     /// [`STREAM_CAPTURE_UNSUPPORTED`](millpond_core::DriverError::STREAM_CAPTURE_UNSUPPORTED) for the legacy
     /// default stream.
     pub fn begin_capture(&self, stream: StreamRef, mode: CaptureMode) -> DriverResult<()> {
@@ -234,12 +234,12 @@ impl SimDevice {
         state.begin_capture(stream, mode).map_err(|refusal| refusal.named("cuStreamBeginCapture"))
     }
 
-    /// Ends the capture that the stream began (`cuStreamEndCapture`).
+    /// Ends the capture that began on the stream (`cuStreamEndCapture`).
     ///
     /// # Errors
-    /// [`STREAM_CAPTURE_INVALIDATED`](millpond_core::DriverError::STREAM_CAPTURE_INVALIDATED) if a call ended
-    /// the capture before; the text names the call. CUDA's codes if the stream does not capture, another
-    /// thread began it, or a stream that belongs to it was not joined.
+    /// [`STREAM_CAPTURE_INVALIDATED`](millpond_core::DriverError::STREAM_CAPTURE_INVALIDATED) if a call has
+    /// already ended the capture; the text names the call. CUDA's codes if the stream does not capture,
+    /// another thread began the capture, or one of its streams was not joined.
     pub fn end_capture(&self, stream: StreamRef) -> DriverResult<()> {
         self.lock().end_capture(stream).map_err(|refusal| refusal.named("cuStreamEndCapture"))
     }

@@ -1,4 +1,4 @@
-//! Several devices of one machine, which can use each other's memory as under CUDA.
+//! Several devices in one machine, which can use each other's memory as in CUDA.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,15 +20,14 @@ use crate::CallKind;
 /// A machine with several simulated devices.
 ///
 /// The addresses of its devices do not overlap, and a device treats another's address as CUDA does:
-/// - **Physical memory** that is mapped can be used by the devices that were given access to the mapping.
-/// - **Plain memory** can be copied by any device, and filled and used by kernels of a device that
-///   [enabled peer access](SimDevice::enable_peer_access).
-/// - **Pools of the driver**: their memory can be used by the devices that were given access to the pool.
+/// - **Physical memory**: the devices that were given access to a mapping can use the mapped memory.
+/// - **Plain memory**: any device can copy it. To fill it or use it in kernels, a device must first [enable
+///   peer access](SimDevice::enable_peer_access).
+/// - **Pools of the driver**: the devices that were given access to a pool can use its memory.
 /// - [`copy_peer`](SimDevice::copy_peer) copies from any device to any other.
 ///
-/// All other uses are refused with `CUDA_ERROR_INVALID_VALUE`. Work that uses another device's memory runs
-/// when it is submitted, once the earlier work of its stream is done; the order of work is checked within one
-/// device only.
+/// All other uses fail with `CUDA_ERROR_INVALID_VALUE`. Work that uses another device's memory runs when it
+/// is submitted, after the stream's earlier work. The order of work is checked only within one device.
 ///
 /// ```
 /// use millpond_core::Driver;
@@ -44,7 +43,7 @@ pub struct SimMachine {
     devices: Devices,
 }
 
-/// The kind of use of memory, which decides whether another device may.
+/// How memory is used, which decides whether another device may use it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum How {
     Kernel,
@@ -53,15 +52,15 @@ enum How {
 }
 
 impl SimMachine {
-    /// A machine without devices.
+    /// Creates a machine without devices.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a device, whose context is active from here on.
+    /// Adds a device. Its context is active from now on.
     ///
     /// # Panics
-    /// With more than 16 devices in all.
+    /// If the machine already has 16 devices.
     pub fn add_device(&self, config: SimConfig) -> Arc<SimDevice> {
         let mut devices = self.devices.lock();
         let index = devices.len();
@@ -72,7 +71,7 @@ impl SimMachine {
     }
 }
 
-/// The living devices of a machine without the one of this index.
+/// The living devices of a machine, except the one with this index.
 fn others(devices: &Devices, index: usize) -> Vec<Arc<Shared>> {
     let devices = devices.lock();
     let others = devices.iter().enumerate().filter(|(at, _)| *at != index);
@@ -86,7 +85,7 @@ impl fmt::Debug for SimMachine {
 }
 
 impl Shared {
-    /// The memory behind another device's addresses, if `by` may use it like this.
+    /// The memory behind another device's addresses, if `by` may use it in this way.
     fn reach(&self, ptr: DevicePtr, bytes: u64, by: &SimDevice, how: How) -> Answer<Pieces> {
         let enabled = by.lock().peers_enabled.contains(&self.id);
         let state = self.state.lock();
@@ -106,7 +105,7 @@ impl Shared {
             _ => false,
         };
         if !state.space.within(range).all(|(start, mapping)| may_use(start, mapping.purpose)) {
-            return refused(&format!("memory of {}, to which {} has no access", self.id, by.shared.id));
+            return refused(&format!("memory of {} that {} has no access to", self.id, by.shared.id));
         }
         Ok(pieces)
     }
@@ -131,7 +130,7 @@ impl State {
         }
     }
 
-    /// Lets a stream finish, and orders the work on this device's part of a copy; returns the memory of these
+    /// Lets a stream finish, orders this device's part of a copy after it, and returns the memory of these
     /// ranges.
     fn take_turn(
         &mut self,
@@ -145,7 +144,7 @@ impl State {
         let place = self.place(slot);
         let mut found = Vec::new();
         for range in ranges {
-            let outside = || Refusal::invalid_value("a range is not in one accessible allocation");
+            let outside = || Refusal::invalid_value("a range does not lie in one accessible allocation");
             found.push(match range {
                 Some(ptr) => Some(self.access(*ptr, bytes, place.0).ok_or_else(outside)?),
                 None => None,
@@ -157,18 +156,18 @@ impl State {
     }
 }
 
-/// The calls that concern other devices.
+/// The calls that involve other devices.
 impl SimDevice {
-    /// Lets this device's kernels and fills use the other's plain memory (`cuCtxEnablePeerAccess`).
+    /// Lets this device's kernels and fills use the peer's plain memory (`cuCtxEnablePeerAccess`).
     pub fn enable_peer_access(&self, peer: &Self) {
         self.lock().peers_enabled.insert(peer.shared.id);
     }
 
-    /// Copies between any two devices of the machine on a stream of this one (`cuMemcpyPeerAsync`); neither
-    /// need have access to the other's memory.
+    /// Copies between any two devices of the machine on a stream of this one (`cuMemcpyPeerAsync`). Neither
+    /// device needs access to the other's memory.
     ///
     /// # Errors
-    /// If a range is not in one allocation.
+    /// Fails if a range does not lie in one allocation.
     pub fn copy_peer(
         &self,
         dst: DevicePtr,
@@ -179,7 +178,7 @@ impl SimDevice {
         self.copy_between(dst, src, bytes, stream, How::PeerCopy, "cuMemcpyPeerAsync")
     }
 
-    /// The same from a device that is named, to this one.
+    /// Does the same from a named device to this one.
     pub(super) fn copy_from_peer(
         &self,
         dst: DevicePtr,
@@ -197,14 +196,14 @@ impl SimDevice {
         self.copy_peer(dst, src, bytes, stream)
     }
 
-    /// The other device of the machine that has these addresses.
+    /// The machine's other device that owns this address.
     fn owner_of(&self, ptr: DevicePtr) -> Option<Arc<Shared>> {
         let (machine, own) = self.shared.machine.as_ref()?;
         let index = slice_of(ptr.address()).filter(|index| index != own)?;
         machine.lock().get(index)?.upgrade()
     }
 
-    /// Whether any of these addresses is another device's.
+    /// Whether another device owns any of these addresses.
     pub(super) fn is_foreign(&self, ptrs: &[DevicePtr]) -> bool {
         self.shared.machine.is_some() && ptrs.iter().any(|ptr| self.owner_of(*ptr).is_some())
     }
@@ -305,7 +304,7 @@ impl SimDevice {
         }
     }
 
-    /// The other devices of the machine that can use this one's memory.
+    /// The machine's other devices that can use this one's memory.
     fn reachable_by(&self) -> Vec<Arc<Shared>> {
         match &self.shared.machine {
             Some((machine, index)) if self.shared.has_peers => {

@@ -3,17 +3,17 @@
 //! [`SimDevice`] implements [`Driver`](millpond_core::Driver), so everything above the driver runs on it
 //! unchanged, on any machine. It has
 //!
-//! - a capacity, and real bytes behind its addresses, which are allocated when they are written;
+//! - a capacity, and real bytes behind its addresses, allocated on the first write;
 //! - streams, events, and work that runs in any order that CUDA allows: by a virtual clock or by the choices
 //!   of a seeded adversary ([`Schedule`]);
 //! - a virtual clock that each call advances by its cost on a real device ([`Profile`]);
 //! - faults according to a plan ([`FaultPlan`]);
 //! - an oracle of stream order. It tracks the happens-before order with vector clocks and records each broken
 //!   rule as a [`Violation`]. The test around a resource reports the blocks that the resource hands out and
-//!   takes back, with [`lend`](SimDevice::lend) and [`give_back`](SimDevice::give_back), and the work of
-//!   their users, with [`launch`](SimDevice::launch).
+//!   takes back, with [`lend`](SimDevice::lend) and [`give_back`](SimDevice::give_back). It submits the
+//!   users' work with [`launch`](SimDevice::launch).
 //!
-//! The same calls in the same order give the same addresses, handles, answers and violations, in every
+//! The same calls in the same order give the same addresses, handles, answers and violations in every
 //! process; [`SimDevice::trace_hash`] shows it. Two things depend on the process: the addresses of managed
 //! and pinned memory, which are real, and the ids of streams, which are unique in a process.
 //!
@@ -34,12 +34,12 @@
 //! # Ok::<(), millpond_core::DriverError>(())
 //! ```
 //!
-//! # Where things are
-//! | file or folder | what it holds |
+//! # Source files
+//! | file or folder | contents |
 //! |---|---|
 //! | `model` | the data of a device, each part with its rules |
-//! | `model/order`, `model/clock` | which work happens before which; the rule is written down there |
-//! | `model/oracle`, `model/violation` | blocks, the history of memory, and what is reported |
+//! | `model/order`, `model/clock` | which work happens before which, with the exact rule |
+//! | `model/oracle`, `model/violation` | blocks, the history of memory, and reported violations |
 //! | `model/work` | queues, schedules, kernels, copies and fills |
 //! | `model/memory`, `model/host` | the bytes |
 //! | `model/space`, `model/address`, `model/runs` | addresses, mappings, capacity |
@@ -47,10 +47,10 @@
 //! | `state` | all parts of one device, behind its lock |
 //! | `calls` | one file for each group of driver calls |
 //! | `device`, `machine` | one device; several devices that reach each other's memory |
-//! | `reset` | what a reset of the context leaves |
-//! | `harness` | what a test asks of a device |
-//! | `call`, `driver_impl` | what every driver call does; the `Driver` in front of the device |
-//! | `config`, `profile` | how a device is set up; what its calls cost |
+//! | `reset` | the state that survives a reset of the context |
+//! | `harness` | the operations for tests |
+//! | `call`, `driver_impl` | the common part of every driver call; the `Driver` in front of the device |
+//! | `config`, `profile` | how a device is set up; the costs of its calls |
 
 mod call;
 mod calls;

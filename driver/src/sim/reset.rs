@@ -1,8 +1,8 @@
-//! A reset of the context (`cuDevicePrimaryCtxReset`), as an H200 does it: docs/GPU.md.
+//! A reset of the context (`cuDevicePrimaryCtxReset`), as on an H200: docs/GPU.md.
 //!
-//! Plain, managed, pinned memory and what was opened by IPC handles are gone at once, and so are streams and
-//! events; their addresses and handles are given out again. Physical memory, its mappings and reservations
-//! stay, and so does what pools hold; nothing more can be taken from pools that were made before.
+//! Plain, managed and pinned memory, open IPC handles, streams and events are gone at once. The addresses of
+//! plain memory and all handles are reused. Physical memory, its mappings and reservations stay, and so do
+//! the pools' contents. Pools created before the reset hand out no more memory.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::model::space::{Mapping, Purpose};
 use super::state::State;
 
 impl State {
-    /// Ends the context and all that ends with it.
+    /// Ends the context and everything that ends with it.
     fn reset_context(&mut self) {
         self.begin_step();
         self.work.finish_all(&mut self.effects);
@@ -41,7 +41,7 @@ impl State {
                 self.effects.contents.forget(range);
                 self.space.free_plain(start, bytes);
             }
-            // The simulator keeps the real memory, so that the program's old pointers lead nowhere else.
+            // The simulator keeps the real memory, so the program's old pointers never lead to other data.
             Purpose::Managed | Purpose::Host { registered: false } => self.space.remove_live(bytes),
             Purpose::Ipc | Purpose::Imported(_) => self.space.unreserve(start, bytes),
             Purpose::Host { .. } | Purpose::Pageable | Purpose::Pool(_) | Purpose::Virtual(_) => {}
@@ -50,19 +50,19 @@ impl State {
 }
 
 impl SimDevice {
-    /// Resets the device's context, as `cuDevicePrimaryCtxReset` does when any library calls it: every later
-    /// call through this driver fails with
+    /// Resets the device's context, as any library may do with `cuDevicePrimaryCtxReset`. Every later call
+    /// through this driver fails with
     /// [`CONTEXT_IS_DESTROYED`](millpond_core::DriverError::CONTEXT_IS_DESTROYED), as
     /// [`Driver::was_reset`](millpond_core::Driver::was_reset) describes. [`open_again`](Self::open_again)
     /// and [`open`](crate::open) return the driver of the new context.
     ///
-    /// Plain, managed and pinned memory, streams and events are gone; physical memory, its mappings and its
-    /// addresses stay until they are given back.
+    /// Plain, managed and pinned memory, streams and events are gone. Physical memory, its mappings and its
+    /// addresses stay until they are freed.
     pub fn reset_context(&self) {
         self.lock().reset_context();
     }
 
-    /// The device as its context is now: this one, unless the context was reset.
+    /// Returns the driver of the device's present context: this one, unless the context was reset.
     pub fn open_again(&self) -> Arc<Self> {
         self.shared.open()
     }

@@ -1,4 +1,4 @@
-//! The state of a simulated device behind its lock, and the steps that all calls share.
+//! A simulated device's state behind its lock, and the steps that all calls share.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +23,7 @@ use super::model::work::{Effects, Operation, Work};
 use super::profile::Profile;
 use crate::CallKind;
 
-/// All that a simulated device is, behind its lock.
+/// The whole state of a simulated device, behind its lock.
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) profile: Profile,
@@ -38,20 +38,20 @@ pub(super) struct State {
     pub(super) vmm: VirtualMemory,
     pub(super) host: HostMemory,
     pub(super) openings: Openings,
-    /// How often the context was reset.
+    /// How many times the context was reset.
     pub(super) generation: u64,
-    /// Whether the device was opened, and its context not reset since.
+    /// Whether the device was opened and its context was not reset after that.
     pub(super) is_context_active: bool,
-    /// The devices whose plain memory this one's kernels may use.
+    /// The devices whose plain memory this device's kernels may use.
     pub(super) peers_enabled: BTreeSet<DeviceId>,
     pub(super) captures: Captures,
-    /// Whether the device reaches pageable host memory.
+    /// Whether the device can reach pageable host memory.
     pub(super) pageable_access: bool,
-    /// The last range that was prefetched, and whether it was to the host.
+    /// The last prefetched range, and whether it went to the host.
     pub(super) last_prefetch: Option<(DevicePtr, u64, bool)>,
     step: u64,
     calls: u64,
-    /// The call that began last, and the virtual nanoseconds of each kind.
+    /// The most recent call, and the virtual nanoseconds of each kind.
     call: CallKind,
     spent_ns: [u64; CallKind::ALL.len()],
     trace: u64,
@@ -65,7 +65,7 @@ impl State {
             order: Order::new(),
             work: Work::new(config.schedule, config.seed),
             effects: Effects::default(),
-            // Ids are unique in the process: each device has a range of its own.
+            // Ids are unique in the process, because each device has its own range.
             names: Names::new((u64::from(device.ordinal()) << 32) + 1),
             space: Space::new(profile.capacity(), config.falling_addresses, slice),
             oracle: Oracle::default(),
@@ -94,7 +94,7 @@ impl State {
 
     // --- Every step ---
 
-    /// Begins a driver call: counts it, lets time pass, and says whether it fails.
+    /// Begins a driver call: counts it, advances time, and decides whether it fails.
     #[inline]
     pub(super) fn begin_call(&mut self, kind: CallKind) -> Answer<()> {
         self.begin_step();
@@ -113,14 +113,14 @@ impl State {
         self.work.begin_step(self.step, &mut self.effects);
     }
 
-    /// Lets virtual time pass in the call that began last.
+    /// Advances virtual time within the most recent call.
     #[inline]
     pub(super) fn pass(&mut self, ns: u64) {
         self.spent_ns[self.call as usize] += ns;
         self.let_pass(ns);
     }
 
-    /// Lets virtual time pass outside of calls.
+    /// Advances virtual time outside of calls.
     #[inline]
     pub(super) fn let_pass(&mut self, ns: u64) {
         self.work.pass(ns, &mut self.effects);
@@ -157,7 +157,7 @@ impl State {
         (self.order.advance(slot), waits)
     }
 
-    /// Submits work that has its place.
+    /// Submits work whose place is already assigned.
     pub(super) fn submit(&mut self, (epoch, waits): (Epoch, Waits), operation: Operation, duration_ns: u64) {
         self.work.push(epoch, waits, operation, duration_ns, &mut self.effects);
     }

@@ -1,21 +1,21 @@
-//! The captures of the stand-in. Calls that could end one are refused, and end it, as on an H200.
-//! With `FAKE_CUDA_CAPTURE_AT_RECORD` a capture begins on a stream just before an event is recorded there.
+//! The stand-in's captures. Calls that could end a capture are refused and end it, as on an H200. With
+//! `FAKE_CUDA_CAPTURE_AT_RECORD`, a capture begins on a stream just before an event is recorded there.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 
 const CAPTURE_UNSUPPORTED: i32 = 900;
 const CAPTURE_INVALIDATED: i32 = 901;
-/// The mode in which a thread's calls leave captures alone.
+/// In this mode, a thread's calls leave captures alone.
 const RELAXED: u32 = 2;
 
 thread_local! {
     static MODE: Cell<u32> = const { Cell::new(0) };
 }
 
-/// The stream that captures, with 1, or 2 once its capture was invalidated.
+/// The capturing stream, and its capture's state: 1 if active, 2 after it was invalidated.
 static CAPTURE: (AtomicU64, AtomicU32) = (AtomicU64::new(0), AtomicU32::new(0));
-/// The number of the last capture.
+/// The number of the most recent capture.
 static CAPTURES: AtomicU64 = AtomicU64::new(0);
 
 fn captures(stream: u64) -> bool {
@@ -47,7 +47,7 @@ pub unsafe extern "C" fn cuStreamGetCaptureInfo_v2(
 ) -> i32 {
     unsafe {
         *status = if captures(stream) { CAPTURE.1.load(SeqCst) } else { 0 };
-        // As on CUDA only of a capture that is active: of an invalid one it is not written.
+        // As in CUDA, the number is written only for an active capture.
         if *status == 1 {
             *id = CAPTURES.load(SeqCst);
         }
@@ -55,7 +55,7 @@ pub unsafe extern "C" fn cuStreamGetCaptureInfo_v2(
     0
 }
 
-/// Refused for a stream that captures, whose capture it ends, as on an H200.
+/// Refused for a capturing stream, whose capture it ends, as on an H200.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamGetId(stream: u64, id: *mut u64) -> i32 {
     if captures(stream) {
@@ -70,7 +70,7 @@ fn invalidate() -> i32 {
     CAPTURE_UNSUPPORTED
 }
 
-/// A call that is unsafe beside a capture, unless the thread is in the relaxed mode.
+/// A call that is unsafe during a capture, unless the thread is in the relaxed mode.
 pub(crate) fn unsafe_call() -> Result<(), i32> {
     let is_refused = CAPTURE.1.load(SeqCst) == 1 && MODE.get() != RELAXED;
     if is_refused { Err(invalidate()) } else { Ok(()) }
@@ -94,7 +94,7 @@ pub unsafe extern "C" fn cuStreamIsCapturing(stream: u64, status: *mut u32) -> i
     0
 }
 
-/// Refused beside any capture, in every mode.
+/// Refused during any capture, in every mode.
 pub(crate) fn wait_for_context() -> Result<(), i32> {
     if CAPTURE.1.load(SeqCst) == 0 { Ok(()) } else { Err(invalidate()) }
 }

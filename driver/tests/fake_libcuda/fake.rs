@@ -1,11 +1,11 @@
-//! A stand-in for the driver library of CUDA 11.4, or with `--cfg pools` of CUDA 13.2, as far as
+//! A stand-in for the driver library of CUDA 11.4, or of CUDA 13.2 with `--cfg pools`, as far as
 //! `cuda_fake.rs` needs one. That test compiles it.
 //!
-//! It has two devices, or `FAKE_CUDA_DEVICES`, does nothing, and checks what a real driver would: that the
-//! right context is current. `fake_retains` says how often the primary context of a device was retained.
-//! Its contexts can be reset, and have ids as from CUDA 12.0 on, unless `FAKE_CUDA_IDS` is 0. The environment
-//! says how it fails, too: `FAKE_CUDA_INIT`, `FAKE_CUDA_RETAIN`, `FAKE_CUDA_ALLOC`, and what `work.rs` and
-//! `captures.rs` read. With `--cfg empty` it is a library without any function.
+//! It has two devices, or `FAKE_CUDA_DEVICES`. It does no work, and checks that the right context is current,
+//! as a real driver would. `fake_retains` returns how often a device's primary context was retained. Its
+//! contexts can be reset, and have ids as since CUDA 12.0, unless `FAKE_CUDA_IDS` is 0. The environment also
+//! selects its failures: `FAKE_CUDA_INIT`, `FAKE_CUDA_RETAIN`, `FAKE_CUDA_ALLOC`, and the variables of
+//! `work.rs` and `captures.rs`. With `--cfg empty` it is a library without any functions.
 #![cfg(not(empty))]
 #![allow(non_snake_case)]
 #![allow(unexpected_cfgs)]
@@ -34,7 +34,8 @@ thread_local! {
     static CURRENT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Handles of living streams. A new stream gets the lowest free one, hence often that of a destroyed stream.
+/// Handles of living streams. A new stream gets the lowest free handle, often one that a destroyed stream
+/// had.
 static STREAMS: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 
 fn env(name: &str, otherwise: i32) -> i32 {
@@ -49,7 +50,7 @@ fn is_alive(stream: u64) -> bool {
     stream <= 2 || STREAMS.lock().unwrap().contains(&stream)
 }
 
-/// How often each device's primary context was made, and whether it is there.
+/// How often each device's primary context was created, and whether it exists.
 static MADE: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
 static ACTIVE: [AtomicBool; 8] = [const { AtomicBool::new(false) }; 8];
 static RETAINS: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
@@ -133,7 +134,7 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut i32, _attribute: u32, 
     0
 }
 
-/// Like an H200: the next retain of the context gets a new one under the same handle.
+/// As on an H200, the next retain of the context gets a new one under the same handle.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDevicePrimaryCtxReset_v2(device: i32) -> i32 {
     ACTIVE[device as usize].store(false, SeqCst);
@@ -175,14 +176,14 @@ pub unsafe extern "C" fn cuCtxGetDevice(device: *mut i32) -> i32 {
     in_context(0)
 }
 
-/// The address says in which context it was called.
+/// The address encodes the context of the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemAlloc_v2(ptr: *mut u64, _bytes: u64) -> i32 {
     unsafe { *ptr = CURRENT.get() << 32 };
     in_context(env("FAKE_CUDA_ALLOC", 0))
 }
 
-/// A block of a pool whose context was reset: it is freed while no context is current.
+/// A pool's block whose context was reset: it can be freed only while no context is current.
 const OF_POOL: u64 = 0x9 << 40;
 
 #[unsafe(no_mangle)]
@@ -191,7 +192,7 @@ pub extern "C" fn cuMemFree_v2(ptr: u64) -> i32 {
     if home == CURRENT.get() { 0 } else { INVALID_CONTEXT }
 }
 
-/// Only the old function is here, so a caller has to fall back on it. The host is device -1.
+/// Only the old function exists here, so a caller must fall back to it. The host is device -1.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemPrefetchAsync(_ptr: u64, _bytes: u64, device: i32, stream: u64) -> i32 {
     match (device, is_alive(stream)) {
@@ -223,7 +224,7 @@ pub unsafe extern "C" fn cuStreamCreateWithPriority(stream: *mut u64, _flags: u3
     in_context(0)
 }
 
-/// The stream `device + 1` of the lowest bits belongs to the device, without being made.
+/// The lowest four bits, less 1, name the stream's device. The stream was never created.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamGetCtx(stream: u64, context: *mut u64) -> i32 {
     match stream & 0xf {
@@ -254,7 +255,7 @@ pub unsafe extern "C" fn cuEventCreate(event: *mut u64, flags: u32) -> i32 {
     in_context(0)
 }
 
-/// Needs no context: what is mapped outlives it.
+/// Needs no context, because mappings outlive it.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemUnmap(_ptr: u64, _bytes: u64) -> i32 {
     0
@@ -268,7 +269,7 @@ pub extern "C" fn cuEventRecord(_event: u64, stream: u64) -> i32 {
     if is_alive(stream) { in_context(0) } else { INVALID_HANDLE }
 }
 
-/// A real driver crashes when the event's context was reset. This one does, too.
+/// A real driver crashes if the event's context was reset. So does this one.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventQuery(event: u64) -> i32 {
     let context = CURRENT.get().wrapping_sub(0x1000) as usize;

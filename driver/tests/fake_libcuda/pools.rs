@@ -1,4 +1,4 @@
-//! The pools of the stand-in: it checks what it is given, and answers with numbers made of that.
+//! The stand-in's pools: they check their arguments and return numbers computed from them.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
@@ -31,7 +31,7 @@ pub struct Access {
 static CURRENT: AtomicU64 = AtomicU64::new(0);
 static ACCESS: AtomicU32 = AtomicU32::new(0);
 
-/// The kind of memory, the kind of place and its number, as hexadecimal digits.
+/// The kind of memory, the kind of place, and the place's number, as hexadecimal digits.
 fn digits(kind: u32, location: &Location) -> u64 {
     u64::from(kind) << 12 | u64::from(location.kind) << 8 | location.id as u64
 }

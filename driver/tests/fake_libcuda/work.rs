@@ -1,6 +1,6 @@
-//! The work of the stand-in, which is functions of the host, and pinned memory, whose end waits for it.
-//! With `FAKE_CUDA_FREE_MS` the end waits for nothing, and takes that many milliseconds; a launch takes
-//! `FAKE_CUDA_LAUNCH_MS`. `fake_waits` says how often the whole context was waited for.
+//! The stand-in's work consists of host functions. Freeing its pinned memory waits for that work. With
+//! `FAKE_CUDA_FREE_MS`, the free waits for nothing and takes that many milliseconds. A launch takes
+//! `FAKE_CUDA_LAUNCH_MS`. `fake_waits` returns how often a caller waited for the whole context.
 
 use std::ffi::c_void;
 use std::sync::Mutex;
@@ -11,7 +11,7 @@ use std::time::Duration;
 static WORK: Mutex<Vec<JoinHandle<()>>> = Mutex::new(Vec::new());
 static WAITS: AtomicU64 = AtomicU64::new(0);
 
-/// The end of all work.
+/// Waits for all work.
 fn finish() {
     let work = std::mem::take(&mut *WORK.lock().unwrap());
     work.into_iter().for_each(|one| one.join().unwrap());

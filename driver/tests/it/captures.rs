@@ -1,10 +1,10 @@
-//! Tests the effect of each driver call while a graph is captured, against the answers of an H200 (driver
+//! Compares the effect of each driver call during a graph capture with the answers of an H200 (driver
 //! 580.159.04, CUDA 13.0) in `data/capture_h200.txt`. The simulated device gives the same answers, cell by
-//! cell; if the GPU on which this runs does not, the table has to be measured again.
+//! cell. If the GPU under test differs, measure the table again.
 //!
 //! The columns are a capture's mode (G global, T thread-local, R relaxed), the kind of the capturing stream
 //! (n non-blocking, b blocking), the calling thread (o another, s the capturing one), and whether it is
-//! relaxed (x) or not (-). A cell is the call's code and that of the capture's end.
+//! relaxed (x) or not (-). A cell holds the call's code and the code at the capture's end.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ const PAGE: u64 = 2 << 20;
 const BLOCK: u64 = 4 << 20;
 const NONE: StreamFlags = StreamFlags::NON_BLOCKING;
 
-/// A device on which graphs are captured.
+/// A device that captures graphs.
 #[derive(Clone)]
 enum Rig {
     Sim(Arc<SimDevice>),
@@ -99,7 +99,7 @@ impl Scene {
             mapped_handle: driver.mem_create(PAGE, PhysicalProps::default())?,
             pool: driver.mem_pool_create(MemPoolProps::default())?,
         };
-        // SAFETY: the addresses are reserved, the block is living.
+        // SAFETY: the addresses are reserved, and the block is living.
         unsafe {
             driver.mem_map(scene.mapped(), PAGE, scene.mapped_handle)?;
             driver.mem_set_access(scene.mapped(), PAGE, AccessFlags::ReadWrite, &[driver.device()])?;
@@ -115,12 +115,12 @@ impl Scene {
         self.space.offset(PAGE)
     }
 
-    /// Gives back what a call has left. Each call may have ended some of it; a pool, of which a device has
-    /// room for some hundreds, is ended unless the call was to do it.
+    /// Frees everything that a call has left; the call may have freed some of it. A device has room for only
+    /// some hundred pools, so the pool is destroyed unless the call should have done that.
     fn clear(self, driver: &dyn Driver, call: &str) {
         let _ = driver.synchronize();
-        // SAFETY: what is ended here is this scene's, and nothing uses it; the driver refuses what was ended
-        // before, or it is not touched.
+        // SAFETY: this scene owns all of these, and nothing uses them. The driver refuses objects that were
+        // freed before, or does not touch them.
         unsafe {
             let _ = driver.mem_unmap(self.space, PAGE);
             let _ = driver.mem_unmap(self.mapped(), PAGE);
@@ -144,7 +144,7 @@ impl Scene {
     }
 }
 
-/// Makes the call that a row of the table names; `None` if [`Driver`] has no such call.
+/// Makes the call named by a row of the table; `None` if [`Driver`] has no such call.
 fn call(name: &str, driver: &dyn Driver, scene: &Scene) -> Option<DriverResult<()>> {
     ask(name, driver, scene)
         .or_else(|| take_or_end(name, driver, scene))
@@ -186,7 +186,7 @@ fn ask(name: &str, driver: &dyn Driver, scene: &Scene) -> Option<DriverResult<()
 }
 
 fn take_or_end(name: &str, driver: &dyn Driver, scene: &Scene) -> Option<DriverResult<()>> {
-    // SAFETY: all of it is the scene's and in use nowhere else; each scene makes one call.
+    // SAFETY: the scene owns all of these, and nothing else uses them; each scene makes one call.
     Some(unsafe {
         match name {
             "mem_alloc" => driver.mem_alloc(BLOCK).map(drop),
@@ -223,8 +223,8 @@ fn take_or_end(name: &str, driver: &dyn Driver, scene: &Scene) -> Option<DriverR
 
 fn submit(name: &str, driver: &dyn Driver, scene: &Scene) -> Option<DriverResult<()>> {
     let mut host = [0_u8; 64];
-    // SAFETY: the block is living and other work on it does not matter; the host's array outlives the copy,
-    // which is waited for where it was made.
+    // SAFETY: the block is living, and other work on it does not matter. The host's array outlives the copy,
+    // which is waited for after the call.
     let fill = |stream| unsafe { driver.memset_d8_async(scene.kept, 2, 64, stream) };
     Some(match name {
         "event_record(other)" => driver.event_record(scene.fresh, scene.other),
@@ -247,14 +247,14 @@ fn submit(name: &str, driver: &dyn Driver, scene: &Scene) -> Option<DriverResult
     })
 }
 
-/// The row that the seam has no call for.
+/// The row for which `Driver` has no call.
 const LEFT_OUT: &str = "memcpy_dtoh(sync)";
 
 fn code(answer: &DriverResult<()>) -> i32 {
     answer.as_ref().map_or_else(DriverError::code, |()| 0)
 }
 
-/// The cell of one row and column; `None` if the seam has no such call.
+/// The cell of one row and column; `None` if `Driver` has no such call.
 fn measure(rig: &Rig, name: &str, column: &str) -> Option<String> {
     let [mode, kind, thread, exchange] = column.as_bytes() else { panic!("{column} is not a column") };
     let mode = match mode {
@@ -264,7 +264,7 @@ fn measure(rig: &Rig, name: &str, column: &str) -> Option<String> {
     };
     let scene = Scene::set(rig.driver(), *kind == b'b').expect("nothing is captured yet");
     rig.begin(scene.capturing, mode).expect("nothing is captured yet");
-    // SAFETY: the block is living; what is captured is not launched.
+    // SAFETY: the block is living, and the captured graph is not launched.
     unsafe { rig.driver().memset_d8_async(scene.kept, 3, 256, scene.capturing) }.expect("it is captured");
     rig.driver().event_record(scene.inside, scene.capturing).expect("it is captured");
     let body = || {
@@ -282,7 +282,7 @@ fn measure(rig: &Rig, name: &str, column: &str) -> Option<String> {
     answer.map(|answer| format!("{}/{}", code(&answer), code(&end)))
 }
 
-/// Measures every cell anew; gives those that differ, and how many there were.
+/// Measures every cell again; returns the cells that differ, and the number of cells.
 fn compare(new_rig: impl Fn() -> Rig) -> (Vec<String>, usize) {
     let mut lines = include_str!("../data/capture_h200.txt").lines();
     let columns: Vec<&str> = lines.next().expect("a head").split_whitespace().skip(1).collect();
@@ -321,7 +321,7 @@ fn a_gpu_answers_as_in_the_table_beside_captures() {
     assert_eq!(different, [""; 0], "{} of {cells} cells", different.len());
 }
 
-/// A stream that was forked into a capture belongs to it; the question ends no capture, on any thread.
+/// A stream that was forked into a capture belongs to it. Querying the id ends no capture, on any thread.
 fn check_ids(rig: &Rig) {
     let driver = rig.driver();
     let stream = |flags| driver.stream_create(flags).expect("a stream");
@@ -340,7 +340,7 @@ fn check_ids(rig: &Rig) {
             assert_eq!(own, elsewhere);
             let [Ok(Some(id)), Ok(forked_id), Ok(None)] = own else { panic!("{mode:?}: {own:?}") };
             assert_eq!(forked_id, Some(id));
-            assert!(!seen.contains(&id), "a capture has an id of its own");
+            assert!(!seen.contains(&id), "each capture has its own id");
             seen.push(id);
             let of_legacy = driver.stream_capture_id(StreamRef::LEGACY);
             match flags == NONE {
@@ -352,7 +352,7 @@ fn check_ids(rig: &Rig) {
             rig.end(origin).unwrap_or_else(|error| panic!("{mode:?}: {error}"));
             assert_eq!(ask(), [Ok(None), Ok(None), Ok(None)]);
             for stream in [origin, forked, other] {
-                // SAFETY: the stream is this test's, and nothing uses it any more.
+                // SAFETY: the stream belongs to this test, and nothing uses it any more.
                 unsafe { driver.stream_destroy(stream) }.expect("the stream is alive");
             }
         }

@@ -1,5 +1,5 @@
-//! Tests that without CUDA everything starts and reports why CUDA cannot be used, and that with CUDA the same
-//! calls report the opposite.
+//! Tests that everything starts without CUDA and reports why CUDA cannot be used. With CUDA, the same calls
+//! report the opposite.
 
 use millpond_core::ErrorKind;
 use millpond_driver::cuda::{self, CudaDriver};

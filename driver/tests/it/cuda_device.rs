@@ -1,6 +1,6 @@
-//! The memory of a real device, `cuda:0`, through every method of the CUDA driver that concerns it; the other
-//! methods are in `cuda_stream.rs`. To run both:
-//! `cargo test -p millpond-driver --test it cuda_ -- --ignored`.
+//! The memory of a real device, `cuda:0`, through every method of the CUDA driver that handles memory. The
+//! other methods are in `cuda_stream.rs`. To run both: `cargo test -p millpond-driver --test it cuda_ --
+//! --ignored`.
 #![cfg(target_os = "linux")]
 
 use std::process::Command;
@@ -60,7 +60,7 @@ fn plain_memory_holds_what_is_copied_to_it() {
     assert!(first.is_aligned_to(256) && second.is_aligned_to(256) && first != second);
     let host = pattern(MIB);
     write(&*driver, first, &host, StreamRef::LEGACY);
-    // SAFETY: both blocks are living, as large, and not in use.
+    // SAFETY: both blocks are living, equally large, and not in use.
     unsafe { driver.memcpy_dtod_async(second, first, MIB, StreamRef::LEGACY) }.unwrap();
     assert!(read(&*driver, second, MIB, StreamRef::LEGACY) == host, "the copy differs");
     fill(&*driver, first.offset(KIB), 0xAB, KIB);
@@ -83,13 +83,13 @@ fn refusals_are_errors_with_cudas_codes() {
     assert_eq!((error.code(), error.call()), (DriverError::OUT_OF_MEMORY, "cuMemAlloc"));
     assert_eq!(driver.mem_alloc(0).unwrap_err().code(), DriverError::INVALID_VALUE);
     assert!(driver.mem_get_address_range(DevicePtr::new(4096)).is_err());
-    // SAFETY: no allocation has the address: the driver refuses it.
+    // SAFETY: no allocation has this address, so the driver refuses it.
     assert!(unsafe { driver.mem_free(DevicePtr::new(4096)) }.is_err());
     for default in [StreamRef::LEGACY, StreamRef::PER_THREAD] {
-        // SAFETY: it is refused.
+        // SAFETY: the driver refuses it.
         assert!(unsafe { driver.stream_destroy(default) }.is_err());
     }
-    // Nothing of this was sticky.
+    // None of these errors was sticky.
     free(&*driver, driver.mem_alloc(256).unwrap());
 }
 
@@ -121,7 +121,7 @@ fn managed_memory_is_seen_by_host_and_device() {
     }
     driver.synchronize().unwrap();
     let host: *const u8 = std::ptr::with_exposed_provenance(ptr.address() as usize);
-    // SAFETY: managed memory is the host's, too, while the device is idle.
+    // SAFETY: the host may use managed memory while the device is idle.
     let host = unsafe { std::slice::from_raw_parts(host, bytes as usize) };
     assert!(host.iter().all(|&byte| byte == 0x5C));
     free(&*driver, ptr);
@@ -139,11 +139,11 @@ fn pinned_memory_is_the_devices_too() {
     // SAFETY: the block is living, and the device is done with it.
     let bytes = unsafe { std::slice::from_raw_parts(host.as_mut_ptr(), MIB as usize) };
     assert!(bytes.iter().all(|&byte| byte == 0x3D));
-    // SAFETY: the block came from this driver, for the last time.
+    // SAFETY: the block came from this driver and is not used again.
     unsafe { driver.mem_free_host(host) }.unwrap();
 
     let combined = driver.mem_host_alloc(KIB, HostFlags { write_combined: true, ..flags }).unwrap();
-    // SAFETY: the block came from this driver, for the last time.
+    // SAFETY: the block came from this driver and is not used again.
     unsafe { driver.mem_free_host(combined) }.unwrap();
 }
 
@@ -157,20 +157,20 @@ fn registered_memory_is_pinned_until_it_is_unregistered() {
     let address = DevicePtr::new(host.0 as u64);
     assert_eq!(driver.pointer_kind(address), Ok(MemoryKind::Unknown));
     let flags = HostFlags { portable: true, mapped: true, write_combined: false };
-    // SAFETY: the memory lives until it is unregistered; the second call is refused.
+    // SAFETY: the memory lives until it is unregistered; the driver refuses the second call.
     let (done, again) =
         unsafe { (driver.mem_host_register(host, MIB, flags), driver.mem_host_register(host, MIB, flags)) };
     assert_eq!(done, Ok(()));
     assert_eq!(again.unwrap_err().code(), DriverError::HOST_MEMORY_ALREADY_REGISTERED);
     assert_eq!(driver.pointer_kind(address), Ok(MemoryKind::Host));
     fill(&*driver, driver.mem_host_get_device_pointer(host).unwrap(), 0x71, MIB);
-    // SAFETY: it is registered, and the device is done with it; the second call is refused.
+    // SAFETY: it is registered, and the device is done with it; the driver refuses the second call.
     let (done, again) = unsafe { (driver.mem_host_unregister(host), driver.mem_host_unregister(host)) };
     assert_eq!(done, Ok(()));
     assert_eq!(again.unwrap_err().code(), DriverError::HOST_MEMORY_NOT_REGISTERED);
     assert!(memory[start..start + MIB as usize].iter().all(|&byte| byte == 0x71));
     let combined = HostFlags { write_combined: true, ..flags };
-    // SAFETY: it is refused.
+    // SAFETY: the driver refuses it.
     let refused = unsafe { driver.mem_host_register(host, MIB, combined) };
     assert_eq!(refused.unwrap_err().code(), DriverError::INVALID_VALUE);
 }
@@ -182,7 +182,7 @@ fn stream_ordered_memory_comes_from_pools() {
     let stream = driver.stream_create(StreamFlags::NON_BLOCKING).unwrap();
     for on in [stream, StreamRef::LEGACY, StreamRef::PER_THREAD] {
         let ptr = driver.mem_alloc_async(MIB, on).unwrap();
-        // SAFETY: the block is living and used on its stream only; its end is the last use.
+        // SAFETY: the block is living and used only on its stream; its free is the last use.
         unsafe {
             driver.memset_d8_async(ptr, 0x19, MIB, on).unwrap();
             assert!(read(&*driver, ptr, MIB, on).iter().all(|&byte| byte == 0x19));
@@ -198,7 +198,7 @@ fn stream_ordered_memory_comes_from_pools() {
     assert!(get(MemPoolAttribute::ReservedMemCurrent) >= get(MemPoolAttribute::UsedMemCurrent));
     let refused = driver.mem_alloc_from_pool_async(1024 * MIB, pool, stream).unwrap_err();
     assert!(refused.is_out_of_memory(), "{refused}");
-    // SAFETY: the block came from this driver, for the last time.
+    // SAFETY: the block came from this driver and is not used again.
     unsafe { driver.mem_free_async(ptr, stream) }.unwrap();
     driver.stream_synchronize(stream).unwrap();
     assert_eq!(get(MemPoolAttribute::UsedMemCurrent), 0);
@@ -208,7 +208,7 @@ fn stream_ordered_memory_comes_from_pools() {
     assert_eq!(get(MemPoolAttribute::UsedMemHigh), 0);
     driver.mem_pool_trim_to(pool, 0).unwrap();
     assert_eq!(get(MemPoolAttribute::ReservedMemCurrent), 0);
-    // SAFETY: nothing from the pool is living.
+    // SAFETY: no block of the pool is living.
     unsafe { driver.mem_pool_destroy(pool) }.unwrap();
     destroy(&*driver, stream);
 }
@@ -234,7 +234,7 @@ fn pool_attributes_can_be_set() {
         driver.mem_pool_set_attribute(pool, MemPoolAttribute::ReleaseThreshold, value).unwrap();
         assert_eq!(driver.mem_pool_get_attribute(pool, MemPoolAttribute::ReleaseThreshold), Ok(value));
     }
-    // SAFETY: nothing came from the pool.
+    // SAFETY: no block came from the pool.
     unsafe { driver.mem_pool_destroy(pool) }.unwrap();
 }
 
@@ -249,7 +249,7 @@ fn one_handle_is_mapped_at_two_addresses() {
     let handle = driver.mem_create(page, PhysicalProps::default()).unwrap();
     assert_eq!(driver.bytes_taken(), page);
     let (low, high) = (base, base.offset(2 * page));
-    // SAFETY: the addresses are reserved and free, the handle is as large as each mapping.
+    // SAFETY: the addresses are reserved and free, and the handle is as large as each mapping.
     unsafe {
         driver.mem_map(low, page, handle).unwrap();
         driver.mem_map(high, page, handle).unwrap();

@@ -1,6 +1,5 @@
-//! Tests the CUDA driver against a stand-in for libcuda, with no GPU: the effects of a missing, broken, old
-//! or unusual driver on a program. Each test runs in a process of its own, since a process loads the library
-//! once.
+//! Tests the CUDA driver against a stand-in for libcuda, without a GPU: how a missing, broken, old or unusual
+//! driver affects a program. Each test runs in its own process, because a process loads the library once.
 #![cfg(target_os = "linux")]
 
 use std::sync::Arc;
@@ -16,17 +15,17 @@ use millpond_driver::cuda::{self, CudaDriver};
 
 use crate::stand_in;
 
-/// Runs `body`, which is the test of this name, in a process in which the stand-in is the driver.
+/// Runs `body`, the test with this name, in a process whose driver is the stand-in.
 fn with_fake(test: &str, empty: bool, environment: &[(&str, &str)], body: impl FnOnce()) {
     stand_in::run(module_path!(), test, if empty { "empty" } else { "whole" }, environment, body);
 }
 
-/// The same with the stand-in of CUDA 13.2.
+/// Does the same with the stand-in for CUDA 13.2.
 fn with_pools(test: &str, body: impl FnOnce()) {
     stand_in::run(module_path!(), test, "pools", &[], body);
 }
 
-/// CUDA's functions about the current context, called directly.
+/// CUDA's functions for the current context, called directly.
 struct Contexts(Library);
 
 impl Contexts {
@@ -35,10 +34,10 @@ impl Contexts {
         Self(unsafe { Library::new("libcuda.so.1") }.unwrap())
     }
 
-    /// Calls a function of the primary context as another library of the process would.
+    /// Calls a function on the primary context, as another library in the process would.
     fn primary(&self, function: &str, device: i32) {
         let mut context = 0_u64;
-        // SAFETY: the types are the functions'; `context` takes the result.
+        // SAFETY: these are the functions' types; `context` takes the result.
         let answer = unsafe {
             match function {
                 "reset" => self
@@ -55,15 +54,15 @@ impl Contexts {
     }
 
     fn set_current(&self, context: u64) {
-        // SAFETY: the type is the function's.
+        // SAFETY: this is the function's type.
         let set = unsafe { self.0.get::<unsafe extern "C" fn(u64) -> i32>("cuCtxSetCurrent") }.unwrap();
-        // SAFETY: the stand-in takes any number.
+        // SAFETY: the stand-in accepts any number.
         assert_eq!(unsafe { set(context) }, 0);
     }
 
     fn current(&self) -> u64 {
         let mut context = 0;
-        // SAFETY: the type is the function's.
+        // SAFETY: this is the function's type.
         let get = unsafe { self.0.get::<unsafe extern "C" fn(*mut u64) -> i32>("cuCtxGetCurrent") }.unwrap();
         // SAFETY: `context` takes the result.
         assert_eq!(unsafe { get(&raw mut context) }, 0);
@@ -71,7 +70,8 @@ impl Contexts {
     }
 }
 
-/// CUDA cannot be used: every entry point fails with this code, and the default device is simulated.
+/// Asserts that CUDA cannot be used: every entry point fails with this code, and the default device is
+/// simulated.
 fn assert_unavailable(code: i32) {
     let error = cuda::availability().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoDevice, "{error}");
@@ -82,7 +82,7 @@ fn assert_unavailable(code: i32) {
     assert_eq!(CudaDriver::open(0).unwrap_err().kind(), ErrorKind::NoDevice);
     assert_eq!(millpond_driver::current_device().unwrap_err().kind(), ErrorKind::NoDevice);
     assert_eq!(DeviceSpec::default_device(), DeviceSpec::SimDefault);
-    // A program that opens the default device on purpose gets a simulated one, and has it from then on.
+    // A program that opens the default device on purpose gets a simulated one, and keeps it from then on.
     let shared = DeviceSpec::default_device().open().unwrap();
     assert_eq!(millpond_driver::current_device().unwrap(), shared.device());
 }
@@ -222,17 +222,17 @@ fn a_stream_is_told_from_a_later_one_with_its_handle() {
         let driver = CudaDriver::open(0).unwrap();
         let event = driver.event_create(EventFlags::default()).unwrap();
         let first = driver.stream_create(StreamFlags::NON_BLOCKING).unwrap();
-        assert_ne!(first, StreamRef::LEGACY, "the first number is no default stream's");
+        assert_ne!(first, StreamRef::LEGACY, "the first number belongs to no default stream");
         // SAFETY: the stream is alive.
         let found = unsafe { driver.stream_ref(first.handle()) }.unwrap();
         assert_eq!((found, found.is_foreign()), (first, false), "the same stream, the same identity");
         assert_eq!(driver.event_record_if_alive(event, first), Ok(true));
-        // SAFETY: the stream came from this driver. The calls below name it on purpose: they must find out.
+        // SAFETY: the stream came from this driver. The calls below use it on purpose, and must detect that.
         unsafe { driver.stream_destroy(first) }.unwrap();
         assert_eq!(driver.event_record_if_alive(event, first), Ok(false));
 
         let second = driver.stream_create(StreamFlags::NON_BLOCKING).unwrap();
-        assert_eq!(first.handle(), second.handle(), "the stand-in gives the handle again");
+        assert_eq!(first.handle(), second.handle(), "the stand-in reuses the handle");
         assert_ne!(first.id(), second.id());
         assert_eq!(driver.event_record_if_alive(event, first), Ok(false));
         assert_eq!(driver.event_record_if_alive(event, second), Ok(true));
@@ -245,14 +245,14 @@ fn a_stream_is_told_from_a_later_one_with_its_handle() {
                 driver.event_record(event, dead),
                 driver.mem_alloc_async(256, dead).map(drop),
             ];
-            // Each names the call that found out, before CUDA was asked.
+            // Each error names the call that detected it, before CUDA was called.
             for (index, answer) in answers.into_iter().enumerate() {
                 let error = answer.unwrap_err();
                 assert_eq!(error.code(), DriverError::INVALID_HANDLE, "call {index}");
                 assert!(error.to_string().contains("the stream was destroyed"), "call {index}: {error}");
             }
         }
-        // SAFETY: destroying the dead stream is refused; the living one came from this driver.
+        // SAFETY: the driver refuses to destroy the dead stream; the living one came from this driver.
         let (dead, living) = unsafe { (driver.stream_destroy(first), driver.stream_destroy(second)) };
         assert_eq!((dead.unwrap_err().code(), living), (DriverError::INVALID_HANDLE, Ok(())));
 
@@ -262,30 +262,30 @@ fn a_stream_is_told_from_a_later_one_with_its_handle() {
         for default in [StreamRef::LEGACY, StreamRef::PER_THREAD] {
             // SAFETY: the default streams are always alive.
             assert_eq!(unsafe { driver.stream_ref(default.handle()) }, Ok(default));
-            // SAFETY: it is refused.
+            // SAFETY: the driver refuses it.
             assert!(unsafe { driver.stream_destroy(default) }.is_err());
         }
     });
 }
 
-/// CUDA 11 does not tell the id of a stream. The handle of a stream of another library may be a later one's,
-/// so only copies of one name match.
+/// CUDA 11 does not report a stream's id. The handle of another library's stream may belong to a later
+/// stream, so only copies of one name match.
 #[test]
 fn a_stream_without_an_id_matches_no_later_one_with_its_handle() {
     with_fake("a_stream_without_an_id_matches_no_later_one_with_its_handle", false, &[], || {
         let driver = CudaDriver::open(0).unwrap();
-        // SAFETY: the stand-in calls no stream.
+        // SAFETY: the stand-in uses no stream.
         let find = |handle| unsafe { driver.stream_ref(handle) }.unwrap();
         let [first, second] = [find(7 << 20), find(7 << 20)];
         assert!(first.is_foreign() && first.handle() == second.handle());
         let copy = first;
         assert!(copy == first && first != second && first.id() != second.id());
         let own = driver.stream_create(StreamFlags::NON_BLOCKING).unwrap();
-        assert_eq!(find(own.handle()), own, "a stream that was made here is known");
+        assert_eq!(find(own.handle()), own, "a stream that the driver made is known");
     });
 }
 
-/// The end of pinned memory counts as a wait for the device only where it waits, however slow it is.
+/// Freeing pinned memory counts as a wait for the device only if it really waits, however slow it is.
 #[test]
 fn a_free_that_waits_is_seen() {
     with_fake("a_free_that_waits_is_seen", false, &[], || {
@@ -309,10 +309,10 @@ fn a_slow_free_does_not_pass_for_one_that_waits() {
     });
 }
 
-/// Ends the capture of a stream by a call that is refused for it.
+/// Ends a stream's capture with a call that is refused for it.
 fn invalidate(stream: u64) {
     let mut id = 0_u64;
-    // SAFETY: the stand-in's initialisers do nothing; the type is the function's, and `id` takes the result.
+    // SAFETY: the stand-in's initialisers do nothing. The type is the function's, and `id` takes the result.
     let answer = unsafe {
         let library = Library::new("libcuda.so.1").unwrap();
         library.get::<unsafe extern "C" fn(u64, *mut u64) -> i32>("cuStreamGetId").unwrap()(
@@ -323,13 +323,13 @@ fn invalidate(stream: u64) {
     assert_ne!(answer, 0);
 }
 
-/// CUDA refuses to tell the id of a stream that captures, and ends the capture that was asked for it.
+/// CUDA refuses to report the id of a capturing stream, and the query ends the capture.
 #[test]
 fn the_stream_of_a_capture_is_found_and_the_capture_goes_on() {
     with_pools("the_stream_of_a_capture_is_found_and_the_capture_goes_on", || {
         let driver = CudaDriver::open(0).unwrap();
         let own = driver.stream_create(StreamFlags::NON_BLOCKING).unwrap();
-        // SAFETY: the calls below are made while the streams are alive; the stand-in has this one, too.
+        // SAFETY: the streams are alive during the calls below; the stand-in knows this one too.
         let find = |handle| unsafe { driver.stream_ref(handle) }.unwrap();
         let [theirs, another] = [find(7 << 20), find(8 << 20)];
         assert!(theirs.is_foreign() && theirs.id() != another.id());
@@ -338,17 +338,17 @@ fn the_stream_of_a_capture_is_found_and_the_capture_goes_on() {
             driver.begin_capture(stream, CaptureMode::Global).unwrap();
             let found = find(stream.handle());
             assert_eq!((found.id(), found.is_foreign()), (find(stream.handle()).id(), stream != own));
-            assert_eq!(find(another.handle()), another, "beside a capture");
+            assert_eq!(find(another.handle()), another, "during a capture");
             driver.end_capture(stream).expect("the capture went on");
             if stream == own {
                 assert_eq!(found, own);
             } else {
-                assert!(!seen.contains(&found.id()), "no other stream's, nor that of another capture");
+                assert!(!seen.contains(&found.id()), "neither another stream's id nor another capture's");
                 seen.push(found.id());
             }
             assert_eq!(find(stream.handle()), stream);
         }
-        // CUDA tells no number of a capture that an illegal call ended.
+        // CUDA reports no number for a capture that an illegal call ended.
         driver.begin_capture(theirs, CaptureMode::Global).unwrap();
         invalidate(theirs.handle());
         let invalid = [(); 2].map(|()| find(theirs.handle()).id());
@@ -361,7 +361,7 @@ fn the_stream_of_a_capture_is_found_and_the_capture_goes_on() {
     });
 }
 
-/// Another library resets the context, and may make a new one before millpond notices.
+/// Another library resets the context, and may create a new one before millpond notices.
 #[test]
 fn issue_9_a_reset_context_is_opened_again_and_the_old_driver_touches_nothing() {
     let name = "issue_9_a_reset_context_is_opened_again_and_the_old_driver_touches_nothing";
@@ -380,7 +380,7 @@ fn issue_9_a_reset_context_is_opened_again_and_the_old_driver_touches_nothing() 
                 let destroyed = DriverError::CONTEXT_IS_DESTROYED;
                 assert_eq!(old.event_query(event).unwrap_err().code(), destroyed);
                 assert_eq!(old.mem_alloc(256).unwrap_err().code(), destroyed);
-                // SAFETY: it must be refused: the address may be another's by now.
+                // SAFETY: the driver must refuse it, because the address may belong to another block by now.
                 assert_eq!(unsafe { old.mem_free(block) }.unwrap_err().code(), destroyed);
                 // SAFETY: the stand-in maps nothing.
                 unsafe { old.mem_unmap(block, 256) }.unwrap();
@@ -415,7 +415,7 @@ fn issue_9_a_driver_that_does_not_number_contexts_shows_a_reset_until_the_next_r
 fn pools_are_described_to_cuda_as_its_header_says() {
     with_pools("pools_are_described_to_cuda_as_its_header_says", || {
         let driver = CudaDriver::open(1).unwrap();
-        // The stand-in makes a handle of what it reads: usage, handle types, kind, place, node, maximum.
+        // The stand-in makes a handle from the properties: usage, handle types, kind, place, node, maximum.
         let make = |props| driver.mem_pool_create(props).map(|pool| format!("{:012x}", pool.0));
         let props = MemPoolProps::default();
         assert_eq!(make(props).unwrap(), "000000110100");
@@ -457,7 +457,8 @@ fn attributes_of_pools_are_read_and_written_in_cudas_widths() {
         use MemPoolAttribute::*;
         let driver = CudaDriver::open(0).unwrap();
         let pool = driver.mem_pool_create(MemPoolProps::default()).unwrap();
-        // The stand-in writes as many bytes as CUDA does, all set, with the attribute's number in the lowest.
+        // The stand-in writes as many bytes as CUDA does. All bits are set, except that the lowest byte is
+        // the attribute.
         for (attribute, expected) in [
             (ReuseFollowEventDependencies, 0xffff_ff01),
             (ReuseAllowOpportunistic, 0xffff_ff02),

@@ -11,9 +11,9 @@ use millpond_driver::cuda;
 
 use crate::gpu::{MIB, destroy, device, fill, free, read};
 
-/// A function of the driver that millpond does not use itself.
+/// A driver function that millpond itself does not use.
 fn symbol<F: Copy>(name: &str) -> F {
-    // SAFETY: the driver is loaded already; every caller states the type that CUDA documents for the name.
+    // SAFETY: the driver is already loaded; every caller states the type that CUDA documents for the name.
     unsafe {
         let library = Box::leak(Box::new(Library::new("libcuda.so.1").unwrap()));
         *library.get::<F>(name).unwrap()
@@ -37,7 +37,7 @@ fn streams_have_identities_and_order_work_by_events() {
     assert_eq!(driver.event_query(event), Ok(true), "never recorded: nothing to wait for");
     let ptr = driver.mem_alloc(64 * MIB).unwrap();
     for round in 0..16 {
-        // SAFETY: the block is living; the event orders the read on the second stream behind the fill.
+        // SAFETY: the block is living; the event orders the read on the second stream after the fill.
         unsafe { driver.memset_d8_async(ptr, round, 64 * MIB, first) }.unwrap();
         driver.event_record(event, first).unwrap();
         driver.stream_wait_event(second, event).unwrap();
@@ -65,14 +65,14 @@ fn events_are_recorded_on_living_streams_only() {
     for _ in 0..32 {
         let stream = driver.stream_create(StreamFlags::NON_BLOCKING).unwrap();
         assert_eq!(driver.event_record_if_alive(event, stream), Ok(true));
-        assert!(!dead.contains(&stream), "an identity was given twice");
+        assert!(!dead.contains(&stream), "an identity was used twice");
         destroy(&*driver, stream);
         dead.push(stream);
         for stream in &dead {
             assert_eq!(driver.event_record_if_alive(event, *stream), Ok(false));
         }
     }
-    // Now the handles are in use again, most likely, but the streams are others.
+    // By now the handles are most likely in use again, but the streams are different.
     let living: Vec<_> = (0..32).map(|_| driver.stream_create(StreamFlags::NON_BLOCKING).unwrap()).collect();
     for stream in &dead {
         assert_eq!(driver.event_record_if_alive(event, *stream), Ok(false));
@@ -95,7 +95,7 @@ fn destruction_never_passes_between_check_and_record() {
         std::thread::scope(|scope| {
             let recorder = scope.spawn(|| while driver.event_record_if_alive(event, stream).unwrap() {});
             scope.spawn(|| destroy(&*driver, stream));
-            recorder.join().unwrap(); // a record on a destroyed stream is an error, or a crash
+            recorder.join().unwrap(); // recording on a destroyed stream would fail or crash
         });
     }
     // SAFETY: nothing waits for the event any more.
@@ -127,7 +127,7 @@ fn streams_of_cudarc_are_known() {
     assert_eq!(Ok(stream), unsafe { driver.stream_ref(stream.handle()) });
     assert!(stream.is_foreign());
     let event = driver.event_create(EventFlags::default()).unwrap();
-    assert_eq!(driver.event_record_if_alive(event, stream), Ok(false), "made elsewhere: nothing is known");
+    assert_eq!(driver.event_record_if_alive(event, stream), Ok(false), "the driver did not make it");
     driver.event_record(event, stream).unwrap();
     driver.event_synchronize(event).unwrap();
     // SAFETY: nothing waits for the event any more.

@@ -1,6 +1,6 @@
-//! Tests that naming a CUDA device does not touch it, with no GPU, against a stand-in for libcuda that counts
-//! how often each device's primary context is retained; and which device is the default one. Each test runs
-//! in a process of its own, since a process loads the library once.
+//! Tests, without a GPU, that naming a CUDA device does not touch it, and which device is the default one. A
+//! stand-in for libcuda counts how often each device's primary context is retained. Each test runs in its own
+//! process, because a process loads the library once.
 #![cfg(target_os = "linux")]
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use millpond_driver::{CountingDriver, CurrentDeviceGuard, DeviceSpec};
 
 use crate::stand_in;
 
-/// Runs `body`, which is the test of this name, beside four devices of the stand-in.
+/// Runs `body`, the test with this name, in a process where the stand-in has four devices.
 fn with_devices(test: &str, environment: &[(&str, &str)], body: impl FnOnce()) {
     let environment: Vec<_> = [("FAKE_CUDA_DEVICES", "4"), ("MILLPOND_DEVICE", ""), ("LOCAL_RANK", "")]
         .into_iter()
@@ -45,7 +45,7 @@ fn naming_a_device_touches_none() {
             let driver = spec.find().unwrap();
             assert!(
                 Arc::ptr_eq(&driver, &millpond_driver::find(driver.device()).unwrap()),
-                "a device is one"
+                "one device has one driver"
             );
             assert_eq!((driver.device(), driver.name().as_str()), (DeviceId::cuda(ordinal), "Fake"));
             driver.version().unwrap();
@@ -76,7 +76,7 @@ fn the_first_call_touches_its_device_and_no_other() {
             assert_eq!(millpond_driver::current_device().unwrap(), DeviceId::cuda(3));
         }
         assert_eq!(retains(), [0, 0, 1, 1]);
-        // A program that opens a device says that it works there.
+        // Opening a device means that the program works there.
         assert!(Arc::ptr_eq(&CudaDriver::open(1).unwrap(), &CudaDriver::find(1).unwrap()));
         DeviceSpec::Cuda(1).open().unwrap();
         assert_eq!(retains(), [0, 1, 1, 1]);
@@ -121,7 +121,7 @@ fn threads_that_come_first_have_one_context() {
 fn the_device_of_a_stream_is_found_and_no_other_is_touched() {
     with_devices("the_device_of_a_stream_is_found_and_no_other_is_touched", &[], || {
         for ordinal in 0..4 {
-            // SAFETY: the stand-in has a stream of this number on each device.
+            // SAFETY: the stand-in has a stream with this number on each device.
             let found = unsafe { cuda::device_of_stream(0x7000 + ordinal + 1) }.unwrap();
             assert_eq!(found, Some(DeviceId::cuda(ordinal as u32)));
             assert_eq!(cuda::current_ordinal(), None);
@@ -138,7 +138,7 @@ fn assert_default(test: &str, environment: &[(&str, &str)], expected: DeviceSpec
         assert_eq!(DeviceSpec::default_device(), expected);
         if let DeviceSpec::Cuda(ordinal) = expected {
             assert_eq!(millpond_driver::current_device().unwrap(), DeviceId::cuda(ordinal));
-            // What others name does not change it.
+            // Devices named by others do not change it.
             let _simulated = SimDevice::new(SimConfig::h200());
             assert_eq!(millpond_driver::current().unwrap().device(), DeviceId::cuda(ordinal));
         }
@@ -185,7 +185,7 @@ fn a_simulated_default_device_leaves_the_gpus_alone() {
     with_devices("a_simulated_default_device_leaves_the_gpus_alone", &simulated, || {
         let other = SimDevice::new(SimConfig::h200());
         let device = millpond_driver::current().unwrap();
-        assert_ne!(device.device(), other.device(), "a device that was made first is not the default");
+        assert_ne!(device.device(), other.device(), "the device created first is not the default");
         assert_eq!(device.mem_get_info().unwrap().total, 8 << 30);
         assert!(Arc::ptr_eq(&device, &DeviceSpec::default_device().open().unwrap()));
         assert_eq!(DeviceSpec::default_device().to_string(), "sim:8GiB");

@@ -1,6 +1,5 @@
-//! Tests waits for the device, and calls beside captures, with no GPU, against a stand-in for libcuda that
-//! ends captures as CUDA does. Each test runs in a process of its own, since a process loads the library
-//! once.
+//! Tests, without a GPU, waits for the device and calls during captures. A stand-in for libcuda ends captures
+//! as CUDA does. Each test runs in its own process, because a process loads the library once.
 #![cfg(target_os = "linux")]
 
 use libloading::Library;
@@ -11,21 +10,21 @@ use millpond_driver::cuda::CudaDriver;
 
 use crate::stand_in;
 
-/// The end of pinned memory waits for nothing.
+/// Freeing pinned memory waits for nothing.
 const NO_WAIT: (&str, &str) = ("FAKE_CUDA_FREE_MS", "0");
 
-/// Runs `body`, which is the test of this name, in a process in which the stand-in is the driver.
+/// Runs `body`, the test with this name, in a process whose driver is the stand-in.
 fn with_fake(test: &str, environment: &[(&str, &str)], body: impl FnOnce()) {
     stand_in::run(module_path!(), test, "pools", environment, body);
 }
 
-/// How often the whole context was waited for.
+/// How often a caller waited for the whole context.
 fn waits() -> u64 {
     // SAFETY: the stand-in's initialisers do nothing, and the type is the function's.
     unsafe { Library::new("libcuda.so.1").unwrap().get::<extern "C" fn() -> u64>("fake_waits").unwrap()() }
 }
 
-/// The time before the free begins does not count: the work is under way, and the free is not.
+/// The time before the free begins does not count: the work is under way, but the free is not.
 #[test]
 fn a_slow_launch_does_not_pass_for_a_free_that_waits() {
     let environment = [NO_WAIT, ("FAKE_CUDA_LAUNCH_MS", "100")];
@@ -39,7 +38,7 @@ fn pinned_memory_ends_after_a_wait_where_its_end_is_none() {
     with_fake("pinned_memory_ends_after_a_wait_where_its_end_is_none", &[NO_WAIT], || {
         let driver = CudaDriver::open(0).unwrap();
         let pinned = driver.mem_host_alloc(4096, HostFlags::default()).unwrap();
-        // SAFETY: the memory is this test's, and no work uses it.
+        // SAFETY: the memory belongs to this test, and no work uses it.
         unsafe { driver.mem_free_host(pinned) }.unwrap();
         assert_eq!(waits(), 1);
         assert_eq!(driver.synchronize_beside_captures(), Ok(true));
@@ -57,7 +56,7 @@ fn nothing_is_waited_for_beside_a_capture_where_only_the_context_can_be() {
         let pinned = driver.mem_host_alloc(4096, HostFlags::default()).unwrap();
         driver.begin_capture(stream, CaptureMode::Relaxed).unwrap();
         assert_eq!(driver.synchronize_beside_captures(), Ok(false));
-        // SAFETY: the memory is this test's, and no work uses it.
+        // SAFETY: the memory belongs to this test, and no work uses it.
         let freed = unsafe { driver.mem_free_host(pinned) };
         assert_eq!(freed.unwrap_err().code(), DriverError::STREAM_CAPTURE_UNSUPPORTED);
         driver.end_capture(stream).expect("the capture went on");
@@ -65,7 +64,7 @@ fn nothing_is_waited_for_beside_a_capture_where_only_the_context_can_be() {
     });
 }
 
-/// The first call on a device makes its context, which is a call that ends captures of the thread's mode.
+/// The first call on a device creates its context, and that call ends captures of the thread's mode.
 #[test]
 fn a_context_is_made_beside_a_capture_on_another_device() {
     let devices = [("FAKE_CUDA_DEVICES", "3")];
@@ -82,7 +81,7 @@ fn a_context_is_made_beside_a_capture_on_another_device() {
     });
 }
 
-/// The event may be a part of the graph, and then says nothing about the stream's work.
+/// The event may have become a part of the graph, and then says nothing about the stream's work.
 #[test]
 fn an_event_that_a_capture_may_have_got_counts_as_captured() {
     let environment = [("FAKE_CUDA_CAPTURE_AT_RECORD", "1")];
@@ -99,7 +98,7 @@ fn an_event_that_a_capture_may_have_got_counts_as_captured() {
     });
 }
 
-/// The block outlives its context, and another one is current on the thread.
+/// The block outlives its context, and another context is current on the thread.
 #[test]
 fn a_block_of_a_pool_is_freed_after_a_reset_without_a_context() {
     with_fake("a_block_of_a_pool_is_freed_after_a_reset_without_a_context", &[], || {
@@ -111,7 +110,7 @@ fn a_block_of_a_pool_is_freed_after_a_reset_without_a_context() {
             library.get::<extern "C" fn(i32) -> i32>("cuDevicePrimaryCtxReset_v2").unwrap()(0)
         };
         assert_eq!(answer, 0);
-        // SAFETY: the stand-in has no block there.
+        // SAFETY: the stand-in has no real block there.
         unsafe { lost.mem_free_async(DevicePtr::new(0x9 << 40), StreamRef::LEGACY) }.unwrap();
         assert!(lost.was_reset());
         other.mem_alloc(256).expect("the other context is current again");

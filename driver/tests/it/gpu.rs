@@ -1,4 +1,4 @@
-//! Helpers of the tests on a real device. Every block, stream and range that is passed here is alive.
+//! Helpers for tests on a real device. Every block, stream and range passed here is alive.
 
 use std::sync::Arc;
 
@@ -19,10 +19,11 @@ pub(crate) fn fill(driver: &dyn Driver, ptr: DevicePtr, value: u8, bytes: u64) {
     driver.stream_synchronize(StreamRef::LEGACY).unwrap();
 }
 
-/// Reads a living block after the work that is on this stream.
+/// Reads a living block after the work on this stream.
 pub(crate) fn read(driver: &dyn Driver, ptr: DevicePtr, bytes: u64, stream: StreamRef) -> Vec<u8> {
     let mut host = vec![0xEE; bytes as usize];
-    // SAFETY: every caller passes a living block; the vector is as long, and lives until the copy is done.
+    // SAFETY: every caller passes a living block; the vector is equally long and lives until the copy is
+    // done.
     unsafe { driver.memcpy_dtoh_async(host.as_mut_ptr(), ptr, bytes, stream) }.unwrap();
     driver.stream_synchronize(stream).unwrap();
     host
@@ -35,11 +36,11 @@ pub(crate) fn write(driver: &dyn Driver, ptr: DevicePtr, host: &[u8], stream: St
 }
 
 pub(crate) fn free(driver: &dyn Driver, ptr: DevicePtr) {
-    // SAFETY: every caller passes a block from this driver, for the last time and after all work on it.
+    // SAFETY: every caller passes a block from this driver after all work on it, and does not use it again.
     unsafe { driver.mem_free(ptr) }.unwrap();
 }
 
 pub(crate) fn destroy(driver: &dyn Driver, stream: StreamRef) {
-    // SAFETY: every caller passes a stream from this driver, for the last time.
+    // SAFETY: every caller passes a stream from this driver and does not use it again.
     unsafe { driver.stream_destroy(stream) }.unwrap();
 }

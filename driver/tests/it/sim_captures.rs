@@ -1,4 +1,4 @@
-//! Tests how the simulated device counts captured work: that work runs only when its graph is launched.
+//! Tests how the simulated device counts captured work, which runs only when its graph is launched.
 
 use std::sync::Arc;
 
@@ -32,8 +32,7 @@ fn mapped(device: &SimDevice) -> DevicePtr {
     base
 }
 
-/// No launch is under way, so a mapping may end that captured work alone used, whichever stream frees the
-/// block.
+/// No launch is under way. So a mapping used only by captured work may end, whichever stream frees the block.
 #[test]
 fn a_mapping_ends_without_a_wait_for_what_was_captured() {
     for frees_in_capture in [false, true] {
@@ -54,7 +53,7 @@ fn a_mapping_ends_without_a_wait_for_what_was_captured() {
             if !frees_in_capture {
                 device.give_back(base, 4096, other);
             }
-            // SAFETY: the page is mapped; what may use it is reported.
+            // SAFETY: the page is mapped; the device reports any stream that may still use it.
             unsafe { device.mem_unmap(base, PAGE) }.unwrap();
             let expected = if is_used_outside { vec![ViolationKind::EarlyReturn] } else { Vec::new() };
             assert_eq!(kinds(&device), expected, "frees in the capture: {frees_in_capture}");

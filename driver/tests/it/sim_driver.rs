@@ -1,4 +1,4 @@
-//! Tests every method of the driver on the simulated device, and its checks of arguments.
+//! Tests every method of the simulated device's driver, and its checks of arguments.
 
 use std::sync::Arc;
 
@@ -103,7 +103,7 @@ fn memory_is_counted_and_ends_at_the_capacity() {
 fn wrong_frees_are_refused_and_reported() {
     let device = device();
     let ptr = device.mem_alloc(4096).unwrap();
-    // SAFETY: each is refused but the first, which ends `ptr`.
+    // SAFETY: the device refuses each call except the first, which frees `ptr`.
     unsafe {
         assert_eq!(code(device.mem_free(ptr.offset(256))), DriverError::INVALID_VALUE);
         device.mem_free(ptr).unwrap();
@@ -154,7 +154,7 @@ fn managed_memory_is_the_hosts_at_the_same_address() {
     let device = device();
     let ptr = device.mem_alloc_managed(4096).unwrap();
     let host = HostPtr(ptr.address() as usize).as_mut_ptr();
-    // SAFETY: managed memory of 4096 bytes, and all work on it is waited for.
+    // SAFETY: managed memory of 4096 bytes, read after all work on it is done.
     unsafe {
         assert_eq!(host.read(), 0);
         host.write(7);
@@ -167,7 +167,7 @@ fn managed_memory_is_the_hosts_at_the_same_address() {
     }
     assert_eq!(read(&device, ptr, 3), [7, 9, 9]);
     let plain = device.mem_alloc(4096).unwrap();
-    // SAFETY: refused.
+    // SAFETY: the device refuses it.
     let answer = unsafe { device.mem_prefetch_async(plain, 4096, false, StreamRef::LEGACY) };
     assert_eq!(code(answer), DriverError::INVALID_VALUE);
 }
@@ -178,7 +178,7 @@ fn contents_go_through_copies_and_fills() {
     let [a, b] = [0, 1].map(|_| device.mem_alloc(200_000).unwrap());
     let data: Vec<u8> = (0..200_000_u32).map(|index| (index % 251) as u8).collect();
     write(&device, a, &data);
-    // SAFETY: both are live, the ranges in bounds; a wrong range is refused.
+    // SAFETY: both are live and the ranges are in bounds; the device refuses a wrong range.
     unsafe {
         device.memset_d8_async(b, 3, 200_000, StreamRef::LEGACY).unwrap();
         device.memcpy_dtod_async(b.offset(10), a.offset(5), 150_000, StreamRef::LEGACY).unwrap();
@@ -211,7 +211,7 @@ fn copies_with_pinned_memory_wait_for_their_turn_and_others_do_not() {
     let host = pinned.as_mut_ptr();
     let mut registered = vec![1_u8; 64];
     let by_hand = HostPtr(registered.as_mut_ptr().expose_provenance());
-    // SAFETY: all memory outlives the work on it, which is waited for before the host looks.
+    // SAFETY: all memory outlives the work on it, and the host reads it only after that work.
     unsafe {
         device.mem_host_register(by_hand, 64, HostFlags::default()).unwrap();
         let twice = device.mem_host_register(by_hand, 8, HostFlags::default());
@@ -241,11 +241,11 @@ fn default_streams_exist_and_stay() {
         // SAFETY: the default streams are always alive.
         let stream = unsafe { device.stream_ref(handle) }.unwrap();
         assert_eq!(stream.handle(), handle);
-        // SAFETY: refused.
+        // SAFETY: the device refuses it.
         assert_eq!(code(unsafe { device.stream_destroy(stream) }), DriverError::INVALID_HANDLE);
         device.stream_synchronize(stream).unwrap();
     }
-    // SAFETY: a simulated device finds out.
+    // SAFETY: a simulated device detects the wrong handle.
     assert_eq!(code(unsafe { device.stream_ref(0x1234) }), DriverError::INVALID_HANDLE);
     assert_eq!(kinds(&device), [ViolationKind::DeadHandle]);
 }
@@ -254,7 +254,7 @@ fn default_streams_exist_and_stay() {
 
 #[test]
 fn pools_keep_memory_in_stream_order() {
-    /// What a pool of this device takes at once.
+    /// The memory that a pool of this device takes at once.
     const CHUNK: u64 = 32 * MIB;
     let device = device();
     let [s, t] = [0, 1].map(|_| stream(&device));
@@ -271,14 +271,14 @@ fn pools_keep_memory_in_stream_order() {
         (get(MemPoolAttribute::UsedMemCurrent), get(MemPoolAttribute::ReservedMemCurrent)),
         (0, CHUNK)
     );
-    assert_eq!(device.mem_alloc_async(CHUNK, s).unwrap(), a, "the same stream has it again");
+    assert_eq!(device.mem_alloc_async(CHUNK, s).unwrap(), a, "the same stream gets it again");
     device.launch(s, &[]);
     // SAFETY: as above.
     unsafe { device.mem_free_async(a, s) }.unwrap();
     let b = device.mem_alloc_async(CHUNK, t).unwrap();
-    assert_ne!(a, b, "another stream does not, while it is in use");
+    assert_ne!(a, b, "another stream does not get it while it is in use");
     device.advance(1_000_000);
-    assert_eq!(device.mem_alloc_async(CHUNK, t).unwrap(), a, "now it is done");
+    assert_eq!(device.mem_alloc_async(CHUNK, t).unwrap(), a, "now the work is done");
     assert_eq!(
         (get(MemPoolAttribute::UsedMemCurrent), get(MemPoolAttribute::UsedMemHigh)),
         (2 * CHUNK, 2 * CHUNK)
@@ -314,7 +314,7 @@ fn pools_wait_on_the_device_where_they_may() {
     assert_eq!(again, a);
     device.launch(t, &[Access::write(again, MIB, 2), Access::check(again, MIB, 2)]);
     assert!(!device.stream_query(t).unwrap(), "it waits for the other stream");
-    // SAFETY: as above. The memory that is out ends with its free.
+    // SAFETY: as above. Freeing ends the memory that is still handed out.
     unsafe {
         device.mem_pool_destroy(pool).unwrap();
         assert_eq!(code(device.mem_pool_trim_to(pool, 0)), DriverError::INVALID_VALUE);
@@ -349,9 +349,9 @@ fn stream_ordered_memory_must_be_used_and_freed_in_order() {
     assert_eq!(
         kinds(&device),
         [ViolationKind::StreamOrder],
-        "used on a stream that is not after the allocation"
+        "used on a stream that is not ordered after the allocation"
     );
-    // SAFETY: live, and not used again; what is wrong is reported.
+    // SAFETY: live, and not used again; the device reports the mistake.
     unsafe { device.mem_free_async(a, s) }.unwrap();
     assert_eq!(kinds(&device), [ViolationKind::EarlyReturn], "freed while another stream may use it");
     let b = device.mem_alloc_async(MIB, s).unwrap();
@@ -365,7 +365,7 @@ fn stream_ordered_memory_must_be_used_and_freed_in_order() {
 
 // --- Virtual memory management ---
 
-/// Reserves addresses for `pages` pages, and maps the first handle at the start.
+/// Reserves addresses for `pages` pages and maps the first handle at the start.
 fn mapped(device: &SimDevice, pages: u64) -> (DevicePtr, millpond_core::driver::PhysicalHandle) {
     let base = device.mem_address_reserve(pages * PAGE, 0).unwrap();
     let handle = device.mem_create(PAGE, PhysicalProps::default()).unwrap();
@@ -382,7 +382,7 @@ fn a_handle_mapped_twice_is_the_same_memory() {
     let device = device();
     let (base, handle) = mapped(&device, 4);
     let other = base.offset(2 * PAGE);
-    // SAFETY: ranges are reserved; what is wrong is refused.
+    // SAFETY: the ranges are reserved; the device refuses wrong ones.
     // SAFETY: as above.
     unsafe { device.mem_map(other, PAGE, handle) }.unwrap();
     device.launch(StreamRef::LEGACY, &[Access::write(other, 8, 1)]);
@@ -413,7 +413,7 @@ fn mappings_are_whole_and_side_by_side_one_range() {
     let (base, handle) = mapped(&device, 4);
     let second = device.mem_create(2 * PAGE, PhysicalProps::default()).unwrap();
     let at = base.offset(PAGE);
-    // SAFETY: ranges are reserved; what is wrong is refused.
+    // SAFETY: the ranges are reserved; the device refuses wrong ones.
     unsafe {
         assert_eq!(code(device.mem_map(at, PAGE, second)), DriverError::NOT_SUPPORTED, "a part of a handle");
         assert_eq!(code(device.mem_map(base, PAGE, handle)), DriverError::INVALID_VALUE, "occupied");
@@ -440,7 +440,7 @@ fn mappings_are_whole_and_side_by_side_one_range() {
     assert_eq!(code(device.mem_create(PAGE + 1, PhysicalProps::default())), DriverError::INVALID_VALUE);
     assert_eq!(code(device.mem_address_reserve(PAGE, 3)), DriverError::INVALID_VALUE);
     assert!(device.mem_address_reserve(PAGE, 64 * PAGE).unwrap().is_aligned_to(64 * PAGE));
-    // SAFETY: the second call is refused.
+    // SAFETY: the device refuses the second call.
     unsafe {
         device.mem_release(second).unwrap();
         assert_eq!(code(device.mem_release(second)), DriverError::INVALID_VALUE);
@@ -476,7 +476,7 @@ fn unmapping_needs_the_uses_through_that_address_to_be_over() {
     let s = stream(&device);
     let (base, handle) = mapped(&device, 2);
     let other = base.offset(PAGE);
-    // SAFETY: ranges are mapped as named; what is wrong is reported.
+    // SAFETY: the ranges are mapped as named; the device reports the mistakes.
     // SAFETY: as above.
     unsafe {
         device.mem_map(other, PAGE, handle).unwrap();
@@ -486,7 +486,7 @@ fn unmapping_needs_the_uses_through_that_address_to_be_over() {
     device.launch(s, &[Access::write(base, 4096, 1)]);
     device.give_back(base, 4096, s);
     device.stream_synchronize(s).unwrap();
-    // Now it is used through the other address; the first may go.
+    // The memory is now used through the other address, so the first may go.
     device.lend(other, 4096, s);
     device.launch(s, &[Access::check(other, 4096, 1)]);
     // SAFETY: as above.
@@ -522,11 +522,11 @@ fn an_opened_handle_leads_to_the_same_memory() {
     let handle = device.ipc_get_mem_handle(ptr).unwrap();
     let opened = device.ipc_open_mem_handle(&handle).unwrap();
     assert_ne!(opened, ptr);
-    assert_eq!(device.ipc_open_mem_handle(&handle).unwrap(), opened, "opened twice, at one address");
+    assert_eq!(device.ipc_open_mem_handle(&handle).unwrap(), opened, "opened twice at one address");
     write(&device, ptr, b"shared");
     assert_eq!(read(&device, opened, 6), b"shared");
     device.synchronize().unwrap();
-    // SAFETY: opened twice, closed twice; the third is refused.
+    // SAFETY: opened twice, closed twice; the device refuses the third call.
     unsafe {
         device.ipc_close_mem_handle(opened).unwrap();
         assert_eq!(read(&device, opened, 6), b"shared");
@@ -535,10 +535,10 @@ fn an_opened_handle_leads_to_the_same_memory() {
     }
     assert_eq!(kinds(&device), [ViolationKind::UnknownPointer]);
     let again = device.ipc_open_mem_handle(&handle).unwrap();
-    // SAFETY: live; that it is open is reported.
+    // SAFETY: live; the device reports that it is still open.
     unsafe { device.mem_free(ptr) }.unwrap();
     assert_eq!(kinds(&device), [ViolationKind::EarlyReturn]);
-    assert_eq!(device.mem_alloc(4096).unwrap(), ptr, "the address is another allocation's");
+    assert_eq!(device.mem_alloc(4096).unwrap(), ptr, "another allocation has the address");
     assert_eq!(code(device.ipc_open_mem_handle(&handle)), DriverError::INVALID_VALUE, "a stale handle");
     // SAFETY: opened above.
     unsafe { device.ipc_close_mem_handle(again) }.unwrap();
@@ -565,7 +565,7 @@ fn handles_of_other_memory_other_devices_and_noise_are_refused() {
     assert_eq!(code(device.ipc_open_mem_handle(&IpcMemHandle([0; 64]))), DriverError::INVALID_VALUE);
 }
 
-/// The device knew no per-thread stream before its first call, and so took this one for none.
+/// The device did not know the per-thread stream before its first call, so it did not count it as a stream.
 #[test]
 fn a_per_thread_stream_joins_a_capture_in_its_first_call() {
     let device = device();

@@ -29,20 +29,20 @@ fn page(device: &SimDevice) -> (DevicePtr, PhysicalHandle) {
 }
 
 fn fill(device: &SimDevice, ptr: DevicePtr, value: u8) -> Result<(), i32> {
-    // SAFETY: what the device may not use it refuses.
+    // SAFETY: the device refuses memory that it may not use.
     unsafe { device.memset_d8_async(ptr, value, 4096, LEGACY) }.map_err(|error| error.code())?;
     device.synchronize().unwrap();
     Ok(())
 }
 
 fn copy(device: &SimDevice, dst: DevicePtr, src: DevicePtr) -> Result<(), i32> {
-    // SAFETY: what the device may not use it refuses.
+    // SAFETY: the device refuses memory that it may not use.
     unsafe { device.memcpy_dtod_async(dst, src, 4096, LEGACY) }.map_err(|error| error.code())
 }
 
 fn first_byte(device: &SimDevice, ptr: DevicePtr) -> u8 {
     let mut byte = [0];
-    // SAFETY: the memory is the device's; the buffer has one byte.
+    // SAFETY: the memory belongs to the device; the buffer has one byte.
     unsafe { device.memcpy_dtoh_async(byte.as_mut_ptr(), ptr, 1, LEGACY) }.unwrap();
     byte[0]
 }
@@ -63,7 +63,7 @@ fn issue_9_physical_memory_is_used_by_devices_that_the_mapping_names_only() {
     assert_eq!([fill(&second, a, 7), copy(&second, b, a)], [Ok(()); 2]);
     assert_eq!((first_byte(&first, a), first_byte(&second, b)), (7, 7));
     assert_eq!(fill(&first, a, 8), Ok(()), "the first keeps its access");
-    assert_eq!(copy(&first, b, a), REFUSED, "the second's memory is not the first's");
+    assert_eq!(copy(&first, b, a), REFUSED, "the first has no access to the second's memory");
     // SAFETY: the page is mapped.
     unsafe { first.mem_set_access(a, PAGE, AccessFlags::None, &[second.device()]) }.unwrap();
     assert_eq!(fill(&second, a, 9), REFUSED);
@@ -113,7 +113,7 @@ fn issue_9_devices_without_a_way_between_them_are_no_peers() {
         let answer = unsafe { first.mem_set_access(a, PAGE, AccessFlags::ReadWrite, &[device.device()]) };
         assert_eq!(answer.unwrap_err().code(), DriverError::INVALID_DEVICE);
     }
-    // A device whose context was reset is not at work until it is opened again.
+    // A device whose context was reset is inactive until it is opened again.
     second.reset_context();
     assert_eq!(first.active_peers().unwrap(), []);
     let second = second.open_again();
@@ -154,7 +154,7 @@ fn issue_9_physical_memory_is_shared_through_a_file_descriptor() {
     assert!(handle != one && one != other);
     let [a, b] = [(); 2].map(|()| device.mem_address_reserve(PAGE, 0).unwrap());
     assert_eq!(device.live_bytes(), 2 * PAGE, "it is the same memory");
-    // SAFETY: addresses are reserved, handles are whole, and each is released once.
+    // SAFETY: the addresses are reserved, the handles are whole, and each is released once.
     unsafe {
         for (at, handle) in [(a, handle), (b, one)] {
             device.mem_map(at, PAGE, handle).unwrap();
@@ -182,7 +182,7 @@ fn a_copy_from_a_device_that_is_named_needs_no_access() {
     let ((a, _), (b, _)) = (page(&first), page(&second));
     fill(&first, a, 7).unwrap();
     let copy = |src: DevicePtr, device| {
-        // SAFETY: the pages are mapped; what the device may not use it refuses.
+        // SAFETY: the pages are mapped; the device refuses memory that it may not use.
         unsafe { second.memcpy_peer_async(b, src, device, 4096, LEGACY) }.map_err(|error| error.code())
     };
     copy(a, first.device()).unwrap();

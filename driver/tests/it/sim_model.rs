@@ -1,4 +1,4 @@
-//! Tests the order oracle against a naive model that keeps, for every point, the set of all work before it.
+//! Tests the order oracle against a naive model, which keeps for every point the set of all work before it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -34,20 +34,20 @@ enum Kind {
     NonBlocking,
 }
 
-/// Sets of work in place of clocks. Every piece of work, and every wait for something new, is one number.
+/// Sets of work instead of clocks. Every piece of work, and every wait for something new, is one number.
 struct Model {
     next: u32,
     kinds: [Kind; STREAMS],
-    /// All that each stream's next work happens after, apart from the legacy rule and the host.
+    /// Everything that each stream's next work happens after, without the legacy rule and the host.
     before: [Set; STREAMS],
     host: Set,
-    /// The work of destroyed blocking streams that the legacy stream has to wait for.
+    /// The work of destroyed blocking streams that the legacy stream must wait for.
     departed: Set,
-    /// The work of each present stream that uses no block, and that of destroyed ones.
+    /// The work of each present stream that uses no block, and such work of destroyed streams.
     idle: [Set; STREAMS],
     gone: Set,
     events: Vec<Set>,
-    /// For each block: the work that its next owner must come after, and the work of its present owner.
+    /// For each block: the work that its next owner must come after, and its present owner's work.
     history: [Set; BLOCKS],
     uses: [Set; BLOCKS],
     lent_to: [Option<usize>; BLOCKS],
@@ -70,7 +70,7 @@ impl Model {
         }
     }
 
-    /// All that the next work on the stream would happen after.
+    /// Everything that the next work on the stream would happen after.
     fn effective(&self, stream: usize) -> Set {
         let mut set: Set = self.before[stream].union(&self.host).copied().collect();
         if self.kinds[stream] == Kind::Legacy {
@@ -88,7 +88,7 @@ impl Model {
         set
     }
 
-    /// Something is submitted: `extra` is what it waits for besides.
+    /// Submits work that also waits for `extra`.
     fn submit(&mut self, stream: usize, extra: &Set) -> u32 {
         let mut set = self.effective(stream);
         set.extend(extra);
@@ -99,7 +99,8 @@ impl Model {
         self.next
     }
 
-    /// Recording and waiting are work on the legacy stream, and behind it, if there is anything to wait for.
+    /// A record or a wait counts as work only if it adds something to wait for: by the legacy rule, or
+    /// `extra`.
     fn join(&mut self, stream: usize, extra: &Set) {
         let mut wanted = self.effective(stream);
         wanted.extend(extra);
@@ -109,7 +110,7 @@ impl Model {
         }
     }
 
-    /// The work that a new owner or a use on the stream should be ordered after and is not.
+    /// The work that a new owner or a use on the stream should be ordered after, but is not.
     fn missing(&self, block: usize, stream: usize) -> Set {
         self.history[block].difference(&self.effective(stream)).copied().collect()
     }
@@ -122,7 +123,7 @@ impl Model {
         self.lent_to[block] = None;
     }
 
-    /// The stream is destroyed; its place goes to a new one.
+    /// The stream is destroyed, and a new one takes its place.
     fn replace(&mut self, stream: usize, kind: Kind) {
         let before = std::mem::take(&mut self.before[stream]);
         self.gone.append(&mut self.idle[stream]);
@@ -171,7 +172,7 @@ impl Pair {
         }
     }
 
-    /// One step of both; says whether a new owner or a use was found to be in order, where one was checked.
+    /// Makes one step of both. Returns whether a new owner or a use was in order, if the step checked one.
     fn step(&mut self, rng: &mut Rng) -> Option<bool> {
         let stream = rng.below(STREAMS);
         let handle = self.streams[stream];
@@ -213,7 +214,7 @@ impl Pair {
         None
     }
 
-    /// Destroys a stream and makes another; sometimes many, so that the simulator forgets old ones.
+    /// Destroys a stream and creates another; sometimes many, so that the simulator forgets old ones.
     fn replace(&mut self, stream: usize, rng: &mut Rng) {
         if self.model.kinds[stream] == Kind::Legacy {
             return;
@@ -221,7 +222,7 @@ impl Pair {
         for _ in 0..if rng.below(3) == 0 { 70 } else { 1 } {
             let non_blocking = rng.below(2) == 0;
             self.model.replace(stream, if non_blocking { Kind::NonBlocking } else { Kind::Blocking });
-            // SAFETY: not used again.
+            // SAFETY: the stream is not used again.
             unsafe { self.device.stream_destroy(self.streams[stream]) }.unwrap();
             self.streams[stream] =
                 self.device.stream_create(StreamFlags { non_blocking, priority: 0 }).unwrap();
@@ -253,8 +254,8 @@ impl Pair {
         None
     }
 
-    /// Whether the oracle found the new owner, or the use, in order; the model must agree. Only work that
-    /// used no block, of streams that were destroyed, may be forgotten.
+    /// Whether the oracle found the new owner or the use in order; the model must agree. The oracle may
+    /// forget only work that used no block, of destroyed streams.
     fn in_order(&mut self, block: usize, stream: usize) -> bool {
         let found = self.device.take_violations();
         assert!(found.iter().all(|violation| violation.kind == ViolationKind::StreamOrder), "{found:?}");
@@ -263,7 +264,7 @@ impl Pair {
             assert!(missing.is_subset(&self.model.gone), "{:?}: not seen: {missing:?}", self.place);
             self.forgotten += u64::from(!missing.is_empty());
         } else {
-            assert!(!missing.is_empty(), "{:?}: seen where nothing is: {found:?}", self.place);
+            assert!(!missing.is_empty(), "{:?}: reported without a cause: {found:?}", self.place);
             self.model.history[block].clear();
         }
         found.is_empty()

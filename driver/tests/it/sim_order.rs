@@ -1,4 +1,4 @@
-//! Tests the happens-before rules of the simulated device: each kept, and each broken.
+//! Tests the happens-before rules of the simulated device: each rule kept, and each rule broken.
 
 use millpond_core::driver::{Driver, Event, EventFlags, StreamFlags};
 use millpond_core::{DevicePtr, StreamRef};
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 const BLOCK: u64 = 4096;
 
-/// A device on which nothing finishes unless it must, streams on it, and one allocation.
+/// A device with streams and one allocation. Work finishes only when it must.
 struct Bench {
     device: Arc<SimDevice>,
     block: DevicePtr,
@@ -38,7 +38,7 @@ impl Bench {
         self.device.stream_wait_event(stream, event).unwrap();
     }
 
-    /// One owner: takes the block, writes to it and gives it back, all on one stream.
+    /// Acts as one owner: takes the block, writes to it and gives it back, all on one stream.
     fn own(&self, stream: StreamRef) {
         self.device.lend(self.block, BLOCK, stream);
         self.device.launch(stream, &[Access::write(self.block, BLOCK, stream.handle())]);
@@ -50,12 +50,12 @@ impl Bench {
         self.device.launch(stream, &[]);
     }
 
-    /// The violations since the last look.
+    /// The violations since the last call.
     fn kinds(&self) -> Vec<ViolationKind> {
         self.device.take_violations().into_iter().map(|violation| violation.kind).collect()
     }
 
-    /// Hands the block to a stream: was that in order?
+    /// Hands the block to a stream and returns whether that was in order.
     fn may_have(&self, stream: StreamRef) -> bool {
         assert_eq!(self.kinds(), [], "before");
         self.own(stream);
@@ -122,7 +122,7 @@ fn an_event_recorded_before_the_last_work_does_not() {
     assert!(!b.may_have(t));
 }
 
-/// RMM's issue 2489 in small: what the freeing stream waited for must not be lost.
+/// A small version of RMM's issue 2489: the order that the freeing stream waited for must not be lost.
 #[test]
 fn an_event_recorded_before_a_wait_of_its_stream_does_not() {
     let b = Bench::new();
@@ -200,7 +200,7 @@ fn a_query_orders_if_and_only_if_it_says_yes() {
     assert!(!b.device.event_query(event).unwrap() && !b.device.stream_query(s).unwrap());
     assert!(!b.may_have(t));
     let event = b.recorded(t);
-    b.device.advance(1_000_000); // it is done, but was not queried
+    b.device.advance(1_000_000); // the work is done, but was not queried
     assert!(!b.may_have(s));
     b.own(s);
     b.device.advance(1_000_000);
@@ -232,10 +232,10 @@ fn only_work_on_the_legacy_stream_orders_blocking_streams_among_themselves() {
     let b = Bench::new();
     let (s, t) = (b.blocking(), b.blocking());
     b.own(s);
-    assert!(!b.may_have(t), "they are two streams like others");
+    assert!(!b.may_have(t), "two blocking streams are not ordered by themselves");
     b.work(StreamRef::LEGACY);
     assert!(b.may_have(s));
-    // A block that comes back on the legacy stream, without work on it, orders nothing.
+    // A block that returns on the legacy stream, without work on it, orders nothing.
     let (u, v) = (b.blocking(), b.blocking());
     b.device.synchronize().unwrap();
     b.device.lend(b.block, BLOCK, u);
@@ -273,12 +273,12 @@ fn what_forgotten_blocking_streams_waited_for_still_orders_the_legacy_stream() {
     let (user, middle) = (b.stream(), b.blocking());
     b.own(user);
     b.wait(middle, b.recorded(user));
-    b.device.advance(1_000_000); // all is done, but was not queried
-    // SAFETY: not used again.
+    b.device.advance(1_000_000); // all work is done, but was not queried
+    // SAFETY: the stream is not used again.
     unsafe { b.device.stream_destroy(middle) }.unwrap();
     for _ in 0..200 {
         let stream = b.blocking();
-        // SAFETY: not used again.
+        // SAFETY: the stream is not used again.
         unsafe { b.device.stream_destroy(stream) }.unwrap();
     }
     let other = b.blocking();
@@ -295,10 +295,10 @@ fn a_new_stream_is_not_taken_for_the_forgotten_one_that_a_block_was_lent_to() {
     b.own(user);
     b.wait(lessee, b.recorded(user));
     b.device.lend(b.block, BLOCK, lessee);
-    b.device.advance(1_000_000); // all is done, but was not queried
+    b.device.advance(1_000_000); // all work is done, but was not queried
     let others: Vec<_> = (0..100).map(|_| b.stream()).collect();
     for stream in others.into_iter().chain([lessee]) {
-        // SAFETY: not used again.
+        // SAFETY: the stream is not used again.
         unsafe { b.device.stream_destroy(stream) }.unwrap();
     }
     b.device.launch(b.stream(), &[Access::read(b.block, BLOCK)]);
@@ -322,7 +322,7 @@ fn a_reused_handle_is_another_stream() {
     let b = Bench::new();
     let s = b.stream();
     b.own(s);
-    // SAFETY: `s` is used below only to show that it is refused.
+    // SAFETY: `s` is used below only to show that the device refuses it.
     unsafe { b.device.stream_destroy(s) }.unwrap();
     let t = b.stream();
     assert_eq!(s.handle(), t.handle());
@@ -340,7 +340,7 @@ fn a_reused_handle_is_another_stream() {
 fn use_by_the_owner_on_other_streams_must_be_ordered_before_the_release() {
     let b = Bench::new();
     let (s, helper) = (b.stream(), b.stream());
-    // Ordered: the helper waits for the owner's stream and the other way round.
+    // Ordered: the helper waits for the owner's stream, and the owner's stream waits for the helper.
     b.device.lend(b.block, BLOCK, s);
     b.wait(helper, b.recorded(s));
     b.device.launch(helper, &[Access::write(b.block, BLOCK, 1)]);
@@ -375,12 +375,12 @@ fn parts_keep_their_own_history() {
         b.device.launch(stream, &[Access::write(at(index), BLOCK, index)]);
         b.device.give_back(at(index), BLOCK, stream);
     }
-    // Merged, for a stream that is ordered after one of them only: RMM's issue 2489 itself.
+    // Merged for a stream that is ordered after only one of them: RMM's issue 2489 itself.
     b.wait(u, b.recorded(s));
     b.device.lend(at(0), 2 * BLOCK, u);
     assert_eq!(b.kinds(), [ViolationKind::StreamOrder]);
     b.device.give_back(at(0), 2 * BLOCK, u);
-    // Split again: the second part's history was reported and has ended, the first is `u`'s.
+    // Split again: the second part's history was reported and has ended; the first part's history is on `u`.
     b.device.lend(at(0), 256, u);
     b.device.lend(at(1), 256, u);
     assert_eq!(b.kinds(), []);
@@ -398,7 +398,7 @@ fn blocks_that_overlap_are_reported() {
     b.device.lend(b.block, BLOCK, s);
     assert_eq!(b.kinds()[0], ViolationKind::Overlap);
     b.device.give_back(b.block, 2 * BLOCK, s);
-    assert_eq!(b.kinds(), [ViolationKind::Overlap], "another size than was lent");
+    assert_eq!(b.kinds(), [ViolationKind::Overlap], "the size differs from the lent one");
     b.device.give_back(b.block, BLOCK, s);
     assert_eq!(b.kinds(), [ViolationKind::UnknownPointer], "twice");
 }
@@ -428,7 +428,7 @@ fn a_wait_on_an_event_never_recorded_is_reported() {
     let b = Bench::new();
     let s = b.stream();
     let event = b.device.event_create(EventFlags::default()).unwrap();
-    assert!(b.device.event_query(event).unwrap(), "as CUDA says");
+    assert!(b.device.event_query(event).unwrap(), "as in CUDA");
     b.device.event_synchronize(event).unwrap();
     assert_eq!(b.kinds(), []);
     b.wait(s, event);
@@ -440,17 +440,17 @@ fn calls_on_destroyed_events_are_reported_and_handles_used_again() {
     let b = Bench::new();
     let s = b.stream();
     let event = b.recorded(s);
-    // SAFETY: used below only to show that it is refused.
+    // SAFETY: the event is used below only to show that the device refuses it.
     unsafe { b.device.event_destroy(event) }.unwrap();
     assert!(b.device.event_query(event).is_err());
     assert!(b.device.event_record(event, s).is_err());
     assert!(b.device.stream_wait_event(s, event).is_err());
-    // SAFETY: refused, as said.
+    // SAFETY: the device refuses it.
     assert!(unsafe { b.device.event_destroy(event) }.is_err());
     assert_eq!(b.kinds(), [ViolationKind::DeadHandle; 4]);
     assert_eq!(b.device.event_create(EventFlags::default()).unwrap(), event);
     b.wait(s, event);
-    assert_eq!(b.kinds(), [ViolationKind::UnrecordedEvent], "a new event, though it has the handle");
+    assert_eq!(b.kinds(), [ViolationKind::UnrecordedEvent], "a new event, although it has the old handle");
 }
 
 #[test]
@@ -462,14 +462,14 @@ fn an_event_is_recorded_only_where_its_stream_is_alive() {
     assert!(b.device.event_record_if_alive(event, StreamRef::LEGACY).unwrap());
     assert_eq!(b.device.driver_calls(), calls + 2);
     assert!(!b.device.event_record_if_alive(event, StreamRef::PER_THREAD).unwrap());
-    // SAFETY: not used again but to ask whether it is alive.
+    // SAFETY: the stream is used again only to query whether it is alive.
     unsafe { b.device.stream_destroy(s) }.unwrap();
     assert!(!b.device.event_record_if_alive(event, s).unwrap());
     let reused = b.stream();
     assert_eq!(reused.handle(), s.handle());
     assert!(!b.device.event_record_if_alive(event, s).unwrap(), "the handle lives, the stream does not");
     assert!(b.device.event_record_if_alive(event, reused).unwrap());
-    assert_eq!(b.device.driver_calls(), calls + 5, "a refusal asks no driver");
+    assert_eq!(b.device.driver_calls(), calls + 5, "a refusal makes no driver call");
     assert_eq!(b.kinds(), []);
 }
 

@@ -1,5 +1,5 @@
-//! Tests how much memory allocations take from the simulated device: plain memory by pages, managed memory
-//! none.
+//! Tests how much memory allocations take from the simulated device: plain memory takes whole pages, managed
+//! memory takes none.
 
 use std::sync::Arc;
 
@@ -17,12 +17,12 @@ fn device() -> Arc<SimDevice> {
 }
 
 fn free(driver: &dyn Driver, ptr: DevicePtr) {
-    // SAFETY: every caller passes a living block that nothing uses, for the last time.
+    // SAFETY: every caller passes a living block that nothing uses, and does not use it again.
     unsafe { driver.mem_free(ptr) }.unwrap();
 }
 
-/// Blocks of one size, and the bytes of the device that are gone for them, as measured on an H200, where a
-/// page that the context has anyway may hold some of them.
+/// Blocks of one size, and the device bytes that they take, as measured on an H200. There, a page that the
+/// context already has may hold some of them.
 const MEASURED: [(u64, u64, u64); 21] = [
     (512, 256, PAGE),
     (4096, 1, PAGE),
@@ -76,9 +76,9 @@ fn issue_9_small_blocks_of_all_sizes_share_pages_and_never_cross_one() {
         .into();
     assert_eq!(device.used_bytes(), 2 * PAGE, "the first three fill most of a page");
     for (ptr, bytes) in &blocks {
-        assert_eq!(ptr.address() / PAGE, (ptr.address() + bytes - 1) / PAGE, "{bytes} bytes cross a border");
+        assert_eq!(ptr.address() / PAGE, (ptr.address() + bytes - 1) / PAGE, "{bytes} bytes cross a page");
     }
-    // The hole of the smallest waste: the end of the first page has 24 KiB less than 48.
+    // The tightest hole: the end of the first page has 24 KiB left, the second page more.
     let end = device.mem_alloc(20 * KIB).unwrap();
     assert_eq!(end.address() / PAGE, blocks[0].0.address() / PAGE);
     for (ptr, _) in blocks {
@@ -89,7 +89,8 @@ fn issue_9_small_blocks_of_all_sizes_share_pages_and_never_cross_one() {
     assert_eq!(device.used_bytes(), 0);
 }
 
-/// As measured on an H200: 700 KiB and 100 KiB alternately, the large ones freed, 300 KiB into their holes.
+/// As measured on an H200: 700 KiB and 100 KiB alternate, the large ones are freed, and 300 KiB go into their
+/// holes.
 #[test]
 fn issue_9_holes_in_pages_are_used_as_on_an_h200() {
     let device = device();
@@ -120,7 +121,7 @@ fn issue_9_a_device_is_full_when_its_pages_are() {
     assert_eq!(device.violations(), []);
 }
 
-/// The pages that the counting driver sees are those of the addresses: it need not know where blocks go.
+/// The counting driver sees the pages of the addresses, so it need not know how the device places blocks.
 #[test]
 fn issue_9_the_counting_driver_counts_the_pages_that_are_gone() {
     let device = device();
@@ -151,7 +152,7 @@ fn issue_9_managed_memory_may_exceed_the_device_and_takes_nothing_from_it() {
     device.launch(StreamRef::LEGACY, &[Access::check(managed.offset(599 * MIB), MIB, 9)]);
     let plain = device.mem_alloc(200 * MIB).unwrap();
     let error = device.mem_alloc_managed(200 * MIB).unwrap_err();
-    assert_eq!(error.code(), DriverError::OUT_OF_MEMORY, "three times the device, at most");
+    assert_eq!(error.code(), DriverError::OUT_OF_MEMORY, "at most three times the device's memory");
     assert!(error.to_string().contains("host memory"), "{error}");
     [managed, plain].into_iter().for_each(|block| free(&*device, block));
     assert_eq!((device.live_bytes(), device.violations()), (0, Vec::new()));

@@ -1,4 +1,4 @@
-//! Tests the pools of the simulated device: properties, current pools, access of other devices, and sharing
+//! Tests the pools of the simulated device: properties, current pools, access by other devices, and sharing
 //! between processes.
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use millpond_core::{DevicePtr, Driver, StreamRef};
 use millpond_driver::sim::{Access, SimConfig, SimDevice, SimMachine, ViolationKind};
 
 const MIB: u64 = 1 << 20;
-/// What a pool of a large device takes at once.
+/// The memory that a pool of a large device takes at once.
 const CHUNK: u64 = 32 * MIB;
 const MANAGED: MemPoolProps = MemPoolProps { kind: MemAllocationType::Managed, ..DEVICE };
 const HOST: MemPoolProps = MemPoolProps { location: MemLocation::Host, ..DEVICE };
@@ -45,12 +45,12 @@ fn get(device: &SimDevice, pool: MemPool, attribute: MemPoolAttribute) -> u64 {
 }
 
 fn free(device: &SimDevice, ptr: DevicePtr, stream: StreamRef) {
-    // SAFETY: every test passes each pointer once, and the device finds out otherwise.
+    // SAFETY: every test passes each pointer once; otherwise the device detects it.
     unsafe { device.mem_free_async(ptr, stream) }.unwrap();
 }
 
 fn destroy(device: &SimDevice, pool: MemPool) {
-    // SAFETY: the tests name it no more, or on purpose: the device finds out.
+    // SAFETY: the tests use the pool again only on purpose, and the device detects that.
     unsafe { device.mem_pool_destroy(pool) }.unwrap();
 }
 
@@ -112,7 +112,7 @@ fn the_current_pool_serves_requests_that_name_none() {
     assert_eq!(get(&device, pool, MemPoolAttribute::UsedMemCurrent), MIB);
     free(&device, ptr, s);
     destroy(&device, pool);
-    assert_eq!(device.device_get_mem_pool(), Ok(default), "the default takes the place of a pool that ends");
+    assert_eq!(device.device_get_mem_pool(), Ok(default), "the default replaces a pool that ends");
     assert_eq!(code(device.device_set_mem_pool(pool)), DriverError::INVALID_VALUE);
 
     let managed = device.mem_get_default_mem_pool(MemLocation::Device, MemAllocationType::Managed).unwrap();
@@ -124,7 +124,7 @@ fn the_current_pool_serves_requests_that_name_none() {
         "another kind of memory"
     );
     device.mem_set_mem_pool(MemLocation::Device, MemAllocationType::Managed, managed).unwrap();
-    // SAFETY: refused.
+    // SAFETY: the device refuses it.
     assert_eq!(code(unsafe { device.mem_pool_destroy(managed) }), DriverError::INVALID_VALUE);
 }
 
@@ -138,7 +138,7 @@ fn a_pool_of_another_device_is_none_of_this_one() {
     assert!(b.device_get_default_mem_pool() != a.device_get_default_mem_pool());
 }
 
-/// A pool divides what it takes, and neighbours that came back are one piece again.
+/// A pool divides its memory, and returned neighbours join into one piece.
 #[test]
 fn pools_hand_out_pieces_of_chunks() {
     let device = device();
@@ -151,11 +151,11 @@ fn pools_hand_out_pieces_of_chunks() {
     assert_eq!((reserved(), blocks[3].address() - blocks[0].address()), (CHUNK, 3 * MIB));
     free(&device, blocks[1], s);
     free(&device, blocks[2], s);
-    assert_eq!(take(2 * MIB, s), blocks[1], "the two are one");
+    assert_eq!(take(2 * MIB, s), blocks[1], "the two joined into one");
     free(&device, blocks[1], s);
     assert_eq!(take(CHUNK + 1, s).address() % (2 * MIB), 0);
-    assert_eq!(reserved(), 2 * CHUNK + 2 * MIB, "more than a chunk comes by itself");
-    // Neighbours of two streams are one piece when both are done, and nothing else fits.
+    assert_eq!(reserved(), 2 * CHUNK + 2 * MIB, "a request above one chunk gets its own");
+    // Neighbours of two streams join when both are done and nothing else fits.
     take(CHUNK - 4 * MIB, s);
     free(&device, blocks[0], other);
     device.synchronize().unwrap();
@@ -170,11 +170,11 @@ fn managed_pools_have_real_memory_that_the_host_sees() {
     let ptr = device.mem_alloc_from_pool_async(MIB, pool, s).unwrap();
     assert_eq!(device.pointer_kind(ptr), Ok(MemoryKind::Managed));
     assert_eq!((device.live_bytes(), device.used_bytes()), (CHUNK, 0));
-    // SAFETY: live memory of this size; the stream is waited for before the host reads it.
+    // SAFETY: live memory of this size; the test waits for the stream before the host reads it.
     unsafe { device.memset_d8_async(ptr, 7, MIB, s) }.unwrap();
     device.stream_synchronize(s).unwrap();
     let bytes: *const u8 = std::ptr::with_exposed_provenance(ptr.address() as usize);
-    // SAFETY: managed memory of a MiB, which is done.
+    // SAFETY: managed memory of 1 MiB, whose work is done.
     assert_eq!(unsafe { (bytes.read(), bytes.add(MIB as usize - 1).read()) }, (7, 7));
     // SAFETY: live memory.
     unsafe { device.mem_prefetch_async(ptr, MIB, true, s) }.unwrap();
@@ -186,7 +186,7 @@ fn managed_pools_have_real_memory_that_the_host_sees() {
     assert_eq!(kinds(&device), []);
 }
 
-/// Work that is not ordered before a free still finds memory, since a simulated race must not be a real one.
+/// Work that is not ordered before a free still finds memory: a simulated race must not be a real one.
 #[test]
 fn real_memory_goes_back_when_no_work_can_touch_it() {
     let device = device();
@@ -195,7 +195,7 @@ fn real_memory_goes_back_when_no_work_can_touch_it() {
     let ptr = device.mem_alloc_from_pool_async(MIB, pool, s).unwrap();
     device.stream_synchronize(s).unwrap();
     device.launch_for(t, &[], 1_000_000_000);
-    // SAFETY: live memory. It is freed too early on purpose.
+    // SAFETY: live memory; the test frees it too early on purpose.
     unsafe { device.memset_d8_async(ptr, 7, MIB, t) }.unwrap();
     free(&device, ptr, s);
     device.stream_synchronize(s).unwrap();
@@ -235,18 +235,18 @@ fn other_devices_use_a_pool_that_they_were_given() {
     a.stream_synchronize(s).unwrap();
     assert_eq!(a.mem_pool_get_access(pool, a.device()), Ok(AccessFlags::ReadWrite));
     assert_eq!(a.mem_pool_get_access(pool, b.device()), Ok(AccessFlags::None));
-    // SAFETY: live memory; it is refused.
+    // SAFETY: live memory; the device refuses the call.
     assert!(unsafe { b.memset_d8_async(ptr, 1, MIB, t) }.is_err());
     a.mem_pool_set_access(pool, AccessFlags::ReadWrite, &[b.device()]).unwrap();
     assert_eq!(a.mem_pool_get_access(pool, b.device()), Ok(AccessFlags::ReadWrite));
     // SAFETY: live memory.
     unsafe { b.memset_d8_async(ptr, 1, MIB, t) }.unwrap();
     a.mem_pool_set_access(pool, AccessFlags::None, &[b.device()]).unwrap();
-    // SAFETY: live memory; it is refused.
+    // SAFETY: live memory; the device refuses the call.
     assert!(unsafe { b.memset_d8_async(ptr, 1, MIB, t) }.is_err());
 
     let own = a.mem_pool_set_access(pool, AccessFlags::None, &[a.device()]);
-    assert_eq!(code(own), DriverError::INVALID_VALUE, "the device keeps its own");
+    assert_eq!(code(own), DriverError::INVALID_VALUE, "the device keeps access to its own memory");
     let alone = device();
     let stranger = a.mem_pool_set_access(pool, AccessFlags::ReadWrite, &[alone.device()]);
     assert_eq!(code(stranger), DriverError::INVALID_DEVICE);
@@ -262,7 +262,7 @@ mod shared {
 
     fn export(device: &SimDevice, pool: MemPool) -> OwnedFd {
         let fd = device.mem_pool_export_to_fd(pool).unwrap();
-        // SAFETY: the device has just opened it for its caller.
+        // SAFETY: the device has just opened the descriptor for its caller.
         unsafe { OwnedFd::from_raw_fd(fd) }
     }
 
@@ -330,7 +330,7 @@ mod shared {
         assert_eq!(get(&device, imported, MemPoolAttribute::ExportHandleTypes), 0);
         device.mem_pool_trim_to(imported, 0).unwrap();
         device.mem_pool_set_attribute(imported, MemPoolAttribute::ReleaseThreshold, 0).unwrap();
-        // Nor does a pool that can be exported release memory before its end.
+        // A pool that can be exported does not release memory before its end either.
         free(&device, device.mem_alloc_from_pool_async(MIB, pool, s).unwrap(), s);
         device.synchronize().unwrap();
         device.mem_pool_trim_to(pool, 0).unwrap();
@@ -381,7 +381,7 @@ fn a_stream_is_gone_once_it_is_destroyed() {
     let device = device();
     let s = stream(&device);
     assert!(!device.stream_is_gone(s));
-    // SAFETY: the stream is this test's; it is not passed to a call again.
+    // SAFETY: the stream belongs to this test and is not passed to a call again.
     unsafe { device.stream_destroy(s) }.unwrap();
     assert!(device.stream_is_gone(s));
     // SAFETY: no call is made with it.

@@ -1,4 +1,4 @@
-//! Tests profiles as files: an error names the line and the field, and the built-in profile equals its file.
+//! Tests profile files: an error names the line and the field, and the built-in profile equals its file.
 #![cfg(feature = "profiles")]
 
 use millpond_core::Driver;
@@ -6,7 +6,7 @@ use millpond_core::driver::PhysicalProps;
 use millpond_driver::sim::{Costs, Curve, Profile, SimConfig, SimDevice, SizeCosts, UnmapCosts};
 use millpond_driver::{CallKind, DeviceSpec};
 
-/// A profile that no change of the built-in one touches.
+/// A profile that does not depend on the built-in one.
 fn sample() -> Profile {
     let mut costs = Costs::default();
     let calls = [(CallKind::MemMap, 500), (CallKind::MemGetInfo, 3274), (CallKind::EventRecord, 160)];
@@ -78,7 +78,7 @@ fn issue_9_a_wrong_file_is_an_error_that_says_where_and_what() {
         ("mem_map = 500", "mem_mop = 500", &["no call `mem_mop`", "mem_map"]),
         ("mem_map = 500", "mem_map = -500", &["mem_map", "invalid value"]),
         ("mem_map = 500", "mem_create = 500", &["mem_create", "depends on the size"]),
-        ("[2097152, 10000]", "[2097152, 1], [2097152, 2]", &["`by_bytes_ns = [`", "few bytes to many"]),
+        ("[2097152, 10000]", "[2097152, 1], [2097152, 2]", &["`by_bytes_ns = [`", "must increase"]),
         ("[costs.mem_unmap]\ncall_ns", "[costs.mem_unmap]\ncall", &["unknown field `call`"]),
         ("[costs.mem_unmap]", "[costs.mem_unmap", &["[costs.mem_unmap"]),
     ] {
@@ -94,8 +94,8 @@ fn issue_9_a_wrong_file_is_an_error_that_says_where_and_what() {
 const TOML: &str = include_str!("../../profiles/h200.toml");
 const RUST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/sim/profile/h200.rs");
 
-/// The library has the built-in profile as Rust, so that no program needs to read TOML for it. With
-/// MILLPOND_WRITE=1 this writes the Rust anew.
+/// The library has the built-in profile as Rust, so no program needs to read TOML for it. With
+/// MILLPOND_WRITE=1, this test rewrites the Rust file.
 #[test]
 fn issue_9_the_built_in_profile_is_that_of_the_file() {
     let profile = Profile::from_toml(TOML, "driver/profiles/h200.toml").unwrap();
@@ -104,12 +104,12 @@ fn issue_9_the_built_in_profile_is_that_of_the_file() {
         std::fs::write(RUST, &rust).unwrap();
         return;
     }
-    assert_eq!(std::fs::read_to_string(RUST).unwrap(), rust, "pass this test once with MILLPOND_WRITE=1");
+    assert_eq!(std::fs::read_to_string(RUST).unwrap(), rust, "run this test once with MILLPOND_WRITE=1");
     assert_eq!(Profile::h200(), profile);
 }
 
 const HEAD: &str = "\
-//! The profile in `driver/profiles/h200.toml`, as Rust: MILLPOND_WRITE=1 in the test `sim_profile` writes it.
+//! The profile in `driver/profiles/h200.toml`, as Rust. The test `sim_profile` writes it (MILLPOND_WRITE=1).
 
 use super::{Costs, EventRecordCosts, PlainCosts, Profile, SetAccessCosts, SizeCosts, UnmapCosts};
 use crate::CallKind;

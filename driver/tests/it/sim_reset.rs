@@ -1,4 +1,4 @@
-//! Tests a reset of the context on the simulated device, which behaves as on an H200 (docs/GPU.md).
+//! Tests a reset of the context on the simulated device, which behaves as an H200 does (docs/GPU.md).
 
 use std::sync::Arc;
 
@@ -33,14 +33,14 @@ fn issue_9_a_reset_ends_plain_managed_and_pinned_memory_streams_and_events() {
     let now = device.open_again();
     assert!(Arc::ptr_eq(&now, &device.open_again()) && !Arc::ptr_eq(&now, &device));
     assert_eq!(now.device(), device.device());
-    // Addresses and handles are given out again.
+    // Addresses and handles are reused.
     assert_eq!(now.mem_alloc(4096).unwrap(), plain);
     let new_stream = now.stream_create(StreamFlags::NON_BLOCKING).unwrap();
     assert_eq!(new_stream.handle(), stream.handle());
     assert_ne!(new_stream.id(), stream.id());
 
-    // What belongs to the new context is safe from the old driver.
-    // SAFETY: each call must be refused.
+    // The old driver cannot harm the new context.
+    // SAFETY: the driver must refuse each call.
     unsafe {
         assert_eq!(device.mem_free(plain).unwrap_err().code(), DESTROYED);
         assert_eq!(device.mem_free_host(pinned).unwrap_err().code(), DESTROYED);
@@ -75,9 +75,9 @@ fn issue_9_physical_memory_its_mappings_and_addresses_outlive_a_reset() {
     assert_eq!(
         device.mem_create(2 * MIB, PhysicalProps::default()).unwrap_err().code(),
         DESTROYED,
-        "nothing new by the old driver"
+        "the old driver takes nothing new"
     );
-    // SAFETY: the old driver gives back what it mapped.
+    // SAFETY: the old driver unmaps and frees its own mappings.
     unsafe {
         device.mem_unmap(at, 4 * MIB).unwrap();
         device.mem_release(handle).unwrap();
@@ -89,7 +89,7 @@ fn issue_9_physical_memory_its_mappings_and_addresses_outlive_a_reset() {
 
 #[test]
 fn issue_9_pools_of_the_driver_keep_what_they_hold_over_a_reset() {
-    /// What a pool of this device takes at once.
+    /// The memory that a pool of this device takes at once.
     const CHUNK: u64 = 32 * MIB;
     let device = device();
     let own = device.mem_pool_create(MemPoolProps::default()).unwrap();
@@ -105,11 +105,11 @@ fn issue_9_pools_of_the_driver_keep_what_they_hold_over_a_reset() {
     assert_eq!(now.live_bytes(), 2 * CHUNK);
     assert!(now.mem_alloc_from_pool_async(MIB, own, StreamRef::LEGACY).is_err());
     assert!(now.mem_pool_trim_to(own, 0).is_err());
-    // SAFETY: the pool came from this device, and nothing of it is in use.
+    // SAFETY: the pool came from this device, and none of its memory is in use.
     unsafe { now.mem_pool_destroy(own) }.unwrap();
     assert_eq!(now.live_bytes(), CHUNK);
     now.mem_alloc_async(MIB, StreamRef::LEGACY).unwrap();
-    assert_eq!(now.live_bytes(), CHUNK, "the default pool goes on with what it holds");
+    assert_eq!(now.live_bytes(), CHUNK, "the default pool keeps its memory");
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn issue_9_work_under_way_ends_with_the_context() {
     let ptr = device.mem_alloc(MIB).unwrap();
     let streams: Vec<_> = (0..40).map(|_| device.stream_create(StreamFlags::NON_BLOCKING).unwrap()).collect();
     for stream in streams {
-        // SAFETY: the memory is there until the reset.
+        // SAFETY: the memory exists until the reset.
         unsafe { device.memset_d8_async(ptr, 1, MIB, stream) }.unwrap();
     }
     device.reset_context();
@@ -143,7 +143,7 @@ fn issue_9_work_under_way_ends_with_the_context() {
     for _ in 0..100 {
         let stream = now.stream_create(StreamFlags::NON_BLOCKING).unwrap();
         let ptr: DevicePtr = now.mem_alloc(MIB).unwrap();
-        // SAFETY: stream and memory are this driver's.
+        // SAFETY: the stream and the memory belong to this driver.
         unsafe {
             now.memset_d8_async(ptr, 2, MIB, stream).unwrap();
             now.mem_free(ptr).unwrap();

@@ -22,8 +22,8 @@ impl Rng {
     }
 }
 
-/// A correct little pool of blocks of one size: a block goes to its own stream at once, and to another after
-/// a wait or a query on the event that was recorded when it came back.
+/// A small correct pool of blocks of one size. A block returns to its own stream at once. It goes to another
+/// stream after a wait or a query on the event that was recorded when it came back.
 struct Pool {
     device: Arc<SimDevice>,
     streams: Vec<StreamRef>,
@@ -57,7 +57,7 @@ impl Pool {
             self.device.stream_wait_event(stream, event).unwrap();
             self.steps += 1;
         }
-        // SAFETY: recorded, and not used again.
+        // SAFETY: the event was recorded and is not used again.
         unsafe { self.device.event_destroy(event) }.unwrap();
         self.tag += 1;
         self.device.lend(block, BLOCK, stream);
@@ -103,11 +103,11 @@ fn the_same_program_leaves_the_same_trace() {
     let config = || SimConfig::with_capacity(2 << 20).schedule(Schedule::Seeded(3));
     assert_eq!(trace(config(), 1), trace(config(), 1));
     assert_ne!(trace(config(), 1).0, trace(config(), 2).0, "another program");
-    assert_ne!(trace(config(), 1).0, trace(config().seed(9), 1).0, "another seed: other answers");
+    assert_ne!(trace(config(), 1).0, trace(config().seed(9), 1).0, "another seed gives other answers");
     assert_eq!(trace(SimConfig::h200(), 1), trace(SimConfig::h200(), 1));
 }
 
-/// The figures are those of one process; any other must find the same.
+/// The figures come from one process; any other process must find the same.
 #[test]
 fn the_same_program_leaves_the_same_trace_in_every_process() {
     let device = SimDevice::new(SimConfig::with_capacity(1 << 30).schedule(Schedule::Seeded(1)));
@@ -172,7 +172,7 @@ fn a_million_streams_come_and_go() {
             device.launch(stream, &[Access::write(block, BLOCK, index)]);
             device.give_back(block, BLOCK, stream);
             device.event_record(event, stream).unwrap();
-            // SAFETY: not used again.
+            // SAFETY: the stream is not used again.
             unsafe { device.stream_destroy(stream) }.unwrap();
         }
         assert_eq!(device.live_streams(), 0);
@@ -189,13 +189,13 @@ fn timed_work_is_done_when_its_time_has_come() {
     let [a, b] = [0, 1].map(|_| device.stream_create(StreamFlags::NON_BLOCKING).unwrap());
     let event = device.event_create(EventFlags::default()).unwrap();
     let bytes = 256 << 20;
-    let kernel = 2_000 + bytes / 4096; // longer than the calls below take
+    let kernel = 2_000 + bytes / 4096; // longer than the calls below
     let block = device.mem_alloc(bytes).unwrap();
     let start = device.virtual_time_ns();
     device.launch(a, &[Access::write(block, bytes, 1)]);
     device.event_record(event, a).unwrap();
     device.stream_wait_event(b, event).unwrap();
-    device.launch(b, &[Access::check(block, bytes, 1)]); // after that
+    device.launch(b, &[Access::check(block, bytes, 1)]); // after that kernel
     assert!(!device.event_query(event).unwrap());
     device.advance(start + kernel + 100 - device.virtual_time_ns());
     assert!(device.event_query(event).unwrap());
@@ -288,7 +288,7 @@ fn a_full_queue_makes_the_host_wait_and_not_the_memory_grow() {
     assert!(!device.stream_query(stream).unwrap());
 }
 
-/// A program in which every call may fail; counts those that did.
+/// A program in which every call may fail; returns the failures.
 fn program(device: &SimDevice) -> Vec<DriverError> {
     let mut errors = Vec::new();
     let mut note = |error: DriverError| errors.push(error);
@@ -330,7 +330,7 @@ fn a_sticky_fault_loses_the_context_for_good() {
     let plan = FaultPlan::nth_of(CallKind::MemAlloc, 0, DriverError::ILLEGAL_ADDRESS);
     let device = SimDevice::new(SimConfig::h200().faults(plan));
     let errors = program(&device);
-    assert_eq!(errors.len(), 6, "all from the allocation on");
+    assert_eq!(errors.len(), 6, "all calls from the allocation on");
     assert!(device.is_lost() && errors.iter().all(DriverError::is_sticky));
     assert!(device.version().is_ok());
     assert_eq!((device.live_streams(), device.live_events(), device.live_allocations()), (1, 1, 0));
@@ -374,16 +374,16 @@ fn a_pool_takes_new_memory_before_it_makes_a_stream_wait() {
     let [half, rest] = [1 << 29, (1 << 29) - (1 << 20)];
     let first = device.mem_alloc_async(half, stream).unwrap();
     device.launch_for(stream, &[], 1_000_000_000);
-    // SAFETY: live, and not used by work that is not ordered before.
+    // SAFETY: live; all work that uses it is ordered before.
     unsafe { device.mem_free_async(first, stream) }.unwrap();
     let second = device.mem_alloc_async(rest, other).unwrap();
     assert_ne!(second, first);
     device.launch_for(other, &[], 1000);
     device.stream_synchronize(other).unwrap();
     assert!(device.virtual_time_ns() < 1_000_000_000, "the other stream did not wait");
-    // There is no new memory left.
+    // No new memory is left.
     assert_eq!(device.mem_alloc_async(half, other).unwrap(), first);
     device.stream_synchronize(other).unwrap();
-    assert!(device.virtual_time_ns() >= 1_000_000_000, "it waited for the kernel");
+    assert!(device.virtual_time_ns() >= 1_000_000_000, "the stream waited for the kernel");
     assert_eq!(device.violations(), []);
 }

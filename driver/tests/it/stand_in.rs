@@ -1,4 +1,4 @@
-//! Compiles the stand-in for libcuda, and runs a test in a process that loads it.
+//! Compiles the stand-in for libcuda and runs a test in a process that loads it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,14 +7,14 @@ use std::sync::{Mutex, PoisonError};
 
 const IN_CHILD: &str = "MILLPOND_TEST_WITH_FAKE_CUDA";
 
-/// Compiles the stand-in as `libcuda.so.1`, and gives its folder. The kind `empty` has no functions, `whole`
-/// is of CUDA 11.4, and `pools` is of CUDA 13.2.
+/// Compiles the stand-in as `libcuda.so.1` and returns its folder. The kind `empty` has no functions, `whole`
+/// is CUDA 11.4, and `pools` is CUDA 13.2.
 fn library(kind: &str) -> PathBuf {
     static FOLDERS: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
     let compile = || {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("fake_libcuda_{kind}"));
         std::fs::create_dir_all(&folder).unwrap();
-        // Under another name first, so that a test process at the same time never loads half a library.
+        // Written under another name first, so that a concurrent test process never loads half a library.
         let unfinished = folder.join(format!("{}.so", std::process::id()));
         let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or("rustc".into()));
         rustc.args(["--crate-type=cdylib", "--crate-name=fake", "--edition=2024", "-o"]).arg(&unfinished);
@@ -28,7 +28,7 @@ fn library(kind: &str) -> PathBuf {
     folders.entry(kind.to_owned()).or_insert_with(compile).clone()
 }
 
-/// Runs `body`, which is the test of this name in a module, in a process in which the stand-in is the driver.
+/// Runs `body`, the test with this name in a module, in a process whose driver is the stand-in.
 pub(crate) fn run(module: &str, test: &str, kind: &str, environment: &[(&str, &str)], body: impl FnOnce()) {
     if std::env::var_os(IN_CHILD).is_some() {
         return body();

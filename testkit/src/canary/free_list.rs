@@ -10,19 +10,19 @@ use millpond_core::{StreamRef, align_up};
 pub(super) struct FreeList {
     pub(super) stream: StreamRef,
     pub(super) event: Event,
-    /// Whether everything before the event's last record is known to be done.
+    /// Whether all work before the event's last record is known to be done.
     pub(super) completed: bool,
     /// Whether the event was ever recorded for this list.
     pub(super) recorded: bool,
-    /// The start and the size of each block in bytes.
+    /// The start and size of each block in bytes.
     blocks: BTreeMap<u64, u64>,
 }
 
-/// A block cut out of a list, and the rest of the block it was cut from.
+/// A block cut from a list's block, and the rest of that block.
 #[derive(Debug)]
 pub(super) struct Cut {
     pub(super) start: u64,
-    /// The start and the size of the pieces before and behind it.
+    /// The start and size of the pieces before and after it.
     pub(super) rest: [(u64, u64); 2],
 }
 
@@ -43,7 +43,7 @@ impl FreeList {
         self.blocks.remove(&start);
     }
 
-    /// Whether the list has a block of `bytes` at `alignment`.
+    /// Whether the list has a block for `bytes` at `alignment`.
     pub(super) fn fits(&self, bytes: u64, alignment: u64) -> bool {
         self.best_fit(bytes, alignment).is_some()
     }
@@ -56,7 +56,7 @@ impl FreeList {
         fitting.min_by_key(|&(_, &size)| size).map(|(&start, &size)| (start, size))
     }
 
-    /// Takes the smallest block that fits out of the list, and cuts `bytes` out of it.
+    /// Takes the smallest block that fits from the list, and cuts `bytes` from it.
     pub(super) fn take(&mut self, bytes: u64, alignment: u64) -> Option<Cut> {
         let (start, size) = self.best_fit(bytes, alignment)?;
         self.blocks.remove(&start);
@@ -65,9 +65,9 @@ impl FreeList {
         Some(Cut { start: aligned, rest: [(start, aligned - start), (end, start + size - end)] })
     }
 
-    /// Inserts a block and merges it with its neighbours in the list; `is_boundary` tells whether an address
-    /// is one that no block may cross. `excess` is added to the size of merged blocks: 0, unless the pool
-    /// makes that mistake.
+    /// Inserts a block and merges it with its neighbours in the list. `is_boundary` tells whether blocks must
+    /// not cross an address. `excess` is added to the size of merged blocks: 0, unless the pool makes that
+    /// mistake.
     pub(super) fn insert(&mut self, block: (u64, u64), is_boundary: impl Fn(u64) -> bool, excess: u64) {
         let (mut start, mut size) = block;
         if size == 0 {

@@ -1,4 +1,4 @@
-//! A layer that keeps freed blocks for the next request of their size, and makes a chosen mistake.
+//! A layer that keeps freed blocks for the next request of their size and makes a chosen mistake.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,40 +13,40 @@ use millpond_core::{
 };
 use parking_lot::Mutex;
 
-/// The most blocks that the layer keeps.
+/// How many blocks the layer keeps at most.
 const MOST_KEPT: usize = 4;
 
-/// One free of this number is lost by [`WrongLayer::LosesFree`].
+/// [`WrongLayer::LosesFree`] loses one free in this many.
 const LOSES_ONE_OF: u64 = 7;
 
-/// A mistake of a layer at the edge of what a stack does: captures, callbacks, own work, resets, errors.
+/// A layer's mistake in a rare situation: captures, callbacks, the layer's own work, resets, errors.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum WrongLayer {
-    /// A block freed on a capturing stream counts as ordered, whatever used it before the capture.
+    /// A block freed on a capturing stream counts as ordered, even if streams used it before the capture.
     TrustsCaptures,
-    /// The layer fills blocks, on the stream of the request, and does not say so to the layers above.
+    /// The layer fills blocks on the request's stream and does not tell the layers above.
     HidesWork,
-    /// A lock is held while upstream is called.
+    /// The layer holds a lock while it calls upstream.
     HoldsLock,
-    /// Some frees reach no upstream.
+    /// Some frees never reach upstream.
     LosesFree,
-    /// After a reset of the context, physical memory, which outlives it, is not given back.
+    /// After a reset of the context, the layer keeps physical memory, which outlives the reset.
     KeepsAtReset,
-    /// A stream's event is recorded at its first free only, and lets later frees pass too early.
+    /// A stream's event is recorded only at its first free, so later frees pass too early.
     FreesEarlyEpoch,
-    /// The driver is asked about an event in the middle of a request, which ends captures.
+    /// The layer queries an event in the middle of a request, which ends captures.
     EndsCaptures,
-    /// Every error is called out of memory.
+    /// Every error is reported as out of memory.
     BlursErrors,
-    /// A lost device is asked to wait when the layer is dropped.
+    /// The layer's drop waits for a lost device.
     WaitsWhenLost,
-    /// A free that upstream refuses is passed on twice.
+    /// The layer passes on a free twice if upstream refuses it.
     FreesAgain,
 }
 
 impl WrongLayer {
-    /// Every mistake, with the name of its layer.
+    /// Every mistake, with its layer's name.
     pub const ALL: &'static [(&'static str, Self)] = &[
         ("trusts_captures", Self::TrustsCaptures),
         ("hides_work", Self::HidesWork),
@@ -60,7 +60,7 @@ impl WrongLayer {
         ("frees_again", Self::FreesAgain),
     ];
 
-    /// The name of the layer that makes this mistake.
+    /// Returns the name of the layer that makes this mistake.
     pub fn name(self) -> &'static str {
         Self::ALL.iter().find(|(_, wrong)| *wrong == self).map_or("canary", |(name, _)| name)
     }
@@ -71,7 +71,7 @@ pub struct CanaryLayer {
     upstream: AnyResource,
     wrong: Option<WrongLayer>,
     state: Mutex<State>,
-    /// Held across calls of upstream by one mistake.
+    /// One of the mistakes holds this lock during upstream calls.
     across: Mutex<()>,
     outliving: Option<PhysicalHandle>,
 }
@@ -80,7 +80,7 @@ pub struct CanaryLayer {
 struct State {
     kept: Vec<Kept>,
     aside: Option<StreamRef>,
-    /// The events of the early epoch, by stream.
+    /// The events of `FreesEarlyEpoch`, by stream.
     early: Vec<(StreamId, Event)>,
     frees: u64,
 }
@@ -89,14 +89,14 @@ struct State {
 struct Kept {
     ptr: DevicePtr,
     layout: Layout,
-    /// Not the [`StreamRef`]: for a per-thread stream it names another stream on another thread.
+    /// The id, because a per-thread [`StreamRef`] means a different stream on each thread.
     stream: StreamId,
     /// Recorded at the free; `None` if the block counts as ordered for any stream.
     event: Option<Event>,
 }
 
 impl CanaryLayer {
-    /// Builds the layer as a handle. `wrong` is the mistake that it makes.
+    /// Builds the layer as a handle; `wrong` is the mistake that it makes.
     ///
     /// # Errors
     /// The driver's errors.
@@ -124,7 +124,7 @@ impl CanaryLayer {
         self.driver().stream_is_capturing(stream).unwrap_or(true)
     }
 
-    /// A kept block for the request, after its free.
+    /// Takes a kept block for the request and orders the stream after the block's free.
     fn take(&self, layout: Layout, stream: StreamRef) -> Option<DevicePtr> {
         if layout.bytes() == 0 || self.driver().health().is_lost() {
             return None;
@@ -146,7 +146,7 @@ impl CanaryLayer {
         }
     }
 
-    /// Orders the stream after the free of a block, and ends its event.
+    /// Orders the stream after a block's free, and destroys its event.
     fn order(&self, kept: Kept, stream: StreamRef) -> DriverResult<()> {
         let Some(event) = kept.event else { return Ok(()) };
         if kept.stream != stream.id() {
@@ -156,13 +156,13 @@ impl CanaryLayer {
         if shared {
             return Ok(());
         }
-        // SAFETY: the event is the block's own, and nothing names it any more.
+        // SAFETY: only this block used the event, and nothing names it any more.
         unsafe { self.driver().event_destroy(event) }
     }
 
-    /// Keeps a block, if that is possible.
+    /// Keeps a block, if possible.
     fn keep(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) -> bool {
-        // What hides work keeps nothing, so that it may call itself unordered.
+        // The layer that hides work keeps no blocks, so it may claim not to be stream-ordered.
         let is_unwanted = ptr.is_null() || self.is(WrongLayer::HidesWork);
         if is_unwanted || self.driver().health().is_lost() || self.state.lock().kept.len() >= MOST_KEPT {
             return false;
@@ -209,7 +209,7 @@ impl CanaryLayer {
         }
     }
 
-    /// Gives all kept blocks back; returns whether there was one.
+    /// Returns all kept blocks to upstream; returns whether there was one.
     fn flush(&self) -> bool {
         let _captures = CaptureModeGuard::relaxed(self.driver());
         let Ok(aside) = self.aside() else { return false };
@@ -220,15 +220,15 @@ impl CanaryLayer {
                 self.state.lock().kept.push(kept);
                 break;
             }
-            // SAFETY: the block came from upstream with this layout, its owner gave it back, and the stream
-            // comes after that.
+            // SAFETY: the block came from upstream with this layout, its owner freed it, and the stream is
+            // ordered after that.
             unsafe { self.upstream.deallocate(kept.ptr, kept.layout, aside) };
             any = true;
         }
         any
     }
 
-    /// Calls upstream for a new block.
+    /// Requests a new block from upstream.
     fn request(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
         let _across = self.is(WrongLayer::HoldsLock).then(|| self.across.lock());
         let ptr = self.upstream.allocate(layout, stream)?;
@@ -241,8 +241,8 @@ impl CanaryLayer {
     }
 }
 
-// SAFETY: blocks are upstream's. A kept one goes to a stream that waits for its free; the tests look for
-// the rules that a mistake breaks.
+// SAFETY: blocks come from upstream. A kept block goes to a stream that waits for its free. The tests check
+// which rules a mistake breaks.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl DeviceMemoryResource for CanaryLayer {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
@@ -314,7 +314,7 @@ impl Drop for CanaryLayer {
     fn drop(&mut self) {
         let driver = DriverHandle::clone(self.upstream.driver());
         if let Some(handle) = self.outliving.take().filter(|_| !driver.health().is_lost()) {
-            // SAFETY: the handle is the layer's own, and mapped nowhere.
+            // SAFETY: the layer owns the handle, which is mapped nowhere.
             let _ = unsafe { driver.mem_release(handle) };
         }
         if self.is(WrongLayer::WaitsWhenLost) {
@@ -325,7 +325,7 @@ impl Drop for CanaryLayer {
         }
         self.flush();
         let State { aside, early, kept, .. } = std::mem::take(self.state.get_mut());
-        // A block is left to upstream if no stream could be made to wait for it.
+        // A kept block stays with upstream if no stream could be made to wait for it.
         let of_kept = kept.iter().filter_map(|kept| kept.event);
         let own = of_kept.filter(|event| early.iter().all(|(_, early)| early != event));
         for event in own.chain(early.iter().map(|(_, event)| *event)) {
@@ -333,7 +333,7 @@ impl Drop for CanaryLayer {
             let _ = unsafe { driver.event_destroy(event) };
         }
         if let Some(stream) = aside {
-            // SAFETY: the stream is the layer's own.
+            // SAFETY: the stream belongs to the layer.
             let _ = unsafe { driver.stream_destroy(stream) };
         }
     }

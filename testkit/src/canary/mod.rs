@@ -1,16 +1,16 @@
 //! A stream-ordered pool that makes a chosen mistake.
 //!
-//! A checker that never fails proves nothing. So this pool, which is small and correct by default, can make
-//! one well-known mistake; the test `museum` checks that the [programs](crate::program) find each one, and
-//! shrink it to a few operations, and that they find nothing without a mistake.
+//! A checker that never fails proves nothing. So this small pool is correct by default, but it can make one
+//! well-known mistake. The test `museum` checks that the [programs](crate::program) find each mistake and
+//! shrink it to a few operations. It also checks that they find nothing if there is no mistake.
 //!
-//! The pool works like RMM's: a free list and an event for each stream, the event recorded after each free; a
-//! stream without a free block of its own takes one of another stream's and waits for that stream's event;
-//! failing that it merges other lists into its own, then grows.
+//! The pool works like RMM's. Each stream has a free list and an event, which is recorded after each free. A
+//! stream without a free block takes one from another stream's list and waits for that stream's event. If no
+//! list has one, the stream merges the other lists into its own, then grows.
 //!
 //! [`CanaryLayer`] makes mistakes at the edges of a stack, for [random stacks](crate::random_stacks).
 //!
-//! A [`ZeroingResource`] is a layer that submits work, which can be wrong about the order of that work.
+//! A [`ZeroingResource`] is a layer that submits work and can be wrong about its order.
 
 mod free_list;
 mod layer;
@@ -23,36 +23,36 @@ pub use pool::CanaryPool;
 pub use scopes::{CanaryScopes, WrongScopes};
 pub use zeroing::{WrongWork, ZeroingLayer, ZeroingResource};
 
-/// A mistake of a stream-ordered pool. Most were made in production.
+/// A mistake of a stream-ordered pool. Most of them happened in production.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Wrong {
     /// Merging another stream's list makes the taker wait for the donor's event, but does not record the
-    /// taker's own event again: a third stream waits for too little. RMM's issue 2489.
+    /// taker's event again. So a third stream waits for too little. RMM's issue 2489.
     MergeWithoutRecord,
-    /// A block of another stream is taken without waiting.
+    /// A stream takes another stream's block without waiting.
     StealWithoutWait,
-    /// The event is recorded when a block is allocated and not when it is freed.
+    /// The event is recorded when a block is allocated, not when it is freed.
     RecordAtAllocation,
-    /// Free lists are keyed by the stream's handle, which the driver gives to the next stream after it was
-    /// destroyed (as RMM's were before its pull request 2252).
+    /// Free lists are keyed by the stream's handle, which the driver reuses after the stream is destroyed (as
+    /// in RMM before its pull request 2252).
     KeyedByHandle,
-    /// A free region goes back in the order of the last free only.
+    /// A free region is returned in the order of only the last free.
     ReturnsEarly,
     /// Coalescing makes the merged block one granule too long.
     CoalescesTooFar,
-    /// A block is split at the requested size, not at the rounded one.
+    /// A block is split at the requested size instead of the rounded one.
     SplitsUnrounded,
     /// The remainder of a stolen block goes to the thief's list, without recording the thief's event.
     RemainderToThief,
-    /// The event is recorded only when a block is stolen, on a stream that may be destroyed by then (as in
+    /// The event is recorded only when a block is stolen, on a stream that may already be destroyed (as in
     /// PyTorch's issue 66941).
     RecordsLazily,
     /// A stolen block that fits exactly stays in the donor's list.
     HandsOutTwice,
     /// A completed event still counts as completed after the next record.
     CompletedForever,
-    /// Out of memory is reported without looking at other streams' blocks (as in PyTorch's issue 189504).
+    /// The pool reports out of memory without trying other streams' blocks (as in PyTorch's issue 189504).
     GivesUpEarly,
     /// Alignments above 256 are ignored.
     IgnoresAlignment,
@@ -60,13 +60,13 @@ pub enum Wrong {
     OneEventForAll,
     /// A freed block goes to the list of the stream that it was allocated for.
     FreesToAllocatingStream,
-    /// Trimming releases regions with blocks that are handed out.
+    /// Trimming releases regions that still have blocks in use.
     TrimsLent,
     /// Frees on another stream are not counted.
     MiscountsFrees,
     /// The last region is leaked when the pool is dropped.
     LeaksRegion,
-    /// The donor waits for the thief, and not the thief for the donor.
+    /// The donor waits for the thief instead of the thief for the donor.
     WaitsBackwards,
 }
 

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use super::Wrong;
 use super::free_list::FreeList;
 
-/// The least bytes that the pool takes from the driver at a time.
+/// The fewest bytes that the pool takes from the driver at a time.
 const REGION_BYTES: u64 = 1 << 20;
 
 /// A small stream-ordered pool that makes one [mistake](Wrong), or none.
@@ -28,9 +28,9 @@ pub struct CanaryPool {
 
 #[derive(Default, Debug)]
 struct State {
-    /// The free lists, by the identity of the stream.
+    /// The free lists, by stream identity.
     lists: BTreeMap<u64, FreeList>,
-    /// The start and the size of each allocation of the driver.
+    /// The start and size of each of the driver's allocations.
     regions: BTreeMap<u64, u64>,
     live: BTreeMap<u64, Live>,
     shared_event: Option<Event>,
@@ -46,10 +46,10 @@ struct Live {
 }
 
 impl CanaryPool {
-    /// Builds the pool as a handle. `wrong` is the mistake that it makes.
+    /// Builds the pool as a handle; `wrong` is the mistake that it makes.
     ///
     /// # Errors
-    /// None; the signature is that of other builders.
+    /// Never fails; the signature matches other builders.
     pub fn build(driver: &DriverHandle, wrong: Option<Wrong>) -> Result<AnyResource> {
         Ok(Arc::new(Self { driver: Arc::clone(driver), wrong, state: Mutex::default() }))
     }
@@ -79,7 +79,7 @@ impl CanaryPool {
         Ok(event)
     }
 
-    /// Makes the list's event cover all work that the stream was given so far.
+    /// Makes the list's event cover all work given to the stream so far.
     fn record(&self, list: &mut FreeList, stream: StreamRef) -> DriverResult<()> {
         if !(self.is(Wrong::CompletedForever) && list.recorded) {
             list.completed = false;
@@ -88,7 +88,7 @@ impl CanaryPool {
         self.driver.event_record(list.event, stream)
     }
 
-    /// Makes `stream` wait for the list's event, unless that is known to be done.
+    /// Makes `stream` wait for the list's event, unless the event is known to be done.
     fn wait(&self, list: &mut FreeList, stream: StreamRef) -> DriverResult<()> {
         if self.is(Wrong::RecordsLazily) {
             self.driver.event_record(list.event, list.stream)?;
@@ -148,7 +148,7 @@ impl CanaryPool {
         }
     }
 
-    /// Cuts a block out of a list; `own` is the key of the stream that gets it.
+    /// Cuts a block from a list; `own` is the key of the stream that gets it.
     fn take(&self, state: &mut State, from: u64, own: u64, bytes: u64, alignment: u64) -> Option<u64> {
         let State { lists, regions, .. } = state;
         let cut = lists.get_mut(&from)?.take(bytes, alignment)?;
@@ -185,7 +185,7 @@ impl CanaryPool {
         Ok(())
     }
 
-    /// Takes a region from the driver into the list of `stream`; false if there is no memory.
+    /// Takes a region from the driver into the list of `stream`; returns `false` if no memory is left.
     fn grow(&self, state: &mut State, bytes: u64, stream: StreamRef) -> DriverResult<bool> {
         let size = bytes.max(REGION_BYTES);
         let start = match self.driver.mem_alloc_async(size, stream) {
@@ -208,7 +208,7 @@ impl CanaryPool {
         }
     }
 
-    /// Waits for the device and merges all free blocks into one list, free for every stream.
+    /// Waits for the device and merges all free blocks into one list, which every stream may use.
     fn collapse(&self, state: &mut State) -> DriverResult<()> {
         self.driver.synchronize()?;
         self.list(state, StreamRef::LEGACY)?;
@@ -234,7 +234,8 @@ impl CanaryPool {
             if !whole || free(list) <= keep_bytes {
                 continue;
             }
-            // SAFETY: the region is the driver's, no block of it is handed out, and the device is idle.
+            // SAFETY: the region came from the driver, none of its blocks is handed out, and the device is
+            // idle.
             unsafe { self.driver.mem_free_async(DevicePtr::new(start), StreamRef::LEGACY)? };
             list.remove(start);
             regions.remove(&start);
@@ -268,7 +269,7 @@ impl CanaryPool {
         }
         if found.is_none() && !self.is(Wrong::GivesUpEarly) {
             self.release(state, 0)?;
-            self.driver.synchronize()?; // Memory that was given back is available only now.
+            self.driver.synchronize()?; // Freed memory is available only now.
             if self.grow(state, with_slack, stream)? {
                 found = self.find(state, bytes, alignment, stream)?;
             }
@@ -310,7 +311,7 @@ impl CanaryPool {
         if self.is(Wrong::ReturnsEarly) { self.return_early(state, start, stream) } else { Ok(()) }
     }
 
-    /// Gives the region around `address` back if no block of it is handed out, on any stream.
+    /// Returns the region around `address` to the driver if none of its blocks is handed out, on any stream.
     fn return_early(&self, state: &mut State, address: u64, stream: StreamRef) -> DriverResult<()> {
         let Some((&start, &size)) = state.regions.range(..=address).next_back() else { return Ok(()) };
         if state.live.range(start..start + size).next().is_some() {
@@ -323,8 +324,8 @@ impl CanaryPool {
         }
         state.regions.remove(&start);
         state.statistics.bytes_reserved -= size;
-        // SAFETY: the region is the driver's and no block of it is handed out. That other streams' frees are
-        // not waited for is the mistake; the simulated device reports it.
+        // SAFETY: the region came from the driver, and none of its blocks is handed out. The mistake is to
+        // ignore the frees on other streams; the simulated device reports it.
         unsafe { self.driver.mem_free_async(DevicePtr::new(start), stream) }
     }
 
@@ -333,15 +334,15 @@ impl CanaryPool {
         error.report_if_missing(|report| report.note_device(device)).in_stack(self)
     }
 
-    /// The unit that sizes are rounded up to, in bytes.
+    /// Sizes are rounded up to multiples of this many bytes.
     fn granule(&self) -> u64 {
         if self.is(Wrong::SplitsUnrounded) { 64 } else { ALLOCATION_ALIGNMENT }
     }
 }
 
-// SAFETY: a block is handed to a stream after a wait for all frees in its list, blocks are cut out of free
-// ones, and regions go back when the device is idle. A pool that is told to be wrong breaks this: it is run
-// on the simulated device only, where nothing else uses the memory.
+// SAFETY: a stream gets a block after a wait for all frees in its list. Blocks are cut from free ones.
+// Regions return to the driver when the device is idle. A pool with a mistake breaks this, so it runs only on
+// the simulated device, where nothing else uses the memory.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl DeviceMemoryResource for CanaryPool {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
@@ -363,7 +364,7 @@ unsafe impl DeviceMemoryResource for CanaryPool {
         }
         let mut state = self.state.lock();
         if let Some(live) = state.live.remove(&ptr.address()) {
-            // After a driver error the block stays out of use until the pool is dropped.
+            // After a driver error, the block stays out of use until the pool is dropped.
             drop(self.take_back(&mut state, ptr.address(), live, stream));
             return;
         }
@@ -432,10 +433,10 @@ impl Drop for CanaryPool {
     fn drop(&mut self) {
         let state = self.state.get_mut();
         let leaked = usize::from(self.wrong == Some(Wrong::LeaksRegion));
-        // A drop cannot report an error; memory that cannot be freed stays with the driver.
+        // A drop cannot report an error, so memory whose free fails stays with the driver.
         drop(self.driver.synchronize());
         for &start in state.regions.keys().skip(leaked) {
-            // SAFETY: the region is the driver's, the device is idle, and the pool is not used any more.
+            // SAFETY: the region came from the driver, the device is idle, and the pool is not used any more.
             drop(unsafe { self.driver.mem_free_async(DevicePtr::new(start), StreamRef::LEGACY) });
         }
         drop(self.driver.synchronize());
@@ -446,7 +447,7 @@ impl Drop for CanaryPool {
             .chain(state.spare_events.iter().map(|e| e.0))
             .collect();
         for event in events {
-            // SAFETY: the event is the pool's, and the pool is not used any more.
+            // SAFETY: the event belongs to the pool, and the pool is not used any more.
             drop(unsafe { self.driver.event_destroy(Event(event)) });
         }
     }

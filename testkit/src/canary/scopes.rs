@@ -11,7 +11,7 @@ use crate::captured::Scopes;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum WrongScopes {
-    /// All use of a block that a capture frees counts as captured: millpond's issue 29.
+    /// Every use of a block that a capture frees counts as captured: millpond's issue 29.
     FreedMeansCaptured,
 }
 
@@ -20,7 +20,7 @@ impl WrongScopes {
     pub const ALL: &'static [Self] = &[Self::FreedMeansCaptured];
 }
 
-/// A block of a scope, whose size never changes.
+/// A scope's block, whose size never changes.
 #[derive(Debug)]
 struct Entry {
     ptr: DevicePtr,
@@ -30,14 +30,14 @@ struct Entry {
     state: State,
 }
 
-/// Who may have a block.
+/// Which streams may take a block.
 #[derive(Clone, Copy, Debug)]
 enum State {
     Used,
     Any,
-    /// The stream outside of captures, and after the event anyone.
+    /// This stream outside of captures; any stream after the event.
     Ordinary(StreamId, Event),
-    /// The stream in this capture.
+    /// This stream, in this capture.
     Captured(StreamId, u64),
     /// No stream before a wait for the device.
     Parked,
@@ -45,7 +45,7 @@ enum State {
     Withheld,
 }
 
-/// Scopes over plain memory: small, slow, and without a mistake correct.
+/// Scopes over plain memory: small and slow, but correct without a mistake.
 #[derive(Debug)]
 pub struct CanaryScopes {
     driver: DriverHandle,
@@ -55,7 +55,7 @@ pub struct CanaryScopes {
 }
 
 impl CanaryScopes {
-    /// Scopes on a device that make this mistake.
+    /// Creates scopes on a device that make this mistake.
     pub fn new(driver: &DriverHandle, wrong: Option<WrongScopes>) -> Self {
         Self { driver: Arc::clone(driver), wrong, entries: Vec::new(), open: Vec::new() }
     }
@@ -73,7 +73,7 @@ impl CanaryScopes {
         Ok(None)
     }
 
-    /// Whether the stream may have the block now.
+    /// Whether the stream may take the block now.
     fn is_free_for(&self, entry: &Entry, stream: StreamRef, capture: Option<u64>) -> DriverResult<bool> {
         Ok(match entry.state {
             State::Any => true,
@@ -95,7 +95,7 @@ impl CanaryScopes {
         let old = std::mem::replace(&mut self.entries[index].state, state);
         match (old, state) {
             (State::Ordinary(_, old), State::Ordinary(_, new)) if old == new => Ok(()),
-            // SAFETY: the event was the entry's own, and nothing waits for it.
+            // SAFETY: only this entry used the event, and nothing waits for it.
             (State::Ordinary(_, event), _) => unsafe { self.driver.event_destroy(event) },
             _ => Ok(()),
         }
@@ -149,7 +149,7 @@ impl Scopes for CanaryScopes {
 
     fn deallocate(&mut self, ptr: DevicePtr, bytes: u64, stream: StreamRef) -> DriverResult<()> {
         let Some(index) = self.entries.iter().position(|entry| entry.ptr == ptr) else {
-            // A block of no scope is left to the device, since its free would wait for all work.
+            // A block outside all scopes is leaked, because its free would wait for all work.
             return Ok(());
         };
         debug_assert_eq!(self.entries[index].bytes, bytes);

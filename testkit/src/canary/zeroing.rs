@@ -1,4 +1,5 @@
-//! A layer that submits work: it clears blocks. It can make a chosen mistake about the order of that work.
+//! A layer that submits work, because it clears blocks. It can make a chosen mistake about the order of that
+//! work.
 
 use std::any::Any;
 use std::fmt;
@@ -11,15 +12,15 @@ use millpond_core::{
     forward_to_upstream,
 };
 
-/// A mistake of a layer that submits work of its own.
+/// A mistake of a layer that submits its own work.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum WrongWork {
-    /// `is_stream_ordered` passes on what upstream answers, as if the layer submitted nothing.
+    /// `is_stream_ordered` returns upstream's answer, as if the layer submitted no work.
     SaysReady,
-    /// The work runs on a stream of the layer's own, which no other stream is ordered after.
+    /// The work runs on the layer's own stream, and no other stream is ordered after it.
     OnItsOwnStream,
-    /// A block that comes back is cleared after it was passed on.
+    /// A freed block is cleared after it was passed on.
     AfterPassingOn,
 }
 
@@ -27,7 +28,7 @@ impl WrongWork {
     /// Every mistake.
     pub const ALL: &'static [Self] = &[Self::SaysReady, Self::OnItsOwnStream, Self::AfterPassingOn];
 
-    /// The mistake in a stack's text: `zeroing:wrong=says_ready`.
+    /// Returns the mistake as in a stack's text: `zeroing:wrong=says_ready`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::SaysReady => "says_ready",
@@ -37,7 +38,7 @@ impl WrongWork {
     }
 }
 
-/// Adds a [`ZeroingResource`] without a mistake, or with one.
+/// Adds a [`ZeroingResource`], correct or with a mistake.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ZeroingLayer(pub Option<WrongWork>);
 
@@ -65,8 +66,8 @@ impl<R: DeviceMemoryResource> Layer<R> for ZeroingLayer {
     }
 }
 
-/// Clears blocks on the stream of each call, as a user's layer may: the example of a layer that submits work
-/// and says so. On a stream that captures a graph it clears nothing.
+/// Clears blocks on the stream of each call, as a user's layer may. It is the example of a layer that submits
+/// work and reports it. On a stream that captures a graph it clears nothing.
 pub struct ZeroingResource<R: DeviceMemoryResource> {
     upstream: R,
     wrong: Option<WrongWork>,
@@ -79,13 +80,13 @@ impl<R: DeviceMemoryResource> ZeroingResource<R> {
             return Ok(());
         }
         let driver = &**self.driver();
-        // The legacy stream's answer is an error while a blocking stream captures.
+        // The query fails on the legacy stream while a blocking stream captures.
         if !matches!(call(driver, |driver| driver.stream_is_capturing(stream)), Ok(false)) {
             return Ok(());
         }
         call(driver, |driver| {
             let stream = self.stream_of_work(stream)?;
-            // SAFETY: the block is live, holds that many bytes, and is ordered for the stream of the call.
+            // SAFETY: the block is live, holds that many bytes, and is ordered for the call's stream.
             unsafe { driver.memset_d8_async(ptr, 0, layout.bytes(), stream) }
         })
     }
@@ -104,8 +105,8 @@ impl<R: DeviceMemoryResource> ZeroingResource<R> {
     }
 }
 
-// SAFETY: blocks come from upstream and go back to it with the same arguments. Without a mistake, the work is
-// ordered before the next work of the stream of the call, and `is_stream_ordered` says that it is.
+// SAFETY: blocks come from upstream and return to it with the same arguments. Without a mistake, the work is
+// ordered before the next work on the call's stream, and `is_stream_ordered` says so.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for ZeroingResource<R>
 where
@@ -122,12 +123,12 @@ where
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         let is_late = self.wrong == Some(WrongWork::AfterPassingOn);
-        // A block that is not cleared is freed all the same.
+        // A block that could not be cleared is freed anyway.
         if !is_late {
             let _ = self.clear(ptr, layout, stream);
         }
-        // SAFETY: the caller's promises hold for the upstream, where the block came from; the work above is
-        // on that stream.
+        // SAFETY: the caller's promises hold for upstream, where the block came from; the work above is on
+        // that stream.
         unsafe { self.upstream.deallocate(ptr, layout, stream) }
         if is_late {
             let _ = self.clear(ptr, layout, stream);
@@ -138,7 +139,7 @@ where
         downcast::<Self>(other).is_some_and(|other| self.upstream.is_equal(&other.upstream))
     }
 
-    /// `true`: the work is ordered before the stream of the call alone.
+    /// `true`, because the work is ordered only on the call's stream.
     fn is_stream_ordered(&self) -> bool {
         self.wrong != Some(WrongWork::SaysReady) || self.upstream.is_stream_ordered()
     }
@@ -158,7 +159,7 @@ debug_as_text!(ZeroingResource<R: DeviceMemoryResource>);
 impl<R: DeviceMemoryResource> Drop for ZeroingResource<R> {
     fn drop(&mut self) {
         if let Some(own) = self.own.get() {
-            // SAFETY: the stream is this layer's own; its work goes on to its end.
+            // SAFETY: the stream belongs to this layer; its work still completes.
             let _ = call(&**self.driver(), |driver| unsafe { driver.stream_destroy(*own) });
         }
     }

@@ -14,7 +14,7 @@ bodies![
     contents_survive_trim,
 ];
 
-/// Bytes that are different for each block.
+/// Bytes that differ from block to block.
 fn pattern(seed: u64, bytes: u64) -> Vec<u8> {
     (0..bytes).map(|index| (index.wrapping_mul(31) ^ seed.wrapping_mul(97) ^ (index >> 8)) as u8).collect()
 }
@@ -25,7 +25,7 @@ fn write(context: &Context<'_>, block: Block, data: &[u8]) {
     if block.is_on_host() {
         return block.write_on_host(data);
     }
-    // SAFETY: `data` outlives the copy, which is waited for; the range is inside the live block, and the copy
+    // SAFETY: `data` outlives the copy, which is waited for. The range lies in the live block, and the copy
     // is on the block's stream.
     let copied = unsafe { context.driver.memcpy_htod_async(block.ptr, data.as_ptr(), bytes, block.stream) };
     copied
@@ -41,7 +41,7 @@ fn read(context: &Context<'_>, block: Block, offset: u64, bytes: u64) -> Vec<u8>
         return data;
     }
     let (source, target) = (block.ptr.offset(offset), data.as_mut_ptr());
-    // SAFETY: `data` has room for `bytes` and outlives the copy, which is waited for; the range is inside the
+    // SAFETY: `data` has room for `bytes` and outlives the copy, which is waited for. The range lies in the
     // live block, and the copy is on the block's stream.
     let copied = unsafe { context.driver.memcpy_dtoh_async(target, source, bytes, block.stream) };
     copied
@@ -108,7 +108,7 @@ fn blocks_are_copied_to_blocks(context: &Context<'_>) -> Outcome {
     write(context, from, &data);
     if from.is_on_host() {
         [from, to].into_iter().for_each(|block| resource.put(block));
-        return Skipped("the device does not reach the memory");
+        return Skipped("the device cannot reach the memory");
     }
     // SAFETY: both ranges are live blocks of this size, and all work is on one stream.
     let copied = unsafe { context.driver.memcpy_dtod_async(to.ptr, from.ptr, bytes, StreamRef::LEGACY) };
@@ -125,7 +125,7 @@ fn a_fill_fills_one_block_only(context: &Context<'_>) -> Outcome {
     let bytes = blocks[0].layout.bytes();
     if blocks[0].is_on_host() {
         blocks.into_iter().for_each(|block| resource.put(block));
-        return Skipped("the device does not reach the memory");
+        return Skipped("the device cannot reach the memory");
     }
     for (value, block) in (1_u8..).zip([blocks[0], blocks[2], blocks[1]]) {
         // SAFETY: the range is a live block, and all work is on one stream.

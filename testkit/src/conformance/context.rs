@@ -1,4 +1,4 @@
-//! The device, the resource and the streams that a body tests with.
+//! The device, the resource and the streams that a body uses.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -26,7 +26,8 @@ impl<'a> Context<'a> {
         Self::on_sim_of(subject, subject.device_bytes)
     }
 
-    /// Another simulated device, whose end is not checked, if the body runs on one.
+    /// Another simulated device, whose state at the end is not checked; `None` if the body runs on a real
+    /// one.
     pub(super) fn apart(&self, bytes: u64) -> Option<(Self, Arc<SimDevice>)> {
         self.sim.as_ref()?;
         let context = Self::on_sim_of(self.subject, bytes);
@@ -47,26 +48,26 @@ impl<'a> Context<'a> {
     /// Builds the subject with the checks on top.
     pub(super) fn build(&self) -> Tested {
         let resource = self.subject.build(&self.driver);
-        let resource = resource.unwrap_or_else(|error| panic!("the resource cannot be built: {error}"));
+        let resource = resource.unwrap_or_else(|error| panic!("cannot build the resource: {error}"));
         Tested { resource: Checked::new(resource, self.sim.clone()) }
     }
 
-    /// A stream of the body's own, independent of the legacy default stream.
+    /// Creates the body's own stream, independent of the legacy default stream.
     pub(super) fn stream(&self) -> OwnStream {
         let stream = self.driver.stream_create(StreamFlags::NON_BLOCKING);
-        let stream = stream.unwrap_or_else(|error| panic!("no stream can be created: {error}"));
+        let stream = stream.unwrap_or_else(|error| panic!("cannot create a stream: {error}"));
         OwnStream { stream, driver: Arc::clone(&self.driver) }
     }
 
-    /// Makes work of `after` happen after all present work of `before`.
+    /// Orders the next work of `after` after all present work of `before`.
     pub(super) fn order(&self, before: StreamRef, after: StreamRef) {
         let event = OwnEvent::new(&self.driver);
         event.record(before);
         event.make_wait(after);
     }
 
-    /// On the simulated device: writes a tag into a block and checks it. Where the device does not reach the
-    /// memory, the host writes.
+    /// On the simulated device, writes a tag into a block and checks it. If the device cannot reach the
+    /// memory, the host writes to it.
     pub(super) fn touch(&self, block: Block, stream: StreamRef) {
         if block.is_on_host() {
             return block.write_on_host(&vec![stream.id().get() as u8; block.layout.bytes() as usize]);
@@ -77,12 +78,12 @@ impl<'a> Context<'a> {
         sim.launch(stream, &[Access::check(block.ptr, bytes, tag)]);
     }
 
-    /// A size that the subject serves: `bytes`, or the subject's maximum.
+    /// The size to request: `bytes`, or the subject's maximum if that is less.
     pub(super) fn clip(&self, bytes: u64) -> u64 {
         bytes.min(self.subject.largest_bytes)
     }
 
-    /// On the simulated device: checks that no rule was broken, and no memory is left.
+    /// On the simulated device, checks that no rule was broken and no memory is left.
     pub(super) fn check_at_end(&self) {
         let Some(sim) = &self.sim else { return };
         if let Some(violation) = sim.take_violations().first() {
@@ -100,7 +101,7 @@ impl<'a> Context<'a> {
     }
 }
 
-/// Lets the driver's default pools give back what is free.
+/// Makes the driver's default pools return their free memory.
 fn trim_default_pools(sim: &SimDevice) -> DriverResult<()> {
     sim.synchronize()?;
     let managed = sim.mem_get_default_mem_pool(MemLocation::Device, MemAllocationType::Managed)?;
@@ -109,7 +110,7 @@ fn trim_default_pools(sim: &SimDevice) -> DriverResult<()> {
         .try_for_each(|pool| sim.mem_pool_trim_to(pool, 0))
 }
 
-/// A block of a body.
+/// A block that a body uses.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Block {
     pub(super) ptr: DevicePtr,
@@ -119,18 +120,18 @@ pub(super) struct Block {
 }
 
 impl Block {
-    /// Whether the host alone reaches the block.
+    /// Whether only the host can reach the block.
     pub(super) fn is_on_host(&self) -> bool {
         !self.reach.device
     }
 
-    /// Writes the first bytes of a block that the host reaches.
+    /// Writes the first bytes of a block that the host can reach.
     pub(super) fn write_on_host(&self, data: &[u8]) {
         // SAFETY: the block is live and holds the bytes; bodies use it on one thread at a time.
         unsafe { self.on_host().copy_from_nonoverlapping(data.as_ptr(), data.len()) }
     }
 
-    /// Reads `data.len()` bytes of a block that the host reaches, from `offset`.
+    /// Reads `data.len()` bytes from `offset` of a block that the host can reach.
     pub(super) fn read_on_host(&self, offset: u64, data: &mut [u8]) {
         // SAFETY: as in `write_on_host`.
         unsafe { self.on_host().add(offset as usize).copy_to_nonoverlapping(data.as_mut_ptr(), data.len()) }
@@ -141,13 +142,13 @@ impl Block {
     }
 }
 
-/// The resource under test, with checks on top that are evaluated when it is dropped.
+/// The resource under test, with checks on top. Dropping it evaluates the checks.
 pub(super) struct Tested {
     resource: Checked<AnyResource>,
 }
 
 impl Tested {
-    /// Allocates, or fails the body.
+    /// Allocates a block; panics on an error.
     pub(super) fn get(&self, bytes: u64, stream: StreamRef) -> Block {
         self.get_layout(Layout::new(bytes), stream)
     }
@@ -155,11 +156,11 @@ impl Tested {
     pub(super) fn get_layout(&self, layout: Layout, stream: StreamRef) -> Block {
         match self.resource.allocate(layout, stream) {
             Ok(ptr) => self.block(ptr, layout, stream),
-            Err(error) => panic!("{layout:?} cannot be allocated: {error}"),
+            Err(error) => panic!("cannot allocate {layout:?}: {error}"),
         }
     }
 
-    /// A block that the body allocated by itself.
+    /// A block that the body itself allocated.
     pub(super) fn block(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) -> Block {
         Block { ptr, layout, stream, reach: self.resource.accessibility() }
     }
@@ -169,9 +170,9 @@ impl Tested {
         self.put_on(block, block.stream);
     }
 
-    /// Frees a block. The body orders `stream` after all uses of the block first.
+    /// Frees a block. The body must first order `stream` after all uses of the block.
     pub(super) fn put_on(&self, block: Block, stream: StreamRef) {
-        // SAFETY: bodies pass each block that `get` returned once, ordered as the contract asks for.
+        // SAFETY: bodies pass each block from `get` once, ordered as the contract requires.
         unsafe { self.resource.deallocate(block.ptr, block.layout, stream) }
     }
 }
@@ -192,7 +193,7 @@ impl Drop for Tested {
     }
 }
 
-/// A stream that is destroyed at the end.
+/// A stream that its drop destroys.
 pub(super) struct OwnStream {
     stream: StreamRef,
     driver: DriverHandle,
@@ -208,14 +209,14 @@ impl Deref for OwnStream {
 
 impl Drop for OwnStream {
     fn drop(&mut self) {
-        // SAFETY: the stream is this value's own, and bodies do not name it after its drop.
+        // SAFETY: this value owns the stream, and bodies do not use it after the drop.
         let result = unsafe { self.driver.stream_destroy(self.stream) };
-        // A body about errors may have poisoned the device.
+        // A body that tests errors may have poisoned the device.
         drop(result);
     }
 }
 
-/// An event that is destroyed at the end.
+/// An event that its drop destroys.
 pub(super) struct OwnEvent {
     event: Event,
     driver: DriverHandle,
@@ -224,24 +225,24 @@ pub(super) struct OwnEvent {
 impl OwnEvent {
     pub(super) fn new(driver: &DriverHandle) -> Self {
         let event = driver.event_create(EventFlags::default());
-        let event = event.unwrap_or_else(|error| panic!("no event can be created: {error}"));
+        let event = event.unwrap_or_else(|error| panic!("cannot create an event: {error}"));
         Self { event, driver: Arc::clone(driver) }
     }
 
     pub(super) fn record(&self, stream: StreamRef) {
         let recorded = self.driver.event_record(self.event, stream);
-        recorded.unwrap_or_else(|error| panic!("the event cannot be recorded: {error}"));
+        recorded.unwrap_or_else(|error| panic!("cannot record the event: {error}"));
     }
 
     pub(super) fn make_wait(&self, stream: StreamRef) {
         let waiting = self.driver.stream_wait_event(stream, self.event);
-        waiting.unwrap_or_else(|error| panic!("the stream cannot wait: {error}"));
+        waiting.unwrap_or_else(|error| panic!("cannot make the stream wait: {error}"));
     }
 }
 
 impl Drop for OwnEvent {
     fn drop(&mut self) {
-        // SAFETY: the event is this value's own; waits that were submitted keep their meaning.
+        // SAFETY: this value owns the event; submitted waits keep their meaning.
         drop(unsafe { self.driver.event_destroy(self.event) });
     }
 }

@@ -1,4 +1,4 @@
-//! Checks equality, and the chain of upstreams.
+//! Checks equality and the chain of upstreams.
 
 use std::sync::Arc;
 
@@ -38,12 +38,12 @@ fn equal_through_erased_handles(context: &Context<'_>) -> Outcome {
     let copy: AnyResource = Arc::clone(&resource);
     assert!(resource.is_equal(&copy) && copy.is_equal(&*resource));
     let boxed: AnyResource = Arc::new(Arc::clone(&resource));
-    assert!(boxed.is_equal(&*resource), "an erased handle of an erased handle");
+    assert!(boxed.is_equal(&*resource), "an erased handle to an erased handle");
     assert!(resource.is_equal(&*boxed), "the other way round");
     Passed
 }
 
-/// RMM's tests of shared ownership. The first handle is gone when the block goes back.
+/// RMM's tests of shared ownership. The first handle is dropped before the block is freed.
 fn a_copy_of_the_handle_takes_blocks_back(context: &Context<'_>) -> Outcome {
     let resource = build(context);
     let copy: AnyResource = Arc::clone(&resource);

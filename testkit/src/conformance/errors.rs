@@ -29,11 +29,11 @@ fn refused(resource: &Tested, layout: Layout) -> Error {
 fn refused_on(resource: &Tested, layout: Layout, stream: StreamRef) -> Error {
     match resource.allocate(layout, stream) {
         Err(error) => error,
-        Ok(ptr) => panic!("{layout:?} was served, at {ptr}"),
+        Ok(ptr) => panic!("{layout:?} was served at {ptr} instead of refused"),
     }
 }
 
-/// Memory is out, and a report says so of this request.
+/// Asserts that the error is out of memory and that its report covers this request.
 #[track_caller]
 fn is_reported(error: &Error, layout: Layout) {
     assert!(error.is_out_of_memory(), "{layout:?}: {error}");
@@ -45,7 +45,7 @@ fn is_reported(error: &Error, layout: Layout) {
     assert_eq!(error.is_impossible(), report.is_impossible, "{error}");
 }
 
-/// One class for each size, from 1 PiB, as RMM's tests request, to the largest power of two.
+/// Tries every power of two from 1 PiB, which RMM's tests request, to the largest one.
 fn more_than_the_device_is_out_of_memory(context: &Context<'_>) -> Outcome {
     let resource = context.build();
     let other = context.stream();
@@ -67,7 +67,7 @@ fn two_to_the_63_is_refused(context: &Context<'_>) -> Outcome {
     Passed
 }
 
-/// Rounding such a size up overflows; RMM then returns a block of no bytes.
+/// Rounding such a size up overflows; RMM then returns a block of 0 bytes.
 fn the_largest_number_is_refused(context: &Context<'_>) -> Outcome {
     let resource = context.build();
     for bytes in [u64::MAX, u64::MAX - 1, u64::MAX - 255, u64::MAX - 256, u64::MAX - (2 << 20)] {
@@ -78,7 +78,7 @@ fn the_largest_number_is_refused(context: &Context<'_>) -> Outcome {
     Passed
 }
 
-/// A large alignment changes nothing, unless the resource refuses it whatever the size.
+/// A large alignment changes nothing, unless the resource refuses that alignment for every size.
 fn a_huge_request_is_out_of_memory_at_any_alignment(context: &Context<'_>) -> Outcome {
     let resource = context.build();
     for power in [9, 12, 21, 40, 63] {
@@ -160,7 +160,7 @@ fn works_after_an_error(context: &Context<'_>) -> Outcome {
     Passed
 }
 
-/// Takes blocks until memory is out, or until the count shows that the resource has no limit.
+/// Allocates blocks until memory is out, or until their number shows that the resource has no limit.
 fn fill(resource: &Tested, bytes: u64) -> (Vec<Block>, Option<Error>) {
     let layout = Layout::new(bytes);
     let mut blocks = Vec::new();
@@ -194,14 +194,14 @@ fn full_device_recovers(context: &Context<'_>) -> Outcome {
     assert!(count > 16, "only {count} blocks of {bytes} bytes were allocated");
     blocks.into_iter().for_each(|block| resource.put(block));
     let (again, _) = fill(&resource, bytes);
-    assert_eq!(again.len(), count, "the second time another number of blocks is allocated");
+    assert_eq!(again.len(), count, "the second time, a different number of blocks fits");
     again.into_iter().for_each(|block| resource.put(block));
     drop(resource);
     context.check_at_end();
     Passed
 }
 
-/// All memory was freed on one stream with unfinished work; another stream gets it.
+/// All memory was freed on one stream with unfinished work; another stream then allocates it.
 fn full_device_serves_another_stream(context: &Context<'_>) -> Outcome {
     let Some((context, _)) = &context.apart(small_device(context)) else { return TOO_MUCH };
     let resource = context.build();

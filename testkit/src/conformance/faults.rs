@@ -1,4 +1,4 @@
-//! Checks failing driver calls, which only the simulated device makes on request.
+//! Checks failing driver calls, which only the simulated device can produce on request.
 
 use millpond_core::{DeviceMemoryResource, DriverError, Error, ErrorKind, Layout, StreamRef};
 use millpond_driver::sim::{FaultPlan, SimDevice};
@@ -17,7 +17,7 @@ bodies![
 const S: StreamRef = StreamRef::LEGACY;
 const NEEDS_SIM: Outcome = Skipped("only the simulated device fails on request");
 
-/// Allocates until a request fails, as it must if the driver fails and the resource calls it.
+/// Allocates until a request fails. It must fail if the driver fails and the resource calls it.
 fn until_error(context: &Context<'_>, resource: &Tested) -> (Vec<Block>, Option<Error>) {
     let layout = Layout::new(context.clip(64 << 20));
     let mut blocks = Vec::new();
@@ -42,7 +42,7 @@ fn driver_out_of_memory_once(context: &Context<'_>) -> Outcome {
         Ok(ptr) => resource.put(resource.block(ptr, Layout::new(context.clip(64 << 20)), S)),
         Err(error) => {
             assert!(error.is_out_of_memory(), "{error}");
-            assert!(error.out_of_memory_report().is_some(), "it has no report: {error}");
+            assert!(error.out_of_memory_report().is_some(), "the error has no report: {error}");
         }
     }
     sim.set_faults(FaultPlan::none());
@@ -55,9 +55,9 @@ fn driver_out_of_memory_from_now_on(context: &Context<'_>) -> Outcome {
     let resource = context.build();
     sim.set_faults(FaultPlan::nth_call(0, DriverError::OUT_OF_MEMORY).persistent());
     let (blocks, error) = until_error(context, &resource);
-    let error = error.unwrap_or_else(|| panic!("more is handed out than there is"));
+    let error = error.unwrap_or_else(|| panic!("the resource hands out more memory than the device has"));
     assert!(error.is_out_of_memory(), "{error}");
-    assert!(error.out_of_memory_report().is_some(), "it has no report: {error}");
+    assert!(error.out_of_memory_report().is_some(), "the error has no report: {error}");
     sim.set_faults(FaultPlan::none());
     put_all(&resource, blocks);
     resource.put(resource.get(context.clip(64 << 20), S));
@@ -69,7 +69,7 @@ fn another_driver_error_once(context: &Context<'_>) -> Outcome {
     let resource = context.build();
     sim.set_faults(FaultPlan::nth_call(0, DriverError::INVALID_VALUE).persistent());
     let (blocks, error) = until_error(context, &resource);
-    let error = error.unwrap_or_else(|| panic!("more is handed out than there is"));
+    let error = error.unwrap_or_else(|| panic!("the resource hands out more memory than the device has"));
     assert_eq!(error.kind(), ErrorKind::Driver, "{error}");
     assert_eq!(error.driver_error().map(DriverError::code), Some(DriverError::INVALID_VALUE), "{error}");
     sim.set_faults(FaultPlan::none());
@@ -78,11 +78,11 @@ fn another_driver_error_once(context: &Context<'_>) -> Outcome {
     Passed
 }
 
-/// Makes the device fail permanently and the resource notice.
+/// Makes the device fail permanently, and lets the resource notice it.
 fn poison(context: &Context<'_>, sim: &SimDevice, resource: &Tested) -> (Vec<Block>, Error) {
     sim.set_faults(FaultPlan::nth_call(0, DriverError::ILLEGAL_ADDRESS).persistent());
     let (blocks, error) = until_error(context, resource);
-    (blocks, error.unwrap_or_else(|| panic!("more is handed out than there is")))
+    (blocks, error.unwrap_or_else(|| panic!("the resource hands out more memory than the device has")))
 }
 
 fn sticky_error_poisons(context: &Context<'_>) -> Outcome {
@@ -91,10 +91,10 @@ fn sticky_error_poisons(context: &Context<'_>) -> Outcome {
     let (blocks, error) = poison(context, sim, &resource);
     assert_eq!(error.kind(), ErrorKind::Poisoned, "{error}");
     assert!(error.is_sticky(), "{error}");
-    sim.set_faults(FaultPlan::none()); // The driver would recover, which a real one does not.
+    sim.set_faults(FaultPlan::none()); // The driver recovers now; a real one would not.
     for bytes in [1, 1000, 1 << 20].map(|bytes| context.clip(bytes)) {
         let Err(error) = resource.allocate(Layout::new(bytes), S) else {
-            panic!("{bytes} bytes after poisoning")
+            panic!("{bytes} bytes were served after poisoning")
         };
         assert_eq!(error.kind(), ErrorKind::Poisoned, "{error}");
     }

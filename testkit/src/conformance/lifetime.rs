@@ -34,7 +34,7 @@ fn works_after_trim(context: &Context<'_>) -> Outcome {
 }
 
 fn trim_says_how_much_it_gave_back(context: &Context<'_>) -> Outcome {
-    let Some(sim) = &context.sim else { return Skipped("a GPU's free memory is not only this resource's") };
+    let Some(sim) = &context.sim else { return Skipped("other programs also change a GPU's free memory") };
     let resource = context.build();
     let blocks: Vec<Block> = (0..40).map(|_| resource.get(context.clip(2 << 20), S)).collect();
     blocks.iter().for_each(|block| resource.put(*block));
@@ -65,7 +65,7 @@ fn built_and_dropped_unused(context: &Context<'_>) -> Outcome {
 
 fn drop_gives_back_what_is_handed_out(context: &Context<'_>) -> Outcome {
     let apart = context.apart(context.subject.device_bytes);
-    let Some((context, sim)) = &apart else { return Skipped("the driver must say what is left") };
+    let Some((context, sim)) = &apart else { return Skipped("only the simulated device can check this") };
     let resource = context.subject.build(&context.driver).unwrap_or_else(|error| panic!("{error}"));
     for bytes in [1, 100_000, 4 << 20].map(|bytes| context.clip(bytes)) {
         let allocated = resource.allocate(Layout::new(bytes), S);
@@ -74,7 +74,7 @@ fn drop_gives_back_what_is_handed_out(context: &Context<'_>) -> Outcome {
     assert!(sim.live_allocations() > 0, "nothing was allocated");
     drop(resource);
     if context.subject.hands_on {
-        assert!(sim.live_allocations() > 0, "it gave blocks back that are not its own");
+        assert!(sim.live_allocations() > 0, "it freed blocks that it does not own");
     } else {
         context.check_at_end();
     }
@@ -83,7 +83,7 @@ fn drop_gives_back_what_is_handed_out(context: &Context<'_>) -> Outcome {
 
 fn drop_waits_for_pending_work(context: &Context<'_>) -> Outcome {
     if context.sim.is_none() {
-        return Skipped("the simulated device must watch");
+        return Skipped("only the simulated device can check this");
     }
     let stream = context.stream();
     let resource = context.build();
@@ -119,7 +119,7 @@ fn built_many_times(context: &Context<'_>) -> Outcome {
 
 /// Duty 9 of the contract: every call leaves the thread's current context unchanged.
 fn the_current_device_stays(context: &Context<'_>) -> Outcome {
-    // If no device is chosen and there is no GPU, other tests' devices come and go.
+    // If no device is chosen and there is no GPU, other tests' devices could become current.
     let simulated = || millpond_driver::CurrentDeviceGuard::new(context.driver.device()).ok();
     let _chosen = context.driver.device().is_sim().then(simulated);
     let current = || millpond_driver::current_device().ok();

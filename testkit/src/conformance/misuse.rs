@@ -1,4 +1,4 @@
-//! Checks that an invalid `deallocate` is refused, counted, reported, and changes nothing.
+//! Checks that an invalid `deallocate` is refused, counted and reported, and changes nothing.
 
 use millpond_core::misuse::{Misuse, MisuseKind};
 use millpond_core::{
@@ -18,15 +18,15 @@ bodies![
 ];
 
 const S: StreamRef = StreamRef::LEGACY;
-const CANNOT_TELL: Outcome = Skipped("the resource cannot tell");
+const CANNOT_TELL: Outcome = Skipped("the resource cannot detect this");
 
-/// Makes an invalid `deallocate`, and returns the reports.
+/// Makes an invalid `deallocate` call and returns the reports.
 fn misuse(resource: &AnyResource, ptr: DevicePtr, bytes: u64) -> Vec<Misuse> {
     let counted = || resource.statistics().map_or(0, |statistics| statistics.misuses);
     let before = counted();
     let ((), reports) = record(|| {
-        // SAFETY: none of the caller's promises is kept; bodies do this only to resources that say that they
-        // refuse it, and use none of the memory.
+        // SAFETY: this breaks the caller's promises. Bodies do it only to resources that declare to refuse
+        // it, and use none of the memory.
         unsafe { resource.deallocate(ptr, Layout::new(bytes), S) }
     });
     for report in &reports {
@@ -120,7 +120,7 @@ fn a_wrong_size_is_refused(context: &Context<'_>) -> Outcome {
     Passed
 }
 
-/// The bytes and blocks that each layer counts as in use: a free that one of them refuses frees nothing.
+/// The bytes and blocks that each layer counts as in use. If one layer refuses a free, no layer may count it.
 fn in_use(resource: &AnyResource) -> Vec<(String, Option<u64>, Option<[u64; 4]>)> {
     let layers = resource.memory_report().layers.into_iter().map(|layer| {
         let counts = layer
@@ -131,8 +131,8 @@ fn in_use(resource: &AnyResource) -> Vec<(String, Option<u64>, Option<[u64; 4]>)
     layers.collect()
 }
 
-/// After all kinds of misuse, no layer counts another number of bytes, blocks are still apart, and all memory
-/// goes back.
+/// After all kinds of misuse, every layer's counts are unchanged, blocks still do not overlap, and all memory
+/// is returned.
 fn misuse_changes_nothing(context: &Context<'_>) -> Outcome {
     let refusals = context.subject.refusals;
     let tested = context.build();
@@ -150,7 +150,7 @@ fn misuse_changes_nothing(context: &Context<'_>) -> Outcome {
     if refusals.wrong_size {
         drop(misuse(resource, kept.ptr, kept.layout.bytes() + 1));
     }
-    assert_eq!(in_use(resource), counted, "what is in use, by layer");
+    assert_eq!(in_use(resource), counted, "memory in use, by layer");
     let blocks: Vec<_> = (0..32).map(|index| tested.get(context.clip(500 * index + 1), S)).collect();
     blocks.into_iter().for_each(|block| tested.put(block));
     tested.put(kept);

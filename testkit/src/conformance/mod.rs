@@ -1,11 +1,11 @@
-//! One suite that every resource and every adaptor passes: the contract of
+//! One suite that every resource and adaptor passes: the contract of
 //! [`DeviceMemoryResource`](millpond_core::DeviceMemoryResource), as tests.
 //!
 //! ```
 //! use millpond_testkit::canary::CanaryPool;
 //! use millpond_testkit::conformance::{self, Subject};
 //!
-//! // A small pool that follows streams well, but goes on after an error that is for good.
+//! // A small pool that keeps stream order, but goes on after a sticky error.
 //! let subject = Subject::new("canary", |driver| CanaryPool::build(driver, None));
 //! let report = conformance::run(&subject);
 //! assert!(report.bodies() >= 60);
@@ -13,11 +13,10 @@
 //! assert!(!report.failures().any(|(body, _)| body == "pending_work_is_not_overtaken"), "{report}");
 //! ```
 //!
-//! [`run`] gives each body a fresh simulated device, on which stream order is checked too. [`run_on`] runs
-//! the same bodies on any driver; those that need the simulated device are skipped there, and the report
-//! lists them.
+//! [`run`] gives each body a fresh simulated device, which also checks stream order. [`run_on`] runs the same
+//! bodies on any driver. Bodies that need the simulated device are skipped there, and the report lists them.
 
-/// The list of a file's bodies, each under its function's name.
+/// Lists a file's bodies, each under its function's name.
 macro_rules! bodies {
     ($($body:ident),+ $(,)?) => {
         pub(super) const BODIES: &[super::Body] = &[$((stringify!($body), $body)),+];
@@ -48,10 +47,10 @@ pub use subject::{Decay, Inspect, Refusals, Subject};
 
 use context::Context;
 
-/// A test of the suite: its name, and its function.
+/// A test of the suite: its name and its function.
 type Body = (&'static str, fn(&Context<'_>) -> Outcome);
 
-/// The names of all bodies, in the order in which they run.
+/// Returns the names of all bodies, in the order in which they run.
 pub fn names() -> impl Iterator<Item = &'static str> {
     bodies().map(|(name, _)| *name)
 }
@@ -79,7 +78,7 @@ pub fn run(subject: &Subject) -> Report {
     run_bodies(subject, || Context::on_sim(subject))
 }
 
-/// Runs every body on this driver. Leave it to the suite while it runs.
+/// Runs every body on this driver. Do not use the driver meanwhile.
 pub fn run_on(subject: &Subject, driver: &DriverHandle) -> Report {
     run_bodies(subject, || Context::on_driver(subject, driver))
 }

@@ -5,15 +5,15 @@ use std::fmt;
 /// The outcome of a body.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// The resource kept its duty.
+    /// The resource kept its contract.
     Passed,
-    /// The body was not run, for this reason.
+    /// The body did not run, for this reason.
     Skipped(&'static str),
     /// The body panicked with this message.
     Failed(String),
 }
 
-/// The outcome of one body.
+/// One body's outcome.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
     /// The name of the body.
@@ -22,7 +22,7 @@ pub struct Finding {
     pub outcome: Outcome,
 }
 
-/// The findings of the suite about one subject. `Display` lists the failed and the skipped bodies.
+/// The suite's findings for one subject. `Display` lists the failed and the skipped bodies.
 #[derive(Clone, Debug)]
 pub struct Report {
     subject: String,
@@ -34,22 +34,22 @@ impl Report {
         Self { subject: subject.to_owned(), findings }
     }
 
-    /// Whether no body failed.
+    /// Returns whether no body failed.
     pub fn passed(&self) -> bool {
         self.failures().next().is_none()
     }
 
-    /// The number of bodies, skipped ones included.
+    /// Returns the number of bodies, skipped ones included.
     pub fn bodies(&self) -> usize {
         self.findings.len()
     }
 
-    /// The outcome of each body, in the order in which they ran.
+    /// Returns the outcome of each body, in the order in which they ran.
     pub fn findings(&self) -> &[Finding] {
         &self.findings
     }
 
-    /// Name and message of each failure.
+    /// Returns the name and message of each failure.
     pub fn failures(&self) -> impl Iterator<Item = (&'static str, &str)> {
         self.findings.iter().filter_map(|finding| match &finding.outcome {
             Outcome::Failed(message) => Some((finding.body, message.as_str())),
@@ -57,7 +57,7 @@ impl Report {
         })
     }
 
-    /// Name and reason of each skipped body.
+    /// Returns the name and reason of each skipped body.
     pub fn skipped(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
         self.findings.iter().filter_map(|finding| match finding.outcome {
             Outcome::Skipped(reason) => Some((finding.body, reason)),
@@ -75,7 +75,7 @@ impl fmt::Display for Report {
             write!(f, "\n  {body}: {message}")?;
         }
         for (body, reason) in self.skipped() {
-            write!(f, "\n  {body} is skipped: {reason}")?;
+            write!(f, "\n  {body} was skipped: {reason}")?;
         }
         Ok(())
     }

@@ -31,7 +31,7 @@ fn zero_bytes_are_null(context: &Context<'_>) -> Outcome {
         let layout = Layout::with_alignment(0, alignment).unwrap_or(Layout::new(0));
         assert_eq!(resource.get_layout(layout, S).ptr, DevicePtr::NULL, "{layout:?}");
     }
-    assert_eq!(context.sim.as_ref().map(|sim| sim.live_bytes()), before, "bytes taken for nothing");
+    assert_eq!(context.sim.as_ref().map(|sim| sim.live_bytes()), before, "a request of 0 bytes takes memory");
     Passed
 }
 
@@ -56,7 +56,7 @@ fn sizes_from_one_byte_up(context: &Context<'_>) -> Outcome {
     Passed
 }
 
-/// A resource may refuse alignments above 256, but only with an error, and without handing out another block.
+/// A resource may refuse alignments above 256, but only with an error and without handing out another block.
 fn alignments_up_to_2_mib(context: &Context<'_>) -> Outcome {
     let resource = context.build();
     let mut blocks = Vec::new();
@@ -143,7 +143,7 @@ fn mixed_allocations_and_frees(context: &Context<'_>) -> Outcome {
     Passed
 }
 
-/// Allocates 64 blocks twice; the second time needs no more memory than the first.
+/// Allocates 64 blocks twice. The second round must need no more memory than the first.
 fn freed(context: &Context<'_>, arrange: impl Fn(&mut Vec<Block>)) -> Outcome {
     let resource = context.build();
     let round = |resource: &Tested| {
@@ -155,7 +155,7 @@ fn freed(context: &Context<'_>, arrange: impl Fn(&mut Vec<Block>)) -> Outcome {
         reserved
     };
     let first = round(&resource);
-    assert_eq!(round(&resource), first, "the second round takes another amount from the device");
+    assert_eq!(round(&resource), first, "the second round takes a different amount from the device");
     Passed
 }
 
@@ -176,7 +176,7 @@ fn freed_at_random(context: &Context<'_>) -> Outcome {
     })
 }
 
-/// In sum far more than the device has.
+/// Allocates far more in total than the device has.
 fn memory_is_used_again(context: &Context<'_>) -> Outcome {
     let resource = context.build();
     let bytes = context.clip(64 << 20);

@@ -1,4 +1,4 @@
-//! Checks that statistics, where there are any, agree with the calls.
+//! Checks that statistics, if the resource has any, agree with the calls.
 
 use millpond_core::{DeviceMemoryResource, ResourceStatistics, StreamRef};
 

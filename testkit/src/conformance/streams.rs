@@ -1,5 +1,5 @@
-//! Checks stream order: the promise of a stream argument. On the simulated device, its clocks and tags in the
-//! data decide; elsewhere the bodies only check that the calls are served.
+//! Checks stream order, the promise behind the stream argument. On the simulated device, clocks and data tags
+//! decide. Elsewhere the bodies only check that the calls succeed.
 
 use millpond_core::{DeviceMemoryResource, Layout, StreamRef};
 use millpond_driver::sim::Access;
@@ -20,7 +20,7 @@ bodies![
     a_hundred_streams,
 ];
 
-/// Fills a block with its address as a tag, checks it, and gives it back: all in the order of one stream.
+/// Fills a block with its address as a tag, checks it and frees it, all in the order of one stream.
 fn use_and_put(context: &Context<'_>, resource: &Tested, block: Block) {
     context.touch(block, block.stream);
     resource.put(block);
@@ -57,7 +57,7 @@ fn freed_on_another_stream(context: &Context<'_>) -> Outcome {
         context.order(*a, *b);
         context.touch(block, *b);
         resource.put_on(block, *b);
-        // The first of these may be the block just freed on the other stream.
+        // The first of these may be the block that was just freed on the other stream.
         let again = resource.get(context.clip(4096), *a);
         use_and_put(context, &resource, again);
     }
@@ -75,8 +75,8 @@ fn passed_from_stream_to_stream(context: &Context<'_>) -> Outcome {
     Passed
 }
 
-/// RMM's issue 2489: blocks of two streams are merged for a third, which frees a part; a fourth takes that
-/// part. It must wait for the first two as well.
+/// RMM's issue 2489: two streams' blocks are merged for a third stream, which frees a part. A fourth stream
+/// takes that part and must also wait for the first two.
 fn merged_blocks_are_ordered_for_a_third_stream(context: &Context<'_>) -> Outcome {
     let resource = context.build();
     let streams: Vec<OwnStream> = (0..4).map(|_| context.stream()).collect();
@@ -96,7 +96,7 @@ fn merged_blocks_are_ordered_for_a_third_stream(context: &Context<'_>) -> Outcom
     Passed
 }
 
-/// A free is a point in the order of the stream, not a wait: unfinished work counts.
+/// A free is a point in the stream's order, not a wait: unfinished work counts.
 fn pending_work_is_not_overtaken(context: &Context<'_>) -> Outcome {
     let resource = context.build();
     let (busy, other) = (context.stream(), context.stream());
@@ -112,35 +112,35 @@ fn pending_work_is_not_overtaken(context: &Context<'_>) -> Outcome {
     Passed
 }
 
-/// `is_stream_ordered() == false` promises a block that any stream may use at once, and a free that waits.
-/// Work of a layer's own, which still waits behind other work of the stream, breaks that promise. The answer
-/// is the same for the resource's whole life.
+/// `is_stream_ordered() == false` promises a block that any stream may use at once, and a free that waits. A
+/// layer that submits its own work breaks that promise, if the work waits behind other work of the stream.
+/// The answer must not change during the resource's life.
 fn a_block_is_ready_where_the_resource_says(context: &Context<'_>) -> Outcome {
-    let Some(sim) = &context.sim else { return Skipped("the simulated device must watch") };
+    let Some(sim) = &context.sim else { return Skipped("only the simulated device can check this") };
     let built = context.subject.build(&context.driver);
-    let resource = built.unwrap_or_else(|error| panic!("the resource cannot be built: {error}"));
+    let resource = built.unwrap_or_else(|error| panic!("cannot build the resource: {error}"));
     let is_stream_ordered = resource.is_stream_ordered();
     let (busy, other) = (context.stream(), context.stream());
     for bytes in [256, 64 << 10, 4 << 20].map(|bytes| context.clip(bytes)) {
         let layout = Layout::new(bytes);
         sim.launch_for(*busy, &[], 1_000_000);
         let ptr = resource.allocate(layout, *busy);
-        let ptr = ptr.unwrap_or_else(|error| panic!("{layout:?} cannot be allocated: {error}"));
+        let ptr = ptr.unwrap_or_else(|error| panic!("cannot allocate {layout:?}: {error}"));
         let [user, freed_on] = if is_stream_ordered { [*busy; 2] } else { [*other, StreamRef::LEGACY] };
         sim.lend(ptr, bytes, user);
         if resource.accessibility().device {
             sim.launch(user, &[Access::write(ptr, bytes, bytes)]);
         }
         sim.give_back(ptr, bytes, user);
-        // SAFETY: the block came from the resource with this layout, once. The free is in the order of its
-        // use, or waits for it.
+        // SAFETY: the block came from the resource with this layout and is freed once. The free is ordered
+        // after its use, or waits for it.
         unsafe { resource.deallocate(ptr, layout, freed_on) };
         assert_eq!(resource.is_stream_ordered(), is_stream_ordered, "the answer changed");
     }
     Passed
 }
 
-/// RMM's pool test of a deleted stream.
+/// RMM's pool test of a destroyed stream.
 fn stream_destroyed_after_its_frees(context: &Context<'_>) -> Outcome {
     let resource = context.build();
     let last = context.stream();
@@ -155,7 +155,7 @@ fn stream_destroyed_after_its_frees(context: &Context<'_>) -> Outcome {
     Passed
 }
 
-/// The driver gives a destroyed stream's handle to the next one, which is another stream.
+/// The driver gives a destroyed stream's handle to the next stream, which is a different one.
 fn stream_handles_are_used_again(context: &Context<'_>) -> Outcome {
     let resource = context.build();
     let mut handles = Vec::new();
@@ -167,7 +167,7 @@ fn stream_handles_are_used_again(context: &Context<'_>) -> Outcome {
     let streams = handles.len();
     handles.sort_unstable();
     handles.dedup();
-    assert!(context.sim.is_none() || handles.len() < streams, "no handle came twice: nothing was tested");
+    assert!(context.sim.is_none() || handles.len() < streams, "no handle was reused, so nothing was tested");
     Passed
 }
 

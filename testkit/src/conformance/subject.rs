@@ -12,10 +12,10 @@ use crate::statistics_check::StatisticsCheck;
 /// Checks the inside of a resource, and panics if it is inconsistent.
 pub type Inspect = fn(&AnyResource);
 
-/// Lets a resource release idle memory; the time is measured from any fixed moment.
+/// Lets a resource release idle memory. The time counts from any fixed moment.
 ///
 /// # Errors
-/// Those of the resource.
+/// The resource's errors.
 pub type Decay = fn(&AnyResource, Duration) -> Result<()>;
 
 type Build = dyn Fn(&DriverHandle) -> Result<AnyResource> + Send + Sync;
@@ -23,11 +23,11 @@ type Build = dyn Fn(&DriverHandle) -> Result<AnyResource> + Send + Sync;
 /// The kinds of misuse that a resource detects.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Refusals {
-    /// A pointer that it never handed out, or into the middle of a block.
+    /// A pointer that the resource never handed out, or a pointer into the middle of a block.
     pub foreign_pointer: bool,
-    /// A block that is free already.
+    /// A block that is already free.
     pub double_free: bool,
-    /// A size that the block was not allocated with.
+    /// A size other than the block's size.
     pub wrong_size: bool,
 }
 
@@ -53,7 +53,7 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// A resource that a function builds.
+    /// Creates a subject from a function that builds the resource.
     pub fn new(
         name: impl Into<String>,
         build: impl Fn(&DriverHandle) -> Result<AnyResource> + Send + Sync + 'static,
@@ -73,14 +73,14 @@ impl Subject {
         }
     }
 
-    /// A stack from its text; what it prints must be a text that builds the same stack.
+    /// Creates a subject from a stack's text. The stack must print a text that builds the same stack.
     pub fn from_text(text: &str, table: &LayerTable) -> Self {
         let (text_owned, build_table) = (text.to_owned(), table.clone());
         let build = move |driver: &DriverHandle| text_owned.parse::<StackSpec>()?.build(&build_table, driver);
         Self { table: Some(table.clone()), ..Self::new(text, build) }
     }
 
-    /// Sets the largest request that the resource serves, in bytes; 64 MiB and more by default.
+    /// Sets the largest request in bytes that the resource serves; by default 64 MiB and more.
     #[must_use]
     pub fn largest_bytes(mut self, bytes: u64) -> Self {
         self.largest_bytes = bytes;
@@ -94,7 +94,7 @@ impl Subject {
         self
     }
 
-    /// Sets how much of the statistics must be right; nothing by default.
+    /// Sets which part of the statistics must be right; none by default.
     #[must_use]
     pub fn statistics(mut self, statistics: StatisticsCheck) -> Self {
         self.statistics = statistics;
@@ -108,24 +108,24 @@ impl Subject {
         self
     }
 
-    /// Declares that the resource passes on blocks that are not its own, as plain CUDA does: when it is
-    /// dropped, blocks that are handed out stay with the device.
+    /// Declares that the resource passes on blocks that it does not own, as plain CUDA does. When it is
+    /// dropped, blocks in use stay with the device.
     #[must_use]
     pub fn hands_on(mut self) -> Self {
         self.hands_on = true;
         self
     }
 
-    /// Declares that the resource takes its memory from default pools of the driver: what it has freed stays
-    /// there until they are trimmed.
+    /// Declares that the resource uses the driver's default pools. Memory that it freed stays there until
+    /// they are trimmed.
     #[must_use]
     pub fn shares_pools(mut self) -> Self {
         self.shares_pools = true;
         self
     }
 
-    /// Sets the function that checks the resource's inside; it is called while no other thread uses the
-    /// resource.
+    /// Sets the function that checks the resource's internal state. It is called while no other thread uses
+    /// the resource.
     #[must_use]
     pub fn inspected_by(mut self, inspect: Inspect) -> Self {
         self.inspect = Some(inspect);
@@ -139,7 +139,7 @@ impl Subject {
         self
     }
 
-    /// The name, for people.
+    /// Returns the name for people.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -147,7 +147,7 @@ impl Subject {
     /// Builds the resource on a device.
     ///
     /// # Errors
-    /// Those of building.
+    /// Fails if the resource cannot be built.
     pub fn build(&self, driver: &DriverHandle) -> Result<AnyResource> {
         (self.build)(driver)
     }

@@ -11,11 +11,11 @@ fn prints_the_text_of_its_stack(context: &Context<'_>) -> Outcome {
     let resource = context.build();
     let text = resource.to_string();
     let spec: StackSpec = text.parse().unwrap_or_else(|error| panic!("`{text}`: {error}"));
-    assert_eq!(spec.to_string(), text, "the text is not in its plainest form");
+    assert_eq!(spec.to_string(), text, "the text is not in its canonical form");
     let Some(table) = &context.subject.table else { return Skipped("the subject is not built from text") };
     drop(resource);
     let rebuilt = spec.build(table, &context.driver).unwrap_or_else(|error| panic!("`{text}`: {error}"));
-    assert_eq!(rebuilt.to_string(), text, "what the text builds prints another text");
+    assert_eq!(rebuilt.to_string(), text, "the resource built from the text prints a different text");
     Passed
 }
 

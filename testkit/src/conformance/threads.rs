@@ -1,4 +1,4 @@
-//! Checks several threads that share a resource through the erased handle.
+//! Checks threads that share a resource through the erased handle.
 
 use std::sync::Mutex;
 
@@ -20,7 +20,7 @@ bodies![
 
 const THREADS: u64 = 4;
 
-/// Runs a function on several threads; a panic of one fails the body.
+/// Runs a function on several threads; if one panics, the body fails.
 fn on_threads(work: impl Fn(u64) + Sync) {
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS)
@@ -37,7 +37,7 @@ fn on_threads(work: impl Fn(u64) + Sync) {
     });
 }
 
-/// Allocates, uses and frees on one stream. Few sizes, so that blocks go from stream to stream.
+/// Allocates, uses and frees on one stream. It uses few sizes, so blocks move between streams.
 fn churn(context: &Context<'_>, resource: &Tested, seed: u64, stream: StreamRef) {
     let mut rng = Rng::new(seed);
     let mut live: Vec<Block> = Vec::new();
@@ -71,7 +71,7 @@ fn four_threads_on_one_stream(context: &Context<'_>) -> Outcome {
     Passed
 }
 
-/// The per-thread default stream is another stream on every thread.
+/// The per-thread default stream is a different stream on every thread.
 fn four_threads_with_per_thread_streams(context: &Context<'_>) -> Outcome {
     let resource = context.build();
     let stream = StreamRef::PER_THREAD;

@@ -1,17 +1,17 @@
-//! The report of a run that went wrong.
+//! The report of a failed run.
 
 use std::fmt;
 
 use super::kind::FaultKind;
 
-/// A call that failed, and the error that followed.
+/// A failing driver call, and the error that it led to.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// The name of the stack or the operation.
+    /// The name of the stack or operation.
     pub subject: String,
-    /// The number of the driver call that failed, from 0; `None` in the run without a failing call.
+    /// The number of the failing driver call, counted from 0; `None` in the run without a failing call.
     pub call: Option<u64>,
-    /// The way in which it failed.
+    /// How the call failed.
     pub kind: FaultKind,
     /// The message.
     pub message: String,

@@ -1,4 +1,4 @@
-//! The ways in which a driver call is made to fail.
+//! The ways in which a driver call can fail.
 
 use std::fmt;
 
@@ -12,8 +12,8 @@ pub struct FaultKind {
     pub name: &'static str,
     /// The code of the failed call, as in [`DriverError::code`].
     pub code: i32,
-    /// Whether all later calls fail too. After a sticky code they do in any case, but those that query
-    /// versions and attributes.
+    /// Whether all later calls fail too. After a sticky code they always do, except calls that query versions
+    /// and attributes.
     pub persistent: bool,
 }
 
@@ -29,12 +29,12 @@ pub const KINDS: [FaultKind; 7] = [
 ];
 
 impl FaultKind {
-    /// Whether the device is lost for good.
+    /// Returns whether the device is lost for good.
     pub fn is_sticky(self) -> bool {
         DriverError::new(self.code, "").is_sticky()
     }
 
-    /// The plan in which the call of this number, from 0, fails in this way.
+    /// Returns the plan that fails the call with this number, counted from 0, in this way.
     pub fn plan(self, call: u64) -> FaultPlan {
         let plan = FaultPlan::nth_call(call, self.code);
         if self.persistent { plan.persistent() } else { plan }

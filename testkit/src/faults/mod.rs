@@ -1,8 +1,8 @@
 //! Makes every driver call of a program fail in turn, in the ways of [`KINDS`].
 //!
-//! - [`exhaust`] does so to one scenario over a stack: it allocates, frees, runs out of memory, trims and
+//! - [`exhaust`] does so for one scenario over a stack, which allocates, frees, runs out of memory, trims and
 //!   drops.
-//! - [`exhaust_operation`] does so to one [`Operation`]: a closure that calls one public function.
+//! - [`exhaust_operation`] does so for one [`Operation`]: a closure that calls one public function.
 //!
 //! ```
 //! use millpond_testkit::canary::CanaryPool;

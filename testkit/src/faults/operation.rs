@@ -1,12 +1,12 @@
-//! One operation, run again for every driver call in it, with that call failing.
+//! Runs one operation again for every driver call in it, with that call failing.
 //!
-//! An operation is prepared on fresh simulated devices without faults. Then it acts with one of its driver
-//! calls failing, and either acts again without faults and ends, or ends at once, with later calls failing as
-//! planned. In every case
+//! An operation is prepared on fresh simulated devices without faults. Then it acts while one of its driver
+//! calls fails. After that, it either acts again without faults and ends, or ends at once while later calls
+//! fail as planned. In every case
 //! - nothing panics, the devices find no violation, and no `deallocate` is refused;
-//! - no memory, event or stream is left but what a failed free, destruction or wait explains;
-//! - the same operation works without faults on the same devices; or, after a sticky error, it says that the
-//!   device is lost, and neither it nor its end calls the driver any more.
+//! - no memory, event or stream is left, unless a failed free, destruction or wait explains it;
+//! - the same operation then works without faults on the same devices. After a sticky error, it instead
+//!   reports that the device is lost, and neither it nor its end calls the driver any more.
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -24,7 +24,7 @@ use crate::{misuse_recorder, text_of};
 
 const CAPACITY: u64 = 256 << 20;
 
-/// What an operation does each time; it owns what was prepared.
+/// The closure that runs each time; it owns everything that was prepared.
 pub type Act = Box<dyn FnMut() -> Result<()>>;
 
 /// Prepares an operation on fresh devices.
@@ -45,7 +45,7 @@ pub type Prepare = fn(&Stage) -> Result<Act>;
 ///         call(&*driver, |driver| unsafe { driver.event_destroy(event) })
 ///     }))
 /// });
-/// // Two calls fail in seven ways each, and the operation acts again or ends.
+/// // Two calls fail in seven ways each; then the operation acts again or ends.
 /// assert!(exhaust_operation(&operation).unwrap() > 28);
 /// ```
 #[derive(Clone, Copy)]
@@ -55,12 +55,12 @@ pub struct Operation {
 }
 
 impl Operation {
-    /// An operation of this name.
+    /// Creates an operation with this name.
     pub const fn new(name: &'static str, prepare: Prepare) -> Self {
         Self { name, prepare }
     }
 
-    /// The name.
+    /// Returns the name.
     pub const fn name(&self) -> &'static str {
         self.name
     }
@@ -72,7 +72,7 @@ impl fmt::Debug for Operation {
     }
 }
 
-/// Two fresh simulated devices of one machine, which reach each other's memory, and streams of them.
+/// Two fresh simulated devices of one machine, which can reach each other's memory, and their streams.
 #[derive(Clone, Debug)]
 pub struct Stage {
     devices: [Arc<SimDevice>; 2],
@@ -86,38 +86,38 @@ impl Stage {
         let devices = [(); 2].map(|()| machine.add_device(config()));
         let stream = |device: &Arc<SimDevice>| match device.stream_create(StreamFlags::NON_BLOCKING) {
             Ok(stream) => stream,
-            Err(error) => panic!("no stream can be created: {error}"),
+            Err(error) => panic!("cannot create a stream: {error}"),
         };
         let [first, second] = &devices;
         Self { streams: [stream(first), stream(first), stream(second)], devices }
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &Arc<SimDevice> {
         &self.devices[0]
     }
 
-    /// The driver of the device.
+    /// Returns the device's driver.
     pub fn driver(&self) -> DriverHandle {
         Arc::<SimDevice>::clone(&self.devices[0])
     }
 
-    /// The driver of the other device.
+    /// Returns the other device's driver.
     pub fn peer(&self) -> DriverHandle {
         Arc::<SimDevice>::clone(&self.devices[1])
     }
 
-    /// A stream of the device.
+    /// Returns a stream of the device.
     pub fn a(&self) -> StreamRef {
         self.streams[0]
     }
 
-    /// Another stream of the device.
+    /// Returns another stream of the device.
     pub fn b(&self) -> StreamRef {
         self.streams[1]
     }
 
-    /// A stream of the other device.
+    /// Returns a stream of the other device.
     pub fn on_peer(&self) -> StreamRef {
         self.streams[2]
     }
@@ -131,7 +131,7 @@ impl Stage {
     }
 }
 
-/// Where a fault is.
+/// The driver call that fails, and how.
 #[derive(Clone, Copy)]
 struct Fault {
     device: usize,
@@ -139,26 +139,25 @@ struct Fault {
     kind: FaultKind,
 }
 
-/// What follows the act with the fault.
+/// The step after the act with the fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Then {
-    /// It acts again without faults, and ends.
+    /// The operation acts again without faults, then ends.
     Again,
-    /// It ends, with the faults as they are.
+    /// The operation ends, and the faults stay.
     End,
 }
 
-/// The driver calls of both devices until the end of the act, and of all.
+/// The driver calls of both devices, up to the end of the act and in total.
 struct Calls {
     act: [u64; 2],
     all: [u64; 2],
 }
 
-/// Runs the operation with every driver call failing in every way of [`KINDS`], and returns the number of
-/// runs.
+/// Runs the operation with every driver call failing in every way of [`KINDS`]. Returns the number of runs.
 ///
 /// # Errors
-/// The first run with an error.
+/// Fails with the first run that has an error.
 pub fn exhaust_operation(operation: &Operation) -> Result<u64, Box<Failure>> {
     run(operation, None, Then::Again)?;
     let calls = run(operation, None, Then::End)?;
@@ -186,7 +185,7 @@ fn run(operation: &Operation, fault: Option<Fault>, then: Then) -> Result<Calls,
     let run = Run { stage: Stage::new(), prepare: operation.prepare, fault, then };
     let (result, misuses) = misuse_recorder::record(|| catch_unwind(AssertUnwindSafe(|| run.run())));
     let result = result.map_err(|panic| text_of(&*panic)).and_then(|(calls, frees_failed)| {
-        // To a resource, a driver that refuses to free a live block looks like a caller's mistake.
+        // If the driver refuses to free a live block, a resource takes that for a caller's mistake.
         let refused = misuses.first().filter(|_| frees_failed == 0);
         refused.map_or(Ok(calls), |misuse| Err(misuse.to_string()))
     });
@@ -220,10 +219,10 @@ struct Failed {
 }
 
 impl Run {
-    /// Runs it; returns the calls, and how many frees failed.
+    /// Runs the operation; returns the calls, and how many frees and waits failed.
     fn run(&self) -> (Calls, u64) {
         let mut act = (self.prepare)(&self.stage)
-            .unwrap_or_else(|error| panic!("it cannot be prepared without faults: {error}"));
+            .unwrap_or_else(|error| panic!("the operation cannot be prepared without faults: {error}"));
         let start = self.stage.calls();
         if let Some(Fault { device, call, kind }) = self.fault {
             self.stage.devices[device].set_faults(kind.plan(call));
@@ -236,12 +235,12 @@ impl Run {
         if self.then == Then::Again && self.check_lost().is_continue() {
             failed = self.failed();
             self.clear();
-            act().unwrap_or_else(|error| panic!("it does not work afterwards: {error}"));
+            act().unwrap_or_else(|error| panic!("the operation does not work afterwards: {error}"));
         }
         let calls = self.stage.calls();
         let was_lost = self.is_lost();
         if was_lost && let Err(error) = act() {
-            assert!(error.is_sticky(), "the device is lost, but it says: {error}");
+            assert!(error.is_sticky(), "the device is lost, but the error is: {error}");
         }
         drop(act);
         let all = since(self.stage.calls());
@@ -269,18 +268,18 @@ impl Run {
         match answer {
             Err(error) if self.fault.is_none() => panic!("without faults: {error}"),
             Err(error) if self.is_lost() => {
-                assert!(error.is_sticky(), "the device was lost, but it says: {error}");
+                assert!(error.is_sticky(), "the device was lost, but the error is: {error}");
             }
             _ => {}
         }
     }
 
-    /// Ends with a break if the device is lost; then all that calls it must know.
+    /// Breaks if the device is lost. Then its health record must say so.
     fn check_lost(&self) -> ControlFlow<()> {
         match self.fault {
             Some(fault) if self.is_lost() => {
                 let health = self.stage.devices[fault.device].health();
-                assert!(health.is_lost(), "a call lost the device, and its health was not told");
+                assert!(health.is_lost(), "a call lost the device, but its health record does not say so");
                 ControlFlow::Break(())
             }
             _ => ControlFlow::Continue(()),
@@ -291,7 +290,7 @@ impl Run {
         let failed = |kinds: &[CallKind]| self.stage.failed(kinds);
         let is_persistent = self.fault.is_some_and(|fault| fault.kind.persistent);
         Failed {
-            // A pool of the driver is destroyed at the second try.
+            // The second attempt destroys a driver pool.
             frees: failed(&FREES) + if is_persistent { failed(&[CallKind::MemPool]) } else { 0 },
             pages: failed(&[CallKind::MemUnmap, CallKind::MemRelease]),
             waits: failed(&[CallKind::StreamSynchronize, CallKind::EventSynchronize]),
@@ -301,7 +300,7 @@ impl Run {
         }
     }
 
-    /// The same operation on the same devices.
+    /// Runs the same operation again on the same devices.
     fn check_next(&self) {
         let lost = self.is_lost();
         if !lost {
@@ -309,18 +308,18 @@ impl Run {
         }
         let again = (self.prepare)(&self.stage).and_then(|mut act| act());
         match again {
-            Err(error) if !lost => panic!("the next one does not work: {error}"),
-            Err(error) => assert!(error.is_sticky(), "the device is lost, but the next one says: {error}"),
+            Err(error) if !lost => panic!("the next operation does not work: {error}"),
+            Err(error) => assert!(error.is_sticky(), "the device is lost, but the next error is: {error}"),
             Ok(()) => {}
         }
     }
 
-    /// Looks at what is left. What could not wait for the device at its end rightly leaves all.
+    /// Checks the objects that are left. If an end could not wait for the device, it may leave everything.
     fn check_devices(&self, failed: Failed) {
         let lost = self.is_lost();
         self.clear();
         for (index, device) in self.stage.devices.iter().enumerate() {
-            // What another process could not close stays open when its owner frees it.
+            // Memory that another process could not close is still open when its owner frees it.
             let may_be_open = failed.frees + failed.waits + failed.device_waits > 0;
             let is_left_open =
                 |violation: &Violation| may_be_open && violation.kind == ViolationKind::EarlyReturn;
@@ -330,7 +329,7 @@ impl Run {
             if lost || failed.device_waits > 0 {
                 continue;
             }
-            // Where pages do not go back, their addresses stay, too.
+            // If pages are not returned, their addresses stay too.
             let kept = failed.frees + failed.waits + if failed.pages > 0 { RESERVATIONS } else { 0 };
             let own = self.stage.streams.len() - 1 - index;
             at_most("allocations", device.live_allocations(), kept);
@@ -354,13 +353,13 @@ impl Failed {
 }
 
 fn at_most(what: &str, left: usize, explained: u64) {
-    assert!(left as u64 <= explained, "{left} {what} are left, and failed calls explain {explained}");
+    assert!(left as u64 <= explained, "{left} {what} are left, but failed calls explain only {explained}");
 }
 
-/// How many ranges of addresses a pool reserves.
+/// The number of address ranges that a pool reserves.
 const RESERVATIONS: u64 = 3;
 
-/// The calls after whose failure memory may be left.
+/// If one of these calls fails, memory may be left.
 const FREES: [CallKind; 8] = [
     CallKind::MemFree,
     CallKind::MemFreeAsync,
@@ -372,7 +371,7 @@ const FREES: [CallKind; 8] = [
     CallKind::Ipc,
 ];
 
-/// That [`exhaust_operation`] finds what it is to find.
+/// Tests that [`exhaust_operation`] finds the mistakes that it should find.
 #[cfg(test)]
 mod tests {
     use millpond_core::driver::call;
@@ -385,11 +384,11 @@ mod tests {
     }
 
     fn free(driver: &DriverHandle, ptr: DevicePtr) -> Result<()> {
-        // SAFETY: the block is live, or the test is about that mistake.
+        // SAFETY: the block is live, or the test makes that mistake on purpose.
         call(&**driver, |driver| unsafe { driver.mem_free(ptr) })
     }
 
-    /// Two blocks, with this done to the first one if there is no memory for the second.
+    /// Allocates two blocks; calls `give_up` on the first one if there is no memory for the second.
     fn two_blocks(stage: &Stage, give_up: fn(&DriverHandle, DevicePtr)) -> Result<Act> {
         let driver = stage.driver();
         Ok(Box::new(move || {
@@ -415,7 +414,7 @@ mod tests {
     fn a_leak_on_a_failing_path_is_found() {
         let message = message_of(|stage| two_blocks(stage, |_, _| {}));
         let expected = "`canary`, driver call 1 failing: out of memory once: then Again: 1 allocations are \
-                        left, and failed calls explain 0";
+                        left, but failed calls explain only 0";
         assert_eq!(message, expected);
     }
 
@@ -450,13 +449,13 @@ mod tests {
             let (driver, mut is_spoilt) = (stage.driver(), false);
             Ok(Box::new(move || {
                 if is_spoilt {
-                    return Err(Error::invalid_argument("it stays as it is"));
+                    return Err(Error::invalid_argument("the state never changes"));
                 }
                 let ptr = alloc(&driver).inspect_err(|_| is_spoilt = true)?;
                 free(&driver, ptr)
             }))
         });
-        assert!(message.contains("it does not work afterwards: invalid argument"), "{message}");
+        assert!(message.contains("the operation does not work afterwards: invalid argument"), "{message}");
     }
 
     #[test]
@@ -466,6 +465,6 @@ mod tests {
             Ok(Box::new(move || driver.mem_get_info().map(drop).map_err(Error::from)))
         });
         assert!(message.contains("sticky illegal address: then Again"), "{message}");
-        assert!(message.contains("its health was not told"), "{message}");
+        assert!(message.contains("its health record does not say so"), "{message}");
     }
 }

@@ -1,11 +1,11 @@
-//! One scenario, run once for every driver call in it, with that call failing.
+//! Runs one scenario again for every driver call in it, with that call failing.
 //!
 //! The scenario allocates and frees on two streams, steals, aligns, grows, runs out of memory, trims and
-//! drops. It is run once to learn the driver calls, and then again for each call and some of [`KINDS`], as
-//! [`Ways`] says.
+//! drops. The first run finds the driver calls. Then each call fails in some of the [`KINDS`], as [`Ways`]
+//! selects.
 //!
-//! In every case there is no panic, and no block is freed twice or too early. Only a failed free leaves
-//! memory, or a failed wait when dropping. Afterwards the resource works again, or is poisoned after a
+//! In every case nothing panics, and no block is freed twice or too early. Memory is left only after a failed
+//! free, or after a failed wait in the drop. Afterwards the resource works again, or it is poisoned after a
 //! sticky error.
 
 use std::collections::BTreeMap;
@@ -28,37 +28,38 @@ use crate::{Checked, misuse_recorder, text_of};
 
 const CAPACITY: u64 = 64 << 20;
 
-/// The large requests of the scenario: some more than the device has memory for.
+/// The number of large requests in the scenario: slightly more than the device has memory for.
 const MANY: usize = 20;
 
-/// In how many ways each driver call of a stack fails.
+/// In how many ways each of a stack's driver calls fails.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Ways {
-    /// In every way, if it is one of the first two calls of its kind in a step of the scenario, or the last.
-    /// Those between, which repeat one thing, fail in one way each, and the ways take turns.
+    /// The first two calls of each kind in a step, and the last, fail in every way. The calls between them
+    /// repeat the same thing, so each fails in one way, and the ways take turns.
     Every,
-    /// In one way each; the ways take turns. For stacks whose layers make no driver call of their own.
+    /// Each call fails in one way, and the ways take turns. For stacks whose layers make no driver calls
+    /// themselves.
     Turns,
 }
 
-/// The first calls of their kind in a step that fail in every way.
+/// How many calls of each kind at the start of a step fail in every way.
 const FIRST: usize = 2;
 
-/// A driver call of the scenario: the step that makes it, and its name.
+/// A driver call of the scenario: its step and its name.
 type Site = (u32, &'static str);
 
 /// Returns the number of driver calls that the scenario makes without faults.
 ///
 /// # Errors
-/// The failure of a run without faults.
+/// Fails if the run without faults fails.
 pub fn count_calls(subject: &Subject) -> Result<u64, Box<Failure>> {
     run(subject, None, KINDS[0]).map(|sites| sites.len() as u64)
 }
 
-/// Runs the scenario with every driver call failing in these ways, and returns the number of runs.
+/// Runs the scenario with every driver call failing in these ways. Returns the number of runs.
 ///
 /// # Errors
-/// The first run with an error.
+/// Fails with the first run that has an error.
 pub fn exhaust(subject: &Subject, ways: Ways) -> Result<u64, Box<Failure>> {
     let sites = run(subject, None, KINDS[0])?;
     let mut runs = 1;
@@ -71,7 +72,7 @@ pub fn exhaust(subject: &Subject, ways: Ways) -> Result<u64, Box<Failure>> {
     Ok(runs)
 }
 
-/// The ways in which a call fails. `shift` lets other stacks begin with another way.
+/// The ways in which a call fails. `shift` makes different stacks begin with different ways.
 fn kinds_of(sites: &[Site], call: usize, ways: Ways, shift: usize) -> &'static [FaultKind] {
     static ALL: [FaultKind; KINDS.len()] = KINDS;
     let site = &sites[call];
@@ -85,7 +86,7 @@ fn run(subject: &Subject, call: Option<u64>, kind: FaultKind) -> Result<Vec<Site
     let scenario = Scenario::new(subject, call, kind);
     let sites = scenario.watch_calls();
     scenario.device.set_faults(call.map_or_else(FaultPlan::none, |call| kind.plan(call)));
-    // To the resource, a driver that refuses to free a live block looks like a caller's mistake.
+    // If the driver refuses to free a live block, the resource takes that for a caller's mistake.
     let (result, _misuses) = misuse_recorder::record(|| catch_unwind(AssertUnwindSafe(|| scenario.run())));
     scenario.device.observe_calls(None);
     let sites = std::mem::take(&mut *sites.lock());
@@ -109,7 +110,7 @@ struct Scenario<'a> {
     counting: Arc<CountingDriver>,
     streams: [StreamRef; 2],
     first_call: u64,
-    /// The step that is under way.
+    /// The current step.
     step: Arc<AtomicU32>,
 }
 
@@ -127,7 +128,7 @@ impl<'a> Scenario<'a> {
         let device = SimDevice::new(SimConfig::with_capacity(CAPACITY).schedule(Schedule::Seeded(7)));
         let stream = || match device.stream_create(StreamFlags::NON_BLOCKING) {
             Ok(stream) => stream,
-            Err(error) => panic!("no stream can be created: {error}"),
+            Err(error) => panic!("cannot create a stream: {error}"),
         };
         let streams = [stream(), stream()];
         let counting = CountingDriver::new(Arc::clone(&device) as DriverHandle);
@@ -136,7 +137,8 @@ impl<'a> Scenario<'a> {
         Self { subject, call, sticky, device, counting, streams, first_call, step: Arc::default() }
     }
 
-    /// Notes the site of each driver call by its number. Calls that cannot fail have the next one's number.
+    /// Records the site of each driver call by its number. Calls that cannot fail share the number of the
+    /// next call.
     fn watch_calls(&self) -> Arc<Mutex<BTreeMap<u64, Site>>> {
         let sites: Arc<Mutex<BTreeMap<u64, Site>>> = Arc::default();
         if self.call.is_none() {
@@ -159,7 +161,7 @@ impl<'a> Scenario<'a> {
         self.device.driver_calls() - self.first_call
     }
 
-    /// Whether the call that fails was made.
+    /// Whether the failing call was made.
     fn was_hit(&self) -> bool {
         self.call.is_some_and(|call| self.calls() > call)
     }
@@ -168,7 +170,7 @@ impl<'a> Scenario<'a> {
         self.counting.counts().get(kind).failures
     }
 
-    /// The whole scenario; returns how many driver calls it made.
+    /// Runs the whole scenario; returns the number of driver calls.
     fn run(&self) -> u64 {
         let may_fail = self.call.is_some();
         let mut waits_failed = 0;
@@ -187,7 +189,7 @@ impl<'a> Scenario<'a> {
             let (calls, lost) = (self.calls(), self.sticky && self.was_hit());
             waits_failed = self.failures(CallKind::Synchronize);
             drop(resource);
-            assert!(!lost || self.calls() == calls, "driver calls when a poisoned resource is dropped");
+            assert!(!lost || self.calls() == calls, "dropping a poisoned resource calls the driver");
         }
         let calls = self.calls();
         let drop_waited = self.failures(CallKind::Synchronize) == waits_failed;
@@ -196,13 +198,13 @@ impl<'a> Scenario<'a> {
         calls
     }
 
-    /// Builds the resource; with a failing driver it may refuse.
+    /// Builds the resource; returns `None` if it refuses because the driver fails.
     fn build(&self, may_fail: bool) -> Option<Tested> {
         let driver: DriverHandle = Arc::clone(&self.counting) as DriverHandle;
         match self.subject.build(&driver) {
             Ok(resource) => Some(Checked::new(resource, Some(Arc::clone(&self.device)))),
             Err(error) => {
-                assert!(may_fail, "the resource cannot be built: {error}");
+                assert!(may_fail, "cannot build the resource: {error}");
                 None
             }
         }
@@ -220,8 +222,8 @@ impl<'a> Scenario<'a> {
         Ok(block)
     }
 
-    /// The operations of a program. The scenario itself makes no driver call: all calls that fail are the
-    /// resource's.
+    /// The operations of a program. The scenario itself makes no driver call, so only the resource's calls
+    /// fail.
     fn operate(&self, resource: &Tested, may_fail: bool) {
         let [a, b] = self.streams;
         let mut live: Vec<Block> = Vec::new();
@@ -239,7 +241,7 @@ impl<'a> Scenario<'a> {
         self.next_step();
         put_all(resource, &mut live);
         self.next_step();
-        // Both streams' blocks are free now; each takes some of the other's.
+        // Both streams' blocks are free now, and each stream takes some of the other's.
         for (bytes, stream) in [(1 << 20, b), (3 << 20, a), (1000, b)] {
             get(bytes, 256, stream, &mut live);
         }
@@ -280,26 +282,24 @@ impl<'a> Scenario<'a> {
         }
     }
 
-    /// Memory whose free failed stays taken: of plain memory, whose frees all fail, all but one page. A
-    /// request may be refused only if the device has too little memory for it, even after the resource
-    /// releases its own.
+    /// Memory whose free failed stays taken. If all frees of plain memory fail, that is all memory except one
+    /// page. A request may be refused only if the device has too little memory for it, even after the
+    /// resource releases its own.
     fn check_refusal(&self, resource: &Tested, bytes: u64, error: &Error) {
-        assert!(
-            error.is_out_of_memory() && self.failed_frees() > 0,
-            "the driver is well again, but: {error}"
-        );
+        assert!(error.is_out_of_memory() && self.failed_frees() > 0, "the driver works again, but: {error}");
         drop(resource.trim(0));
         let free = self.device.mem_get_info().map_or(u64::MAX, |info| info.free);
         let needed = bytes.min(self.subject.largest_bytes).next_multiple_of(PAGE);
         assert!(free < needed, "the device has {free} bytes free, but: {error}");
     }
 
-    /// Calls that failed although they were to give memory back.
+    /// Failed calls that should have returned memory.
     fn failed_frees(&self) -> u64 {
         FREES.iter().map(|&kind| self.failures(kind)).sum()
     }
 
-    /// After the resource is gone. A drop that cannot wait for the device rightly leaves everything.
+    /// Checks the device after the resource is gone. A drop that could not wait for the device may leave
+    /// everything.
     fn check_device(&self, drop_waited: bool) {
         if let Some(violation) = self.device.take_violations().first() {
             panic!("{violation}");
@@ -309,24 +309,24 @@ impl<'a> Scenario<'a> {
         }
         let failed_frees = self.failed_frees();
         let left = self.device.live_allocations() as u64;
-        // Where pages do not go back, the addresses of their lines and views stay, too.
+        // If pages are not returned, the addresses of their lines and views stay too.
         let pages = self.failures(CallKind::MemUnmap) + self.failures(CallKind::MemRelease);
         let kept = failed_frees + if pages > 0 { RESERVATIONS } else { 0 };
-        // A pool of the driver that could not be destroyed counts as one.
+        // A driver pool that could not be destroyed counts as one.
         let kept = kept + u64::from(self.failures(CallKind::MemPool) > 0);
-        assert!(left <= kept, "{left} allocations are left, {failed_frees} frees failed");
+        assert!(left <= kept, "{left} allocations are left, but only {failed_frees} frees failed");
         let (events, failed) = (self.device.live_events() as u64, self.failures(CallKind::EventDestroy));
-        assert!(events <= failed, "{events} events are left, {failed} destructions failed");
+        assert!(events <= failed, "{events} events are left, but only {failed} destructions failed");
     }
 }
 
 /// The device hands out memory in pages of this many bytes.
 const PAGE: u64 = 2 << 20;
 
-/// How many ranges of addresses a pool reserves.
+/// The number of address ranges that a pool reserves.
 const RESERVATIONS: u64 = 3;
 
-/// The calls after whose failure memory may be left.
+/// If one of these calls fails, memory may be left.
 const FREES: [CallKind; 6] = [
     CallKind::MemFree,
     CallKind::MemFreeAsync,
@@ -338,8 +338,8 @@ const FREES: [CallKind; 6] = [
 
 fn put_all(resource: &Tested, blocks: &mut Vec<Block>) {
     for block in blocks.drain(..) {
-        // SAFETY: each block came from this resource with this layout, is given back once, and was used on
-        // its stream only.
+        // SAFETY: each block came from this resource with this layout, is freed once, and was used only on
+        // its stream.
         unsafe { resource.deallocate(block.ptr, block.layout, block.stream) }
     }
     if let Some(fault) = resource.take_faults().first() {

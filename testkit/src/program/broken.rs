@@ -1,4 +1,4 @@
-//! A rule that a resource broke.
+//! A rule broken by a resource.
 
 use super::FailureKind;
 

@@ -1,26 +1,26 @@
-//! The captures of a program: which streams and events belong to one, and what a careful caller does then.
+//! A program's captures: which streams and events belong to one, and which operations are legal during it.
 //!
-//! Captured work does not run: it orders nothing outside of its capture, changes no bytes, and is over when
-//! the capture ends. A launch of its graph is other work.
+//! Captured work does not run. It orders nothing outside its capture, changes no bytes, and is over when the
+//! capture ends. A launch of its graph is separate work.
 
 use super::op::{Event, MAX_EVENTS, Stream};
 use super::pieces::Piece;
 
-/// A capture, by its number in the program.
+/// A capture's number in the program.
 pub(super) type CaptureId = u32;
 
-/// The most captures at once.
+/// How many captures may run at once.
 const MOST: usize = 3;
 
 #[derive(Clone, Debug)]
 pub(super) struct Capture {
     pub(super) id: CaptureId,
     pub(super) origin: Stream,
-    /// The thread that began it, which ends it.
+    /// The thread that began the capture and ends it.
     pub(super) thread: u8,
-    /// Its streams; the first is the origin.
+    /// The capture's streams; the first is the origin.
     pub(super) streams: Vec<Stream>,
-    /// The ranges that its work uses.
+    /// The ranges that the captured work uses.
     pub(super) pieces: Vec<Piece>,
 }
 
@@ -29,11 +29,11 @@ pub(super) struct Capture {
 pub(super) struct Captures {
     begun: CaptureId,
     pub(super) live: Vec<Capture>,
-    /// The capture in which each event was recorded last.
+    /// The capture in which each event was last recorded.
     events: [Option<CaptureId>; MAX_EVENTS],
 }
 
-/// Streams that wait for the legacy default stream, and it for them.
+/// Whether the stream waits for the legacy default stream, and the legacy stream for it.
 const fn is_blocking(stream: Stream) -> bool {
     stream % 2 == 1
 }
@@ -53,7 +53,7 @@ impl Captures {
         !self.live.is_empty() && self.of(stream).is_some()
     }
 
-    /// Whether work on the stream ends a capture: on the legacy default stream, while a blocking one
+    /// Whether work on the stream ends a capture, as on the legacy default stream while a blocking stream
     /// captures.
     pub(super) fn forbids(&self, stream: Stream) -> bool {
         let mut streams = self.live.iter().flat_map(|capture| &capture.streams);
@@ -68,8 +68,8 @@ impl Captures {
         self.live.iter().any(|capture| capture.origin == stream && capture.thread == thread)
     }
 
-    /// Whether the stream may wait for the event, which may make it a part of the event's capture.
-    /// A stream that is a thread's own joins only captures of its thread, which ends them.
+    /// Whether the stream may wait for the event, which may make it a part of the event's capture. A thread's
+    /// own stream joins only captures of its thread, because that thread ends them.
     pub(super) fn can_wait(&self, stream: Stream, owner: Option<u8>, event: Event) -> bool {
         let recorded = self.events[usize::from(event)];
         let is_its = |thread| owner.is_none_or(|owner| owner == thread);
@@ -81,7 +81,7 @@ impl Captures {
         }
     }
 
-    /// Whether the host may ask about the event.
+    /// Whether the host may query the event.
     pub(super) fn can_ask(&self, event: Event) -> bool {
         self.events[usize::from(event)].is_none()
     }
@@ -90,7 +90,7 @@ impl Captures {
         self.events[usize::from(event)] = self.of(stream);
     }
 
-    /// Returns whether the stream joins a capture by this wait.
+    /// Returns whether this wait makes the stream join a capture.
     pub(super) fn note_wait(&mut self, stream: Stream, event: Event) -> bool {
         let recorded = self.events[usize::from(event)];
         if self.of(stream).is_none()
@@ -107,7 +107,7 @@ impl Captures {
         self.live.push(Capture { id: self.begun, origin, thread, streams: vec![origin], pieces: Vec::new() });
     }
 
-    /// Takes out the capture that began on a stream.
+    /// Removes the capture that began on a stream, and returns it.
     pub(super) fn take(&mut self, origin: Stream) -> Option<Capture> {
         let at = self.live.iter().position(|capture| capture.origin == origin)?;
         Some(self.live.swap_remove(at))

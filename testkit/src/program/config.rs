@@ -8,7 +8,7 @@ use crate::conformance::{Decay, Inspect, Refusals, Subject};
 /// Builds the resource under test on a device.
 pub type Build<'a> = dyn Fn(&DriverHandle) -> Result<AnyResource> + Sync + 'a;
 
-/// A scope for captured graphs, as a layer of the resource makes them.
+/// A scope for captured graphs, as a layer of the resource creates it.
 pub trait ScopeOfGraphs: Send {
     /// Opens the scope for a stream, until the returned value is dropped.
     ///
@@ -17,66 +17,66 @@ pub trait ScopeOfGraphs: Send {
     fn open(&self, stream: StreamRef) -> Result<Box<dyn Send>>;
 }
 
-/// Makes a scope for captured graphs.
+/// Creates a scope for captured graphs.
 ///
 /// # Errors
 /// The layer's errors.
 pub type NewScope = fn(&AnyResource) -> Result<Box<dyn ScopeOfGraphs>>;
 
-/// The shape of programs, and the checks.
+/// The shape of programs, and which checks run.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The stack's text or another name, for people.
+    /// The stack's text or another name for people.
     pub subject: String,
-    /// The command that a failure names, after the seed and the stack in the environment.
+    /// The command that a failure prints, after the seed and the stack as environment variables.
     pub command: String,
-    /// How many operations a program has.
+    /// The number of operations in a program.
     pub operations: usize,
-    /// The capacity of the device in bytes. Small, so that memory runs out.
+    /// The device's capacity in bytes. It is small, so that memory runs out.
     pub capacity_bytes: u64,
     /// The largest request in bytes.
     pub largest_bytes: u64,
-    /// The largest alignment asked for, in bytes.
+    /// The largest requested alignment in bytes.
     pub largest_alignment: u64,
-    /// The fewest streams alive at once; programs with fewer than this are not made.
+    /// The fewest streams alive at once; no program has fewer.
     pub fewest_streams: u16,
-    /// The most streams alive at once, the two default ones included.
+    /// The most streams alive at once, including the two default ones.
     pub streams: u16,
-    /// The most blocks that are live at once: states with many live blocks find most errors.
+    /// The most live blocks at once. States with many live blocks reveal most errors.
     pub most_live: usize,
-    /// Whether driver calls of the resource sometimes fail, with errors that are not sticky.
+    /// Whether the resource's driver calls sometimes fail, with errors that are not sticky.
     pub faults: bool,
     /// How much of the statistics is compared.
     pub statistics: StatisticsCheck,
-    /// Whether an out-of-memory error is put to the test by trying again after synchronising and trimming.
+    /// Whether out-of-memory errors are verified: synchronise, trim, and try again.
     pub verify_out_of_memory: bool,
     /// Whether each out-of-memory error must have a report.
     pub reports: bool,
-    /// The function that checks the resource's inside, every 64 operations and at the end.
+    /// Checks the resource's internal state, every 64 operations and at the end.
     pub inspect: Option<Inspect>,
-    /// The function that lets the resource release idle memory; without it, no time passes.
+    /// Lets the resource release idle memory; without it, no time passes.
     pub decay: Option<Decay>,
     /// Whether streams capture graphs.
     pub captures: bool,
-    /// The function that makes scopes for captured graphs; without it, there are none.
+    /// Creates scopes for captured graphs; without it, there are none.
     pub new_scope: Option<NewScope>,
-    /// Whether a block for a stream of a scope comes from the scope, with no layer in between that keeps
-    /// blocks. Then captures also give blocks back behind the other streams that a scope looks after.
+    /// Whether a block for a scope's stream comes straight from the scope, with no block-keeping layer in
+    /// between. Then captures also free blocks after uses on other streams of the scope.
     pub direct_scopes: bool,
-    /// The mistakes of a caller that are made, and that the resource must refuse.
+    /// The caller mistakes to make, which the resource must refuse.
     pub refuses: Refusals,
     /// Whether [guests](crate::guest) use the resource when it calls callbacks, hooks and subscribers.
     pub guests: bool,
-    /// The number of devices of one machine, each with a resource of its own.
+    /// The number of devices in the machine, each with its own resource.
     pub devices: u8,
-    /// The number of threads, of which one at a time runs.
+    /// The number of threads; only one runs at a time.
     pub threads: u8,
-    /// Whether a reset of the context, or a sticky error, ends the program.
+    /// Whether a reset of the context or a sticky error may end the program.
     pub endings: bool,
 }
 
 impl Config {
-    /// The usual programs for a pool: 256 operations over up to 8 streams on a device of 32 MiB.
+    /// Returns the usual programs for a pool: 256 operations over up to 8 streams on a device of 32 MiB.
     pub fn new(subject: impl Into<String>) -> Self {
         Self {
             subject: subject.into(),
@@ -105,8 +105,8 @@ impl Config {
         }
     }
 
-    /// Long programs over 60 to 300 streams that come and go, with blocks of up to a tenth of a device of
-    /// 256 MiB, and driver calls that fail now and then.
+    /// Returns long programs over 60 to 300 streams that come and go. Blocks take up to a tenth of a device
+    /// of 256 MiB, and driver calls fail now and then.
     pub fn wide(subject: &Subject) -> Self {
         const CAPACITY: u64 = 256 << 20;
         Self {
@@ -121,7 +121,7 @@ impl Config {
         }
     }
 
-    /// The usual programs, with sizes and checks as the subject says.
+    /// Returns the usual programs, with the subject's sizes and checks.
     pub fn for_subject(subject: &Subject) -> Self {
         let usual = Self::new(subject.name());
         Self {

@@ -1,4 +1,4 @@
-//! What ends a device's program early: a reset of its context, or a sticky error.
+//! The events that end a device's program early: a reset of its context, or a sticky error.
 
 use millpond_core::{DeviceMemoryResource, Driver, DriverError, Layout, StreamRef};
 use millpond_driver::sim::FaultPlan;
@@ -7,7 +7,7 @@ use super::FailureKind;
 use super::broken::{Broken, Checks};
 use super::execution::{Ending, Execution};
 
-/// A request that the device is asked for in vain.
+/// The size of a request that must fail.
 const SMALL: u64 = 1000;
 
 impl Execution {
@@ -30,7 +30,8 @@ impl Execution {
         Ok(())
     }
 
-    /// Makes calls that ask the driver: a request that a cache serves does not, and notices nothing.
+    /// Makes calls that reach the driver, so that the resource notices the loss. A request served from a
+    /// cache would not.
     fn notice(&self) {
         drop(self.resource.trim(0));
         let largest = Layout::new(self.config.largest_bytes);
@@ -46,7 +47,7 @@ impl Execution {
         }
     }
 
-    /// Every call fails, and says why.
+    /// Every call must fail and report the cause.
     fn must_say_so(&self, what: &str) -> Checks {
         let broken = |text: String| Err(Broken::new(FailureKind::Outlived, format!("{what}, and {text}")));
         match self.resource.inner().allocate(Layout::new(SMALL), StreamRef::LEGACY) {
@@ -64,16 +65,16 @@ impl Execution {
         Ok(())
     }
 
-    /// Gives back all that is left after an early end. After a reset it goes past the checks: for the device,
-    /// the blocks are gone. A loss that no call noticed keeps no memory of the host.
+    /// Frees everything that is left after an early end. After a reset, the frees bypass the checks, because
+    /// the device's blocks are gone. After an unnoticed loss, the host's memory must still be freed.
     pub(super) fn finish_early(&mut self) -> Checks {
         self.scopes.clear();
         let kept = self.guest.take().map(|guest| guest.take_kept()).unwrap_or_default();
         let own = self.blocks.drain().map(|(_, live)| (live.ptr, live.layout));
         let resource = &self.resource;
         for (ptr, layout) in own.chain(kept) {
-            // SAFETY: the block came from this resource with this layout and is given back once; no work is
-            // left on the device.
+            // SAFETY: the block came from this resource with this layout and is freed once; no work is left
+            // on the device.
             unsafe {
                 match self.ending {
                     Some(Ending::Reset) => resource.inner().deallocate(ptr, layout, StreamRef::LEGACY),
@@ -82,7 +83,7 @@ impl Execution {
             }
         }
         self.live.clear();
-        // With blocks in use, a limit may refuse a request before anything asks the driver.
+        // While blocks are in use, a limit may refuse a request before it reaches the driver.
         match self.ending {
             Some(Ending::Reset) if self.device.health().is_lost() => {
                 self.must_say_so("the context was reset")

@@ -20,7 +20,7 @@ use super::{Build, Config, Failure, FailureKind, Summary, oracle};
 use crate::guest::{self, Guest};
 use crate::{misuse_recorder, text_of, watch};
 
-/// Builds the resource on each fresh device, runs `body`, and checks the end; a panic is a failure too.
+/// Builds the resource on each fresh device, runs `body` and checks the end. A panic is a failure too.
 pub(super) fn guarded(
     seed: u64,
     config: &Config,
@@ -92,7 +92,7 @@ fn run(
 }
 
 impl Execution {
-    /// Carries an operation out, or skips it if a careful caller would not do it now; then looks at every
+    /// Carries an operation out, or skips it if a careful caller would not do it now. Then checks every
     /// oracle.
     pub(super) fn step(&mut self, op: Op) -> Checks {
         if !self.is_legal(op) {
@@ -108,7 +108,7 @@ impl Execution {
         self.summary.on_other_devices += u64::from(self.number > 0);
         self.summary.on_other_threads += u64::from(self.thread > 0);
         let result = self.carry_out(op);
-        // What the device saw explains an error that followed from it.
+        // A violation on the device explains an error that follows from it, so it is reported first.
         oracle::after_call(self)?;
         result?;
         if self.ending.is_some() {
@@ -117,7 +117,7 @@ impl Execution {
         oracle::after_step(self)
     }
 
-    /// Drops the resource, and checks the device after it.
+    /// Drops the resource and checks the device afterwards.
     fn end(self) -> Result<Summary, Broken> {
         let Self { device, resource, summary, ending, guest, scopes, .. } = self;
         drop((guest, scopes));
@@ -213,7 +213,7 @@ impl Execution {
         let (scope, born) = (self.scope_of(stream), self.captures.of(stream));
         let mut uses = Uses::default();
         if born.is_some() {
-            // Work outside of the capture comes after the stream's clock there.
+            // Work outside the capture comes after the stream's clock there.
             uses.all.join(self.order.outside(stream));
             uses.written = uses.all.clone();
         }
@@ -277,8 +277,8 @@ impl Execution {
             moved.position = live.position;
         }
         self.summary.cross_stream_frees += u64::from(stream != live.stream);
-        // SAFETY: the block came from this resource with this layout and was just taken out of the live
-        // ones; all its uses are ordered before the stream's next work, or the operation were not legal.
+        // SAFETY: the block came from this resource with this layout and was just removed from the live ones.
+        // All its uses are ordered before the stream's next work; otherwise the operation would be illegal.
         unsafe { self.resource.deallocate(live.ptr, live.layout, handle) };
         Ok(())
     }
@@ -301,7 +301,7 @@ impl Execution {
         Ok(())
     }
 
-    /// The operations that are about order only. The caller's own calls leave captures alone.
+    /// Carries out the operations that only affect order. The caller's own calls leave captures alone.
     fn order_op(&mut self, op: Op) -> Checks {
         let device = Arc::clone(&self.device);
         let _captures = (!self.captures.live.is_empty()).then(|| CaptureModeGuard::relaxed(&*device));
@@ -335,13 +335,13 @@ impl Execution {
                 self.streams[usize::from(stream)] = StreamState::Dead;
                 self.summary.streams_destroyed += 1;
             }
-            // The others are carried out elsewhere.
+            // Other functions carry out the rest.
             _ => {}
         }
         Ok(())
     }
 
-    /// Waits for the device, frees every block and runs the oracles again.
+    /// Waits for the device, frees every block, and runs the oracles again.
     pub(super) fn finish(&mut self) -> Checks {
         self.summary.guest_calls = self.guest.as_ref().map_or(0, |guest| guest.calls());
         if self.ending.is_some() {
@@ -377,7 +377,7 @@ impl Execution {
     }
 }
 
-/// Touches the whole of a block on a stream, if the device reaches it.
+/// Touches a whole block on a stream, if the device can reach it.
 fn launch(
     device: &SimDevice,
     stream: StreamRef,

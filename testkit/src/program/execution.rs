@@ -1,4 +1,4 @@
-//! The state of a program that runs.
+//! The state of a running program.
 
 use std::sync::Arc;
 
@@ -26,16 +26,16 @@ pub(super) struct Live {
     pub(super) stream: Stream,
     /// The tag of the last write that ran.
     pub(super) tag: u64,
-    /// Whether the block has that tag: some write ran, and no graph of the block's scope since.
+    /// Whether the block has that tag: a write ran, and no graph of the block's scope ran after it.
     pub(super) is_known: bool,
-    /// The uses outside of captures, and the clock of the block's first stream when it got the block.
+    /// The uses outside of captures, and the clock that the block's first stream had when it got the block.
     pub(super) uses: Uses,
     /// The uses in captures that are under way.
     pub(super) captured: Vec<(CaptureId, Uses)>,
-    /// The capture that allocated it, if that is under way.
+    /// The capture that allocated the block, if it is under way.
     pub(super) born: Option<CaptureId>,
     pub(super) position: usize,
-    /// The scope for captured graphs that it came from.
+    /// The scope for captured graphs that the block came from.
     pub(super) scope: Option<ScopeId>,
 }
 
@@ -62,7 +62,7 @@ impl Live {
         self.captured.iter().find(|(id, _)| capture == Some(*id)).map(|(_, uses)| uses)
     }
 
-    /// The place where a use is noted: outside of captures, or in one.
+    /// The record for uses outside of captures, or in one capture.
     pub(super) fn uses_mut(&mut self, capture: Option<CaptureId>) -> &mut Uses {
         let Some(id) = capture else { return &mut self.uses };
         let at = self.captured.iter().position(|(known, _)| *known == id).unwrap_or_else(|| {
@@ -72,7 +72,7 @@ impl Live {
         &mut self.captured[at].1
     }
 
-    /// Forgets what a capture held.
+    /// Forgets the uses in a capture.
     pub(super) fn leave_capture(&mut self, id: CaptureId) {
         self.captured.retain(|(known, _)| *known != id);
         self.born = self.born.filter(|born| *born != id);
@@ -86,14 +86,14 @@ pub(super) enum StreamState {
     Dead,
 }
 
-/// The end of a device's program before its last operation.
+/// Why a device's program ended before its last operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Ending {
     /// The context was reset.
     Reset,
     /// The device is lost, and the resource knows.
     Lost,
-    /// Driver calls fail, and the resource made none since.
+    /// Driver calls fail, but the resource has made none since then.
     Unnoticed,
 }
 
@@ -102,7 +102,7 @@ pub(super) struct Execution {
     pub(super) device: Arc<SimDevice>,
     pub(super) resource: Arc<Checked<AnyResource>>,
     pub(super) guest: Option<Arc<Guest>>,
-    /// The number of the thread that runs, and of the device.
+    /// The numbers of the current thread and device.
     pub(super) thread: u8,
     pub(super) number: u8,
     pub(super) captures: Captures,
@@ -115,12 +115,12 @@ pub(super) struct Execution {
     /// The live blocks in no particular order, for picking one at random.
     pub(super) live: Vec<Block>,
     pub(super) next_block: Block,
-    /// The streams by number; those behind the last were not named yet.
+    /// The streams by number; higher numbers were not named yet.
     pub(super) streams: Vec<StreamState>,
-    /// The fault of the next operation on the resource.
+    /// The fault for the next operation on the resource.
     pub(super) fault: Option<FaultPlan>,
     pub(super) events: [Option<EventHandle>; MAX_EVENTS],
-    /// The operations that were carried out, on all devices.
+    /// The operations carried out so far, on all devices.
     pub(super) done: Arc<Mutex<Vec<Op>>>,
 }
 
@@ -155,15 +155,15 @@ impl Execution {
         }
     }
 
-    /// The thread whose per-thread default stream this is. With several threads, the first blocking streams
-    /// are those.
+    /// The thread that has this stream as its per-thread default stream. With several threads, the first
+    /// blocking streams are per-thread streams.
     pub(super) fn thread_of(&self, stream: Stream) -> Option<u8> {
         let thread = stream.checked_sub(1)? / 2;
         let is_one = stream % 2 == 1 && thread < Stream::from(self.config.threads);
         is_one.then_some(thread as u8)
     }
 
-    /// Whether the current thread can name the stream, and a capture lets it.
+    /// Whether the current thread can name the stream, and no capture forbids it.
     pub(super) fn can_name(&self, stream: Stream) -> bool {
         !matches!(self.stream_state(stream), StreamState::Dead)
             && self.thread_of(stream).is_none_or(|thread| thread == self.thread)
@@ -242,7 +242,7 @@ impl Execution {
         matches!(self.stream_state(stream), StreamState::Alive(_))
     }
 
-    /// The stream, created if it is named for the first time.
+    /// The stream, created when it is first named.
     pub(super) fn stream(&mut self, stream: Stream) -> Result<StreamRef, Broken> {
         if let StreamState::Alive(found) = self.stream_state(stream) {
             return Ok(found);

@@ -6,7 +6,7 @@ use millpond_driver::sim::ViolationKind;
 
 use super::Op;
 
-/// The rule that a program's run broke.
+/// The rule that a program broke.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum FailureKind {
@@ -14,13 +14,13 @@ pub enum FailureKind {
     Device(ViolationKind),
     /// The shadow allocator disagrees about an address or layout.
     Shadow,
-    /// Out of memory, but the same request succeeds after synchronising and trimming.
+    /// The resource reported out of memory, but the same request succeeds after synchronising and trimming.
     EarlyOutOfMemory,
-    /// An error other than out of memory, without a cause.
+    /// An unexplained error other than out of memory.
     UnexpectedError,
     /// Statistics differ from the shadow's or the device's.
     Statistics,
-    /// A deallocation of a block that was handed out is refused.
+    /// The resource refused to free a block that was handed out.
     Misuse,
     /// Memory, events or streams are left after the resource was dropped.
     Leak,
@@ -28,9 +28,9 @@ pub enum FailureKind {
     Build,
     /// A call broke a capture that it has nothing to do with.
     Capture,
-    /// A wrong deallocation is not refused, or is reported more than once.
+    /// A wrong deallocation was not refused, or was reported more than once.
     Unrefused,
-    /// After a reset, or on a lost device, a call does not say so.
+    /// After a reset, or on a lost device, a call does not report that.
     Outlived,
     /// A panic.
     Panic,
@@ -39,14 +39,14 @@ pub enum FailureKind {
 /// A program that broke a rule, and how to run it again.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// The rule.
+    /// The broken rule.
     pub kind: FailureKind,
     /// The message.
     pub message: String,
-    /// The seed of the program.
+    /// The program's seed.
     pub seed: u64,
-    /// The seed of the device's schedule: that of the program, until [`shrink`](super::shrink) finds that
-    /// fewer operations fail under another.
+    /// The seed of the device's schedule. It equals the program's seed, until [`shrink`](super::shrink) finds
+    /// that fewer operations fail under another schedule.
     pub schedule: u64,
     /// The operations up to the one that broke the rule.
     pub operations: Vec<Op>,
@@ -70,7 +70,7 @@ impl fmt::Display for Failure {
         for (index, op) in operations.iter().enumerate() {
             writeln!(f, "  {:>3}  {op}", index + 1)?;
         }
-        writeln!(f, "  end  the host waits for the device, gives every block back and drops the resource")?;
+        writeln!(f, "  end  the host waits for the device, frees every block and drops the resource")?;
         write!(f, "run it again: MILLPOND_SEED={seed} MILLPOND_SUBJECT='{subject}' {command}")
     }
 }

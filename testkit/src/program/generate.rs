@@ -1,5 +1,5 @@
-//! Chooses operations: small numbers of streams and sizes, so that blocks are reused, and phases that fill
-//! memory up and empty it, so that every step of a reuse ladder is taken.
+//! Chooses operations. They use few streams and sizes, so that blocks are reused. Phases fill and empty the
+//! memory, so that requests take every step of a reuse ladder.
 
 use std::collections::VecDeque;
 
@@ -12,10 +12,10 @@ use super::execution::Execution;
 use super::op::{Block, Event, MAX_STREAMS, Mistake, Op, Scope, Stream};
 use crate::Rng;
 
-/// With more streams than this, a stretch of a program uses this many of them most of the time.
+/// If a program has more streams than this, each stretch mostly uses this many of them.
 const BUSY_STREAMS: usize = 12;
 
-/// The calls that are made to fail: not those that free, since a failed one is a leak.
+/// The calls that may fail. Calls that free are left out, because a failed free is a leak.
 const FAILING: [CallKind; 12] = [
     CallKind::MemAlloc,
     CallKind::MemAddressReserve,
@@ -34,19 +34,19 @@ const FAILING: [CallKind; 12] = [
 /// How a program chooses sizes.
 #[derive(Clone, Copy, Debug)]
 enum Sizes {
-    /// All equal: every freed block fits.
+    /// All sizes are equal, so every freed block fits.
     Equal(u64),
-    /// Sizes next to those where the behaviour changes.
+    /// Sizes close to those at which the behaviour changes.
     Edges,
     /// Sizes of any magnitude.
     Logarithmic,
     /// Shares of the device, so that memory runs out.
     Large,
-    /// All of these ways.
+    /// All of these.
     Mixed,
 }
 
-/// The most frequent operation of a stretch of a program.
+/// The most frequent operation in a stretch of a program.
 #[derive(Clone, Copy, Debug)]
 enum Phase {
     Fill,
@@ -69,16 +69,16 @@ pub(super) struct Generator {
     most_live: usize,
     faults: bool,
     streams: Vec<Stream>,
-    /// The places of `streams` that this stretch of the program uses most.
+    /// The indexes in `streams` that this stretch of the program uses most.
     busy: Vec<usize>,
     next_stream: Stream,
     next_event: Event,
     next_block: Block,
     planned: VecDeque<Op>,
     special: Special,
-    /// Operations until the oldest capture is ended.
+    /// How many operations remain until the oldest capture ends.
     capture_left: u64,
-    /// The streams that are open in a scope: most happens there.
+    /// The streams that are open in a scope, on which most operations run.
     open: Vec<Stream>,
 }
 
@@ -239,17 +239,17 @@ impl Generator {
         self.after_ordering(execution, block, stream, Op::Deallocate { block, stream })
     }
 
-    /// Plans the operations that order `stream` after all uses of the block, and then `op`.
+    /// Plans the operations that order `stream` after all uses of the block, followed by `op`.
     fn after_ordering(&mut self, execution: &Execution, block: Block, stream: Stream, op: Op) -> Op {
         self.after_stream(execution, execution.missing(stream, block), stream, op)
     }
 
-    /// Plans the operations that order `stream` after the one that is missing, and then `op`.
+    /// Plans the operations that order `stream` after the missing stream, followed by `op`.
     fn after_stream(&mut self, execution: &Execution, missing: Option<Stream>, stream: Stream, op: Op) -> Op {
         match missing {
             None => op,
             Some(other) if self.can_use(execution, other) => {
-                // One stream in the usual case; if there are more, the operation is skipped.
+                // Usually one stream is missing. If there are more, the operation is skipped.
                 let event = self.next_event;
                 self.next_event = (self.next_event + 1) % 8;
                 self.planned.extend([Op::Wait { stream, event }, op]);
@@ -264,7 +264,7 @@ impl Generator {
 
     fn other(&mut self, execution: &Execution) -> Op {
         if self.passes_time && self.rng.percent(15) {
-            // From less than a tick of a decay of ten seconds to more than the whole decay.
+            // From less than a tick of a ten-second decay to more than the whole decay.
             return Op::PassTime { ms: self.rng.between(100, 12_000) };
         }
         if self.faults && self.rng.percent(15) {
@@ -298,7 +298,7 @@ impl Generator {
         }
     }
 
-    /// Destroys a stream, with another one ordered after it or not, and creates a new one in its place.
+    /// Destroys a stream, with or without another one ordered after it, and creates a new one in its place.
     fn destroy(&mut self, execution: &Execution, stream: Stream) -> Op {
         let replaceable = usize::from(self.next_stream) < MAX_STREAMS;
         if !self.destroys || !replaceable || stream < 2 || !execution.is_alive(stream) {
@@ -323,7 +323,7 @@ impl Generator {
         execution.is_alive(stream) && (!self.special.is_any || execution.can_name(stream))
     }
 
-    /// An operation about captures, scopes, mistakes, or the end of the program.
+    /// Chooses an operation on captures, scopes, mistakes, or the end of the program.
     fn special(&mut self, execution: &Execution) -> Op {
         let stream = self.stream();
         let kind = self.rng.pick(&self.special.kinds).copied().unwrap_or(Kind::Mistake);
@@ -358,14 +358,14 @@ impl Generator {
         }
     }
 
-    /// Launches a graph, or plans that after what must come before it.
+    /// Launches a graph, or first plans the operations that must come before the launch.
     fn launch(&mut self, execution: &Execution, stream: Stream) -> Op {
         let back = execution.whole_graph().unwrap_or(0);
         let op = Op::LaunchGraph { back, stream };
         self.after_stream(execution, execution.missing_for_launch(back, stream), stream, op)
     }
 
-    /// Opens or closes a scope; few streams are open at once, so that scopes close for all.
+    /// Opens or closes a scope. Few streams are open at once, so scopes also close for all streams.
     fn scope_op(&mut self) -> Op {
         let scope = if self.rng.percent(70) { 0 } else { self.rng.below(3) as Scope };
         let open = self.rng.pick(&self.open).copied();
@@ -383,7 +383,7 @@ impl Generator {
     }
 
     /// Plans a capture on a stream that is open in a scope by then, the end of both, and a launch. One block
-    /// of the scope lives from before the capture into it, and one in it.
+    /// of the scope lives from before the capture into it, and one only within it.
     fn plan_capture(&mut self, stream: Stream) {
         let mode = CaptureMode::ThreadLocal;
         let [before, within] = [(); 2].map(|()| self.next_block());
@@ -431,7 +431,7 @@ enum Kind {
 struct Special {
     percent: u64,
     kinds: Vec<Kind>,
-    /// Whether streams may be ones that cannot be named now.
+    /// Whether an operation may use streams that cannot be named now.
     is_any: bool,
 }
 
@@ -451,7 +451,7 @@ impl Special {
     }
 }
 
-/// Sizes where rounding, pages or regions change, and their neighbours.
+/// Sizes at which rounding, pages or regions change, and their neighbours.
 fn edge(rng: &mut Rng) -> u64 {
     const EDGES: [u64; 9] = [256, 512, 1024, 4096, 64 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20];
     let edge = rng.pick(&EDGES).copied().unwrap_or(256);
@@ -463,7 +463,7 @@ fn edge(rng: &mut Rng) -> u64 {
     }
 }
 
-/// Each magnitude as likely as any other.
+/// Every magnitude is equally likely.
 fn logarithmic(rng: &mut Rng, largest: u64) -> u64 {
     let magnitude = rng.between(0, u64::from(largest.max(1).ilog2()));
     (1 << magnitude) + rng.below(1 << magnitude)

@@ -1,4 +1,4 @@
-//! What a program does with captures and with scopes for captured graphs, and the duties of a careful caller.
+//! A program's captures, its scopes for captured graphs, and the duties of a careful caller.
 
 use millpond_core::driver::CaptureMode;
 
@@ -10,10 +10,10 @@ use super::op::{Block, Event, MAX_EVENTS, MAX_SCOPES, Scope, Stream};
 use super::scope::{Open, Owned, ScopeId};
 use crate::watch;
 
-/// The layer that makes scopes, to the watchdog.
+/// The watchdog's name for the layer that creates scopes.
 const SCOPES: &str = "capture_scopes";
 
-/// The event that joins streams of a capture at its end.
+/// The event that joins a capture's streams at its end.
 const JOINS: Event = MAX_EVENTS as Event - 1;
 
 impl Execution {
@@ -25,7 +25,7 @@ impl Execution {
         Ok(())
     }
 
-    /// Joins the streams of the capture and ends it. The uses that it holds are over then.
+    /// Joins the capture's streams and ends the capture. The uses in it are over then.
     pub(super) fn end_capture(&mut self, stream: Stream) -> Checks {
         let found = self.captures.live.iter().find(|capture| capture.origin == stream);
         let Some(others) = found.map(|capture| capture.streams[1..].to_vec()) else { return Ok(()) };
@@ -45,7 +45,8 @@ impl Execution {
     }
 
     /// Whether the stream's next work may use the block: in the order of its capture, if it captures.
-    /// `written_only`: the work only reads. A block that a capture allocated is the capture's until it ends.
+    /// `written_only` means that the work only reads. A block that a capture allocated belongs to the capture
+    /// until it ends.
     pub(super) fn may_use(&self, stream: Stream, block: Block, written_only: bool) -> bool {
         let Some(live) = self.blocks.get(&block) else { return false };
         let capture = self.captures.of(stream);
@@ -58,9 +59,9 @@ impl Execution {
             && uses.all(|uses| is_after(if written_only { &uses.written } else { &uses.all }))
     }
 
-    /// Whether the block may be given back on the stream. In a capture, what used the block outside of it
-    /// comes before the stream by an order outside of it, too; for a block of a scope, before one of the
-    /// streams that the scope looks after.
+    /// Whether the block may be freed on the stream. In a capture, the uses outside it must come before the
+    /// stream by an order outside it too. For a scope's block, it suffices that they come before one of the
+    /// scope's streams.
     pub(super) fn may_free(&self, stream: Stream, block: Block) -> bool {
         let Some(live) = self.blocks.get(&block) else { return false };
         let capture = self.captures.of(stream);
@@ -79,7 +80,7 @@ impl Execution {
         self.scopes.work(scope).is_none_or(|work| self.order.is_after(stream, &work.launched))
     }
 
-    /// A stream that must be waited for before `stream` may use the block.
+    /// A stream that `stream` must wait for before it may use the block.
     pub(super) fn missing(&self, stream: Stream, block: Block) -> Option<Stream> {
         let live = self.blocks.get(&block)?;
         let mut uses = [Some(&live.uses), live.uses_in(self.captures.of(stream))].into_iter().flatten();
@@ -123,17 +124,17 @@ impl Execution {
 
     pub(super) fn drop_scope(&mut self, scope: Scope) {
         let _watch = watch::call(SCOPES);
-        // Streams that are open in it hold it.
+        // Streams that are open in the scope keep it alive.
         drop(self.scopes.alive[usize::from(scope)].take());
     }
 
-    /// The scope from which a block for the stream comes, if the program is sure of that.
+    /// The scope that a block for the stream comes from, if the program can be sure of it.
     pub(super) fn scope_of(&self, stream: Stream) -> Option<ScopeId> {
         if self.scopes.open.is_empty() || !self.config.direct_scopes {
             return None;
         }
         let mates = self.captures.streams_with(stream);
-        // No other thread can ask about a per-thread stream.
+        // No other thread can query a per-thread stream.
         let is_mate = |open: Stream| mates.contains(&open) && self.thread_of(open).is_none();
         self.scopes.of(|open| open == stream).or_else(|| self.scopes.of(is_mate))
     }

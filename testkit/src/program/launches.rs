@@ -1,8 +1,8 @@
-//! Launches of the graphs that a program captured: each is one piece of work on a stream.
+//! Launches of a program's captured graphs; each launch is one piece of work on a stream.
 //!
-//! A graph uses the same addresses at each launch. A careful caller launches it while each block that it uses
-//! is handed out, or belongs to a scope for captured graphs that has not ended. The graphs of a scope never
-//! run at once, nor beside other work that uses blocks of the scope.
+//! A graph uses the same addresses at each launch. When a careful caller launches it, each of its blocks is
+//! either handed out or belongs to a scope for captured graphs that has not ended. A scope's graphs never run
+//! at the same time, and never at the same time as other work that uses the scope's blocks.
 
 use millpond_core::{DeviceMemoryResource, DevicePtr};
 use millpond_driver::sim::Access;
@@ -16,7 +16,7 @@ use super::order::Point;
 use super::pieces::{Kept, MOST, Piece};
 
 impl Execution {
-    /// Notes a use of a block for its scope, or for the graph that is captured.
+    /// Records a use of a block for its scope, or for the graph that is being captured.
     pub(super) fn note_use(&mut self, block: Block, stream: Stream, point: Point, is_written: bool) {
         match self.captures.of(stream) {
             Some(id) => self.note_piece(id, block, stream, is_written),
@@ -29,8 +29,8 @@ impl Execution {
         }
     }
 
-    /// Notes that a capture uses a block. In a scope that serves the stream, the block's range stays with the
-    /// graphs of the scope.
+    /// Records that a capture uses a block. If the block's scope serves the stream, the block's range stays
+    /// with the scope's graphs.
     fn note_piece(&mut self, id: CaptureId, block: Block, stream: Stream, is_written: bool) {
         let serving = self.scope_of(stream);
         let Some(live) = self.blocks.get(&block).filter(|live| live.layout.bytes() > 0) else { return };
@@ -46,7 +46,8 @@ impl Execution {
         }
     }
 
-    /// Notes that a capture gives a block back: its scope keeps it for its graphs, or for this one of others.
+    /// Records that a capture frees a block. The capturing stream's own scope keeps it for all its graphs;
+    /// another scope keeps it for this graph only.
     pub(super) fn note_captured_free(&mut self, id: CaptureId, block: Block, stream: Stream) {
         let serving = self.scope_of(stream);
         let capture = self.captures.live.iter_mut().find(|capture| capture.id == id);
@@ -60,7 +61,7 @@ impl Execution {
         }
     }
 
-    /// The last graph with work whose memory is all there, if one is.
+    /// The last graph that has work and whose memory is still valid.
     pub(super) fn whole_graph(&self) -> Option<u8> {
         let has_work = |back: u8| self.graphs.back(back).is_some_and(|graph| !graph.is_empty());
         (0..MOST as u8).find(|back| has_work(*back) && self.is_whole(*back))
@@ -81,7 +82,7 @@ impl Execution {
             && self.missing_for_launch(back, stream).is_none()
     }
 
-    /// A stream that must be waited for before the graph may be launched on `stream`.
+    /// A stream that `stream` must wait for before it may launch the graph.
     pub(super) fn missing_for_launch(&self, back: u8, stream: Stream) -> Option<Stream> {
         self.graphs.back(back)?.iter().find_map(|piece| {
             let of_block = self.blocks.get(&piece.block).map(|live| &live.uses.all);
@@ -100,7 +101,7 @@ impl Execution {
             let Piece { block, ptr, bytes, is_written, .. } = *piece;
             let mut tag = u64::MAX - u64::from(block);
             let end = ptr.offset(bytes);
-            // Blocks of the scope that came later may have a part of the range.
+            // Later blocks of the scope may overlap the range.
             for (other, live) in &mut self.blocks {
                 if live.ptr < end && ptr < live.ptr.offset(live.layout.bytes()) {
                     live.uses.note(point, is_written);
@@ -127,7 +128,7 @@ impl Execution {
         Ok(())
     }
 
-    /// A graph uses only memory of its own, or of blocks of its scope.
+    /// Checks that a graph uses only its own memory or memory of its scope's blocks.
     fn check_ranges(&self, pieces: &[Piece]) -> Checks {
         let other = self.resource.shadow(|shadow| {
             shadow.live().find_map(|(ptr, layout)| {
@@ -139,11 +140,11 @@ impl Execution {
             })
         });
         let Some((ptr, piece)) = other else { return Ok(()) };
-        let text = format!("{ptr} is handed out, and a graph uses {} bytes at {}", piece.bytes, piece.ptr);
+        let text = format!("{ptr} is handed out, but a graph uses {} bytes at {}", piece.bytes, piece.ptr);
         Err(Broken::new(FailureKind::Shadow, text))
     }
 
-    /// Whether the live block there may have bytes of the piece.
+    /// Whether the live block at `ptr` may overlap the piece.
     fn shares(&self, piece: &Piece, ptr: DevicePtr) -> bool {
         let found = self.blocks.iter().find(|(_, live)| live.ptr == ptr);
         found.is_some_and(|(block, live)| {

@@ -1,4 +1,4 @@
-//! Mistakes of the caller, which a resource must refuse and report, once each.
+//! The caller's mistakes, which a resource must refuse and report exactly once each.
 
 use millpond_core::{ALLOCATION_ALIGNMENT, DeviceMemoryResource, Layout};
 
@@ -9,7 +9,7 @@ use super::op::{Block, Mistake, Stream};
 use crate::misuse_recorder;
 
 impl Execution {
-    /// Whether the block is one about which this mistake can be made.
+    /// Whether this mistake can be made with the block.
     pub(super) fn can_mistake(&self, block: Block, mistake: Mistake) -> bool {
         let least = if mistake == Mistake::Inside { ALLOCATION_ALIGNMENT + 1 } else { 1 };
         self.blocks.get(&block).is_some_and(|live| live.layout.bytes() >= least)
@@ -31,11 +31,11 @@ impl Execution {
         };
         let handed_out = self.resource.shadow(|shadow| shadow.is_live(wrong));
         if mistake == Mistake::DoubleFree && handed_out {
-            return Ok(()); // a guest has the block by now
+            return Ok(()); // a guest may own the block by now
         }
         let handle = self.stream(stream)?;
         let resource = self.resource.inner();
-        // SAFETY: none, on purpose: the resource says that it refuses this, so nothing happens to any block.
+        // SAFETY: none, on purpose. The resource declares that it refuses this, so no block changes.
         let ((), reports) = misuse_recorder::record(|| unsafe { resource.deallocate(wrong, layout, handle) });
         self.summary.misuses += 1;
         match reports.len() {

@@ -1,5 +1,5 @@
-//! Seeded programs of operations over many streams, run against a resource on the simulated device under
-//! the oracles of the design, and shrunk when one fails.
+//! Seeded programs of operations over many streams. They run against a resource on the simulated device, are
+//! checked by the design's oracles, and are shrunk when one fails.
 //!
 //! | oracle | checked by |
 //! |---|---|

@@ -6,50 +6,49 @@ use millpond_core::driver::CaptureMode;
 use millpond_core::format_bytes;
 use millpond_driver::CallKind;
 
-/// A block, by its number in the program.
+/// A block's number in the program.
 pub type Block = u32;
 
-/// A stream, by its number in the program: 0 is the legacy default stream, 1 the per-thread one. The others
-/// are created when the program first names them: even ones are non-blocking, odd ones blocking.
+/// A stream's number in the program: 0 is the legacy default stream, 1 the per-thread one. The others are
+/// created when the program first names them: even ones are non-blocking, odd ones blocking.
 pub type Stream = u16;
 
-/// An event, by its number in the program; created when first named.
+/// An event's number in the program; the event is created when first named.
 pub type Event = u8;
 
-/// A scope for captured graphs, by its number in the program; made when first named.
+/// The number of a scope for captured graphs in the program; the scope is created when first named.
 pub type Scope = u8;
 
-/// The most streams that a program can name.
+/// The number of streams that a program can name.
 pub const MAX_STREAMS: usize = 640;
 
-/// The most events that a program can name.
+/// The number of events that a program can name.
 pub const MAX_EVENTS: usize = 16;
 
-/// The most scopes that a program can name.
+/// The number of scopes that a program can name.
 pub const MAX_SCOPES: usize = 4;
 
-/// A mistake of the caller in giving a block back.
+/// A caller's mistake in freeing a block.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Mistake {
-    /// The block is given back a second time.
+    /// The block is freed a second time.
     DoubleFree,
-    /// The block is given back with one byte more than it has.
+    /// The block is freed with one byte more than its size.
     WrongSize,
-    /// An address inside the block is given back.
+    /// An address inside the block is freed.
     Inside,
 }
 
 /// One operation of a program.
 ///
-/// Blocks, streams and events are named by number, so that a program keeps its meaning when operations are
-/// taken out of it. An operation that would be illegal for the caller (of a block that is not live, on a
-/// stream that is not ordered after what it must be ordered after) is skipped when the program runs. So
-/// every list of operations is a program.
+/// Blocks, streams and events are named by number, so a program keeps its meaning when operations are
+/// removed. An operation is skipped if the caller must not do it now: for example, its block is not live, or
+/// its stream is not ordered after the block's uses. So every list of operations is a program.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Op {
     /// Allocates a block and writes a tag into it.
     Allocate {
-        /// The number of the new block; skipped if it was used before.
+        /// The number of the new block. The operation is skipped if the number was used before.
         block: Block,
         /// The stream of the call and of the write.
         stream: Stream,
@@ -58,7 +57,7 @@ pub enum Op {
         /// The alignment in bytes: a power of two.
         alignment: u64,
     },
-    /// Checks the block's tag and gives the block back.
+    /// Checks the block's tag and frees the block.
     Deallocate {
         /// The block.
         block: Block,
@@ -88,7 +87,7 @@ pub enum Op {
     },
     /// Makes a stream wait for an event.
     Wait {
-        /// The stream that waits.
+        /// The waiting stream.
         stream: Stream,
         /// The event.
         event: Event,
@@ -110,7 +109,7 @@ pub enum Op {
     },
     /// Waits on the host for the device.
     SyncDevice,
-    /// Destroys a stream, even with work left on it. Its number is not used again.
+    /// Destroys a stream, even if work is left on it. Its number is not used again.
     DestroyStream {
         /// The stream; 0 and 1 cannot be destroyed.
         stream: Stream,
@@ -120,19 +119,19 @@ pub enum Op {
         /// The free bytes that the resource may keep.
         keep_bytes: u64,
     },
-    /// Lets time pass, in which the resource may release idle memory.
+    /// Lets time pass, so that the resource may release idle memory.
     PassTime {
         /// The time in milliseconds.
         ms: u64,
     },
-    /// Makes one driver call of the next operation on the resource fail.
+    /// Makes one driver call fail in the next operation on the resource.
     FailCall {
         /// The kind of the call.
         kind: CallKind,
-        /// The number of the call among the driver calls of that kind, from 0.
+        /// The number of the call among the driver calls of that kind, counted from 0.
         nth: u8,
-        /// The code that the call fails with, as in [`DriverError::code`](millpond_core::DriverError::code).
-        /// It is not a sticky one.
+        /// The code of the failing call, as in [`DriverError::code`](millpond_core::DriverError::code). It is
+        /// not sticky.
         code: i32,
     },
     /// Begins to capture a graph on a stream.
@@ -142,14 +141,14 @@ pub enum Op {
         /// The mode of the capture.
         mode: CaptureMode,
     },
-    /// Joins all streams of a capture to the stream that began it, and ends it.
+    /// Joins all streams of a capture to the stream that began it, and ends the capture.
     EndCapture {
         /// The stream that began the capture.
         stream: Stream,
     },
-    /// Launches a graph that was captured.
+    /// Launches a captured graph.
     LaunchGraph {
-        /// How many captures ago the graph was captured: 0 for the last.
+        /// How many captures ago the graph was captured: 0 for the most recent.
         back: u8,
         /// The stream.
         stream: Stream,
@@ -166,33 +165,33 @@ pub enum Op {
         /// The stream.
         stream: Stream,
     },
-    /// Drops a scope. It ends once it is open for no stream.
+    /// Drops a scope. It ends when it is open for no stream.
     DropScope {
         /// The scope.
         scope: Scope,
     },
-    /// Gives a block back in a wrong way, which the resource must refuse and report once.
+    /// Frees a block in a wrong way, which the resource must refuse and report once.
     Misuse {
-        /// The block. After [`Mistake::DoubleFree`] it is free, else it is still live.
+        /// The block. After [`Mistake::DoubleFree`] it is free; otherwise it stays live.
         block: Block,
         /// The stream of the call.
         stream: Stream,
         /// The mistake.
         mistake: Mistake,
     },
-    /// Goes on with the program of another device.
+    /// Continues with another device's program.
     Device {
-        /// The device, from 0.
+        /// The device, counted from 0.
         device: u8,
     },
-    /// Goes on with the program on another thread, which begins when it is first named.
+    /// Continues on another thread, which starts when it is first named.
     Thread {
-        /// The thread, from 0. Its per-thread default stream is stream `1 + 2 * thread`.
+        /// The thread, counted from 0. Its per-thread default stream is stream `1 + 2 * thread`.
         thread: u8,
     },
-    /// Resets the device's context. The device's program ends there.
+    /// Resets the device's context, which ends the device's program.
     ResetContext,
-    /// Makes every further driver call fail with a sticky error. The device's program ends there.
+    /// Makes every further driver call fail with a sticky error, which ends the device's program.
     LoseDevice,
 }
 
@@ -224,16 +223,16 @@ impl fmt::Display for Op {
             Self::BeginCapture { stream, mode } => write!(f, "stream {stream} begins a capture ({mode:?})"),
             Self::EndCapture { stream } => write!(f, "stream {stream} ends its capture"),
             Self::LaunchGraph { back, stream } => {
-                write!(f, "launch the graph of {back} captures ago on stream {stream}")
+                write!(f, "launch the graph captured {back} captures ago on stream {stream}")
             }
             Self::OpenScope { scope, stream } => write!(f, "open scope {scope} for stream {stream}"),
             Self::CloseScope { stream } => write!(f, "close the scope of stream {stream}"),
             Self::DropScope { scope } => write!(f, "drop scope {scope}"),
             Self::Misuse { block, stream, mistake } => {
-                write!(f, "give block {block} back on stream {stream} with a mistake: {mistake:?}")
+                write!(f, "free block {block} on stream {stream} with a mistake: {mistake:?}")
             }
-            Self::Device { device } => write!(f, "go on with device {device}"),
-            Self::Thread { thread } => write!(f, "go on with thread {thread}"),
+            Self::Device { device } => write!(f, "continue with device {device}"),
+            Self::Thread { thread } => write!(f, "continue with thread {thread}"),
             Self::ResetContext => f.write_str("reset the context"),
             Self::LoseDevice => f.write_str("lose the device"),
         }

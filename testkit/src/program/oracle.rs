@@ -9,13 +9,13 @@ use super::op::Block;
 use super::{FailureKind, StatisticsCheck};
 use crate::watch;
 
-/// The number of operations between two checks of the statistics, which can be slow to compute.
+/// Statistics, which can be slow to compute, are checked once in this many operations.
 const STATISTICS_EVERY: u64 = 8;
 
-/// The number of operations between two checks of the resource's inside.
+/// The resource's internal state is checked once in this many operations.
 const INSPECT_EVERY: u64 = 64;
 
-/// The unit that the simulated device rounds allocations up to, in bytes.
+/// The simulated device rounds allocations up to multiples of this many bytes.
 const DEVICE_UNIT: u64 = 512;
 
 pub(super) fn after_call(execution: &Execution) -> Checks {
@@ -46,7 +46,7 @@ fn inspect(execution: &Execution) {
     }
 }
 
-/// The rules that the device checks.
+/// Checks the device's own rules.
 pub(super) fn no_violation(device: &SimDevice) -> Checks {
     match device.take_violations().first() {
         Some(violation) => Err(Broken::new(FailureKind::Device(violation.kind), violation)),
@@ -54,7 +54,7 @@ pub(super) fn no_violation(device: &SimDevice) -> Checks {
     }
 }
 
-/// Oracles 5 and 8.
+/// Checks oracles 5 and 8.
 fn statistics(execution: &Execution) -> Checks {
     if execution.config.statistics == StatisticsCheck::None {
         return Ok(());
@@ -65,7 +65,7 @@ fn statistics(execution: &Execution) -> Checks {
     let equal = |what: &str, theirs: u64, ours: u64| match theirs == ours {
         true => Ok(()),
         false => {
-            Err(Broken::new(FailureKind::Statistics, format!("{what} is {theirs} and should be {ours}")))
+            Err(Broken::new(FailureKind::Statistics, format!("{what} is {theirs}, but should be {ours}")))
         }
     };
     let at_most = |what: &str, small: u64, large: u64| match small <= large {
@@ -78,39 +78,39 @@ fn statistics(execution: &Execution) -> Checks {
         equal("allocations", statistics.allocations, shadow.allocations())?;
         equal("deallocations", statistics.deallocations, shadow.deallocations())?;
         equal("misuses", statistics.misuses, execution.summary.misuses)?;
-        at_most("requested over in use", shadow.requested_bytes(), statistics.bytes_in_use)
+        at_most("requested exceeds in use", shadow.requested_bytes(), statistics.bytes_in_use)
     })?;
-    at_most("in use over its peak", statistics.bytes_in_use, statistics.peak_bytes_in_use)?;
+    at_most("in use exceeds its peak", statistics.bytes_in_use, statistics.peak_bytes_in_use)?;
     if execution.config.statistics == StatisticsCheck::Exact {
         let taken = execution.device.live_bytes();
-        at_most("reserved over taken from the device", statistics.bytes_reserved, taken)?;
+        at_most("reserved exceeds taken from the device", statistics.bytes_reserved, taken)?;
         // The device rounds each region up to its own unit.
         let rounding = statistics.regions * DEVICE_UNIT;
-        at_most("taken from the device over reserved", taken, statistics.bytes_reserved + rounding)?;
-        at_most("in use over reserved", statistics.bytes_in_use, statistics.bytes_reserved)?;
-        at_most("largest free over free", statistics.largest_free_block, statistics.bytes_free())?;
-        at_most("reserved over its peak", statistics.bytes_reserved, statistics.peak_bytes_reserved)?;
+        at_most("taken from the device exceeds reserved", taken, statistics.bytes_reserved + rounding)?;
+        at_most("in use exceeds reserved", statistics.bytes_in_use, statistics.bytes_reserved)?;
+        at_most("largest free exceeds free", statistics.largest_free_block, statistics.bytes_free())?;
+        at_most("reserved exceeds its peak", statistics.bytes_reserved, statistics.peak_bytes_reserved)?;
     }
     Ok(())
 }
 
-/// An out-of-memory error says what there was.
+/// An out-of-memory error must have a report.
 pub(super) fn has_report(execution: &Execution, error: &Error) -> Checks {
     match execution.config.reports && error.out_of_memory_report().is_none() {
-        true => Err(Broken::new(FailureKind::UnexpectedError, format!("there is no report: {error}"))),
+        true => Err(Broken::new(FailureKind::UnexpectedError, format!("the error has no report: {error}"))),
         false => Ok(()),
     }
 }
 
-/// Oracle 6: a request that failed fails again after the device was synchronised and the resource trimmed.
-/// Trimming changes what follows, so only one in four errors is put to this test.
+/// Oracle 6: a failed request fails again after the device is synchronised and the resource is trimmed.
+/// Trimming changes the rest of the program, so only one in four errors is tested.
 pub(super) fn out_of_memory_is_true(
     execution: &mut Execution,
     block: Block,
     layout: Layout,
     stream: StreamRef,
 ) -> Checks {
-    // A guest may have made room meanwhile, and no call waits for the device while a stream captures.
+    // A guest may have freed memory meanwhile, and no call waits for the device while a stream captures.
     let is_disturbed = execution.guest.is_some() || !execution.captures.live.is_empty();
     if !execution.config.verify_out_of_memory || is_disturbed {
         return Ok(());
@@ -121,7 +121,7 @@ pub(super) fn out_of_memory_is_true(
         let largest = execution.resource.statistics().map_or(0, |statistics| statistics.largest_free_block);
         if largest >= rounded {
             return early(format!(
-                "no block of {rounded} bytes is returned, though the largest free one has {largest}"
+                "no block of {rounded} bytes is returned, although the largest free one has {largest}"
             ));
         }
     }
@@ -133,13 +133,13 @@ pub(super) fn out_of_memory_is_true(
     execution.order.host_saw_device();
     execution.resource.trim(0).map_err(|error| unexpected(&error))?;
     match execution.resource.allocate(layout, stream) {
-        Ok(_) => early(format!("{rounded} bytes are refused, and had after synchronising and trimming")),
+        Ok(_) => early(format!("{rounded} bytes are refused, but served after synchronising and trimming")),
         Err(error) if error.is_out_of_memory() => Ok(()),
         Err(error) => Err(unexpected(&error)),
     }
 }
 
-/// After the resource is dropped, the device holds nothing.
+/// After the resource is dropped, the device must hold nothing.
 pub(super) fn nothing_left(device: &SimDevice) -> Checks {
     if device.live_allocations() > 0 {
         let (count, bytes) = (device.live_allocations(), device.live_bytes());

@@ -1,15 +1,15 @@
 //! The order of a careful caller's own work: a vector clock for each stream.
 //!
-//! A stream that captures has two clocks. Its work becomes a part of the graph and does not run, so an
-//! order that is captured holds for the graph alone: the clock of the capture knows it. The other clock knows
-//! the work that the stream comes after outside of the capture, and is the stream's again after the capture.
+//! A capturing stream has two clocks. Its work becomes a part of the graph and does not run, so captured
+//! order holds only for the graph; the capture's clock tracks it. The other clock tracks the work that the
+//! stream comes after outside the capture. It becomes the stream's clock again after the capture.
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::op::{Event, MAX_EVENTS, Stream};
 
-/// The known ticks of each stream; 0 for the streams behind the last.
+/// The known ticks of each stream; 0 for streams beyond the end.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Clock(SmallVec<[u32; 24]>);
 
@@ -34,14 +34,14 @@ impl Clock {
         }
     }
 
-    /// A stream on which this clock is ahead of all of `others`.
+    /// A stream on which this clock is ahead of all `others`.
     fn ahead_of(&self, others: &[&Self]) -> Option<Stream> {
         let is_ahead = |(stream, time): (usize, &u32)| others.iter().all(|other| other.time(stream) < *time);
         (0..).zip(&self.0).position(is_ahead).map(|stream| stream as Stream)
     }
 }
 
-/// A point in the work of one stream.
+/// A point in one stream's work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Point {
     stream: Stream,
@@ -59,7 +59,7 @@ impl Clock {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Order {
     streams: Vec<Clock>,
-    /// Of streams that capture, the clocks outside of their captures.
+    /// For capturing streams, their clocks outside the captures.
     outside: FxHashMap<Stream, Clock>,
     events: [Option<Clock>; MAX_EVENTS],
     host: Clock,
@@ -94,20 +94,20 @@ impl Order {
         self.missing(stream, work).is_none()
     }
 
-    /// A stream that must be waited for before `stream` may follow `work`.
+    /// A stream that `stream` must wait for before it may follow `work`.
     pub(super) fn missing(&self, stream: Stream, work: &Clock) -> Option<Stream> {
         let known = self.streams.get(usize::from(stream)).unwrap_or(&self.host);
         work.ahead_of(&[known, &self.host])
     }
 
-    /// The order in which the stream's work runs, captured or not: that outside of its capture.
+    /// The order in which the stream's work really runs, without the order inside its capture.
     pub(super) fn outside(&self, stream: Stream) -> &Clock {
         let known = self.outside.get(&stream).or_else(|| self.streams.get(usize::from(stream)));
         known.unwrap_or(&self.host)
     }
 
-    /// Whether all of `work` happens before what runs next on one of these streams, by an order that no
-    /// capture holds.
+    /// Whether all of `work` happens before the next work on one of these streams, by an order outside of
+    /// captures.
     pub(super) fn runs_before(&self, work: &Clock, streams: &[Stream]) -> bool {
         let outside = streams.iter().map(|stream| self.outside(*stream));
         let known: SmallVec<[&Clock; 4]> = outside.chain([&self.host]).collect();
@@ -120,7 +120,7 @@ impl Order {
         self.outside.insert(stream, clock);
     }
 
-    /// The stream's capture ends, and the stream forgets the order of the capture. Its ticks go on.
+    /// The stream's capture ends, and the stream forgets the captured order. Its ticks continue.
     pub(super) fn leave_capture(&mut self, stream: Stream) {
         let Some(mut clock) = self.outside.remove(&stream) else { return };
         let known = self.stream(stream);
@@ -145,7 +145,7 @@ impl Order {
         }
     }
 
-    /// Adds to the host's knowledge that the event is done.
+    /// The host learns that the event is done.
     pub(super) fn host_saw_event(&mut self, event: Event) {
         if let Some(clock) = &self.events[usize::from(event)] {
             self.host.join(clock);
@@ -214,6 +214,6 @@ mod tests {
         let after = work(&[order.submit(3)]);
         order.record(0, 3);
         order.wait(2, 0);
-        assert!(order.is_after(2, &after), "the ticks go on");
+        assert!(order.is_after(2, &after), "the ticks continue");
     }
 }

@@ -1,21 +1,21 @@
-//! The graphs of a program: the ranges of memory that each uses.
+//! A program's graphs: the memory ranges that each uses.
 
 use millpond_core::DevicePtr;
 
 use super::op::Block;
 use super::scope::ScopeId;
 
-/// The most graphs that a program keeps.
+/// How many graphs a program keeps at most.
 pub(super) const MOST: usize = 4;
 
-/// Who has a range of a graph after the free of its block.
+/// Who owns a graph's range after its block is freed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kept {
-    /// Anyone: the graph is not launched any more.
+    /// Anyone: the graph is never launched again.
     No,
-    /// The graphs of the block's scope, and other blocks of the scope.
+    /// The graphs of the block's scope, and the scope's other blocks.
     ByScope,
-    /// The graph alone, until the scope ends.
+    /// Only this graph, until the scope ends.
     Alone,
 }
 
@@ -25,13 +25,13 @@ pub(super) struct Piece {
     pub(super) block: Block,
     pub(super) ptr: DevicePtr,
     pub(super) bytes: u64,
-    /// The scope of the block.
+    /// The block's scope.
     pub(super) scope: Option<ScopeId>,
     pub(super) kept: Kept,
     pub(super) is_written: bool,
 }
 
-/// The graphs of a program, the last at the end.
+/// A program's graphs, the most recent last.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Graphs(Vec<Vec<Piece>>);
 
@@ -43,7 +43,7 @@ impl Graphs {
         }
     }
 
-    /// The graph that was captured `back` captures before the last.
+    /// The graph that was captured `back` captures before the most recent one.
     pub(super) fn back(&self, back: u8) -> Option<&[Piece]> {
         let at = self.0.len().checked_sub(usize::from(back) + 1)?;
         self.0.get(at).map(Vec::as_slice)

@@ -7,7 +7,7 @@ use super::{Build, Config, Failure, Op, Summary};
 /// Generates the program of a seed and runs it on a fresh device.
 ///
 /// # Errors
-/// The first rule that was broken, with the operations up to it; see [`shrink`](super::shrink).
+/// Fails with the first broken rule and the operations up to it; see [`shrink`](super::shrink).
 pub fn run(seed: u64, config: &Config, build: &Build<'_>) -> Result<Summary, Box<Failure>> {
     let mut source = Source::new(seed, config);
     execute::guarded(seed, config, build, |session| {
@@ -19,11 +19,11 @@ pub fn run(seed: u64, config: &Config, build: &Build<'_>) -> Result<Summary, Box
     })
 }
 
-/// Runs these operations on a fresh device whose schedule has this seed. Operations that would be illegal
-/// for the caller are skipped.
+/// Runs these operations on a fresh device whose schedule has this seed. Skips operations that would be
+/// illegal for the caller.
 ///
 /// # Errors
-/// The first rule that was broken.
+/// Fails with the first broken rule.
 pub fn replay(
     schedule: u64,
     operations: &[Op],

@@ -1,4 +1,4 @@
-//! The scopes for captured graphs of a program.
+//! A program's scopes for captured graphs.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use super::ScopeOfGraphs;
 use super::op::{MAX_SCOPES, Stream};
 use super::order::Clock;
 
-/// The scopes that are alive, and the streams that are open in one.
+/// The living scopes, and the streams that are open in one.
 #[derive(Default)]
 pub(super) struct Scopes {
     pub(super) alive: [Option<Owned>; MAX_SCOPES],
@@ -17,16 +17,16 @@ pub(super) struct Scopes {
     work: FxHashMap<ScopeId, Work>,
 }
 
-/// The work outside of captures on the memory of a scope.
+/// The work outside of captures on a scope's memory.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Work {
-    /// All of it, with what its blocks' first streams came after.
+    /// All of this work, and the work that came before the blocks' first streams got them.
     pub(super) all: Clock,
     /// The launches of graphs.
     pub(super) launched: Clock,
 }
 
-/// A scope, by a number that no other scope of the program has.
+/// A scope's number, which no other scope of the program has.
 pub(super) type ScopeId = u32;
 
 pub(super) struct Owned {
@@ -37,7 +37,7 @@ pub(super) struct Owned {
 pub(super) struct Open {
     pub(super) stream: Stream,
     pub(super) scope: ScopeId,
-    /// Closes the scope for the stream when it is dropped.
+    /// Dropping it closes the scope for the stream.
     pub(super) _opened: Box<dyn Send>,
 }
 

@@ -1,4 +1,4 @@
-//! A program over several devices and threads, of which one of each is current.
+//! A program over several devices and threads; one device and one thread are current.
 
 use super::FailureKind;
 use super::broken::{Broken, Checks};
@@ -6,7 +6,7 @@ use super::execution::Execution;
 use super::op::Op;
 use super::worker::Worker;
 
-/// The executions of a program, one for each device, and its threads.
+/// A program's executions, one for each device, and its threads.
 pub(super) struct Session {
     executions: Vec<Option<Box<Execution>>>,
     device: usize,
@@ -19,7 +19,7 @@ fn gone() -> Broken {
 }
 
 impl Session {
-    /// A session over these devices. There is at least one.
+    /// A session over these devices, at least one.
     pub(super) fn new(executions: Vec<Execution>) -> Self {
         let executions = executions.into_iter().map(|execution| Some(Box::new(execution))).collect();
         Self { executions, device: 0, thread: 0, workers: Vec::new() }
@@ -29,12 +29,12 @@ impl Session {
         self.device
     }
 
-    /// The execution of the current device.
+    /// The current device's execution.
     pub(super) fn current(&self) -> Result<&Execution, Broken> {
         self.executions[self.device].as_deref().ok_or_else(gone)
     }
 
-    /// Carries an operation out on the current device and thread, if a careful caller would.
+    /// Carries out an operation on the current device and thread, if a careful caller would do it.
     pub(super) fn step(&mut self, op: Op) -> Checks {
         let (devices, threads) = (self.current()?.config.devices, self.current()?.config.threads);
         match op {
@@ -65,7 +65,7 @@ impl Session {
         result
     }
 
-    /// Ends the captures, each on its thread, then the programs of all devices; returns them.
+    /// Ends each capture on its thread, then the programs of all devices; returns the executions.
     pub(super) fn finish(mut self) -> Result<Vec<Execution>, Broken> {
         for device in 0..self.executions.len() {
             self.device = device;

@@ -5,16 +5,16 @@ use std::collections::BTreeSet;
 use super::op::{Op, Stream};
 use super::{Build, Config, Failure, replay};
 
-/// The number of other schedules that are tried: fewer operations may fail only in another order of work.
+/// How many other schedules are tried. Fewer operations may fail only if the work runs in another order.
 const SCHEDULES: u64 = 12;
 
-/// The length up to which operations are also removed in pairs.
+/// Programs up to this length also lose operations in pairs.
 const PAIRS_UP_TO: usize = 60;
 
-/// Removes operations from a failing program, and simplifies the rest, as long as the same rule is broken.
+/// Removes operations from a failing program and simplifies the rest, as long as the same rule is broken.
 ///
-/// First smaller and smaller stretches are removed (Zeller's delta debugging), then pairs; then streams are
-/// merged, and sizes and alignments simplified. The result is deterministic.
+/// It first removes smaller and smaller stretches (Zeller's delta debugging), then pairs. Then it merges
+/// streams and simplifies sizes and alignments. The result is deterministic.
 pub fn shrink(failure: Failure, config: &Config, build: &Build<'_>) -> Failure {
     let mut shrinking =
         Shrinking { seed: failure.seed, found: failure.operations_found, best: failure, config, build };
@@ -45,8 +45,8 @@ struct Shrinking<'a> {
 }
 
 impl Shrinking<'_> {
-    /// Runs other operations, under the present schedule and `others` more; keeps them if they break the same
-    /// rule.
+    /// Runs other operations, under the present schedule and `others` more. Keeps the operations if they
+    /// break the same rule.
     fn attempt(&mut self, operations: &[Op], others: u64) -> bool {
         let schedules = std::iter::once(self.best.schedule).chain(0..others);
         for schedule in schedules {

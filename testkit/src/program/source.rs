@@ -1,4 +1,4 @@
-//! Chooses the devices and threads on which a program goes on, and its operations.
+//! Chooses a program's operations, and the devices and threads that run them.
 
 use super::Config;
 use super::broken::Broken;
@@ -7,7 +7,7 @@ use super::op::Op;
 use super::session::Session;
 use crate::Rng;
 
-/// One operation of this number goes on with another device, or on another thread.
+/// One operation in this many switches to another device or thread.
 const SWITCH: u64 = 16;
 
 pub(super) struct Source {

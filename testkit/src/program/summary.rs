@@ -1,9 +1,9 @@
-//! Counts of what programs did.
+//! Counts of a program's actions.
 
 use std::fmt;
 use std::ops::AddAssign;
 
-/// Counts of what a program did.
+/// Counts of a program's actions.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Summary {
     /// Programs that ran to their end.
@@ -12,11 +12,11 @@ pub struct Summary {
     pub operations: u64,
     /// Blocks that were handed out.
     pub allocations: u64,
-    /// Requests that were refused because memory was short.
+    /// Requests refused because memory was short.
     pub out_of_memory: u64,
-    /// Requests that were refused because of their alignment.
+    /// Requests refused because of their alignment.
     pub refused_alignments: u64,
-    /// Blocks that were freed on another stream than they were allocated for.
+    /// Blocks freed on another stream than the one they were allocated for.
     pub cross_stream_frees: u64,
     /// Streams that were destroyed.
     pub streams_destroyed: u64,
@@ -26,19 +26,19 @@ pub struct Summary {
     pub captures: u64,
     /// Graphs that were launched.
     pub launches: u64,
-    /// Streams that were opened in a scope for captured graphs.
+    /// Streams opened in a scope for captured graphs.
     pub scopes: u64,
-    /// Blocks that were given back in a wrong way.
+    /// Blocks freed in a wrong way.
     pub misuses: u64,
-    /// Programs that a reset of the context ended.
+    /// Programs ended by a reset of the context.
     pub resets: u64,
-    /// Programs that a sticky error ended.
+    /// Programs ended by a sticky error.
     pub losses: u64,
-    /// Operations on a device that is not the first.
+    /// Operations on devices other than the first.
     pub on_other_devices: u64,
-    /// Operations on a thread that is not the first.
+    /// Operations on threads other than the first.
     pub on_other_threads: u64,
-    /// Calls that [guests](crate::guest) made in the middle of others.
+    /// Calls that [guests](crate::guest) made in the middle of other calls.
     pub guest_calls: u64,
 }
 
@@ -77,13 +77,13 @@ impl fmt::Display for Summary {
         let special = [
             (self.captures, "captures"),
             (self.launches, "launches"),
-            (self.scopes, "openings of scopes"),
+            (self.scopes, "opened scopes"),
             (self.misuses, "mistakes"),
             (self.resets, "resets"),
             (self.losses, "lost devices"),
             (self.on_other_devices, "operations on other devices"),
             (self.on_other_threads, "operations on other threads"),
-            (self.guest_calls, "calls of guests"),
+            (self.guest_calls, "guest calls"),
         ];
         special.iter().filter(|(count, _)| *count > 0).try_for_each(|(count, of)| write!(f, ", {count} {of}"))
     }

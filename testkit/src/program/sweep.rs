@@ -13,20 +13,22 @@ use super::{Build, Config, Failure, Summary, run, shrink};
 pub struct Sweep {
     /// The seeds.
     pub seeds: Range<u64>,
-    /// Stop after this many operations, even if seeds are left.
+    /// The number of operations after which the sweep stops, even if seeds are left.
     pub operations: u64,
     /// The number of threads.
     pub threads: usize,
 }
 
 impl Sweep {
-    /// Runs seeds from 0 until `operations` operations are done, on as many threads as the machine has.
+    /// Returns a sweep over seeds from 0 until `operations` operations are done, on as many threads as the
+    /// machine has.
     pub fn operations(operations: u64) -> Self {
         let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self { seeds: 0..u64::MAX, operations, threads }
     }
 
-    /// Only the seed in the environment variable `MILLPOND_SEED`, if it is set and a number.
+    /// Restricts the sweep to the seed in the environment variable `MILLPOND_SEED`, if that is set and a
+    /// number.
     #[must_use]
     pub fn or_seed_of_environment(self) -> Self {
         let text = environment::variable("MILLPOND_SEED");
@@ -38,7 +40,7 @@ impl Sweep {
     }
 }
 
-/// The programs of one seed: their shape, and the resource that they run over.
+/// One seed's programs: their shape, and the resource that they use.
 #[derive(Debug)]
 pub struct Case<B> {
     /// The shape.
@@ -49,10 +51,10 @@ pub struct Case<B> {
 
 /// Runs programs until all seeds are run, enough operations are done, or one fails.
 ///
-/// The same seeds are run on every machine, as far as `seeds` and `operations` decide.
+/// If only `seeds` and `operations` limit the sweep, every machine runs the same seeds.
 ///
 /// # Errors
-/// The failure with the lowest seed among those found, [shrunk](shrink).
+/// Fails with the lowest failing seed that was found, [shrunk](shrink).
 pub fn sweep(sweep: &Sweep, config: &Config, build: &Build<'_>) -> Result<Summary, Box<Failure>> {
     sweep_cases(sweep, &|_| Some(Case { config: config.clone(), build }))
 }

@@ -1,4 +1,4 @@
-//! A thread of a program that carries out operations while the first thread waits for it.
+//! A program's thread that carries out operations while the first thread waits for it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -25,7 +25,7 @@ impl Worker {
         Self { tasks: Some(tasks), done, thread: Some(thread) }
     }
 
-    /// Lets the thread carry out an operation; `None` if the thread is gone.
+    /// Lets the thread carry out an operation; `None` if the thread has ended.
     pub(super) fn step(&self, execution: Box<Execution>, op: Op) -> Option<(Box<Execution>, Checks)> {
         self.tasks.as_ref()?.send((execution, op)).ok()?;
         self.done.recv().ok()
@@ -36,7 +36,7 @@ impl Drop for Worker {
     fn drop(&mut self) {
         drop(self.tasks.take());
         if let Some(thread) = self.thread.take() {
-            // It panics only where the program's own checks do.
+            // The thread panics only if the program's own checks do.
             let _ = thread.join();
         }
     }

@@ -1,9 +1,9 @@
 //! Many threads over one resource on the simulated device, with too little memory.
 //!
-//! Programs are deterministic, and so never interleave inside a call of the resource. Here each thread has a
-//! stream, and all want the same few sizes, so that blocks are taken from other streams while those free and
-//! allocate. In a wide race, threads also give each other blocks to free, on either's stream, renew streams,
-//! and trim. The oracles are the same; which of them a wrong resource breaks depends on the run.
+//! Programs are deterministic, so they never interleave inside a call of the resource. In a race, each thread
+//! has a stream, and all threads want the same few sizes. So they take blocks from other streams while those
+//! free and allocate. In a wide race, threads also free each other's blocks on either's stream, renew
+//! streams, and trim. The oracles are the same, but a wrong resource may break different ones in each run.
 
 mod hand_over;
 mod plan;

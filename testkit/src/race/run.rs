@@ -18,7 +18,7 @@ impl Race {
     /// Runs the race.
     ///
     /// # Errors
-    /// The failure, as text.
+    /// Returns the failure as text.
     pub fn run(&self, subject: &Subject) -> Result<Summary, String> {
         let config = SimConfig::with_capacity(self.capacity_bytes);
         let device = SimDevice::new(config.schedule(Schedule::Seeded(self.seed)));
@@ -59,7 +59,7 @@ impl Race {
     }
 }
 
-/// Lets each runner go on until it has done `upto` operations, on a thread of its own.
+/// Runs each runner on its own thread until it has done `upto` operations.
 fn run_round(runners: &mut [Runner<'_>], upto: u64) -> Result<(), String> {
     let stop = AtomicBool::new(false);
     let stop = &stop;

@@ -1,4 +1,4 @@
-//! The work of one thread of a race.
+//! The work of one thread in a race.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -23,9 +23,9 @@ struct Live {
 
 pub(super) struct Runner<'a> {
     rng: Rng,
-    /// The stream of the thread, which lives as long as the race.
+    /// The thread's stream, which lives as long as the race.
     stream: StreamRef,
-    /// In a wide race: a stream that is destroyed and made again from time to time.
+    /// In a wide race, a stream that is destroyed and created again from time to time.
     brief: Option<StreamRef>,
     device: &'a SimDevice,
     resource: &'a Checked<AnyResource>,
@@ -50,7 +50,7 @@ impl<'a> Runner<'a> {
         hand_over: &'a HandOver,
     ) -> Result<Self, String> {
         let stream = || device.stream_create(StreamFlags::NON_BLOCKING).map_err(text);
-        // Together the threads want about twice what there is.
+        // Together the threads want about twice the device's memory.
         let share = if race.wide { race.capacity_bytes / 40 } else { race.capacity_bytes / race.threads / 8 };
         Ok(Self {
             rng: Rng::new(race.seed ^ (index << 40)),
@@ -110,7 +110,8 @@ impl<'a> Runner<'a> {
             self.free_one();
         }
         for stream in self.brief.into_iter().chain([self.stream]) {
-            // SAFETY: no other thread uses the stream any more, and what was handed over is freed here first.
+            // SAFETY: no other thread uses the stream any more, and the blocks that were handed over were
+            // freed above.
             unsafe { self.device.stream_destroy(stream) }.map_err(text)?;
         }
         Ok(())
@@ -134,7 +135,7 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Hands a block of the lasting stream over to any thread.
+    /// Hands a block of the lasting stream to any thread.
     fn give(&mut self) -> Result<(), String> {
         let Some(index) = self.live.iter().position(|live| live.stream == self.stream) else { return Ok(()) };
         let Live { ptr, layout, tag, stream } = self.live.swap_remove(index);
@@ -144,23 +145,23 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// Checks a block that was handed over and frees it, on the stream that it comes from or on the
-    /// thread's own.
+    /// Checks a block that was handed over and frees it, on the block's stream or on the thread's own.
     fn free_handed(&mut self, handed: &Handed, on_its_stream: bool) -> Result<(), String> {
         let &Handed { ptr, layout, tag, stream, event } = handed;
         let stream = if on_its_stream { stream } else { self.stream };
         self.device.stream_wait_event(stream, event).map_err(text)?;
-        // SAFETY: the event is named here only.
+        // SAFETY: only this function uses the event.
         unsafe { self.device.event_destroy(event) }.map_err(text)?;
         self.touch(stream, Access::check(ptr, layout.bytes(), tag));
         self.summary.cross_stream_frees += u64::from(!on_its_stream);
-        // SAFETY: the block came from this resource with this layout, is given back once, and the next work
-        // of the stream comes after all of its uses.
+        // SAFETY: the block came from this resource with this layout and is freed once. The stream's next
+        // work comes after all uses of the block.
         unsafe { self.resource.deallocate(ptr, layout, stream) };
         Ok(())
     }
 
-    /// Destroys the brief stream and makes another. Its blocks belong to the lasting stream from here on.
+    /// Destroys the brief stream and creates another. The old stream's blocks now belong to the lasting
+    /// stream.
     fn renew(&mut self) -> Result<(), String> {
         let Some(old) = self.brief else { return Ok(()) };
         let event = self.device.event_create(EventFlags::default()).map_err(text)?;
@@ -169,7 +170,7 @@ impl<'a> Runner<'a> {
         for live in self.live.iter_mut().filter(|live| live.stream == old) {
             live.stream = self.stream;
         }
-        // SAFETY: this thread alone knows the event and the stream, and names neither again.
+        // SAFETY: only this thread knows the event and the stream, and it uses neither again.
         unsafe {
             self.device.event_destroy(event).map_err(text)?;
             self.device.stream_destroy(old).map_err(text)?;
@@ -179,7 +180,7 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// Uses a block, if the device reaches it.
+    /// Uses a block, if the device can reach it.
     fn touch(&self, stream: StreamRef, access: Access) {
         if self.resource.accessibility().device {
             self.device.launch(stream, &[access]);
@@ -213,8 +214,8 @@ impl<'a> Runner<'a> {
         let index = self.rng.below(self.live.len() as u64) as usize;
         let Live { ptr, layout, tag, stream } = self.live.swap_remove(index);
         self.touch(stream, Access::check(ptr, layout.bytes(), tag));
-        // SAFETY: the block came from this resource with this layout, is given back once, and the next work
-        // of the stream comes after all of its uses.
+        // SAFETY: the block came from this resource with this layout and is freed once. The stream's next
+        // work comes after all uses of the block.
         unsafe { self.resource.deallocate(ptr, layout, stream) }
     }
 }

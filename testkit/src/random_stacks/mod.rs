@@ -1,8 +1,8 @@
 //! Random stacks of any layers, with random options, for programs and races over them.
 //!
-//! [`Stacks`] draws the text of a stack from a seed, says which checks hold for it, and builds it with a
-//! [watched](crate::watch) layer over each of its layers. Of a layer that takes another stack in parentheses,
-//! that one is drawn from a few simple ones.
+//! [`Stacks`] draws the text of a stack from a seed and decides which checks hold for it. It builds the stack
+//! with a [watched](crate::watch) layer above each of its layers. If a layer takes another stack in
+//! parentheses, that stack is drawn from a few simple ones.
 
 mod knows;
 mod options;
@@ -21,12 +21,12 @@ pub struct Stacks {
     table: LayerTable,
     bases: Vec<&'static str>,
     layers: Vec<&'static str>,
-    /// The layer that is in every stack.
+    /// The layer that every stack contains.
     always: Option<&'static str>,
 }
 
 impl Stacks {
-    /// Draws stacks of three to six of the table's layers.
+    /// Creates a source of stacks that have three to six of the table's layers.
     pub fn new(table: LayerTable) -> Self {
         let names = |base: bool| {
             let entries = table.entries().iter();
@@ -44,12 +44,12 @@ impl Stacks {
         self
     }
 
-    /// The table.
+    /// Returns the table.
     pub fn table(&self) -> &LayerTable {
         &self.table
     }
 
-    /// The stack of a seed.
+    /// Draws the stack of a seed.
     ///
     /// # Errors
     /// Fails if the text of an option is wrong.
@@ -69,7 +69,7 @@ impl Stacks {
             };
             names.extend(name.or_else(|| rng.pick(&self.layers).copied()));
         }
-        // Prefetching does something only where the host reaches the memory.
+        // Prefetching has an effect only if the host can reach the memory.
         let is_of_host = ["managed", "system", "cuda_async_managed", "sam_headroom"].contains(&base);
         if is_of_host && self.layers.contains(&"prefetch") && rng.percent(40) {
             let at = rng.between(1, names.len() as u64 - 1) as usize;
@@ -81,11 +81,11 @@ impl Stacks {
         }
         let texts = names.iter().map(|name| options::text(name, &mut rng));
         let text = texts.collect::<Vec<_>>().join("+");
-        // Memory of the host alone goes back at once, whatever work there is, as none can use it.
+        // Host-only memory is freed at once, despite unfinished work, because no work can use it.
         if base == "host" { text.replace("(cuda_async)", "(host)") } else { text }.parse()
     }
 
-    /// Builds a stack, with a watched layer over each of its layers. Plain memory of the device has none, as
+    /// Builds a stack with a watched layer above each of its layers. Plain device memory gets none, because
     /// some layers look for it.
     ///
     /// # Errors
@@ -107,7 +107,7 @@ impl Stacks {
         built.map_or_else(|| stack.build(&self.table, driver), Ok)
     }
 
-    /// The shape of the program of a seed over a stack, and the checks that hold for it.
+    /// Returns the shape of a seed's program over a stack, and the checks that hold for it.
     pub fn config(&self, seed: u64, stack: &StackSpec, new_scope: NewScope) -> Config {
         let mut rng = Rng::new(seed ^ 0x0073_6861_7065);
         let layers = stack.layers();
@@ -135,7 +135,7 @@ impl Stacks {
     }
 }
 
-/// Whether each layer and each of its options is drawn, by name; for a test of the lists.
+/// Returns whether a layer or one of its options is drawn, by name; for a test of the lists.
 pub fn is_drawn(layer: &str, option: Option<&str>) -> bool {
     options::is_drawn(layer, option)
 }

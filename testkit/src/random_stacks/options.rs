@@ -2,19 +2,19 @@
 
 use crate::Rng;
 
-/// A layer's options, each with values to draw from. A value with a text in the first place is required.
+/// A layer's options, each with the values to draw from.
 type Options = &'static [(&'static str, &'static [&'static str])];
 
-/// The stacks that take the place of a stack in parentheses.
+/// The stacks that may stand in parentheses.
 const OTHERS: &[&str] = &["(cuda)", "(cuda+pool)", "(managed)", "(cuda_async)", "(cuda+pool+tracking)"];
 
-/// Plans whose first requests are those of many programs.
+/// Plans that start with requests which many programs make.
 const PLANS: &[&str] = &[
     concat!("\"", env!("CARGO_MANIFEST_DIR"), "/plans/equal_256.plan\""),
     concat!("\"", env!("CARGO_MANIFEST_DIR"), "/plans/equal_1024.plan\""),
 ];
 
-/// Options that a layer cannot do without.
+/// Options that a layer requires.
 const REQUIRED: &[(&str, &str)] = &[
     ("limiting", "limit"),
     ("fallback", "to"),
@@ -23,11 +23,11 @@ const REQUIRED: &[(&str, &str)] = &[
     ("plan", "file"),
 ];
 
-/// Options that are in every stack, since the default would not be the same each time.
+/// Options in every stack, because their defaults vary from run to run.
 const ALWAYS: &[(&str, &str)] = &[("retry", "timeout")];
 
-/// Options that no stack has: they name files of other runs or a program's own writer, or bound a hang, which
-/// the watchdog finds.
+/// Options in no stack. They name files of other runs, name a program's own writer, or limit hangs, which the
+/// watchdog does already.
 const NEVER: &[(&str, &str)] =
     &[("logging", "to"), ("arena", "dump_log_on_failure"), ("thread_safe", "patience")];
 
@@ -100,14 +100,14 @@ fn options_of(layer: &str) -> Options {
     DRAWN.iter().find(|(name, _)| *name == layer).map_or(&[], |(_, options)| options)
 }
 
-/// A layer's text, with random options.
+/// A layer's text with random options.
 pub(super) fn text(layer: &str, rng: &mut Rng) -> String {
     let mut text = layer.to_owned();
     let mut separator = ':';
     for (option, values) in options_of(layer) {
         let key = (layer, *option);
         let is_given = REQUIRED.contains(&key) || ALWAYS.contains(&key) || rng.percent(25);
-        // Bins have their sizes in one way or the other.
+        // Bins get their sizes in only one of two ways.
         let is_excluded = layer == "binning" && *option == "bins" && text.contains(':');
         if is_given && !is_excluded {
             let value = rng.pick(values).copied().unwrap_or_default();
@@ -118,7 +118,7 @@ pub(super) fn text(layer: &str, rng: &mut Rng) -> String {
     text
 }
 
-/// Whether the layer is drawn, and its option, or is left out on purpose.
+/// Whether the layer and its option are drawn, or left out on purpose.
 pub(super) fn is_drawn(layer: &str, option: Option<&str>) -> bool {
     let known = DRAWN.iter().any(|(name, _)| *name == layer);
     let has = |option: &str| options_of(layer).iter().any(|(name, _)| *name == option);

@@ -1,4 +1,4 @@
-//! Layers that hold a lock while their upstream runs: the check must find them.
+//! Layers that hold a lock while their upstream runs; the check must find them.
 
 use std::fmt;
 
@@ -22,12 +22,12 @@ enum Lock {
 }
 
 impl HoldsLock {
-    /// A lock that a second call of the same thread waits for, for ever.
+    /// Uses a lock for which a second call of the same thread waits for ever.
     pub fn new(upstream: AnyResource) -> Self {
         Self::with(upstream, Lock::Plain(Mutex::new(())))
     }
 
-    /// A lock that only other threads wait for.
+    /// Uses a lock for which only other threads wait.
     pub fn reentrant(upstream: AnyResource) -> Self {
         Self::with(upstream, Lock::Reentrant(ReentrantMutex::new(())))
     }
@@ -50,7 +50,7 @@ impl HoldsLock {
     }
 }
 
-// SAFETY: every call goes to the upstream with the same arguments, so its contract holds.
+// SAFETY: every call goes to upstream with the same arguments, so its contract holds.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl DeviceMemoryResource for HoldsLock {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
@@ -58,7 +58,7 @@ unsafe impl DeviceMemoryResource for HoldsLock {
     }
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
-        // SAFETY: the caller's promises hold for the upstream, where the block came from.
+        // SAFETY: the caller's promises hold for upstream, where the block came from.
         self.locked(|| unsafe { self.upstream.deallocate(ptr, layout, stream) });
     }
 

@@ -1,4 +1,4 @@
-//! The hooks of the process that lead to the probe of the thread: for misuse, and for events.
+//! The process's hooks for misuse and events, which call the thread's probe.
 
 use std::sync::Arc;
 
@@ -10,10 +10,11 @@ use tracing::{Event, Metadata, Subscriber};
 use super::probe::Probe;
 use crate::misuse_recorder;
 
-/// The hook of before, for threads without a probe.
+/// The previous hook, for threads without a probe.
 static OTHERS: Mutex<Option<Hook>> = Mutex::new(None);
 
-/// Installs the hook for misuse, unless it is there. The recorder's is below it, and so never replaces it.
+/// Installs the misuse hook, unless it is installed. The recorder's hook is installed first, so it never
+/// replaces this one.
 pub(super) fn install() {
     misuse_recorder::install();
     static OURS: Mutex<Option<Hook>> = Mutex::new(None);
@@ -36,7 +37,7 @@ fn report(misuse: &Misuse) {
     }
 }
 
-/// Calls the probe of the thread at each event.
+/// Calls the thread's probe at each event.
 pub(super) struct ProbeSubscriber;
 
 impl Subscriber for ProbeSubscriber {

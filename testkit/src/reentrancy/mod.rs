@@ -1,9 +1,9 @@
 //! Finds the layer that hangs when code that it calls uses the stack.
 //!
-//! A resource calls code that it does not know: its upstream, the driver, the misuse hook, subscribers of
-//! `tracing`. All of it may use the stack, or wait for another thread that does. So a resource holds no lock
-//! meanwhile. [`check`] puts a probe at all of those places, which calls every layer back, on the same thread
-//! and on another one that it waits for, while a program comes by what layers do.
+//! A resource calls code that it does not know: its upstream, the driver, the misuse hook, `tracing`
+//! subscribers. All of this code may use the stack, or wait for another thread that does. So a resource must
+//! hold no lock meanwhile. [`check`] puts a probe at all of these places. It calls every layer back, on the
+//! same thread and on another one that it waits for, while a program exercises the layers.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -43,13 +43,13 @@ use plain::Plain;
 use probe::Doing;
 use resource::Probed;
 
-/// The time after which a call hangs.
+/// A call that takes longer than this hangs.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The memory of the simulated device: enough for the scenario, and soon out.
+/// The simulated device's memory: enough for the scenario, but soon exhausted.
 const DEVICE_BYTES: u64 = 64 << 20;
 
-/// The layers above an upstream or a driver, the lowest first.
+/// Builds the layers above an upstream or a driver, the lowest first.
 type Build = dyn Fn(&Probe, &DriverHandle) -> Result<Vec<AnyResource>> + Send + Sync;
 
 /// A stack to check.
@@ -61,7 +61,8 @@ pub struct Case {
 }
 
 impl Case {
-    /// A layer that `build` puts on an upstream, which is a probe over plain memory of the simulated device.
+    /// Creates a case from one layer. `build` puts it on an upstream: a probe over the simulated device's
+    /// plain memory.
     pub fn new(
         name: impl Into<String>,
         build: impl Fn(AnyResource) -> Result<AnyResource> + Send + Sync + 'static,
@@ -69,7 +70,7 @@ impl Case {
         Self::with_probe(name, move |upstream, _| build(upstream))
     }
 
-    /// The same for a layer that has code of the program: a function or a writer of its own, which calls the
+    /// Does the same for a layer that calls the program's code: a function or a writer, which calls the
     /// [probe](Probe::call).
     pub fn with_probe(
         name: impl Into<String>,
@@ -82,8 +83,8 @@ impl Case {
         })
     }
 
-    /// A stack from its text, base first. A probe is below each layer, and all layers are called back: a
-    /// finding names the one that hangs.
+    /// Creates a case from a stack's text, base first. Each layer has a probe below it, and all layers are
+    /// called back, so a finding names the layer that hangs.
     pub fn from_text(text: &str, table: &LayerTable) -> Self {
         let (owned, table) = (text.to_owned(), table.clone());
         Self::of(text.to_owned(), move |probe, driver| {
@@ -110,14 +111,14 @@ impl Case {
         Self { name, build: Arc::new(build), patience: PATIENCE }
     }
 
-    /// Sets the time after which a call hangs; half a minute by default.
+    /// Sets the time after which a call counts as hanging; 30 seconds by default.
     #[must_use]
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
     }
 
-    /// The name, for people.
+    /// Returns the name for people.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -129,11 +130,11 @@ impl fmt::Debug for Case {
     }
 }
 
-/// Runs a program over the stack while it is probed, and returns what hung or panicked: nothing, if all is
-/// well. A thread that hangs is left behind.
+/// Runs a program over the stack while it is probed. Returns the calls that hung or panicked; none if all is
+/// well. A hanging thread is left behind.
 ///
 /// # Panics
-/// If the stack cannot be built, or the probe is never called, in which case nothing was checked.
+/// If the stack cannot be built, or if the probe is never called, so that nothing was checked.
 pub fn check(case: &Case) -> Vec<Finding> {
     hooks::install();
     let probe = Probe::new(case.patience);
@@ -163,11 +164,11 @@ pub fn check(case: &Case) -> Vec<Finding> {
             }
         }
     }
-    assert!(probe.calls() > 0, "`{name}` was built, and nothing called the probe");
+    assert!(probe.calls() > 0, "`{name}` was built, but nothing called the probe");
     probe.findings()
 }
 
-/// A call of the program itself.
+/// A call that the program itself makes.
 fn of_scenario(name: &str) -> Doing {
     let (caller, layer) = ("the program".to_owned(), name.to_owned());
     Doing { caller, layer, call: "a call", is_on_another_thread: false }
@@ -184,7 +185,7 @@ fn run(build: &Arc<Build>, probe: &Probe) -> Result<()> {
     probe.on_this_thread(|| {
         tracing::subscriber::with_default(hooks::ProbeSubscriber, || scenario::run(stack, probe));
     });
-    // The last handles are dropped here, where nothing is left to call back.
+    // The last handles are dropped here, when no layer is left to call back.
     device.observe_calls(None);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Plain memory of the driver, as the base of the layers that are checked.
+//! The driver's plain memory, as the base of the layers under test.
 
 use std::fmt;
 
@@ -24,7 +24,7 @@ unsafe impl DeviceMemoryResource for Plain {
             Some(bytes) if layout.alignment() <= millpond_core::ALLOCATION_ALIGNMENT => {
                 call(&*self.0, |driver| driver.mem_alloc(bytes)).map_err(fail)
             }
-            _ => Err(fail(Error::invalid_argument("plain memory is aligned to 256 bytes"))),
+            _ => Err(fail(Error::invalid_argument("plain memory is aligned to only 256 bytes"))),
         }
     }
 

@@ -1,4 +1,4 @@
-//! The foreign code: whatever calls it, it calls the layers back, on its own thread and on another one.
+//! The foreign code: whenever it is called, it calls the layers back, on its own thread and on another one.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -16,10 +16,10 @@ use millpond_core::{
 };
 use parking_lot::Mutex;
 
-/// A call by its name, and how it is made.
+/// A call's name and function.
 type Call = (&'static str, fn(&AnyResource));
 
-/// The calls that the probe makes of each layer.
+/// The calls that the probe makes to each layer.
 const CALLS: &[Call] = &[
     ("Display", |layer| drop(layer.to_string())),
     ("Debug", |layer| drop(format!("{layer:?}"))),
@@ -34,35 +34,35 @@ const CALLS: &[Call] = &[
 fn take_and_give(layer: &AnyResource, bytes: u64) {
     let layout = Layout::new(bytes);
     if let Ok(ptr) = layer.allocate(layout, StreamRef::LEGACY) {
-        // SAFETY: the block was allocated just now with this layout, and nothing used it.
+        // SAFETY: the block was just allocated with this layout, and nothing used it.
         unsafe { layer.deallocate(ptr, layout, StreamRef::LEGACY) };
     }
 }
 
-/// How often each caller waits for another thread in a row, in each state of the stack: a layer may let that
-/// thread wait for a moment, by its right, each time.
+/// How many calls in a row of each caller wait for another thread, in each state of the stack. A layer may
+/// rightly make that thread wait for a moment each time.
 const WAITS_IN_A_ROW: u32 = 3;
 
-/// After that, one of this many calls waits.
+/// After that, one call in this many waits.
 const WAITS_SELDOM: u32 = 64;
 
 /// Code that a layer calls without knowing it: an upstream, the driver, a hook, a subscriber, a writer.
 ///
-/// Put [`call`](Self::call) wherever code of your own is called by a layer. Clones share the state.
+/// Put [`call`](Self::call) into every piece of your own code that a layer calls. Clones share the state.
 #[derive(Clone)]
 pub struct Probe(Arc<Shared>);
 
 struct Shared {
-    /// The layers that are called back, the lowest first, with their texts.
+    /// The layers to call back, the lowest first, with their texts.
     layers: Mutex<Vec<(String, Weak<dyn DeviceMemoryResource + Send + Sync>)>>,
-    /// Blocks of the topmost layer that are there to be freed.
+    /// Blocks of the topmost layer that are left to be freed from inside.
     spare: Mutex<Vec<(DevicePtr, Layout)>>,
     patience: Duration,
-    /// The call that it makes now.
+    /// The call that the probe is making.
     doing: Mutex<Option<Doing>>,
     findings: Mutex<Vec<Finding>>,
     calls: AtomicU64,
-    /// How often each caller called in this state.
+    /// How often each caller has called in this state.
     callers: Mutex<HashMap<String, u32>>,
     /// Whether only hooks and subscribers call back.
     is_reserved: AtomicBool,
@@ -70,7 +70,7 @@ struct Shared {
     helper: Helper,
 }
 
-/// A call of a layer from code that another call of it has called.
+/// A call to a layer from code that another call of that layer runs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Doing {
     pub(super) caller: String,
@@ -79,16 +79,16 @@ pub(super) struct Doing {
     pub(super) is_on_another_thread: bool,
 }
 
-/// A layer that hangs, or panics, if code that it calls comes back.
+/// A layer that hangs or panics if code that it calls uses it again.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
-    /// The function that the layer called, for instance `cuMemAlloc` or `upstream's allocate`.
+    /// The function that the layer called, for example `cuMemAlloc` or `upstream's allocate`.
     pub caller: String,
-    /// The stack up to the layer whose call did not return: those below it answered.
+    /// The stack up to the layer whose call did not return; the layers below it answered.
     pub layer: String,
     /// The call that did not return.
     pub call: &'static str,
-    /// What became of the call.
+    /// The outcome of the call.
     pub outcome: String,
 }
 
@@ -108,9 +108,9 @@ impl Doing {
 }
 
 thread_local! {
-    /// Whether the thread is in a probe: what that calls is not probed again.
+    /// Whether the thread is in a probe. Code that the probe calls is not probed again.
     static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
-    /// The probe for the two things that the process has one of: the misuse hook, and the subscriber.
+    /// The thread's probe for the misuse hook and the subscriber; a process has only one of each.
     static OF_THREAD: RefCell<Option<Probe>> = const { RefCell::new(None) };
 }
 
@@ -130,20 +130,21 @@ impl Probe {
         }))
     }
 
-    /// Calls all layers back, as `caller`. Returns when they have answered, or one of them did not in time.
+    /// Calls all layers back on behalf of `caller`. Returns when they have answered, or when one did not
+    /// answer in time.
     pub fn call(&self, caller: &str) {
         if !self.0.is_reserved.load(Ordering::Relaxed) {
             self.call_rare(caller);
         }
     }
 
-    /// Leaves it to what runs seldom to call back, or to all. While the driver and upstream do, no layer sees
+    /// Lets only rare callers call back, or all. While the driver and upstream call back, no layer sees
     /// requests that repeat.
     pub(super) fn reserve(&self, is_reserved: bool) {
         self.0.is_reserved.store(is_reserved, Ordering::Relaxed);
     }
 
-    /// [`call`](Self::call) for what runs seldom: a hook, or a subscriber.
+    /// [`call`](Self::call) for rare callers: a hook or a subscriber.
     pub(super) fn call_rare(&self, caller: &str) {
         if self.0.is_over.load(Ordering::Relaxed) || IS_INSIDE.replace(true) {
             return;
@@ -157,12 +158,12 @@ impl Probe {
         IS_INSIDE.set(false);
     }
 
-    /// Lets each caller wait for another thread anew: the stack is in another state from here on.
+    /// Resets each caller's waits for another thread, because the stack is in a new state.
     pub(super) fn new_state(&self) {
         self.0.callers.lock().clear();
     }
 
-    /// Whether this call of the caller waits for another thread, too.
+    /// Whether this call of the caller also waits for another thread.
     fn waits(&self, caller: &str) -> bool {
         let mut callers = self.0.callers.lock();
         let calls = callers.entry(caller.to_owned()).or_default();
@@ -193,7 +194,7 @@ impl Probe {
         *self.0.doing.lock() = None;
     }
 
-    /// Frees a block of the topmost layer.
+    /// Frees a spare block of the topmost layer.
     fn free_spare(&self, layer: &AnyResource) {
         let is_top = self
             .0
@@ -203,7 +204,7 @@ impl Probe {
             .is_some_and(|(_, top)| std::ptr::addr_eq(top.as_ptr(), Arc::as_ptr(layer)));
         let spare = if is_top { self.0.spare.lock().pop() } else { None };
         if let Some((ptr, layout)) = spare {
-            // SAFETY: the scenario allocated the block with this layout from this layer, and left it here.
+            // SAFETY: the scenario allocated the block from this layer with this layout, and left it here.
             unsafe { layer.deallocate(ptr, layout, StreamRef::LEGACY) };
         }
     }
@@ -214,7 +215,7 @@ impl Probe {
     }
 
     pub(super) fn add_layer(&self, layer: &AnyResource) {
-        let text = layer.to_string(); // by way of the probe, so without the lock
+        let text = layer.to_string(); // calls the probe, so no lock is held
         self.0.layers.lock().push((text, Arc::downgrade(layer)));
     }
 
@@ -235,19 +236,19 @@ impl Probe {
         self.0.findings.lock().clone()
     }
 
-    /// The number of calls from inside so far.
+    /// Returns the number of calls from inside so far.
     pub fn calls(&self) -> u64 {
         self.0.calls.load(Ordering::Relaxed)
     }
 
-    /// Makes this the probe of the calling thread while `body` runs.
+    /// Makes this the calling thread's probe while `body` runs.
     pub(super) fn on_this_thread(&self, body: impl FnOnce()) {
         let before = OF_THREAD.replace(Some(self.clone()));
         body();
         OF_THREAD.set(before);
     }
 
-    /// The probe of the calling thread.
+    /// The calling thread's probe.
     pub(super) fn of_thread() -> Option<Self> {
         OF_THREAD.try_with(|probe| probe.borrow().clone()).ok().flatten()
     }
@@ -276,14 +277,14 @@ impl Helper {
             IS_INSIDE.set(true);
             for (layer, body, answer) in received {
                 let outcome = caught(&layer, body);
-                // The thread that asked may have given up.
+                // The requesting thread may have given up.
                 let _ = answer.send(outcome);
             }
         });
         Self(Mutex::new(jobs))
     }
 
-    /// Makes a call on the other thread, and waits for it as code does that joins a thread.
+    /// Makes a call on the other thread and waits for it, as code that joins a thread does.
     fn run(&self, layer: AnyResource, body: fn(&AnyResource), patience: Duration) -> Result<(), String> {
         let (answer, answers) = mpsc::channel();
         let sent = self.0.lock().send((layer, body, answer));

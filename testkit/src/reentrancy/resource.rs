@@ -1,4 +1,4 @@
-//! An upstream that calls the layers above it back.
+//! An upstream that calls back the layers above it.
 
 use std::fmt;
 
@@ -9,14 +9,14 @@ use millpond_core::{
 
 use super::probe::Probe;
 
-/// Forwards to a resource, and calls the probe before each call that may do something. Those that only name
-/// the driver or a property of the memory are forwarded alone.
+/// Forwards to a resource, and calls the probe before each call that may do something. Calls that only return
+/// the driver or a property of the memory do not call the probe.
 pub(super) struct Probed {
     pub(super) upstream: AnyResource,
     pub(super) probe: Probe,
 }
 
-// SAFETY: every call goes to the upstream with the same arguments, so its contract holds.
+// SAFETY: every call goes to upstream with the same arguments, so its contract holds.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl DeviceMemoryResource for Probed {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
@@ -26,7 +26,7 @@ unsafe impl DeviceMemoryResource for Probed {
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         self.probe.call("upstream's deallocate");
-        // SAFETY: the caller's promises hold for the upstream, where the block came from.
+        // SAFETY: the caller's promises hold for upstream, where the block came from.
         unsafe { self.upstream.deallocate(ptr, layout, stream) }
     }
 

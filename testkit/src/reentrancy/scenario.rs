@@ -1,4 +1,4 @@
-//! What a program does with a stack while it is probed: it comes by the places where layers call others.
+//! The program that uses a stack while it is probed. It reaches the places where layers call other code.
 
 use std::fmt::{self, Write};
 
@@ -9,19 +9,19 @@ use millpond_core::{
 
 use super::probe::Probe;
 
-/// The rounds of requests that repeat.
+/// The number of rounds with repeating requests.
 const ROUNDS: usize = 24;
 
 /// The sizes of one round, in bytes; `plans/reentrancy.plan` is for these.
 const SIZES: [u64; 6] = [700, 5000, 200 << 10, 1 << 20, 2 << 20, 5 << 20];
 
-/// The sizes of requests until memory is out, and how many blocks of each are taken at most.
+/// The sizes of the requests that exhaust the memory, and how many blocks of each are taken at most.
 const TO_THE_END: [(u64, usize); 2] = [(9 << 20, 64), (700 << 10, 512)];
 
 type Block = (DevicePtr, Layout);
 
-/// Runs all of it twice: while only hooks and subscribers call back, which finds layers in every state, and
-/// while everything does.
+/// Runs everything twice. First only hooks and subscribers call back, which finds layers in every state. Then
+/// everything calls back.
 pub(super) fn run(stack: &AnyResource, probe: &Probe) {
     for is_reserved in [true, false] {
         probe.reserve(is_reserved);
@@ -43,7 +43,7 @@ fn run_once(stack: &AnyResource, probe: &Probe) {
     });
     exhaust(stack, stream);
     probe.new_state();
-    // What differs from before.
+    // Requests that differ from the earlier ones.
     for bytes in [3 << 20, 12 << 20, 400] {
         let block = take(stack, bytes, stream);
         give(stack, block, StreamRef::LEGACY);
@@ -62,12 +62,12 @@ fn run_once(stack: &AnyResource, probe: &Probe) {
     }
     drop(stack.trim(0));
     if stream != StreamRef::LEGACY {
-        // SAFETY: the stream was made above, and no call names it any more.
+        // SAFETY: the stream was created above, and no call uses it any more.
         drop(unsafe { stack.driver().stream_destroy(stream) });
     }
 }
 
-/// A formatter's destination that is code of the program.
+/// A formatter's destination that runs the program's code.
 struct Page<'a> {
     probe: &'a Probe,
     writes: u32,
@@ -90,25 +90,25 @@ fn take(stack: &AnyResource, bytes: u64, stream: StreamRef) -> Option<Block> {
 
 fn give(stack: &AnyResource, block: Option<Block>, stream: StreamRef) {
     if let Some((ptr, layout)) = block {
-        // SAFETY: the scenario gives each block of `take` back once; no work uses it.
+        // SAFETY: the scenario frees each block from `take` once; no work uses it.
         unsafe { stack.deallocate(ptr, layout, stream) };
     }
 }
 
-/// Requests of all sizes, whose blocks live until the end of the round.
+/// Makes requests of all sizes, whose blocks live until the end of the round.
 fn repeat(stack: &AnyResource, stream: StreamRef) {
     let blocks: Vec<_> = SIZES.iter().map(|bytes| take(stack, *bytes, stream)).collect();
     blocks.into_iter().for_each(|block| give(stack, block, stream));
 }
 
-/// Takes all memory, twice: the second time on another stream than the blocks were freed on.
+/// Takes all memory, twice: the second time on another stream than the one on which the blocks were freed.
 fn exhaust(stack: &AnyResource, other: StreamRef) {
     for (allocated_on, freed_on) in [(StreamRef::LEGACY, other), (StreamRef::LEGACY, StreamRef::LEGACY)] {
         let mut blocks = Vec::new();
         for (bytes, most) in TO_THE_END {
             let more = std::iter::repeat_with(|| take(stack, bytes, allocated_on));
             blocks.extend(more.take(most).take_while(Option::is_some));
-            // The last ones are those that a layer serves in another way than the rest.
+            // A layer may serve the last blocks in another way than the rest.
             if let Some(Some(block)) = blocks.pop() {
                 misuse(stack, block);
             }
@@ -117,13 +117,13 @@ fn exhaust(stack: &AnyResource, other: StreamRef) {
     }
 }
 
-/// Frees a block at an address inside, with a wrong size, and twice. A layer that cannot tell passes it on,
-/// to the simulated device in the end, which refuses it.
+/// Frees a block at an inner address, with a wrong size, and twice. A layer that cannot detect this passes it
+/// on. In the end the simulated device refuses it.
 fn misuse(stack: &AnyResource, (ptr, layout): Block) {
     let (inside, longer) = (DevicePtr::new(ptr.address() + 256), Layout::new(layout.bytes() + 1));
     for (ptr, layout) in [(inside, layout), (ptr, longer), (ptr, layout), (ptr, layout)] {
-        // SAFETY: none. The stack has to refuse this call; the memory is the simulated device's, which
-        // nothing reads.
+        // SAFETY: none. The stack must refuse this call. The memory belongs to the simulated device, and
+        // nothing reads it.
         unsafe { stack.deallocate(ptr, layout, StreamRef::LEGACY) };
     }
 }

@@ -1,4 +1,4 @@
-//! What each thread is doing, and for how long.
+//! Each thread's present activity, and for how long it has lasted.
 
 use std::cell::OnceCell;
 use std::fmt;
@@ -9,22 +9,22 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// How often the watchdog looks.
+/// How often the watchdog checks.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// One thread.
+/// One thread's entry.
 #[derive(Debug, Default)]
 struct Line {
-    /// Counts all that the thread begins and ends.
+    /// Counts everything that the thread begins and ends.
     steps: AtomicU64,
     now: Mutex<Now>,
 }
 
 #[derive(Debug, Default)]
 struct Now {
-    /// The programs that run, innermost last: a seed, and the stack's text.
+    /// The running programs, innermost last: seed and stack text.
     programs: Vec<(u64, String)>,
-    /// The layers that are being called, innermost last.
+    /// The layers being called, innermost last.
     layers: Vec<&'static str>,
     seen: Option<(u64, Instant)>,
 }
@@ -47,7 +47,7 @@ fn mine<T>(act: impl FnOnce(&Line) -> T) -> Option<T> {
     MINE.try_with(with).ok()
 }
 
-/// Ends a program or a call when it is dropped.
+/// Ends a program or a call when dropped.
 #[must_use = "the program counts as running only while this lives"]
 #[derive(Debug)]
 pub struct Watch(What);
@@ -75,7 +75,8 @@ impl Drop for Watch {
     }
 }
 
-/// The current thread runs a program of this seed over this stack, until the returned value is dropped.
+/// Records that the current thread runs a program with this seed over this stack, until the returned value is
+/// dropped.
 pub fn program(seed: u64, stack: &str) -> Watch {
     mine(|line| {
         line.steps.fetch_add(1, Ordering::Relaxed);
@@ -84,12 +85,12 @@ pub fn program(seed: u64, stack: &str) -> Watch {
     Watch(What::Program)
 }
 
-/// The current thread goes on.
+/// Records that the current thread makes progress.
 pub fn step() {
     mine(|line| line.steps.fetch_add(1, Ordering::Relaxed));
 }
 
-/// The current thread calls a layer, or another part of a stack that is called past its layers.
+/// Records that the current thread calls a layer, or another part of a stack that is called directly.
 pub fn call(layer: &'static str) -> Watch {
     mine(|line| {
         line.steps.fetch_add(1, Ordering::Relaxed);
@@ -98,27 +99,27 @@ pub fn call(layer: &'static str) -> Watch {
     Watch(What::Call)
 }
 
-/// A thread that does not go on.
+/// A thread that makes no progress.
 #[derive(Clone, Debug)]
 pub struct Hang {
-    /// The seed of the program, if one runs on the thread.
+    /// The program's seed, if one runs on the thread.
     pub seed: Option<u64>,
     /// The stack's text.
     pub stack: String,
-    /// The layers that are being called, innermost last.
+    /// The layers being called, innermost last.
     pub layers: Vec<&'static str>,
-    /// For how long the thread has not gone on.
+    /// For how long the thread has made no progress.
     pub since: Duration,
     line: Weak<Line>,
 }
 
 impl Hang {
-    /// Looks at the thread no more: it may hang.
+    /// Stops watching the thread, because it may hang.
     pub fn give_up(&self) {
         BOARD.lock().retain(|line| !Weak::ptr_eq(line, &self.line));
     }
 
-    /// The innermost layer that is being called.
+    /// Returns the innermost layer being called.
     pub fn layer(&self) -> Option<&'static str> {
         self.layers.last().copied()
     }
@@ -139,8 +140,8 @@ impl fmt::Display for Hang {
     }
 }
 
-/// The thread that has not gone on for `limit`, if there is one; of several, the one with the most calls, as
-/// others may wait for it. The first look at a thread counts as its last step.
+/// Returns a thread that has made no progress for `limit`, if there is one. Of several, it returns the thread
+/// with the most calls, because others may wait for it. The first check of a thread counts as its last step.
 pub fn hanging(limit: Duration) -> Option<Hang> {
     let lines: Vec<Arc<Line>> = {
         let mut board = BOARD.lock();
@@ -184,7 +185,7 @@ fn hanging_line(line: &Arc<Line>, limit: Duration) -> Option<Hang> {
     })
 }
 
-/// Looks after all threads, and calls a function for one that hangs, until it is dropped.
+/// Watches all threads, and calls a function for a thread that hangs. Dropping it ends the watch.
 #[derive(Debug)]
 pub struct Watchdog {
     stop: Option<mpsc::Sender<()>>,
@@ -192,7 +193,7 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Calls `bark` for each look at which a thread has not gone on for `limit`.
+    /// Calls `bark` at each check that finds a thread without progress for `limit`.
     pub fn start(limit: Duration, bark: impl Fn(&Hang) + Send + 'static) -> Self {
         let (stop, stopped) = mpsc::channel();
         let watch = move || {
@@ -205,7 +206,7 @@ impl Watchdog {
         Self { stop: Some(stop), thread: Some(std::thread::spawn(watch)) }
     }
 
-    /// Prints what hangs and ends the process: a thread that hangs cannot be ended alone.
+    /// Prints the hanging thread and ends the process, because a hanging thread cannot be ended alone.
     pub fn abort_after(limit: Duration) -> Self {
         Self::start(limit, |hang| {
             eprintln!("{hang}");
@@ -218,7 +219,7 @@ impl Drop for Watchdog {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // It panics only if its function does.
+            // The thread panics only if its function does.
             let _ = thread.join();
         }
     }

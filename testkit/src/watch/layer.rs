@@ -1,4 +1,4 @@
-//! The layer that notes calls.
+//! The layer that records calls.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,27 +11,27 @@ use millpond_core::{
 
 use super::board::call;
 
-/// Notes on each thread that the layer below is being called. Transparent in every other respect, `Display`
-/// included.
+/// Records on each thread that the layer below is being called. In every other respect it is transparent,
+/// `Display` included.
 pub struct Watched {
     name: &'static str,
     inner: AnyResource,
 }
 
 impl Watched {
-    /// Notes calls of `inner` under this name.
+    /// Records calls of `inner` under this name.
     pub fn new(name: &'static str, inner: AnyResource) -> Self {
         Self { name, inner }
     }
 
-    /// The resource as a handle.
+    /// Returns the resource as a handle.
     pub fn into_any(self) -> AnyResource {
         Arc::new(self)
     }
 }
 
-// SAFETY: every call goes to `inner` with the same arguments and comes back with its result, so `inner`'s
-// contract holds.
+// SAFETY: every call goes to `inner` with the same arguments and returns its result, so `inner`'s contract
+// holds.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl DeviceMemoryResource for Watched {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {

@@ -1,5 +1,5 @@
-//! A layer that notes on each thread which layer is being called, and a watchdog that names the innermost one
-//! of a call that does not return.
+//! A layer that records on each thread which layer is being called. A watchdog names the innermost layer of a
+//! call that does not return.
 //!
 //! ```
 //! use std::time::Duration;

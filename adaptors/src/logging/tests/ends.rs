@@ -7,15 +7,15 @@ use super::super::queue::{BATCHES, LANE_ROWS};
 use super::reports::OnError;
 use super::*;
 
-/// No drop runs for it.
+/// No drop runs for this log.
 static RESOURCE: OnceLock<AnyResource> = OnceLock::new();
 
 const CHILD: &str = "logging::tests::ends::child_process";
 const CHILD_WITH_WRITER: &str = "logging::tests::ends::child_with_writer";
 const FEW: usize = 100;
-/// More than there is room for in a pipe, and less than in a queue.
+/// More than a pipe holds, and less than a queue holds.
 const MANY_BYTES: usize = 4000;
-/// More than there is room for in a queue.
+/// More than a queue holds.
 const MANY: usize = (BATCHES + 2) * LANE_ROWS;
 
 /// Not a test: the code that the tests below run in another process.
@@ -24,7 +24,7 @@ fn child_process() {
     let Ok(end) = std::env::var("MILLPOND_TEST_CHILD_ENDS_BY") else { return };
     let flush = std::env::var("MILLPOND_TEST_CHILD_FLUSH").unwrap().parse().unwrap();
     if end == "row after the exit began" {
-        // SAFETY: the handler touches a static only.
+        // SAFETY: the handler touches only a static.
         assert_eq!(unsafe { libc::atexit(log_a_row) }, 0);
     }
     let resource = LoggingLayer::new().flush(flush).layer(mock().0).unwrap();
@@ -124,7 +124,7 @@ extern "C" fn log_a_row() {
 
 #[cfg(unix)]
 fn fork_and_exit() {
-    // SAFETY: the child calls nothing but `exit`, which runs what was registered for it.
+    // SAFETY: the child calls only `exit`, which runs the registered handlers.
     unsafe {
         let child = libc::fork();
         if child == 0 {
@@ -136,7 +136,7 @@ fn fork_and_exit() {
 
 #[cfg(unix)]
 fn fork_and_drop<R: DeviceMemoryResource>(resource: R, first: impl Fn(&R)) {
-    // SAFETY: no other thread of the parent holds a lock; the child drops what it has a copy of, and ends.
+    // SAFETY: no other thread of the parent holds a lock. The child drops its copies, and ends.
     unsafe {
         let child = libc::fork();
         if child == 0 {
@@ -151,7 +151,7 @@ fn fork_and_drop<R: DeviceMemoryResource>(resource: R, first: impl Fn(&R)) {
 #[cfg(not(unix))]
 fn fork_and_exit() {}
 
-/// A writer of the program's into a file, which acts first.
+/// The program's own writer into a file, which acts before it writes.
 struct Acts<F>(std::fs::File, F);
 
 impl<F: FnMut()> Write for Acts<F> {
@@ -165,7 +165,7 @@ impl<F: FnMut()> Write for Acts<F> {
     }
 }
 
-/// Not a test: the code that tests below run in another process, with writers of the program's.
+/// Not a test: the code that tests below run in another process, with the program's own writers.
 #[test]
 fn child_with_writer() {
     let Ok(end) = std::env::var("MILLPOND_TEST_CHILD_ENDS_BY") else { return };
@@ -179,7 +179,8 @@ fn child_with_writer() {
             let mut writes = 0;
             build(Box::new(Acts(file, move || {
                 writes += 1;
-                // The header is the first. What is logged in the last one waits for the next call.
+                // The header is the first write. Rows that are logged during the last one wait for the next
+                // call.
                 if (2..4).contains(&writes) {
                     RESOURCE.get().unwrap().allocate(Layout::new(1000), S).unwrap();
                 }
@@ -193,7 +194,7 @@ fn child_with_writer() {
             broken.broken.store(true, Ordering::SeqCst);
             first.allocate_bytes(1000, S).unwrap();
             std::mem::forget(first);
-            // The process would end before.
+            // Otherwise the process would end before.
             build(Box::new(Acts(file, || std::thread::sleep(std::time::Duration::from_millis(300)))))
         }
         _ => panic!("`{end}` is not an end"),
@@ -207,7 +208,8 @@ fn child_with_writer() {
 fn rows_that_wait_for_the_programs_writer_survive_a_normal_end() {
     for flush in ["row", "buffered", "async"] {
         let left = rows_left_by(CHILD_WITH_WRITER, flush, "rows of the writer", "");
-        // At the end, what the writer logs for the last rows; a thread of the log may have been in it before.
+        // At the end, the rows that the writer logs for the last rows; a thread of the log may have been
+        // inside it before.
         let expected = if flush == "row" { 3..=3 } else { 2..=3 };
         assert!(expected.contains(&left), "{flush}: {left} rows");
     }
@@ -220,7 +222,7 @@ fn a_subscriber_that_panics_at_the_end_loses_no_row_of_other_logs() {
     }
 }
 
-/// How many rows a child leaves that ends like this, without these mechanisms.
+/// Returns how many rows a child leaves if it ends in this way without these mechanisms.
 fn rows_left(flush: &str, end: &str, without: &str) -> usize {
     rows_left_by(CHILD, flush, end, without)
 }
@@ -248,7 +250,7 @@ fn rows_written_one_by_one_survive_everything() {
     }
 }
 
-/// Each end, how many rows there must be, and the mechanism that is there for it.
+/// Each end, the number of rows that must remain, and the mechanism that ensures it.
 const ENDS: [(&str, usize, &str); 9] = [
     ("flush and abort", FEW, "flush"),
     ("many rows, flush and abort", MANY, "room"),
@@ -270,7 +272,7 @@ fn queued_rows_survive_with_and_without_the_threads_of_the_log() {
     }
 }
 
-/// The canary of the test before: what it looks for can happen.
+/// The canary of the previous test: the fault that it looks for can happen.
 #[test]
 fn without_its_mechanism_each_end_loses_rows_or_has_them_twice() {
     for (end, expected, mechanism) in ENDS {
@@ -291,7 +293,7 @@ fn issue_29_buffered_rows_survive_a_normal_end() {
     }
 }
 
-/// Whether a child ends although its log goes to a pipe without a reader.
+/// Returns whether a child ends even if its log goes to a pipe without a reader.
 #[cfg(target_os = "linux")]
 fn ends_without_a_reader(flush: &str, end: &str) -> bool {
     use std::fs::OpenOptions;
@@ -337,7 +339,7 @@ fn issue_9_a_log_without_a_reader_keeps_no_process_from_ending() {
     });
 }
 
-/// Buffered rows belong to the parent, which writes them; the child has a copy of them.
+/// Buffered rows belong to the parent, which writes them; the child only has a copy.
 #[cfg(unix)]
 #[test]
 fn a_forked_child_does_not_write_its_parents_rows_again() {

@@ -116,7 +116,7 @@ fn one_file_has_one_kind_of_rows() {
     assert_eq!(sizes(&file), [1, 2]);
 }
 
-/// A lock is of an opened file, so this test can hold it as another process would.
+/// A lock belongs to an opened file, so this test can hold it as another process would.
 #[cfg(unix)]
 #[test]
 fn issue_9_a_file_that_another_process_writes_stays_as_it_is() {
@@ -138,7 +138,7 @@ fn issue_9_a_file_that_another_process_writes_stays_as_it_is() {
     assert_eq!(taken, Err(rustix::io::Errno::WOULDBLOCK), "others can see that the file is written");
 }
 
-/// A child process has copies of its parent's handles, and with them the lock, until it runs its program.
+/// A child process has copies of its parent's handles, and so of the lock, until it runs its program.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_log_that_was_closed_is_free_though_a_child_has_a_copy_of_its_handle() {
@@ -153,7 +153,7 @@ fn a_log_that_was_closed_is_free_though_a_child_has_a_copy_of_its_handle() {
         let copy = unsafe { libc::dup(handle) };
         drop(one);
         log(&file, flush).allocate_bytes(1, S).unwrap();
-        // SAFETY: it has no other owner.
+        // SAFETY: the copy has no other owner.
         unsafe { libc::close(copy) };
         assert_eq!(sizes(&file), [1], "{flush:?}");
     }
@@ -187,8 +187,8 @@ const CHILD_WITHOUT_ROOM: &str = "logging::tests::files::child_without_room";
 fn child_without_room() {
     let Some(file) = std::env::var_os("MILLPOND_TEST_CHILD_WITHOUT_ROOM").map(PathBuf::from) else { return };
     let mut usual = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the structure lives through the call; no handler is installed; the alarm ends the process where
-    // it would wait for ever.
+    // SAFETY: the structure lives through the call, and no handler is installed. The alarm ends the process
+    // if it would wait for ever.
     unsafe {
         assert_eq!(libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut usual), 0);
         libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
@@ -210,7 +210,7 @@ fn child_without_room() {
     }
 }
 
-/// The file is free again after that: neither the call nor the next one waits for ever.
+/// The file is free again afterwards: neither the call nor the next one waits for ever.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_header_that_cannot_be_written_is_an_error() {

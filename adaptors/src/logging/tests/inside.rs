@@ -1,4 +1,4 @@
-//! Tests writers of the program's own that use the stack that they log.
+//! Tests the program's own writers that use the stack that they log.
 
 use std::sync::{OnceLock, Weak, mpsc};
 use std::thread;
@@ -14,7 +14,7 @@ use super::super::text::Text;
 use super::reports::OnError;
 use super::*;
 
-/// After this time a call hangs.
+/// After this time, a call counts as hanging.
 const WATCHDOG: Duration = Duration::from_secs(60);
 
 const FLUSHES: [Flush; 3] = [Flush::EveryRow, Flush::Buffered, Flush::Async];
@@ -33,7 +33,7 @@ struct User {
 }
 
 impl User {
-    /// A stack that logs to the writer, which then acts at the first row.
+    /// Returns a stack that logs to the writer, which acts at the first row.
     fn stack(&self, flush: Flush, act: impl FnOnce(Arc<Logged>) + Send + 'static) -> Arc<Logged> {
         let layer = LoggingLayer::new().writer(self.clone()).flush(flush);
         let stack = Arc::new(layer.layer(mock().0).unwrap());
@@ -42,7 +42,7 @@ impl User {
         stack
     }
 
-    /// The sizes of the rows so far.
+    /// Returns the sizes of the rows so far.
     fn sizes(&self) -> Vec<u64> {
         self.log.rows().iter().map(|row| row.size).collect()
     }
@@ -62,7 +62,7 @@ impl Write for User {
     }
 }
 
-/// Runs a test on a thread of its own, and panics if it does not end.
+/// Runs a test on its own thread, and panics if it does not end.
 fn watched(what: impl std::fmt::Debug, test: impl FnOnce() + Send + 'static) {
     let (done, ended) = mpsc::channel();
     let test = thread::spawn(move || {
@@ -88,7 +88,7 @@ fn rows_from_inside_the_writer_are_written_after_it() {
                 assert!(error.to_string().contains("from inside its own writer"), "{error}");
             });
             stack.allocate_bytes(100, S).unwrap();
-            // The second one writes what came from inside while the first one wrote.
+            // The second call writes the rows that came from inside while the first call wrote.
             stack.flush().unwrap();
             stack.flush().unwrap();
             assert_eq!(user.sizes(), [100, 77, 77], "{flush}");
@@ -115,7 +115,7 @@ fn a_thread_that_the_writer_waits_for_does_not_wait_for_the_writer() {
 
 #[test]
 fn a_full_queue_lets_the_writers_own_rows_through() {
-    /// More than there is room for.
+    /// More than the queue holds.
     const ROWS: u64 = (BATCHES as u64 + 2) * LANE_ROWS as u64;
 
     /// Logs rows while it writes one.
@@ -153,7 +153,7 @@ fn a_full_queue_lets_the_writers_own_rows_through() {
     });
 }
 
-/// The thread of the log, which would wait for its own end.
+/// The thread of the log would wait for its own end.
 #[test]
 fn the_writer_may_drop_the_last_handle_of_the_stack() {
     watched("a drop", || {
@@ -175,7 +175,7 @@ fn the_writer_may_drop_the_last_handle_of_the_stack() {
     });
 }
 
-/// The writer calls `exit`: the log's end waits for nothing that this thread has to do first.
+/// The writer calls `exit`: the log's end waits for nothing that this thread must do first.
 #[test]
 fn the_end_of_the_process_does_not_wait_for_a_writer_that_ends_it() {
     /// Ends its log while it writes a row.

@@ -12,7 +12,7 @@ use super::*;
 
 const ROWS: u64 = LANE_ROWS as u64;
 
-/// A queue without threads, so that the test is the one that writes.
+/// A queue without threads, so that only the test writes.
 fn queue(log: &Shared) -> Queue {
     let sink = Sink::new(Box::new(log.clone()), Status::new("test", true), Flush::Async);
     Queue::new(sink, None, |bytes| Text::new(Columns::Rmm, Arc::default(), bytes))
@@ -25,7 +25,7 @@ fn push(queue: &Queue, sizes: std::ops::Range<u64>) {
     }
 }
 
-/// The sizes of the rows written, which are the numbers of their calls.
+/// Returns the sizes of the rows written, which are the numbers of their calls.
 fn sizes(log: &Shared) -> Vec<u64> {
     rows(&format!("{}\n{}", HEADER.join(","), log.text())).iter().map(|row| row.size).collect()
 }
@@ -86,7 +86,7 @@ fn rows_after_the_end_of_the_process_began_are_written_at_once() {
     assert_eq!(sizes(&log), [0, 1, 2, 3]);
 }
 
-/// A writer that takes nothing before the test opens it.
+/// A writer that takes nothing until the test opens it.
 #[derive(Clone, Default)]
 struct Gate {
     log: Shared,
@@ -114,7 +114,7 @@ impl Write for Gate {
 #[test]
 fn a_full_queue_waits_for_room_and_drops_nothing() {
     const CALLERS: u64 = 3;
-    /// A batch is of all lanes at most, and of a full lane unless the log's thread gathers it.
+    /// A batch holds at most all lanes, and one full lane unless the log's thread gathers it.
     const MOST: u64 = (BATCHES as u64 + 1) * CALLERS * ROWS;
     const LEAST: u64 = (BATCHES as u64 - 1) * ROWS;
     let gate = Gate::default();
@@ -206,7 +206,7 @@ fn issue_9_a_destination_that_hangs_is_given_up_and_no_caller_waits_for_it() {
     let queue = Arc::new(Queue::new(sink, None, text));
     push(&queue, 0..3);
     assert!(!queue.end(queue.begin_end()));
-    // More than there is room for, by callers that would wait for room or write by themselves.
+    // More than the queue holds, by callers that would wait for room or write themselves.
     push(&queue, 3..(BATCHES as u64 + 2) * ROWS);
     gate.set_open(true);
 }
@@ -231,7 +231,7 @@ fn an_error_of_any_thread_reaches_flush_once() {
     let resource = layer.layer(mock().0).unwrap();
     log.broken.store(true, Ordering::SeqCst);
     let ptr = resource.allocate_bytes(1, S).unwrap();
-    // Waits until the log's thread has met the error.
+    // Waits until the log's thread has seen the error.
     while resource.write_errors() == 0 {
         std::thread::yield_now();
     }

@@ -1,4 +1,4 @@
-//! Tests what the log reports, on which thread, and that neither a subscriber nor a writer can stop a log.
+//! Tests the reports of a log and their threads, and that neither a subscriber nor a writer can stop a log.
 
 use std::fmt::Debug;
 
@@ -54,7 +54,7 @@ fn push(queue: &Queue, bytes: u64) {
     queue.push(super::super::record::Entry { action, ptr, layout, stream: S, duration_ns: None, device: 0 });
 }
 
-/// Before, the flush waited for the write that reported.
+/// Before, the flush waited for the write that made the report.
 #[test]
 fn a_subscriber_may_flush_the_log_whose_error_it_is_told() {
     let log = Shared::default();
@@ -84,7 +84,8 @@ fn a_subscriber_that_panics_does_not_stop_the_log() {
     assert_eq!((queue.status().rows_written(), log.text().lines().count()), (1, 1));
 }
 
-/// A subscriber may wait for the end of the log, or end it: no thread of the log may be in it.
+/// A subscriber may wait for the end of the log, or end it: no thread of the log may be inside the
+/// subscriber.
 #[test]
 fn only_calls_of_the_program_report() {
     static REPORTED: Mutex<Vec<(String, Option<String>)>> = Mutex::new(Vec::new());
@@ -118,7 +119,7 @@ fn only_calls_of_the_program_report() {
     assert_eq!(reported(name), own);
 }
 
-/// A writer that fails in ways that its promises do not allow.
+/// A writer that fails in ways that its trait does not allow.
 #[derive(Clone)]
 struct Lies(Shared, fn(usize) -> io::Result<usize>);
 

@@ -11,14 +11,14 @@ use crate::sim::model::order::LEGACY;
 use crate::sim::state::State;
 
 impl State {
-    /// Begins a capture of the calling thread (`cuStreamBeginCapture`).
+    /// Begins a capture from the calling thread (`cuStreamBeginCapture`).
     pub(crate) fn begin_capture(&mut self, stream: StreamRef, mode: CaptureMode) -> Answer<()> {
         let slot = self.stream_slot(stream, "cuStreamBeginCapture")?;
         if slot == LEGACY {
             return Err(Refusal::new(rules::FORBIDDEN, "the legacy default stream cannot capture"));
         }
         if self.captures.of(slot).is_some() {
-            return Err(Refusal::new(DriverError::ILLEGAL_STATE, "the stream captures already"));
+            return Err(Refusal::new(DriverError::ILLEGAL_STATE, "the stream is already capturing"));
         }
         self.captures.begun += 1;
         let id = self.captures.begun;
@@ -38,7 +38,7 @@ impl State {
     pub(crate) fn end_capture(&mut self, stream: StreamRef) -> Answer<()> {
         let slot = self.stream_slot(stream, "cuStreamEndCapture")?;
         let at = self.captures.live.iter().position(|capture| capture.slots().any(|of| of == slot));
-        let at = at.ok_or_else(|| Refusal::new(DriverError::ILLEGAL_STATE, "the stream does not capture"))?;
+        let at = at.ok_or_else(|| Refusal::new(DriverError::ILLEGAL_STATE, "the stream is not capturing"))?;
         let capture = &self.captures.live[at];
         if capture.mode != CaptureMode::Relaxed && capture.by != this_thread() {
             let code = DriverError::STREAM_CAPTURE_WRONG_THREAD;
@@ -58,7 +58,7 @@ impl State {
             return Err(Refusal::new(DriverError::STREAM_CAPTURE_INVALIDATED, text));
         }
         if !joined {
-            let text = "a stream of the capture was not joined to the one where it began";
+            let text = "a captured stream was not joined to the stream where the capture began";
             return Err(Refusal::new(DriverError::STREAM_CAPTURE_UNJOINED, text));
         }
         Ok(())
@@ -70,8 +70,8 @@ impl State {
         Member { slot, tick: self.order.end(slot).tick(), clock }
     }
 
-    /// Whether the stream on which a capture began comes after all that it captured. What a stream has not
-    /// done since it came to the capture need not be waited for.
+    /// Whether the capture's first stream comes after everything captured. A stream that has done nothing
+    /// since it joined the capture needs no wait.
     fn are_joined(&self, origin: Slot, streams: &[Member]) -> bool {
         streams.iter().all(|member| {
             let end = self.order.end(member.slot);
@@ -79,7 +79,7 @@ impl State {
         })
     }
 
-    /// Says whether captures let the calling thread make this call; where they do not, they may end by it.
+    /// Checks whether captures allow this call from the calling thread. A refused call may end a capture.
     #[inline]
     pub(crate) fn check_captures(&mut self, call: &str, about: About) -> Answer<()> {
         let is_about_event = matches!(about, About::Event(_) | About::Wait(..));
@@ -89,7 +89,7 @@ impl State {
     fn meet(&mut self, call: &str, about: About) -> Answer<()> {
         let rule = rules::rule(call);
         let slot = match about.stream() {
-            // A per-thread stream is named for the first time here, maybe.
+            // This may be the first time that the per-thread stream is named.
             Some(stream) if stream.is_per_thread() => self.slot(stream, call),
             named => named.and_then(|stream| self.names.slot(stream)),
         };
@@ -132,7 +132,7 @@ impl State {
         if is_refused { Err(refusal(rules::FORBIDDEN, call)) } else { Ok(()) }
     }
 
-    /// A question about an event that was last recorded in a capture.
+    /// Checks a query of an event that was last recorded in a capture.
     fn meet_event(&mut self, call: &str, event: Event) -> Answer<()> {
         if !matches!(call, "cuEventQuery" | "cuEventSynchronize") {
             return Ok(());
@@ -143,7 +143,7 @@ impl State {
         Err(refusal(code, call))
     }
 
-    /// A wait into a capture, or for what is in one: then the stream belongs to the capture, too.
+    /// Checks a wait that involves a capture. A stream that waits for captured work joins that capture.
     fn meet_wait(
         &mut self,
         call: &str,
@@ -160,7 +160,7 @@ impl State {
                 Err(refusal(code, call))
             }
             (None, captured) => {
-                // The wait itself is a tick.
+                // The wait itself counts one tick.
                 let member = slot.map(|slot| self.member(slot));
                 let live = self.captures.live.iter_mut().find(|capture| Some(capture.id) == captured);
                 let joined = live.zip(member).map(|(capture, member)| capture.streams.push(member));
@@ -173,7 +173,7 @@ impl State {
         self.names.record(event).and_then(|record| record.captured_in)
     }
 
-    /// Whether the stream captures, or is the legacy default stream while a blocking one does.
+    /// Whether the stream captures, or is the legacy default stream while a blocking stream captures.
     pub(crate) fn is_captured(&self, slot: Slot) -> bool {
         self.captures.of(slot).is_some() || (slot == LEGACY && self.is_legacy_captured())
     }

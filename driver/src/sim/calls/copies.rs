@@ -10,8 +10,8 @@ use crate::sim::model::work::Operation;
 use crate::sim::state::State;
 
 impl State {
-    /// See [`SimDevice::launch_for`](crate::sim::SimDevice::launch_for). Without a duration, the kernel takes
-    /// as long as the profile says for the bytes that it touches.
+    /// See [`SimDevice::launch_for`](crate::sim::SimDevice::launch_for). Without a duration, the profile
+    /// gives the time for the bytes that the kernel touches.
     pub(crate) fn launch(&mut self, stream: StreamRef, accesses: &[Access], duration_ns: Option<u64>) {
         self.begin_step();
         let Some(slot) = self.slot(stream, "a launch") else { return };
@@ -29,7 +29,7 @@ impl State {
         self.submit(place, Operation::Kernel(todo), duration);
     }
 
-    /// Submits work that uses these ranges: `operation` gets the memory behind them.
+    /// Submits work that uses these ranges; `operation` receives the memory behind them.
     fn submit_on(
         &mut self,
         stream: StreamRef,
@@ -50,7 +50,7 @@ impl State {
             }
             None => {
                 self.submit(place, Operation::Nothing, 0);
-                Err(Refusal::invalid_value("a range is not in one accessible allocation"))
+                Err(Refusal::invalid_value("a range does not lie in one accessible allocation"))
             }
         }
     }
@@ -75,7 +75,7 @@ impl State {
         })
     }
 
-    /// Copies bytes that were taken when the call was made, as CUDA does with pageable memory.
+    /// Copies bytes that were read when the call was made, as CUDA does with pageable memory.
     pub(crate) fn copy_staged(&mut self, dst: DevicePtr, from: Box<[u8]>, stream: StreamRef) -> Answer<()> {
         let bytes = from.len() as u64;
         self.submit_on(stream, "cuMemcpyHtoDAsync", bytes, &[dst], |mut pieces| Operation::CopyStaged {
@@ -84,7 +84,7 @@ impl State {
         })
     }
 
-    /// Waits for the stream and reads, as CUDA does with pageable memory: `take` gets the bytes in parts.
+    /// Waits for the stream and reads, as CUDA does with pageable memory; `take` receives the bytes in parts.
     pub(crate) fn copy_out(
         &mut self,
         src: DevicePtr,
@@ -113,7 +113,7 @@ impl State {
         Ok(())
     }
 
-    /// Whether host memory is pinned or managed, so that copies need not be done at once.
+    /// Whether host memory is pinned or managed, so that copies may run later.
     pub(crate) fn is_pinned(&self, address: usize, bytes: u64) -> bool {
         let found = self.space.holding(address as u64);
         found.is_some_and(|(_, m)| m.host != 0 && bytes <= m.end - address as u64)

@@ -1,4 +1,4 @@
-//! Questions about the device and about streams.
+//! Queries about the device and its streams.
 
 use millpond_core::driver::{DeviceAttribute, MemoryInfo};
 use millpond_core::{DriverError, StreamRef};
@@ -53,7 +53,7 @@ impl State {
             return Ok(stream);
         }
         self.violation(ViolationKind::DeadHandle, || {
-            format!("there is no stream {handle:#x}, or not any more")
+            format!("stream {handle:#x} never existed or was destroyed")
         });
         Err(Refusal::new(DriverError::INVALID_HANDLE, "no such stream"))
     }

@@ -1,4 +1,4 @@
-//! Creates, records and queries events, and waits for them.
+//! Creates, records, queries and waits for events.
 
 use millpond_core::driver::Event;
 use millpond_core::{DriverError, StreamRef};
@@ -27,7 +27,7 @@ impl State {
             return Ok(());
         }
         self.violation(ViolationKind::DeadHandle, || {
-            format!("{call} names event {:#x}, which does not exist, or not any more", event.0)
+            format!("{call} names event {:#x}, which never existed or was destroyed", event.0)
         });
         Err(Refusal::new(DriverError::INVALID_HANDLE, format!("event {:#x} does not exist", event.0)))
     }
@@ -49,7 +49,7 @@ impl State {
         Ok(())
     }
 
-    /// Whether [`event_record`](Self::event_record) may be called: see the trait.
+    /// Whether [`event_record`](Self::event_record) may be called; see the trait.
     pub(crate) fn is_surely_alive(&self, stream: StreamRef) -> bool {
         let is_free = |slot| !self.is_captured(slot);
         !stream.is_per_thread() && self.names.slot(stream).is_some_and(is_free)

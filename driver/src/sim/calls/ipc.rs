@@ -11,10 +11,10 @@ use crate::sim::state::State;
 
 impl State {
     pub(crate) fn ipc_get_mem_handle(&self, ptr: DevicePtr) -> Answer<IpcMemHandle> {
-        let unknown = || Refusal::invalid_value(format!("{ptr} is in no allocation"));
+        let unknown = || Refusal::invalid_value(format!("{ptr} lies in no allocation"));
         let (base, mapping) = self.space.holding(ptr.address()).ok_or_else(unknown)?;
         if mapping.purpose != Purpose::Plain {
-            return Err(Refusal::not_supported("only memory of cuMemAlloc can be opened by other processes"));
+            return Err(Refusal::not_supported("other processes can open only memory from cuMemAlloc"));
         }
         let device = u64::from(self.openings.device.ordinal());
         let mut words = vec![MAGIC, device, base, mapping.generation, mapping.end - base];
@@ -33,17 +33,17 @@ impl State {
             .map(|c| c.iter().rev().fold(0, |word, b| word << 8 | u64::from(*b)))
             .collect();
         let &[magic, device, base, generation, bytes, sum, ..] = &words[..] else {
-            return Err(Refusal::invalid_value("not a handle"));
+            return Err(Refusal::invalid_value("the bytes are not an IPC handle"));
         };
         if magic != MAGIC || sum != checksum(&words[..5]) {
-            return Err(Refusal::invalid_value("not a handle of a simulated device"));
+            return Err(Refusal::invalid_value("the handle is not from a simulated device"));
         }
         if device != u64::from(self.openings.device.ordinal()) {
-            return Err(Refusal::invalid_value(format!("a handle of device sim:{device}")));
+            return Err(Refusal::invalid_value(format!("the handle belongs to device sim:{device}")));
         }
         let exported = self.space.at(base).filter(|mapping| mapping.generation == generation).copied();
         let Some(exported) = exported else {
-            return Err(Refusal::invalid_value("the allocation of the handle was freed"));
+            return Err(Refusal::invalid_value("the handle's allocation was freed"));
         };
         let known = self.openings.open.iter_mut().find(|(_, opening)| opening.generation == generation);
         if let Some((&start, opening)) = known {

@@ -1,4 +1,4 @@
-//! The driver's calls, as changes of the state of a simulated device.
+//! The driver's calls, as changes to a simulated device's state.
 
 mod capture;
 mod copies;

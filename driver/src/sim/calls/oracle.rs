@@ -1,4 +1,4 @@
-//! Tells the oracle which blocks are lent, given back and used.
+//! Tells the oracle which blocks are lent, returned and used.
 
 use millpond_core::{ALLOCATION_ALIGNMENT, DevicePtr, StreamRef};
 
@@ -21,7 +21,7 @@ impl State {
             self.violation(ViolationKind::OutOfBounds, || {
                 format!(
                     "a block of {bytes} bytes at {ptr} was handed out; a block lies in one allocation, at a \
-                     multiple of {ALLOCATION_ALIGNMENT}, and has null for an address if it has no bytes"
+                     multiple of {ALLOCATION_ALIGNMENT}, and a block of 0 bytes has a null address"
                 )
             });
         }
@@ -54,7 +54,7 @@ impl State {
         let Some(slot) = self.slot(stream, "give_back") else { return };
         let found = self.oracle.by_address.get(&ptr).copied();
         let Some(block) = found.and_then(|index| self.oracle.take(index)) else {
-            self.violation(ViolationKind::UnknownPointer, || format!("{ptr} came back, and was not lent"));
+            self.violation(ViolationKind::UnknownPointer, || format!("{ptr} came back but was not lent"));
             return;
         };
         if block.bytes != bytes {
@@ -64,14 +64,14 @@ impl State {
         self.oracle.give_back(&self.order, &block, slot, self.captures.of(slot).is_some());
     }
 
-    /// The memory behind an access, which is checked and recorded as one at `epoch`.
+    /// The memory behind an access, which this checks and records at `epoch`.
     pub(crate) fn access(&mut self, ptr: DevicePtr, bytes: u64, epoch: Epoch) -> Option<Pieces> {
         if bytes == 0 {
             return Some(Pieces::new());
         }
         let Some(pieces) = self.space.translate(ptr.address(), bytes) else {
             self.violation(ViolationKind::OutOfBounds, || {
-                format!("{bytes} bytes at {ptr} were used, which are not all in one accessible allocation")
+                format!("{bytes} bytes at {ptr} were used, but they do not lie in one accessible allocation")
             });
             return None;
         };

@@ -56,7 +56,7 @@ impl State {
         }
     }
 
-    /// Frees plain or managed memory that is not mapped any more; all work is done.
+    /// Frees plain or managed memory that is already unmapped and whose work is done.
     fn end_allocation(&mut self, ptr: DevicePtr, mapping: &Mapping, call: &str) {
         let bytes = mapping.end - ptr.address();
         if self.openings.is_open(mapping.generation) {
@@ -75,7 +75,7 @@ impl State {
         }
     }
 
-    /// Ends the history and the contents of memory that is not used any more.
+    /// Ends the history and contents of memory that nothing uses any more.
     pub(crate) fn retire(&mut self, ptr: DevicePtr, mapping: &Mapping, call: &str) {
         let range = mapping.piece(ptr.address()).range();
         let kind = self.oracle.retire(range.clone(), |epoch| self.order.host_knows(epoch));
@@ -102,9 +102,7 @@ impl State {
     #[cold]
     pub(crate) fn unknown_pointer(&mut self, ptr: DevicePtr, call: &str) -> Refusal {
         self.violation(ViolationKind::UnknownPointer, || {
-            format!(
-                "{call} was given {ptr}, which is not the start of anything that it can end, or not any more"
-            )
+            format!("{call} was given {ptr}, but no live allocation that it can free starts there")
         });
         Refusal::invalid_value(format!("{ptr} is unknown"))
     }
@@ -132,8 +130,8 @@ impl State {
         }
     }
 
-    /// Checks that the range is managed memory, or pageable memory that the device reaches, as `cuMemAdvise`
-    /// and `cuMemPrefetchAsync` require.
+    /// Checks that the range is managed memory, or pageable memory that the device can reach, as
+    /// `cuMemAdvise` and `cuMemPrefetchAsync` require.
     pub(crate) fn check_managed(&self, ptr: DevicePtr, bytes: u64) -> Answer<()> {
         match self.space.holding(ptr.address()) {
             Some((start, mapping))
@@ -143,7 +141,7 @@ impl State {
                 if bytes <= room {
                     Ok(())
                 } else {
-                    Err(Refusal::invalid_value("the range is not in one allocation"))
+                    Err(Refusal::invalid_value("the range does not lie in one allocation"))
                 }
             }
             _ => Err(Refusal::invalid_value(format!("{ptr} is not managed memory"))),
@@ -161,7 +159,7 @@ impl State {
         Ok(HostPtr(address))
     }
 
-    /// Allocates pageable memory, and maps it if the device reaches it.
+    /// Allocates pageable memory, and maps it if the device can reach it.
     pub(crate) fn pageable_alloc(&mut self, layout: Layout) -> Answer<HostPtr> {
         not_empty(layout.bytes())?;
         let address = self.host.allocate_pageable(layout)?;
@@ -173,15 +171,15 @@ impl State {
         Ok(HostPtr(address))
     }
 
-    /// Frees pageable memory. The device does not wait: work that uses it and is not known to be done is a
-    /// violation.
+    /// Frees pageable memory. The device does not wait. Work that uses the memory and is not known to be done
+    /// is a violation.
     pub(crate) fn pageable_free(&mut self, ptr: HostPtr, layout: Layout) {
         if let Some(mapping) = self.space.unmap_if(ptr.0 as u64, |purpose| purpose == Purpose::Pageable) {
             // A lost device does no more work.
             if !self.faults.is_lost() {
                 self.retire(DevicePtr::new(ptr.0 as u64), &mapping, "free");
             }
-            // What is left of that work writes to the memory, which must not be unmapped by then.
+            // The rest of that work still writes to the memory, so it must stay mapped until then.
             self.synchronize();
         }
         self.host.free(ptr.0);
@@ -218,7 +216,7 @@ impl State {
         self.end_host(ptr, true, "cuMemHostUnregister").map(drop)
     }
 
-    /// Frees pinned memory, once all work is done, and returns its size in bytes.
+    /// Frees pinned memory when all work is done, and returns its size in bytes.
     fn end_host(&mut self, ptr: HostPtr, registered: bool, call: &str) -> Answer<u64> {
         let start = DevicePtr::new(ptr.0 as u64);
         match self.space.at(start.address()).map(|mapping| mapping.purpose) {

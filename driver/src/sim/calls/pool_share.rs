@@ -1,5 +1,5 @@
-//! Shares pools with other processes, simulated within one: a file descriptor names the pool, and an import
-//! is another pool, whose pointers are second addresses of the exporter's memory.
+//! Shares pools with other processes, which are simulated within one. A file descriptor names the pool. An
+//! import is another pool, whose pointers are second addresses of the exporter's memory.
 
 use millpond_core::driver::{MemPool, MemPoolPtrData};
 use millpond_core::{DeviceId, DevicePtr};
@@ -16,14 +16,14 @@ use crate::sim::state::State;
 const POOL: u64 = u64::from_le_bytes(*b"millpool");
 const POINTER: u64 = u64::from_le_bytes(*b"millpptr");
 
-/// The words of a description: magic, device, pool, base, generation, bytes, and a checksum of those.
+/// The words of a description: magic, device, pool, base, generation, bytes, and their checksum.
 const WORDS: usize = 7;
 
 impl State {
     pub(crate) fn mem_pool_export(&mut self, pool: MemPool, device: DeviceId) -> Answer<i32> {
         let found = self.pools.alive(pool)?;
         if found.props.handles.is_none() || found.imported_from.is_some() {
-            return Err(Refusal::invalid_value("the pool was not made to be exported"));
+            return Err(Refusal::invalid_value("the pool was not created for export"));
         }
         files::write([POOL, u64::from(device.ordinal()), pool.0])
     }
@@ -43,10 +43,10 @@ impl State {
     pub(crate) fn mem_pool_export_pointer(&mut self, ptr: DevicePtr) -> Answer<MemPoolPtrData> {
         let found = self.space.at(ptr.address()).copied();
         let Some((Purpose::Pool(pool), mapping)) = found.map(|mapping| (mapping.purpose, mapping)) else {
-            return Err(Refusal::invalid_value(format!("{ptr} is no allocation of a pool")));
+            return Err(Refusal::invalid_value(format!("{ptr} is not an allocation of a pool")));
         };
         if self.pools.get(pool)?.props.handles.is_none() {
-            return Err(Refusal::invalid_value("the pool was not made to be exported"));
+            return Err(Refusal::invalid_value("the pool was not created for export"));
         }
         let device = u64::from(self.openings.device.ordinal());
         let base = ptr.address();
@@ -73,13 +73,13 @@ impl State {
             .map(|c| c.iter().rev().fold(0, |word, b| word << 8 | u64::from(*b)))
             .collect();
         let [magic, _device, from, base, generation, bytes, sum] = words[..WORDS] else {
-            return Err(Refusal::invalid_value("it describes no allocation"));
+            return Err(Refusal::invalid_value("the data describes no allocation"));
         };
         if magic != POINTER || sum != checksum(&words[..WORDS - 1]) {
-            return Err(Refusal::invalid_value("it describes no allocation of a simulated device"));
+            return Err(Refusal::invalid_value("the data describes no allocation of a simulated device"));
         }
         if MemPool(from) != exported_from {
-            return Err(Refusal::invalid_value("the allocation is of another pool"));
+            return Err(Refusal::invalid_value("the allocation belongs to another pool"));
         }
         let exported = self.space.at(base).filter(|mapping| mapping.generation == generation).copied();
         let exported = exported.ok_or_else(|| Refusal::invalid_value("the allocation was freed"))?;
@@ -95,7 +95,7 @@ impl State {
         Ok(DevicePtr::new(start))
     }
 
-    /// Ends an imported pointer: in the order of a stream, or, without one, after all work.
+    /// Frees an imported pointer: in stream order, or after all work if no stream is given.
     pub(crate) fn end_imported(
         &mut self,
         ptr: DevicePtr,

@@ -1,4 +1,4 @@
-//! The calls of the driver's pools.
+//! The calls about the driver's pools.
 
 use millpond_core::driver::{AccessFlags, HandleTypes, MemPool, MemPoolAttribute, MemPoolProps};
 use millpond_core::{DeviceId, DevicePtr, DriverError, StreamRef};
@@ -16,11 +16,11 @@ impl State {
     pub(crate) fn mem_pool_create(&mut self, props: MemPoolProps) -> Answer<MemPool> {
         check_place(props.location)?;
         if !(HandleTypes::POSIX_FD.contains(props.handles) && (cfg!(unix) || props.handles.is_none())) {
-            return Err(Refusal::not_supported("the simulated device has handles of POSIX only"));
+            return Err(Refusal::not_supported("the simulated device has only POSIX handles"));
         }
         let pool = Pool::new(props);
         if pool.is_managed() && (!props.handles.is_none() || props.max_bytes > 0) {
-            let text = "pools of managed memory cannot be exported, and have no maximum";
+            let text = "pools of managed memory cannot be exported and have no maximum size";
             return Err(Refusal::invalid_value(text));
         }
         let index = self.pools.pools.len();
@@ -50,7 +50,7 @@ impl State {
         let me = self.openings.device;
         let found = self.pools.alive(pool)?;
         if !found.is_on_host() && devices.contains(&me) && access != AccessFlags::ReadWrite {
-            return Err(Refusal::invalid_value("the device keeps the access to its own memory"));
+            return Err(Refusal::invalid_value("the device always keeps access to its own memory"));
         }
         for device in devices {
             found.access.retain(|(known, _)| known != device);
@@ -69,7 +69,7 @@ impl State {
         Ok(if is_own { AccessFlags::ReadWrite } else { found.access_of(device) })
     }
 
-    /// The pool that an address was taken from.
+    /// The pool that an address belongs to.
     pub(crate) fn pointer_mem_pool(&self, ptr: DevicePtr) -> Option<MemPool> {
         match self.space.holding(ptr.address())?.1.purpose {
             Purpose::Pool(pool) | Purpose::Imported(pool) => Some(pool),
@@ -128,7 +128,7 @@ impl State {
     ) -> Answer<DevicePtr> {
         not_empty(bytes)?;
         if self.pools.alive(pool)?.imported_from.is_some() {
-            return Err(Refusal::invalid_value("nothing can be allocated from an imported pool"));
+            return Err(Refusal::invalid_value("cannot allocate from an imported pool"));
         }
         let slot = self.stream_slot(stream, call)?;
         let size =
@@ -162,12 +162,12 @@ impl State {
         }
         pool.used += size;
         pool.used_high = pool.used_high.max(pool.used);
-        // The address of memory that the host can see depends on the process.
+        // The address of host-visible memory depends on the process.
         self.note(if host == 0 { start } else { size });
         Ok(DevicePtr::new(start))
     }
 
-    /// Takes a piece that the pool keeps, as its reuse attributes allow.
+    /// Takes a cached piece, as the pool's reuse attributes allow.
     fn reuse(&mut self, pool: MemPool, size: u64, slot: Slot) -> Answer<Option<Piece>> {
         let Self { pools, order, work, .. } = self;
         let pool = pools.get(pool)?;
@@ -185,14 +185,14 @@ impl State {
         }
     }
 
-    /// Takes a piece whose work is not done, if the pool may insert a wait for it.
+    /// Takes a piece with unfinished work, if the pool may insert a wait for it.
     fn reuse_by_waiting(&mut self, pool: MemPool, size: u64) -> Answer<Option<Piece>> {
         let pool = self.pools.get(pool)?;
         Ok(if pool.internal { pool.cached.take(size, |_| true) } else { None })
     }
 
-    /// Takes a chunk, and of it the piece that was asked for. Where there is no room for a whole chunk, it is
-    /// as large as the piece.
+    /// Takes a chunk and returns the requested piece of it. If a whole chunk does not fit, takes one as large
+    /// as the piece.
     fn grow(&mut self, pool: MemPool, size: u64) -> Answer<Piece> {
         let bytes = Chunk::bytes_for(size, self.space.capacity());
         let chunk = self.take_chunk(pool, bytes).or_else(|_| self.take_chunk(pool, size))?;
@@ -240,7 +240,7 @@ impl State {
         }
     }
 
-    /// Frees pooled memory of a context that was reset: its streams are gone with all their work.
+    /// Frees pooled memory of a context that was reset. Its streams and all their work are gone.
     pub(crate) fn mem_free_after_reset(&mut self, ptr: DevicePtr) -> Answer<()> {
         match self.space.at(ptr.address()).map(|mapping| mapping.purpose) {
             Some(Purpose::Pool(_)) => self.end_pooled(ptr, None),
@@ -248,7 +248,7 @@ impl State {
         }
     }
 
-    /// Frees pooled memory: in the order of a stream, or, without one, after all work.
+    /// Frees pooled memory: in stream order, or after all work if no stream is given.
     pub(crate) fn end_pooled(&mut self, ptr: DevicePtr, slot: Option<Slot>) -> Answer<()> {
         let freed = match slot {
             Some(slot) => {
@@ -266,7 +266,7 @@ impl State {
         let call = if slot.is_some() { "cuMemFreeAsync" } else { "cuMemFree" };
         if self.pools.imports.values().any(|generation| *generation == mapping.generation) {
             self.violation(ViolationKind::EarlyReturn, || {
-                format!("{call}: another process has imported the allocation at {ptr}, and not freed it")
+                format!("{call}: another process imported the allocation at {ptr} and has not freed it")
             });
         }
         let range = mapping.physical..mapping.physical + bytes;
@@ -286,8 +286,8 @@ impl State {
         Ok(())
     }
 
-    /// Releases to the device the cached memory above the pools' release thresholds whose work is done, as
-    /// CUDA does at every synchronisation.
+    /// Releases finished cached memory above the pools' release thresholds to the device, as CUDA does at
+    /// every synchronisation.
     pub(crate) fn trim_pools(&mut self) {
         for index in 0..self.pools.pools.len() {
             let Some(pool) = &self.pools.pools[index] else { continue };
@@ -298,13 +298,13 @@ impl State {
         }
     }
 
-    /// Takes bytes from the capacity; if there are too few, the pools' cached memory is released first.
+    /// Takes bytes from the capacity. If too few are left, first releases the pools' cached memory.
     pub(crate) fn charge(&mut self, bytes: u64) -> Answer<()> {
         self.taking(|space| space.charge(bytes))
     }
 
-    /// Takes a range or a place from the capacity; if there is too little, the pools' cached memory is
-    /// released first.
+    /// Takes a range or a place from the capacity. If too little is left, first releases the pools' cached
+    /// memory.
     pub(crate) fn taking<T>(&mut self, take: impl Fn(&mut Space) -> Answer<T>) -> Answer<T> {
         if let Ok(taken) = take(&mut self.space) {
             return Ok(taken);
@@ -315,9 +315,9 @@ impl State {
         take(&mut self.space)
     }
 
-    /// Releases memory until `keep` bytes are held: only memory whose work is done, unless it may `wait`. A
-    /// destroyed pool that holds nothing more is removed; one that is shared between processes releases
-    /// nothing before its end, as CUDA's do.
+    /// Releases memory until `keep` bytes are held. Releases only finished memory, unless it may `wait`.
+    /// Removes a destroyed pool that holds no memory. A pool shared between processes releases nothing before
+    /// its end, as in CUDA.
     fn shrink(&mut self, pool: MemPool, keep: u64, wait: bool) {
         let Self { pools, work, effects, space, host, .. } = self;
         let Ok(found) = pools.get(pool) else { return };
@@ -326,7 +326,7 @@ impl State {
         }
         let (is_managed, is_on_host) = (found.is_managed(), found.is_on_host());
         if (is_managed || is_on_host) && !found.cached.is_empty() {
-            // The memory is real: no work may touch it any more, in whatever order it was submitted.
+            // The memory is real, so no work may touch it any more, whatever the order of submission.
             work.finish_all(effects);
         }
         if wait {
@@ -355,7 +355,7 @@ impl State {
         self.remove_ended(pool);
     }
 
-    /// Removes a destroyed pool that holds nothing more.
+    /// Removes a destroyed pool that holds no memory.
     pub(crate) fn remove_ended(&mut self, pool: MemPool) {
         if self.pools.get(pool).is_ok_and(|found| found.ended && found.reserved == 0) {
             self.pools.remove(pool);

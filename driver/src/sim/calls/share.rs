@@ -1,8 +1,8 @@
-//! Shares physical memory with other processes, simulated within one: a file descriptor names it, and an
-//! import returns another handle of the same memory.
+//! Shares physical memory with other processes, which are simulated within one. A file descriptor names the
+//! memory, and an import returns another handle to it.
 //!
-//! Unlike CUDA's, the descriptor alone does not keep the memory: once the last handle is released and no
-//! mapping is left, an import fails.
+//! In CUDA, the descriptor keeps the memory. Here it does not: after the last handle is released and the last
+//! mapping is gone, an import fails.
 
 use millpond_core::DeviceId;
 use millpond_core::driver::PhysicalHandle;
@@ -14,7 +14,7 @@ impl State {
     pub(crate) fn mem_export(&mut self, handle: PhysicalHandle, device: DeviceId) -> Answer<i32> {
         let (first, physical) = self.vmm.held(handle)?;
         if !physical.props.share_fd {
-            return Err(Refusal::invalid_value("the memory was not made to be shared"));
+            return Err(Refusal::invalid_value("the memory was not created for sharing"));
         }
         files::write([MAGIC, u64::from(device.ordinal()), first.0])
     }
@@ -33,7 +33,7 @@ impl State {
 
 const MAGIC: u64 = u64::from_le_bytes(*b"millphys");
 
-/// The memory that a descriptor names is written in a file without a name.
+/// A descriptor refers to an unnamed file, which describes the memory.
 #[cfg(unix)]
 pub(super) mod files {
     use std::fs::{File, OpenOptions};
@@ -56,7 +56,7 @@ pub(super) mod files {
             Ok(file.into_raw_fd())
         };
         make()
-            .map_err(|error: std::io::Error| Refusal::not_supported(format!("no file can be made: {error}")))
+            .map_err(|error: std::io::Error| Refusal::not_supported(format!("cannot create a file: {error}")))
     }
 
     pub(crate) fn read(fd: i32) -> Answer<[u64; WORDS]> {
@@ -64,7 +64,7 @@ pub(super) mod files {
             if fd < 0 {
                 return Err(std::io::ErrorKind::InvalidInput.into());
             }
-            // SAFETY: it is used for one call, which fails where no such descriptor is open.
+            // SAFETY: the descriptor is used for one call, which fails if no such descriptor is open.
             let file: File = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()?.into();
             let mut bytes = [0; WORDS * 8];
             file.read_exact_at(&mut bytes, 0)?;

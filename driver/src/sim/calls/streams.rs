@@ -1,4 +1,4 @@
-//! Creates and destroys streams, and waits for them.
+//! Creates, destroys and waits for streams.
 
 use millpond_core::driver::StreamFlags;
 use millpond_core::{DriverError, StreamRef};
@@ -9,11 +9,11 @@ use crate::sim::model::order::StreamKind;
 use crate::sim::model::violation::ViolationKind;
 use crate::sim::state::State;
 
-/// The number of destroyed streams with unfinished work above which creating a stream waits for that work.
+/// If more destroyed streams than this have unfinished work, creating a stream waits for that work.
 const MOST_DEAD_AT_WORK: usize = 128;
 
 impl State {
-    /// The slot of a stream; a stream that does not exist is a violation.
+    /// The slot of a stream. A stream that does not exist is a violation.
     pub(crate) fn slot(&mut self, stream: StreamRef, call: &str) -> Option<Slot> {
         let found = self.names.slot(stream);
         if found.is_some() {
@@ -27,12 +27,12 @@ impl State {
         }
         self.violation(ViolationKind::DeadHandle, || {
             let (handle, id) = (stream.handle(), stream.id().get());
-            format!("{call} names stream {handle:#x} (id {id}), which does not exist, or not any more")
+            format!("{call} names stream {handle:#x} (id {id}), which never existed or was destroyed")
         });
         None
     }
 
-    /// The same for a driver call.
+    /// Does the same for a driver call.
     pub(crate) fn stream_slot(&mut self, stream: StreamRef, call: &str) -> Answer<Slot> {
         self.slot(stream, call).ok_or_else(|| {
             Refusal::new(DriverError::INVALID_HANDLE, format!("stream {stream} does not exist"))
@@ -48,7 +48,7 @@ impl State {
         let slot = self
             .order
             .open(kind, handle)
-            .ok_or_else(|| Refusal::new(DriverError::OUT_OF_MEMORY, "the simulator has no more streams"))?;
+            .ok_or_else(|| Refusal::new(DriverError::OUT_OF_MEMORY, "the simulator has no streams left"))?;
         self.work.open(slot);
         let stream = self.names.add_stream(slot);
         self.note(stream.handle());

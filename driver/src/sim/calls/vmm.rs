@@ -27,7 +27,7 @@ impl State {
             return Err(self.unknown_pointer(ptr, "cuMemAddressFree"));
         }
         if self.space.within(start..start + bytes).next().is_some() {
-            return Err(Refusal::invalid_value("something is mapped there; unmap it first"));
+            return Err(Refusal::invalid_value("the range still has a mapping; unmap it first"));
         }
         self.vmm.reserved.remove(&start);
         let gone = plain::touched(start, bytes, TABLE_REACH);
@@ -59,12 +59,12 @@ impl State {
         Ok(())
     }
 
-    /// Destroys physical memory that is released and has no mapping.
+    /// Destroys physical memory that is released and has no mappings.
     fn end_physical(&mut self, handle: PhysicalHandle) {
         let over = self.vmm.physical.get(&handle.0).is_some_and(|p| p.holders == 0 && p.mappings == 0);
         if let Some(physical) = over.then(|| self.vmm.physical.remove(&handle.0)).flatten() {
             let range = physical.place..physical.place + physical.bytes;
-            // Uses through mappings were checked when those were unmapped.
+            // Uses through mappings were checked when they were unmapped.
             self.oracle.retire(range.clone(), |_| true);
             self.effects.contents.forget(range);
             self.space.credit(physical.bytes);
@@ -78,21 +78,21 @@ impl State {
         let (size, place) = (physical.bytes, physical.place);
         if bytes != size {
             return Err(Refusal::not_supported(format!(
-                "only the whole handle of {size} bytes can be mapped"
+                "map the whole handle of {size} bytes; parts cannot be mapped"
             )));
         }
         if !start.is_multiple_of(GRANULARITY) || !self.vmm.is_reserved(start, bytes) {
             return Err(Refusal::invalid_value(format!("{bytes} bytes at {ptr} are not in one reservation")));
         }
         if self.space.within(start..start + bytes).next().is_some() {
-            return Err(Refusal::invalid_value("something is mapped there already"));
+            return Err(Refusal::invalid_value("the range already has a mapping"));
         }
         self.vmm.held(handle)?.1.mappings += 1;
         self.space.map(start, bytes, place, 0, Purpose::Virtual(first));
         Ok(())
     }
 
-    /// The starts of the mappings that make up a range, whole and without gaps.
+    /// The starts of the mappings that make up a range completely, without gaps.
     fn whole_mappings(&self, ptr: DevicePtr, bytes: u64) -> Answer<Vec<u64>> {
         whole_pages(bytes)?;
         let wrong = || Refusal::invalid_value(format!("{bytes} bytes at {ptr} are not whole mappings"));
@@ -125,7 +125,7 @@ impl State {
         Ok(())
     }
 
-    /// `me` is the device of this state.
+    /// `me` is this state's device.
     pub(crate) fn mem_set_access(
         &mut self,
         ptr: DevicePtr,

@@ -1,8 +1,8 @@
-//! One access of a simulated kernel to memory.
+//! One memory access of a simulated kernel.
 
 use millpond_core::DevicePtr;
 
-/// An access of a simulated kernel to a range of memory; see
+/// A simulated kernel's access to a range of memory; see
 /// [`SimDevice::launch`](crate::sim::SimDevice::launch).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Access {
@@ -11,7 +11,7 @@ pub struct Access {
     pub(crate) action: Action,
 }
 
-/// Tags stand for the range filled with the tag's eight little-endian bytes, repeated, in phase with the
+/// A tag means that the range is filled with the tag's eight little-endian bytes, repeated, in phase with the
 /// address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Action {
@@ -21,7 +21,7 @@ pub(crate) enum Action {
 }
 
 impl Access {
-    /// Reads `bytes` bytes at `ptr`, with any contents.
+    /// Reads `bytes` bytes at `ptr` and accepts any contents.
     pub const fn read(ptr: DevicePtr, bytes: u64) -> Self {
         Self { ptr, bytes, action: Action::Read }
     }
@@ -31,7 +31,7 @@ impl Access {
         Self { ptr, bytes, action: Action::Write(tag) }
     }
 
-    /// Reads `bytes` bytes at `ptr`; a byte that is not the tag's is a violation.
+    /// Reads `bytes` bytes at `ptr`. A byte that differs from the tag is a violation.
     pub const fn check(ptr: DevicePtr, bytes: u64, tag: u64) -> Self {
         Self { ptr, bytes, action: Action::Check(tag) }
     }

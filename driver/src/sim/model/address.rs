@@ -4,18 +4,19 @@ use std::collections::BTreeSet;
 
 use rustc_hash::FxHashMap;
 
-/// Hands out ranges of an address space: the smallest free range that fits, the lowest of those, and its
-/// lower end, or its upper one. The same calls give the same addresses, and freed ranges are used again.
+/// Hands out ranges of an address space. It takes the smallest free range that fits, the lowest of equal
+/// ones, and cuts from its lower or upper end. The same calls give the same addresses, and freed ranges are
+/// reused.
 ///
 /// Sizes and alignments are multiples of the space's `unit`.
 #[derive(Debug, Default)]
 pub(crate) struct AddressSpace {
     unit: u64,
-    /// Free ranges do not cross multiples of this; `u64::MAX` for no such limit.
+    /// Free ranges do not cross multiples of this; `u64::MAX` means no limit.
     page: u64,
     from_above: bool,
-    /// The sizes of free ranges by their starts, and their starts by their ends, to find the neighbours of a
-    /// freed range.
+    /// The size of each free range by its start, and its start by its end, to find the neighbours of a freed
+    /// range.
     sizes: FxHashMap<u64, u64>,
     starts: FxHashMap<u64, u64>,
     by_size: BTreeSet<(u64, u64)>,
@@ -29,12 +30,12 @@ impl AddressSpace {
         space
     }
 
-    /// A space without a free range, whose ranges never lie across a multiple of `page`.
+    /// A space without free ranges, whose ranges never cross a multiple of `page`.
     pub(crate) fn in_pages(page: u64, unit: u64, from_above: bool) -> Self {
         Self { unit, page, from_above, ..Self::default() }
     }
 
-    /// Removes a range if all of it is free and it is not a part of a larger one.
+    /// Removes a range if it is exactly one free range.
     pub(crate) fn take(&mut self, start: u64, bytes: u64) -> bool {
         let is_free = self.sizes.get(&start) == Some(&bytes);
         if is_free {
@@ -43,8 +44,8 @@ impl AddressSpace {
         is_free
     }
 
-    /// Takes a range of `bytes` rounded up to the unit, at a multiple of the unit; `None` if there is no such
-    /// range.
+    /// Takes a range of `bytes` rounded up to the unit, at a multiple of the alignment; `None` if none is
+    /// free.
     pub(crate) fn allocate(&mut self, bytes: u64, alignment: u64) -> Option<u64> {
         let bytes = self.rounded(bytes)?;
         let alignment = alignment.max(self.unit);

@@ -2,14 +2,14 @@
 
 use millpond_core::DriverError;
 
-/// The reason of a refused call: CUDA's code, and details.
+/// The reason why a call is refused: CUDA's code, and details.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Refusal {
     code: i32,
     detail: String,
 }
 
-/// The result of a call of the simulated device.
+/// The result of a call on the simulated device.
 pub(crate) type Answer<T> = Result<T, Refusal>;
 
 impl Refusal {
@@ -25,7 +25,7 @@ impl Refusal {
         Self::new(DriverError::NOT_SUPPORTED, detail)
     }
 
-    /// The error of the call with this name.
+    /// The refusal as an error of the call with this name.
     pub(crate) fn named(self, call: &'static str) -> DriverError {
         DriverError::new(self.code, call).with_detail(self.detail)
     }

@@ -1,6 +1,6 @@
-//! The captures of graphs that are under way. Work that is submitted to a capturing stream takes its place in
-//! the order as if it ran; no graph is kept. When the capture ends, its streams forget the order that was
-//! captured, which holds for the graph alone.
+//! The graph captures that are under way. Work submitted to a capturing stream takes its place in the order
+//! as if it ran; no graph is kept. When the capture ends, its streams forget the captured order, which holds
+//! only for the graph.
 
 use std::thread::{self, ThreadId};
 
@@ -11,7 +11,7 @@ use super::answer::Refusal;
 use super::capture_rules::{self as rules};
 use super::clock::{Clock, Epoch, Slot};
 
-/// The identity of a capture, which stays unique after its end.
+/// The identity of a capture. It stays unique after the capture ends.
 pub(crate) type CaptureId = u64;
 
 #[derive(Debug)]
@@ -19,9 +19,9 @@ pub(crate) struct Capture {
     pub(crate) id: CaptureId,
     pub(crate) by: ThreadId,
     pub(crate) mode: CaptureMode,
-    /// The stream on which it began.
+    /// The stream on which the capture began.
     pub(crate) origin: Slot,
-    /// All streams that belong to it.
+    /// All streams that belong to the capture.
     pub(crate) streams: Vec<Member>,
     /// The call that invalidated the capture.
     pub(crate) broken_by: Option<String>,
@@ -31,13 +31,13 @@ pub(crate) struct Capture {
 #[derive(Debug)]
 pub(crate) struct Member {
     pub(crate) slot: Slot,
-    /// Its tick at the time it joined.
+    /// The stream's tick when it joined.
     pub(crate) tick: u64,
-    /// What its work outside of the capture comes after.
+    /// The clock of the stream's work outside the capture.
     pub(crate) clock: Clock,
 }
 
-/// The captures that are under way, and the modes of threads.
+/// The captures that are under way, and the threads' capture modes.
 #[derive(Debug, Default)]
 pub(crate) struct Captures {
     pub(crate) live: Vec<Capture>,
@@ -46,13 +46,13 @@ pub(crate) struct Captures {
     pub(crate) modes: Vec<(ThreadId, CaptureMode)>,
 }
 
-/// The stream or event that a call concerns.
+/// The stream or event that a call refers to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum About {
     Nothing,
     Stream(StreamRef),
     Event(Event),
-    /// A stream that is made to wait for an event.
+    /// A stream that waits for an event.
     Wait(StreamRef, Event),
 }
 
@@ -72,7 +72,7 @@ impl Capture {
 }
 
 impl Captures {
-    /// Whether the stream captures, and this was captured with it.
+    /// Whether the stream captures, and its capture contains this epoch.
     pub(crate) fn has_captured(&self, slot: Slot, epoch: Epoch) -> bool {
         let capture = self.live.iter().find(|capture| capture.slots().any(|of| of == slot));
         let mut members = capture.into_iter().flat_map(|capture| &capture.streams);
@@ -111,12 +111,12 @@ impl Captures {
         any
     }
 
-    /// Removes all captures: the context was reset.
+    /// Removes all captures, because the context was reset.
     pub(crate) fn clear(&mut self) {
         self.live.clear();
     }
 
-    /// Removes a stream that was destroyed, and its capture if that began there.
+    /// Removes a destroyed stream, and its capture if it began there.
     pub(crate) fn forget(&mut self, slot: Slot, call: &str) {
         self.break_where(call, rules::FORBIDDEN, |capture| capture.slots().any(|of| of == slot));
         self.live.retain(|capture| capture.origin != slot);
@@ -124,7 +124,7 @@ impl Captures {
     }
 }
 
-/// The calling thread's id. Kept in a thread local: [`thread::current`] counts its references.
+/// The calling thread's id, cached in a thread local because [`thread::current`] counts its references.
 pub(crate) fn this_thread() -> ThreadId {
     thread_local!(static ID: ThreadId = thread::current().id());
     ID.with(|id| *id)

@@ -1,35 +1,35 @@
-//! The effect of each driver call while graphs are captured, as data. The rules are those of an H200 (driver
-//! 580.159.04, CUDA 13.0), measured call by call; docs/GPU.md has the table, and
-//! `driver/tests/it/captures.rs` compares it with these rules. Rules that were not measured are marked.
+//! The effect of each driver call during graph captures, as data. The rules were measured call by call on an
+//! H200 (driver 580.159.04, CUDA 13.0). docs/GPU.md has the table, and `driver/tests/it/captures.rs` compares
+//! it with these rules. Comments mark the rules that were not measured.
 
 use millpond_core::DriverError;
 use millpond_core::driver::CaptureMode;
 
-/// The effect of a call while graphs are captured.
+/// The effect of a call during graph captures.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rule {
     pub(crate) scope: Scope,
-    /// The outcome if its stream captures.
+    /// The outcome if the call's stream captures.
     pub(crate) on_capturing: Outcome,
-    /// The outcome if its stream is the legacy default stream, and a blocking stream captures.
+    /// The outcome if the call's stream is the legacy default stream and a blocking stream captures.
     pub(crate) on_legacy: Outcome,
 }
 
-/// The captures that a call concerns.
+/// The captures that a call affects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Scope {
     /// None.
     Safe,
-    /// Those that forbid it to the thread; see [`forbids`].
+    /// The captures that forbid the call to the thread; see [`forbids`].
     Unsafe,
-    /// All, in any mode.
+    /// All captures, in any mode.
     Context,
 }
 
-/// The effect of a call on a stream that a capture concerns.
+/// The effect of a call on a stream, if a capture concerns that stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Outcome {
-    /// Nothing: the scope decides.
+    /// No effect: the scope decides.
     Nothing,
     /// The call becomes a part of the graph, in any scope.
     Captured,
@@ -43,7 +43,7 @@ const SAFE: Rule = Rule { scope: Scope::Safe, on_capturing: Outcome::Nothing, on
 const UNSAFE: Rule = Rule { scope: Scope::Unsafe, ..SAFE };
 const CONTEXT: Rule = Rule { scope: Scope::Context, ..SAFE };
 const IMPLICIT: Outcome = Outcome::Ends(DriverError::STREAM_CAPTURE_IMPLICIT);
-/// Work on a stream, and records.
+/// Work on a stream, and event records.
 const SUBMITS: Rule = Rule { on_capturing: Outcome::Captured, on_legacy: IMPLICIT, ..SAFE };
 /// Queries of a stream.
 const ASKS: Rule = Rule {
@@ -51,9 +51,9 @@ const ASKS: Rule = Rule {
     on_capturing: Outcome::Ends(DriverError::STREAM_CAPTURE_UNSUPPORTED),
     on_legacy: IMPLICIT,
 };
-/// Memory in stream order.
+/// Stream-ordered memory.
 const ORDERED_MEMORY: Rule = Rule { scope: Scope::Unsafe, ..SUBMITS };
-/// Queries whether a stream captures.
+/// Queries of whether a stream captures.
 const LOOKS: Rule = Rule { on_legacy: Outcome::Refused(DriverError::STREAM_CAPTURE_IMPLICIT), ..SAFE };
 
 /// The rule of each call, by name.
@@ -62,8 +62,8 @@ pub(crate) const RULES: &[(&str, Rule)] = &[
     ("cuDeviceGetAttribute", SAFE),
     ("cuThreadExchangeStreamCaptureMode", SAFE),
     ("cuMemGetInfo", SAFE),
-    ("malloc", SAFE),      // no call of CUDA
-    ("host memory", SAFE), // no call of CUDA
+    ("malloc", SAFE),      // not a CUDA call
+    ("host memory", SAFE), // not a CUDA call
     ("cuCtxSynchronize", CONTEXT),
     ("cuMemAlloc", UNSAFE),
     ("cuMemAllocManaged", UNSAFE),
@@ -76,15 +76,15 @@ pub(crate) const RULES: &[(&str, Rule)] = &[
     ("cuMemFreeHost", UNSAFE),
     ("cuMemHostRegister", UNSAFE),       // not measured
     ("cuMemHostUnregister", UNSAFE),     // not measured
-    ("cuMemHostGetDevicePointer", SAFE), // not measured: as other questions about pointers
+    ("cuMemHostGetDevicePointer", SAFE), // not measured: as other queries of pointers
     ("cuMemAllocAsync", ORDERED_MEMORY),
     ("cuMemAllocFromPoolAsync", ORDERED_MEMORY),
     ("cuMemFreeAsync", ORDERED_MEMORY),
     ("cuMemPoolCreate", UNSAFE),
     ("cuMemPoolDestroy", UNSAFE),
-    ("cuDeviceGetDefaultMemPool", SAFE), // not measured: as other questions about devices
+    ("cuDeviceGetDefaultMemPool", SAFE), // not measured: as other queries of devices
     ("cuDeviceGetMemPool", SAFE),        // the same
-    ("cuDeviceSetMemPool", UNSAFE),      // not measured, as all the others about pools below
+    ("cuDeviceSetMemPool", UNSAFE),      // not measured, like all other pool calls below
     ("cuMemGetDefaultMemPool", SAFE),
     ("cuMemGetMemPool", SAFE),
     ("cuMemSetMemPool", UNSAFE),
@@ -105,7 +105,7 @@ pub(crate) const RULES: &[(&str, Rule)] = &[
     ("cuMemMap", SAFE),
     ("cuMemUnmap", SAFE),
     ("cuMemSetAccess", SAFE),
-    ("cuMemExportToShareableHandle", SAFE), // not measured: as the other calls about physical memory
+    ("cuMemExportToShareableHandle", SAFE), // not measured: as other calls on physical memory
     ("cuMemImportFromShareableHandle", SAFE), // the same
     ("cuStreamCreateWithPriority", SAFE),
     ("cuStreamDestroy", SAFE),
@@ -130,20 +130,20 @@ pub(crate) const RULES: &[(&str, Rule)] = &[
     ("cuIpcCloseMemHandle", UNSAFE), // not measured
 ];
 
-/// The code of a call that a capture forbids, and of one about the whole context.
+/// The code of a call that a capture forbids, and of a call that affects the whole context.
 pub(crate) const FORBIDDEN: i32 = DriverError::STREAM_CAPTURE_UNSUPPORTED;
-/// The code of a query of an event that was recorded in a capture, which it ends.
+/// The code for querying an event that was recorded in a capture; the query ends the capture.
 pub(crate) const ABOUT_CAPTURED_EVENT: i32 = DriverError::CAPTURED_EVENT;
-/// The code of a capturing stream's wait for an event from outside, which ends the capture.
+/// The code for a capturing stream's wait on an event from outside; the wait ends the capture.
 pub(crate) const WAIT_FROM_OUTSIDE: i32 = DriverError::STREAM_CAPTURE_ISOLATION;
 
-/// The rule of the call with this name. A call without a rule counts as unsafe; a test checks that there is
-/// no such call.
+/// The rule of the call with this name. A call without a rule counts as unsafe; a test checks that every call
+/// has one.
 pub(crate) fn rule(name: &str) -> Rule {
     RULES.iter().find(|(known, _)| *known == name).map_or(UNSAFE, |(_, rule)| *rule)
 }
 
-/// Whether a capture in the mode `capture` forbids unsafe calls to a thread in the mode `thread`; `is_own`:
+/// Whether a capture in the mode `capture` forbids unsafe calls to a thread in the mode `thread`. `is_own`:
 /// the thread began the capture.
 pub(crate) const fn forbids(capture: CaptureMode, thread: CaptureMode, is_own: bool) -> bool {
     use CaptureMode::{Global, Relaxed, ThreadLocal};
@@ -159,7 +159,7 @@ pub(crate) const fn forbids(capture: CaptureMode, thread: CaptureMode, is_own: b
 mod tests {
     use super::*;
 
-    /// Every name under which the simulated device answers has a rule, once.
+    /// Every name under which the simulated device answers has exactly one rule.
     #[test]
     fn every_call_has_a_rule() {
         let source = include_str!("../driver_impl.rs");

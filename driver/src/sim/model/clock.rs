@@ -1,10 +1,10 @@
 //! Vector clocks.
 //!
 //! A *slot* is the place of one stream in every clock. Each stream counts its *ticks*: one for every piece of
-//! work, and one for every wait that orders it after something new. The pair of slot and tick is an
-//! [`Epoch`]; a clock knows an epoch if its entry for the slot is at least the tick, and then it knows
-//! everything that the stream knew at that tick (Lamport's happens-before; the single epochs are FastTrack's,
-//! Flanagan and Freund, PLDI 2009).
+//! work, and one for every wait that orders it after something new. A slot and a tick form an [`Epoch`]. A
+//! clock knows an epoch if its entry for the slot is at least the tick. It then knows everything that the
+//! stream knew at that tick (Lamport's happens-before; single epochs are from FastTrack, Flanagan and Freund,
+//! PLDI 2009).
 
 use smallvec::SmallVec;
 
@@ -13,10 +13,10 @@ pub(crate) type Slot = usize;
 
 const TICK_BITS: u32 = 40;
 
-/// The most slots that an epoch can name.
+/// The number of slots that an epoch can name.
 pub(crate) const MAX_SLOTS: usize = 1 << (64 - TICK_BITS);
 
-/// One point in one stream's order: slot and tick in one word.
+/// One point in a stream's order: slot and tick in one word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Epoch(u64);
 
@@ -35,7 +35,7 @@ impl Epoch {
     }
 }
 
-/// A few epochs, at most one of each slot, the latest.
+/// A few epochs, at most one per slot: the latest.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Epochs(SmallVec<[Epoch; 2]>);
 
@@ -69,12 +69,12 @@ impl Clock {
         self.get(epoch.slot()) >= epoch.tick()
     }
 
-    /// The latest epoch that it knows of each slot.
+    /// The latest epoch that the clock knows of each slot.
     pub(crate) fn epochs(&self) -> impl Iterator<Item = Epoch> + '_ {
         self.0.iter().enumerate().map(|(slot, tick)| Epoch::new(slot, *tick))
     }
 
-    /// Whether it knows everything that `other` knows.
+    /// Whether this clock knows everything that `other` knows.
     pub(crate) fn knows_all(&self, other: &Self) -> bool {
         other.0.iter().enumerate().all(|(slot, tick)| self.get(slot) >= *tick)
     }
@@ -87,7 +87,7 @@ impl Clock {
         self.0[slot] = self.0[slot].max(tick);
     }
 
-    /// Adds the knowledge of `other`.
+    /// Adds everything that `other` knows.
     pub(crate) fn join(&mut self, other: &Self) {
         if self.0.len() < other.0.len() {
             self.0.resize(other.0.len(), 0);
@@ -97,7 +97,7 @@ impl Clock {
         }
     }
 
-    /// Becomes a copy of `other`, reusing its own memory.
+    /// Becomes a copy of `other`, and reuses its own memory.
     pub(crate) fn copy_from(&mut self, other: &Self) {
         self.0.clone_from(&other.0);
     }

@@ -5,7 +5,7 @@ use millpond_core::DriverError;
 use super::answer::Refusal;
 use crate::CallKind;
 
-/// One driver call that is made to fail.
+/// One driver call to fail.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Fault {
     /// Only calls of this kind count; `None` counts every call.
@@ -18,14 +18,14 @@ pub struct Fault {
     pub persistent: bool,
 }
 
-/// Which driver calls fail. A call that is made to fail does nothing else.
+/// Which driver calls fail. A failed call has no other effect.
 ///
-/// After a [sticky](DriverError::is_sticky) code every later call fails with that code, planned or not,
-/// except those of [`CallKind::Other`], which query versions and attributes; if the fault is
-/// [persistent](Self::persistent), those as well.
+/// After a [sticky](DriverError::is_sticky) code, every later call fails with that code, planned or not.
+/// Calls of [`CallKind::Other`], which query versions and attributes, fail only if the fault is
+/// [persistent](Self::persistent).
 ///
-/// Every method of the driver that can fail counts as one call of its [`CallKind`], the same kind under which
-/// [`CountingDriver`](crate::CountingDriver) counts it.
+/// Every method of the driver that can fail counts as one call of its [`CallKind`], as in
+/// [`CountingDriver`](crate::CountingDriver).
 ///
 /// ```
 /// use millpond_core::driver::{Driver, DriverError};
@@ -44,29 +44,29 @@ pub struct FaultPlan {
 }
 
 impl FaultPlan {
-    /// A plan without faults.
+    /// Returns a plan without faults.
     pub const fn none() -> Self {
         Self { faults: Vec::new() }
     }
 
-    /// The `n`-th driver call of any kind, from 0, fails with `code`.
+    /// Fails the `n`-th driver call of any kind, counted from 0, with `code`.
     pub fn nth_call(n: u64, code: i32) -> Self {
         Fault { kind: None, nth: n, code, persistent: false }.into()
     }
 
-    /// The `n`-th driver call of one kind, from 0, fails with `code`.
+    /// Fails the `n`-th driver call of one kind, counted from 0, with `code`.
     pub fn nth_of(kind: CallKind, n: u64, code: i32) -> Self {
         Fault { kind: Some(kind), nth: n, code, persistent: false }.into()
     }
 
-    /// All counted calls from then on fail too, for every fault of the plan.
+    /// Makes every fault of the plan persistent: all counted calls from that one on fail.
     #[must_use]
     pub fn persistent(mut self) -> Self {
         self.faults.iter_mut().for_each(|fault| fault.persistent = true);
         self
     }
 
-    /// The faults of both plans; if both fail the same call, this plan's code counts.
+    /// Returns the faults of both plans. If both fail the same call, this plan's code applies.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         self.faults.extend(other.faults);
@@ -80,7 +80,7 @@ impl From<Fault> for FaultPlan {
     }
 }
 
-/// Counts calls, and fails those that the plan names.
+/// Counts calls and fails the ones that the plan names.
 #[derive(Debug)]
 pub(crate) struct Faults {
     plan: FaultPlan,
@@ -96,7 +96,7 @@ impl Faults {
         Self { plan, calls: 0, of_kind: NONE, failed: NONE, sticky: None }
     }
 
-    /// The calls of a kind that were made to fail.
+    /// How many calls of a kind were made to fail.
     pub(crate) const fn failed(&self, kind: CallKind) -> u64 {
         self.failed[kind as usize]
     }
@@ -126,7 +126,7 @@ impl Faults {
             self.sticky = Some(fault.code);
         }
         self.failed[kind as usize] += 1;
-        Err(Refusal::new(fault.code, "as the fault plan asks for"))
+        Err(Refusal::new(fault.code, "the fault plan fails this call"))
     }
 }
 

@@ -1,5 +1,5 @@
-//! Memory that is shared between processes, simulated within one: an allocation opened through its handle has
-//! a second address.
+//! Memory shared between processes, which are simulated within one. An allocation opened through its handle
+//! has a second address.
 
 use millpond_core::DeviceId;
 use rustc_hash::FxHashMap;
@@ -8,14 +8,14 @@ use super::rng::mix;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"millsim1");
 
-/// An allocation that is opened: which one, and how many times.
+/// An open allocation: which one, and how many times it is open.
 #[derive(Debug)]
 pub(crate) struct Opening {
     pub(crate) generation: u64,
     pub(crate) count: u32,
 }
 
-/// The opened allocations, by their second addresses.
+/// The open allocations, by their second addresses.
 #[derive(Debug)]
 pub(crate) struct Openings {
     pub(crate) device: DeviceId,
@@ -27,7 +27,7 @@ impl Openings {
         Self { device, open: FxHashMap::default() }
     }
 
-    /// Closes all.
+    /// Closes all openings.
     pub(crate) fn clear(&mut self) {
         self.open.clear();
     }
@@ -37,7 +37,7 @@ impl Openings {
     }
 }
 
-/// The words of a handle: magic, device, base, generation, bytes, and a checksum of those.
+/// The words of a handle: magic, device, base, generation, bytes, and their checksum.
 pub(crate) fn checksum(words: &[u64]) -> u64 {
     words.iter().fold(0, |sum, word| mix(sum ^ word))
 }

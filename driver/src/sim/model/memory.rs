@@ -12,15 +12,15 @@ const PAGE: u64 = 64 << 10;
 /// The value of every byte of fresh device memory.
 pub(crate) const POISON: u8 = 0xa5;
 
-/// A part of a range that lies in one piece of physical memory.
+/// The part of a range that lies in one piece of physical memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Piece {
-    /// The physical address, by which history and tags are kept.
+    /// The physical address, which is the key for history and tags.
     pub(crate) physical: u64,
     pub(crate) bytes: u64,
     /// The real memory behind it, for managed and pinned memory; 0 for device memory.
     pub(crate) host: usize,
-    /// The start of the mapping that led here, if the memory may have several; otherwise 0.
+    /// The start of the mapping that was used, if the memory may have several; otherwise 0.
     pub(crate) via: u64,
 }
 
@@ -39,14 +39,14 @@ impl Piece {
     }
 }
 
-/// The parts of one range, in order; nearly always a single one.
+/// The parts of one range, in order; nearly always only one.
 pub(crate) type Pieces = SmallVec<[Piece; 1]>;
 
 /// The bytes behind physical memory.
 ///
-/// A range filled with one pattern (by a kernel's tag or a fill) is kept as a run of that pattern; other
-/// bytes in pages of 64 KiB that are allocated when written. Bytes in neither are poison. In memory that the
-/// host can see, fills and copies write the real bytes; tags stay in their runs.
+/// A range with one pattern (a kernel's tag, or a fill) is kept as a run of that pattern. Other bytes are
+/// kept in pages of 64 KiB, allocated on the first write. All remaining bytes are poison. In memory that the
+/// host can see, fills and copies write the real bytes, but tags stay in their runs.
 #[derive(Debug, Default)]
 pub(crate) struct Contents {
     pages: BTreeMap<u64, Box<[u8]>>,
@@ -82,9 +82,9 @@ impl Contents {
             self.write_pattern(piece, pattern_of(value));
         } else {
             self.patterns.remove(piece.range());
-            // SAFETY: `host` is live managed or pinned memory of at least `bytes` bytes: freeing it first
-            // finishes all work, and registered memory is valid until then: the caller of
-            // `mem_host_register` vouched.
+            // SAFETY: `host` is live managed or pinned memory of at least `bytes` bytes. Freeing it first
+            // finishes all work. The caller of `mem_host_register` vouched that registered memory is valid
+            // until then.
             unsafe { host_pointer(piece.host).write_bytes(value, piece.bytes as usize) }
         }
     }
@@ -111,7 +111,7 @@ impl Contents {
         let start = piece.physical + offset;
         if piece.host != 0 {
             let source = host_pointer(piece.host + offset as usize);
-            // SAFETY: as in `fill`; `bytes` is exclusively ours, so the two do not overlap.
+            // SAFETY: as in `fill`; only this function uses `bytes`, so the two do not overlap.
             unsafe { source.copy_to(bytes.as_mut_ptr(), bytes.len()) }
         } else {
             for_pages(start, bytes.len(), |page, inside, part| match self.pages.get(&page) {
@@ -136,7 +136,7 @@ impl Contents {
             let at = source.physical + offset;
             match self.pattern_at(source, at..at + size) {
                 Some((pattern, length)) if target.host == 0 => {
-                    // Long runs stay runs; a shifted copy shifts the pattern's phase.
+                    // Long runs stay runs. A shifted copy shifts the pattern's phase.
                     let length = length.min(source.bytes - offset);
                     let start = target.physical + offset;
                     let turned = pattern.rotate_left(8 * (start.wrapping_sub(at) % 8) as u32);
@@ -152,7 +152,7 @@ impl Contents {
         }
     }
 
-    /// The pattern of `range` if it has only one, and how far that goes on.
+    /// The pattern of `range` if it has only one, and how many bytes it covers from the start of `range`.
     fn pattern_at(&self, piece: &Piece, range: Range<u64>) -> Option<(u64, u64)> {
         match self.patterns.overlapping(range.clone()).next() {
             Some((run, pattern)) => {
@@ -170,7 +170,7 @@ impl Contents {
         }
     }
 
-    /// Compares all of a piece with the pattern; returns the first bytes that differ, and their offset.
+    /// Compares the whole piece with the pattern; returns the first bytes that differ, and their offset.
     pub(crate) fn check(&self, piece: &Piece, pattern: u64) -> Result<(), (u64, u64)> {
         let mut at = piece.physical;
         for (run, found) in self.patterns.overlapping(piece.range()) {
@@ -207,7 +207,7 @@ impl Contents {
         Ok(())
     }
 
-    /// The host memory of the contents, in bytes.
+    /// The bytes of host memory that hold the contents.
     pub(crate) fn committed_bytes(&self) -> u64 {
         self.pages.len() as u64 * PAGE
     }
@@ -217,7 +217,8 @@ fn host_pointer(address: usize) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(address)
 }
 
-/// Splits `bytes` bytes from `start` at page borders: the page, the offset in it, and the part of the bytes.
+/// Splits `bytes` bytes from `start` at page boundaries. Yields the page, the offset in it, and the part's
+/// range.
 fn for_pages(start: u64, bytes: usize, mut each: impl FnMut(u64, usize, Range<usize>)) {
     let mut done = 0;
     while done < bytes {
@@ -303,7 +304,7 @@ mod tests {
         contents.write_pattern(&piece(4096 + 256, 256), 9);
         assert_eq!(contents.check(&block, 7), Err((256, 9)));
         contents.write(&block, 256, &7_u64.to_le_bytes().repeat(32));
-        assert_eq!(contents.check(&block, 7), Ok(()), "equal bytes are equal, however they are kept");
+        assert_eq!(contents.check(&block, 7), Ok(()), "equal bytes are equal, however they are stored");
         contents.write(&block, 1000, &[1]);
         assert_eq!(contents.check(&block, 7), Err((1000, 1)));
     }

@@ -1,4 +1,4 @@
-//! The parts of a simulated device: data and its rules, without the driver's calls.
+//! The parts of a simulated device: data and rules, without the driver's calls.
 
 pub(crate) mod access;
 pub(crate) mod address;

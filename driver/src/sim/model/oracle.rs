@@ -1,18 +1,18 @@
 //! The oracle of stream order: the history of blocks and of their memory.
 //!
-//! The history of memory is kept by *physical* place, so that a block reached through another mapping
-//! keeps its history. Each place knows two sets of points in the streams' order:
-//! - `released`: where earlier owners gave it back. A new owner must come after all of them;
-//! - `uses`: accesses since then outside any block (a resource's own fills, memory that was never lent).
+//! History belongs to *physical* memory, so a block reached through another mapping keeps its history. Each
+//! place has two sets of points in the streams' order:
+//! - `released`: where earlier owners returned it. A new owner must come after all of them;
+//! - `uses`: later accesses outside any block (a resource's own fills, memory that was never lent).
 //!
-//! A block that comes back on stream `s` leaves `s`'s present end behind, and every older point that `s`
-//! does not happen after. That is the whole of what its next owner has to be ordered after: in particular
-//! also a use on another stream that the owner forgot to order before `s`, and what came before the owner
-//! if `s` was never ordered after the stream that the block was lent to.
+//! If a block comes back on stream `s`, its next owner must come after two things: the present end of `s`,
+//! and every older point that `s` does not happen after. This covers a use on another stream that the owner
+//! forgot to order before `s`. It also covers earlier owners, if `s` was never ordered after the stream that
+//! the block was lent to.
 //!
-//! Work that is captured for a graph runs when the graph is launched. So it leaves nothing behind for streams
-//! outside of its capture, and an order that was captured orders no other work: a block that comes back in a
-//! capture leaves all uses outside of it behind that the host does not know to be done.
+//! Captured work runs when the graph is launched. So it leaves no history for streams outside its capture,
+//! and captured order orders no other work. A block that comes back in a capture leaves all uses outside it
+//! in the history, unless the host knows them to be done.
 
 use std::ops::Range;
 
@@ -25,20 +25,20 @@ use super::order::Order;
 use super::runs::RunMap;
 use super::violation::ViolationKind;
 
-/// The history of a range of physical memory. A range without one is fresh.
+/// The history of a range of physical memory. A range without history is fresh.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Place {
     pub(crate) owner: Option<u32>,
     pub(crate) released: Epochs,
     pub(crate) uses: Epochs,
-    /// What was captured, releases and uses.
+    /// Captured releases and uses.
     pub(crate) captured: Epochs,
 }
 
-/// The slot of a stream that is gone.
+/// The slot of a stream that no longer exists.
 pub(crate) const NO_SLOT: Slot = Slot::MAX;
 
-/// A block that is lent.
+/// A lent block.
 #[derive(Debug)]
 pub(crate) struct Block {
     pub(crate) ptr: DevicePtr,
@@ -46,7 +46,7 @@ pub(crate) struct Block {
     pub(crate) slot: Slot,
     pub(crate) pieces: Pieces,
     pub(crate) uses: Epochs,
-    /// The uses that were captured.
+    /// The captured uses.
     pub(crate) captured: Epochs,
 }
 
@@ -57,11 +57,11 @@ pub(crate) struct Oracle {
     pub(crate) blocks: Vec<Option<Block>>,
     pub(crate) free: Vec<u32>,
     pub(crate) by_address: FxHashMap<DevicePtr, u32>,
-    /// The uses through mappings whose memory may have several, by the mapping's start.
+    /// The uses through mappings whose memory may have several mappings, by the mapping's start.
     pub(crate) through: FxHashMap<u64, Epochs>,
 }
 
-/// A rule broken, found while the state is borrowed.
+/// A broken rule, found while the state is borrowed.
 pub(crate) type Finding = (ViolationKind, String);
 
 impl Oracle {
@@ -84,8 +84,8 @@ impl Oracle {
         Some(block)
     }
 
-    /// Lends a piece to a block on `slot`: no other block may hold it, and `slot` must come after all its
-    /// history. Of captured work, only work that is `in_same_capture` counts.
+    /// Lends a piece to a block on `slot`: no other block may hold it, and `slot` must come after its whole
+    /// history. Captured work counts only if it is `in_same_capture`.
     pub(crate) fn lend(
         &mut self,
         order: &Order,
@@ -98,7 +98,7 @@ impl Oracle {
         let mut finding = None;
         places.update(piece.range(), &Place::default(), |range, place| {
             if let Some(other) = place.owner.and_then(|owner| blocks[owner as usize].as_ref()) {
-                let message = format!("{range:x?} in it is lent already, as a part of {}", other.describe());
+                let message = format!("{range:x?} in it is already lent, as a part of {}", other.describe());
                 finding.get_or_insert((ViolationKind::Overlap, message));
             }
             let first = {
@@ -108,7 +108,7 @@ impl Oracle {
             };
             if let Some(epoch) = first {
                 finding.get_or_insert_with(|| (ViolationKind::StreamOrder, unordered(order, slot, epoch)));
-                place.released.clear(); // said once
+                place.released.clear(); // reported once
                 place.uses.clear();
             }
             place.owner = Some(index);
@@ -116,7 +116,8 @@ impl Oracle {
         finding
     }
 
-    /// Leaves the work that a block's next owner must come after; `is_captured`: it returns in a capture.
+    /// Records the work that a block's next owner must come after. `is_captured`: the block returns in a
+    /// capture.
     pub(crate) fn give_back(&mut self, order: &Order, block: &Block, slot: Slot, is_captured: bool) {
         let position = order.position(slot);
         for piece in &block.pieces {
@@ -144,7 +145,7 @@ impl Oracle {
         }
     }
 
-    /// Notes an access, captured or not; it must come after everything that earlier owners submitted.
+    /// Records an access, captured or not. It must come after everything that earlier owners submitted.
     pub(crate) fn access(
         &mut self,
         order: &Order,
@@ -160,7 +161,7 @@ impl Oracle {
             && let Some(Some(block)) = blocks.get_mut(*owner as usize)
             && block.slot == epoch.slot()
         {
-            block.history(is_captured).add(epoch); // the check was made when it was lent
+            block.history(is_captured).add(epoch); // checked when the block was lent
             return None;
         }
         let mut finding = None;
@@ -184,7 +185,7 @@ impl Oracle {
         finding
     }
 
-    /// Ends the history of memory that goes away. `ordered` says which uses are over by then.
+    /// Ends the history of memory that goes away. `ordered` tells which uses are over by then.
     pub(crate) fn retire(
         &mut self,
         range: Range<u64>,
@@ -208,8 +209,8 @@ impl Oracle {
         kind
     }
 
-    /// Ends a mapping whose memory may have others. The memory's history goes on, and so do blocks that
-    /// were lent at other addresses. `ordered` says which uses are over by then.
+    /// Ends a mapping of memory that may have others. The memory's history continues, and so do blocks that
+    /// were lent at other addresses. `ordered` tells which uses are over by then.
     pub(crate) fn unmapped(
         &mut self,
         piece: &Piece,
@@ -238,14 +239,14 @@ impl Oracle {
         }
     }
 
-    /// Begins a new life of memory: its users must come after `epoch`.
+    /// Starts a new life of memory: its users must come after `epoch`.
     pub(crate) fn begin(&mut self, range: Range<u64>, epoch: Epoch) {
         let mut released = Epochs::default();
         released.add(epoch);
         self.places.replace(range, Place { released, ..Place::default() });
     }
 
-    /// Calls `each` for every epoch that may still be compared with.
+    /// Calls `each` for every epoch that may still be compared.
     pub(crate) fn for_each_epoch(&self, mut each: impl FnMut(Epoch)) {
         for place in self.places.values() {
             place.released.iter().chain(place.uses.iter()).for_each(&mut each);
@@ -256,7 +257,7 @@ impl Oracle {
         self.through.values().flat_map(Epochs::iter).for_each(each);
     }
 
-    /// Slots are reused: a block that was lent to a destroyed stream loses its slot.
+    /// Because slots are reused, a block that was lent to a destroyed stream loses its slot.
     pub(crate) fn forget_slots(&mut self, is_free: impl Fn(Slot) -> bool) {
         for block in self.blocks.iter_mut().flatten() {
             if block.slot != NO_SLOT && is_free(block.slot) {
@@ -271,7 +272,7 @@ impl Oracle {
 }
 
 impl Block {
-    /// Where a use is noted.
+    /// The set in which to record a use.
     fn history(&mut self, is_captured: bool) -> &mut Epochs {
         if is_captured { &mut self.captured } else { &mut self.uses }
     }

@@ -3,15 +3,15 @@
 //! The rule, exactly. Work `a` happens before work `b` if
 //! - both are on one stream and `a` was submitted first;
 //! - `b`'s stream waited, before `b`, on an event recorded after `a` on `a`'s stream;
-//! - one of the two is on the legacy default stream, the other's stream is a blocking one, and `a` was
-//!   submitted first (recording an event on the legacy stream and making it wait count as work on it);
+//! - one of the two is on the legacy default stream, the other's stream is blocking, and `a` was submitted
+//!   first (recording an event on the legacy stream and making it wait count as work on it);
 //! - the host learned that `a` was done before it submitted `b`: by a synchronisation with the event, the
 //!   stream or the device, by a query that returned true, or by a free that synchronises;
 //! - or by any chain of these.
 //!
-//! All threads count as one host: every thread knows what one thread has learned. Finished work counts as
-//! finished only once the host has asked. One thing is forgotten: with 64 or more destroyed streams, their
-//! finished work, if it used no memory of which the oracle keeps a history, and no event stands for it. So a
+//! All threads count as one host: every thread knows what one thread has learned. Work counts as finished
+//! only after the host has asked. If 64 or more streams were destroyed, their finished work may be forgotten.
+//! This happens only if the oracle keeps no history of the work's memory and no event stands for it. So a
 //! million streams, each used once, take no more memory than a few.
 
 use smallvec::SmallVec;
@@ -21,7 +21,7 @@ use super::clock::{Clock, Epoch, Epochs, MAX_SLOTS, Slot};
 /// The slot of the legacy default stream.
 pub(crate) const LEGACY: Slot = 0;
 
-/// The epochs that work has to wait for, apart from earlier work of its own stream.
+/// The epochs that work has to wait for, besides earlier work of its own stream.
 pub(crate) type Waits = SmallVec<[Epoch; 2]>;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,8 +46,8 @@ pub(crate) struct Lane {
     state: State,
     pub(crate) handle: u64,
     tick: u64,
-    /// The epochs that the stream's next work happens after, without those that the host knows and those that
-    /// the legacy rule adds at submission. Its own entry is `tick`.
+    /// The epochs that the stream's next work happens after. It omits those that the host knows and those
+    /// that the legacy rule adds at submission. Its own entry is `tick`.
     clock: Clock,
 }
 
@@ -57,12 +57,12 @@ impl Lane {
     }
 }
 
-/// The clocks. Slots are reused once no call can refer to the streams that had them; their ticks go on.
+/// The clocks. A slot is reused when no call can refer to its stream any more; its ticks continue.
 #[derive(Debug)]
 pub(crate) struct Order {
     lanes: Vec<Lane>,
     host: Clock,
-    /// The blocking streams, with those destroyed ones whose work the legacy stream may still have to wait
+    /// The blocking streams, including destroyed ones whose work the legacy stream may still have to wait
     /// for.
     blocking: Vec<Slot>,
     dead: Vec<Slot>,
@@ -70,10 +70,10 @@ pub(crate) struct Order {
     fold_at: usize,
 }
 
-/// The slot that stands for all forgotten blocking streams, for the legacy stream.
+/// The slot that stands for all forgotten blocking streams in the legacy stream's order.
 const DEPARTED: Slot = 1;
 
-/// The number of destroyed streams below which none is forgotten.
+/// Below this number of destroyed streams, none is forgotten.
 const FOLD_AT_LEAST: usize = 64;
 
 impl Order {
@@ -88,7 +88,7 @@ impl Order {
         }
     }
 
-    /// A slot for a new stream; `None` if there are more than clocks can name.
+    /// A slot for a new stream; `None` if clocks can name no more.
     pub(crate) fn open(&mut self, kind: StreamKind, handle: u64) -> Option<Slot> {
         let slot = match self.free.pop() {
             Some(slot) => slot,
@@ -117,7 +117,7 @@ impl Order {
         &self.lanes[slot]
     }
 
-    /// Whether the legacy default stream's work is ordered with this stream's.
+    /// Whether the legacy default stream's work is ordered with this stream's work.
     pub(crate) fn is_blocking(&self, slot: Slot) -> bool {
         self.lanes[slot].kind == StreamKind::Blocking
     }
@@ -139,7 +139,7 @@ impl Order {
         Epoch::new(slot, lane.tick)
     }
 
-    /// Orders a stream's next work by the legacy rule; adds the epochs that it has to wait for to `waits`.
+    /// Orders a stream's next work by the legacy rule, and adds the epochs to wait for to `waits`.
     pub(crate) fn join_implicit(&mut self, slot: Slot, waits: &mut Waits) {
         match self.lanes[slot].kind {
             StreamKind::NonBlocking => {}
@@ -163,7 +163,7 @@ impl Order {
         }
     }
 
-    /// The end of `other`, if `slot` does not happen after it yet.
+    /// The end of `other`, unless `slot` already happens after it.
     fn unjoined(&self, slot: Slot, other: Slot) -> Option<Epoch> {
         let end = self.end(other);
         (!self.lanes[slot].clock.knows(end) && !self.host.knows(end)).then_some(end)
@@ -175,7 +175,7 @@ impl Order {
         self.lanes[other].clock = clock;
     }
 
-    /// Orders a stream after an event's record; returns whether that was new.
+    /// Orders a stream after an event's record; returns whether that is new.
     pub(crate) fn join_event(&mut self, slot: Slot, epoch: Epoch, clock: &Clock) -> bool {
         let lane = &mut self.lanes[slot];
         let new = !lane.clock.knows(epoch) && !self.host.knows_all(clock);
@@ -185,14 +185,14 @@ impl Order {
         new
     }
 
-    /// Drops the order that a capture gave a stream: its work comes after `before`, and after itself.
+    /// Drops the order that a capture gave a stream: its work comes after `before` and after itself.
     pub(crate) fn leave_capture(&mut self, slot: Slot, before: Clock) {
         let lane = &mut self.lanes[slot];
         lane.clock = before;
         lane.clock.raise(slot, lane.tick);
     }
 
-    /// The clock that an event recorded now on the stream stands for.
+    /// The clock of an event that is recorded on the stream now.
     pub(crate) fn clock(&self, slot: Slot) -> &Clock {
         &self.lanes[slot].clock
     }
@@ -210,8 +210,8 @@ impl Order {
         }
     }
 
-    /// The epochs that a clock must know to know everything that the stream's next work happens after; none
-    /// if the host knows it anyway.
+    /// The epochs that a clock must know to know everything that the stream's next work happens after. Empty
+    /// if the host knows it all.
     pub(crate) fn position(&self, slot: Slot) -> Epochs {
         let mut position = Epochs::default();
         let end = self.end(slot);
@@ -225,8 +225,8 @@ impl Order {
                 for &other in &self.blocking {
                     let Some(end) = self.unjoined(slot, other) else { continue };
                     if other == DEPARTED {
-                        // Only the legacy stream waits for this one itself, so other streams get the epochs
-                        // that it knows.
+                        // Only the legacy stream itself waits for this slot, so other streams get the epochs
+                        // that the slot knows.
                         let known = self.lanes[other].clock.epochs().filter(|e| e.slot() != DEPARTED);
                         let open = |e: &Epoch| !self.lanes[slot].clock.knows(*e) && !self.host.knows(*e);
                         known.filter(open).for_each(|e| position.add(e));
@@ -243,17 +243,17 @@ impl Order {
         self.host.knows(epoch)
     }
 
-    /// Adds an event's knowledge to the host's.
+    /// Adds an event's clock to the host's.
     pub(crate) fn host_learns(&mut self, clock: &Clock) {
         self.host.join(clock);
     }
 
-    /// Adds the knowledge of a stream that is done to the host's.
+    /// Adds the clock of a finished stream to the host's.
     pub(crate) fn host_learns_stream(&mut self, slot: Slot) {
         self.host.join(&self.lanes[slot].clock);
     }
 
-    /// Adds everything to the host's knowledge.
+    /// Lets the host know everything.
     pub(crate) fn host_learns_all(&mut self) {
         for (slot, lane) in self.lanes.iter().enumerate() {
             self.host.raise(slot, lane.tick);
@@ -274,8 +274,8 @@ impl Order {
         self.lanes[slot].state == State::Free
     }
 
-    /// Frees the slots of destroyed streams that are done, and that no call can refer to: because the host
-    /// knows them, or because nothing refers to them.
+    /// Frees the slots of destroyed streams that are done and that no later call can refer to. Either the
+    /// host knows their end, or nothing refers to them.
     pub(crate) fn fold(&mut self, referenced: &[bool], done: impl Fn(Slot) -> bool) {
         let mut dead = std::mem::take(&mut self.dead);
         dead.retain(|&slot| {

@@ -1,6 +1,7 @@
 //! The pages that blocks of plain memory share, by the rule in [`crate::plain`].
 //!
-//! CUDA does not document which hole a block goes to: here the smallest that fits, the lowest of those.
+//! CUDA does not document which hole a block takes. Here it is the smallest that fits, the lowest of equal
+//! ones.
 
 use super::address::AddressSpace;
 use crate::plain::{PAGE, UNIT};
@@ -12,7 +13,7 @@ pub(crate) struct SharedPages {
 }
 
 impl SharedPages {
-    /// A space without pages. Blocks are placed from the lower end of a hole on, or from the upper one.
+    /// A space without pages. Blocks are cut from a hole's lower end or from its upper one.
     pub(crate) fn new(from_above: bool) -> Self {
         Self { room: AddressSpace::in_pages(PAGE, UNIT, from_above) }
     }

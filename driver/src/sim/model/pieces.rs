@@ -1,22 +1,22 @@
-//! What a simulated pool of the driver takes from its device, chunks, and their free pieces, which are found
-//! by place and by size.
+//! The chunks that a simulated driver pool takes from its device, and their free pieces, found by place and
+//! by size.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::clock::Epoch;
 
-/// The unit in bytes that pooled memory is rounded up to.
+/// Pooled memory is rounded up to multiples of this many bytes.
 pub(crate) const UNIT: u64 = 512;
 
-/// The least bytes that a pool takes from a large device at once, as CUDA's do on an H200.
+/// The fewest bytes that a pool takes from a large device at once, as in CUDA on an H200.
 const CHUNK: u64 = 32 << 20;
-/// A pool takes no more than this share of a small device at once.
+/// A pool takes at most one part in this many of a small device at once.
 const CHUNK_SHARE: u64 = 32;
-/// What larger chunks are a multiple of, in bytes: the driver's page.
+/// Larger chunks are a multiple of this many bytes: the driver's page.
 const PAGE: u64 = 2 << 20;
 
-/// What a pool took from the device or the host at once.
+/// Memory that a pool took from the device or the host at once.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Chunk {
     pub(crate) start: u64,
@@ -26,7 +26,7 @@ pub(crate) struct Chunk {
     pub(crate) host: usize,
 }
 
-/// A free piece of a chunk: where it starts, its size, and the epoch at which it is free.
+/// A free piece of a chunk: its start, its size, and the epoch from which it is free.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
     pub(crate) chunk: Chunk,
@@ -36,12 +36,12 @@ pub(crate) struct Piece {
 }
 
 impl Chunk {
-    /// The whole chunk, free from the beginning.
+    /// The whole chunk, free from the start.
     pub(crate) fn piece(self) -> Piece {
         Piece { chunk: self, start: self.start, bytes: self.bytes, freed: Epoch::new(0, 0) }
     }
 
-    /// The size of a chunk for a request.
+    /// The size of the chunk to take for a request.
     pub(crate) fn bytes_for(size: u64, capacity: u64) -> u64 {
         let least = CHUNK.min(capacity / CHUNK_SHARE);
         if size < least {
@@ -57,12 +57,12 @@ impl Piece {
         self.chunk.physical + (self.start - self.chunk.start)
     }
 
-    /// The real address behind it; 0 where there is none.
+    /// The real address behind the piece; 0 if there is none.
     pub(crate) const fn host(&self) -> usize {
         if self.chunk.host == 0 { 0 } else { self.chunk.host + (self.start - self.chunk.start) as usize }
     }
 
-    /// Whether it was never handed out, or any stream may have it since.
+    /// Whether the piece was never handed out, or may now go to any stream.
     pub(crate) fn is_fresh(&self) -> bool {
         self.freed.tick() == 0
     }
@@ -71,8 +71,8 @@ impl Piece {
         self.bytes == self.chunk.bytes
     }
 
-    /// Both as one piece, if the other one follows in the same chunk, and they were freed on the same stream
-    /// or are done.
+    /// Joins both pieces, if the second follows in the same chunk and both were freed on the same stream or
+    /// are done.
     pub(crate) fn joined_with(&self, next: &Self, is_done: &impl Fn(Epoch) -> bool) -> Option<Self> {
         if self.chunk.start != next.chunk.start || self.start + self.bytes != next.start {
             return None;
@@ -88,12 +88,12 @@ impl Piece {
     }
 }
 
-/// Pieces of one pool that no one has. They do not overlap.
+/// The free pieces of one pool, which do not overlap.
 #[derive(Debug, Default)]
 pub(crate) struct FreePieces {
-    /// By where they start, each with the number of its insertion.
+    /// By start, each with the number of its insertion.
     by_start: BTreeMap<u64, (Piece, u64)>,
-    /// Size, number of the insertion, start.
+    /// Size, insertion number, start.
     by_size: BTreeSet<(u64, Reverse<u64>, u64)>,
     insertions: u64,
 }
@@ -119,8 +119,8 @@ impl FreePieces {
         Some(piece)
     }
 
-    /// Takes the first bytes of the smallest piece that fits and may be used; of equal ones, of the one that
-    /// came last. The rest of the piece stays.
+    /// Takes the first bytes of the smallest usable piece that fits; of equal ones, the one inserted last.
+    /// The rest of the piece stays.
     pub(crate) fn take(&mut self, bytes: u64, may: impl Fn(&Piece) -> bool) -> Option<Piece> {
         let fitting = self.by_size.range((bytes, Reverse(u64::MAX), 0)..);
         let start = fitting.map(|(_, _, start)| *start).find(|start| may(&self.by_start[start].0))?;
@@ -131,7 +131,7 @@ impl FreePieces {
         Some(Piece { bytes, ..piece })
     }
 
-    /// Keeps a piece that came back, joined with its neighbours.
+    /// Keeps a returned piece, joined with its neighbours.
     pub(crate) fn put(&mut self, mut piece: Piece, is_done: impl Fn(Epoch) -> bool) {
         let before = self.by_start.range(..piece.start).next_back().map(|(_, (before, _))| *before);
         if let Some(before) = before
@@ -166,7 +166,7 @@ impl FreePieces {
         self.by_start.len() < before
     }
 
-    /// Keeps the pieces of which `keep` says so.
+    /// Keeps the pieces that `keep` selects.
     pub(crate) fn retain(&mut self, mut keep: impl FnMut(&Piece) -> bool) {
         let by_size = &mut self.by_size;
         self.by_start.retain(|start, (piece, insertion)| {

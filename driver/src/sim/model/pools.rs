@@ -1,16 +1,16 @@
 //! Stream-ordered memory and its pools.
 //!
-//! A plain model of CUDA's: a pool takes its memory in chunks, hands out pieces of them, best fit, and keeps
-//! what comes back. Neighbours in a chunk become one piece where they were freed on the same stream or are
-//! done both. A chunk goes back to the device when it is one piece. CUDA does not say how its pools divide
-//! memory; on the logs of docs/BENCHMARKS.md this model takes 1.4 to 3.0 times what is live, and CUDA's pools
-//! on an H200 take 1.0 to 1.3 times. A request is served, in this order, by
-//! 1. the smallest piece that fits, of those whose free the asking stream is ordered after
-//!    (`ReuseFollowEventDependencies`; without it, only pieces freed on that very stream) and those whose
-//!    work is done (`ReuseAllowOpportunistic`);
-//! 2. new memory; if the device has none left, all pools first give back, once, the chunks that are free and
-//!    whose work is done;
-//! 3. pieces that a wait on the device makes available (`ReuseAllowInternalDependencies`): only if there is
+//! This is a plain model of CUDA's pools. A pool takes its memory in chunks, hands out pieces of them by best
+//! fit, and keeps the returned pieces. Neighbours in a chunk join if they were freed on the same stream or
+//! are both done. A chunk returns to the device when it is one piece. CUDA does not document how its pools
+//! divide memory. On the logs of docs/BENCHMARKS.md, this model takes 1.4 to 3.0 times the live memory, and
+//! CUDA's pools on an H200 take 1.0 to 1.3 times. A request is served, in this order, by
+//! 1. the smallest piece that fits and that the requesting stream may use. It may use a piece if it is
+//!    ordered after the piece's free (`ReuseFollowEventDependencies`; without it, only pieces freed on that
+//!    very stream), or if the piece's work is done (`ReuseAllowOpportunistic`);
+//! 2. new memory; if the device has none left, all pools first return their free chunks whose work is done,
+//!    once;
+//! 3. pieces that a wait on the device makes available (`ReuseAllowInternalDependencies`), only if there is
 //!    no new memory, as CUDA documents it.
 
 use millpond_core::DeviceId;
@@ -25,26 +25,26 @@ use super::pieces::{FreePieces, Piece};
 
 pub(crate) const FIRST_POOL: u64 = 0x53_0000_0000;
 
-/// A location and a kind of memory, which have a default pool and a current one.
+/// A location and a kind of memory, which together have a default pool and a current one.
 pub(crate) type Place = (MemLocation, MemAllocationType);
 
 const DEVICE_MEMORY: Place = (MemLocation::Device, MemAllocationType::Pinned);
 
-/// The pools of a machine's devices have different handles.
+/// The pools of different devices in a machine have different handles.
 const HANDLES_OF_A_DEVICE: u64 = 1 << 24;
 
 #[derive(Debug)]
 pub(crate) struct Pool {
-    /// Destroyed; removed with the last block that is still handed out.
+    /// Destroyed; removed when its last block is freed.
     pub(crate) ended: bool,
-    /// Made in a context that was reset: it can only be destroyed.
+    /// Created in a context that was reset: it can only be destroyed.
     pub(crate) is_of_old_context: bool,
-    /// One of the pools that the driver made.
+    /// A pool that the driver created.
     pub(crate) is_default: bool,
     pub(crate) props: MemPoolProps,
-    /// The pool of which this is an import.
+    /// The pool that this one imports.
     pub(crate) imported_from: Option<MemPool>,
-    /// The other devices that may use its memory; for memory on the host, this one, too.
+    /// The other devices that may use its memory; for host memory, this device too.
     pub(crate) access: Vec<(DeviceId, AccessFlags)>,
     pub(crate) follow_events: bool,
     pub(crate) opportunistic: bool,
@@ -57,17 +57,17 @@ pub(crate) struct Pool {
     pub(crate) cached: FreePieces,
 }
 
-/// The pools, by number; the first is the device's default.
+/// The pools by number. The first is the device's default pool.
 #[derive(Debug)]
 pub(crate) struct Pools {
     first: u64,
     pub(crate) pools: Vec<Option<Pool>>,
-    /// The default pools of other places, once they were asked for, and the current pools that were set.
+    /// The default pools of other places, once queried, and the current pools that were set.
     defaults: FxHashMap<Place, MemPool>,
     current: FxHashMap<Place, MemPool>,
-    /// What is behind each handed-out pointer.
+    /// The piece behind each handed-out pointer.
     pub(crate) blocks: FxHashMap<u64, Piece>,
-    /// The allocation behind each imported pointer, by its generation.
+    /// The allocation behind each imported pointer, by generation.
     pub(crate) imports: FxHashMap<u64, u64>,
 }
 
@@ -96,17 +96,17 @@ impl Pool {
         (self.props.location, self.props.kind)
     }
 
-    /// Whether its memory is managed.
+    /// Whether the pool's memory is managed.
     pub(crate) fn is_managed(&self) -> bool {
         self.props.kind == MemAllocationType::Managed
     }
 
-    /// Whether its memory is the host's, and not the device's.
+    /// Whether the pool's memory is host memory, not device memory.
     pub(crate) fn is_on_host(&self) -> bool {
         self.props.location.is_host() && !self.is_managed()
     }
 
-    /// Pools that are shared between processes keep their memory until they end.
+    /// Whether the pool is shared between processes. Such a pool keeps its memory until it ends.
     pub(crate) fn is_shared(&self) -> bool {
         self.imported_from.is_some() || !self.props.handles.is_none()
     }
@@ -156,7 +156,7 @@ impl Pool {
 }
 
 impl Pools {
-    /// `slice` is the device's place among those of a machine.
+    /// `slice` is the device's index in its machine.
     pub(crate) fn new(slice: Option<usize>) -> Self {
         let default = Pool { is_default: true, ..Pool::new(MemPoolProps::default()) };
         Self {
@@ -191,7 +191,7 @@ impl Pools {
         usize::try_from(pool.0.wrapping_sub(self.first)).unwrap_or(usize::MAX)
     }
 
-    /// The default pool of a place, which CUDA has for each.
+    /// The default pool of a place; CUDA has one for each.
     pub(crate) fn default_of(&mut self, place: Place) -> Answer<MemPool> {
         if place == DEVICE_MEMORY {
             return Ok(self.default_pool());
@@ -226,13 +226,13 @@ impl Pools {
             return Err(Refusal::invalid_value("an imported pool cannot be a current pool"));
         }
         if found.place() != place {
-            return Err(Refusal::invalid_value("the pool has memory of another place or kind"));
+            return Err(Refusal::invalid_value("the pool's memory is of another place or kind"));
         }
         self.current.insert(place, pool);
         Ok(())
     }
 
-    /// A pool that ends is current no more.
+    /// Makes sure that a pool that ends is no longer current.
     pub(crate) fn forget_current(&mut self, pool: MemPool) {
         self.current.retain(|_, current| *current != pool);
     }
@@ -252,13 +252,14 @@ impl Pools {
         match self.get(pool)? {
             Pool { ended: true, .. } => Err(Refusal::invalid_value("the pool was destroyed")),
             Pool { is_of_old_context: true, .. } => {
-                Err(Refusal::invalid_value("the pool is of a context that was reset"))
+                Err(Refusal::invalid_value("the pool belongs to a context that was reset"))
             }
             found => Ok(found),
         }
     }
 
-    /// Marks the pools of a context that was reset: their cached memory stays, and the default pools go on.
+    /// Marks the pools of a context that was reset. Their cached memory stays, and the default pools
+    /// continue.
     pub(crate) fn end_of_context(&mut self) {
         let made = self.pools.iter_mut().flatten().filter(|pool| !pool.is_default);
         made.for_each(|pool| pool.is_of_old_context = true);
@@ -276,13 +277,13 @@ impl Pools {
     }
 }
 
-/// Refuses a place where CUDA has no pools; the simulated host has one NUMA node.
+/// Refuses a place that has no pools in CUDA. The simulated host has one NUMA node.
 pub(crate) fn check_place(location: MemLocation) -> Answer<()> {
     match location {
         MemLocation::Device | MemLocation::Host | MemLocation::HostNuma(0) => Ok(()),
         MemLocation::HostNuma(node) => {
             Err(Refusal::invalid_value(format!("the host has no NUMA node {node}")))
         }
-        MemLocation::HostNumaCurrent => Err(Refusal::invalid_value("pools are on a NUMA node by its number")),
+        MemLocation::HostNumaCurrent => Err(Refusal::invalid_value("name the pool's NUMA node by number")),
     }
 }

@@ -22,7 +22,7 @@ impl<V> Default for RunMap<V> {
 }
 
 impl<V: Clone> RunMap<V> {
-    /// The run that holds the whole of `range`, if there is one.
+    /// The run that holds all of `range`, if there is one.
     pub(crate) fn containing(&mut self, range: &Range<u64>) -> Option<&mut V> {
         let (_, run) = self.runs.range_mut(..=range.start).next_back()?;
         (run.end >= range.end).then_some(&mut run.value)
@@ -66,7 +66,7 @@ impl<V: Clone> RunMap<V> {
         }
     }
 
-    /// Calls `change` on the value of every part of `range`; parts without one start from `fresh`.
+    /// Calls `change` on the value of every part of `range`; parts without a value start from `fresh`.
     pub(crate) fn update(
         &mut self,
         range: Range<u64>,

@@ -1,4 +1,4 @@
-//! The mappings from addresses to physical memory, and the device's taken capacity.
+//! The mappings from addresses to physical memory, and the device capacity in use.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -16,41 +16,42 @@ use super::memory::{Piece, Pieces};
 use super::pages::SharedPages;
 use crate::plain::{self, PAGE};
 
-/// The size of the pages of virtual memory management, and the alignment of large allocations.
+/// The page size of virtual memory management, and the alignment of large allocations.
 pub(crate) const GRANULARITY: u64 = PAGE;
 
-/// The unit in bytes that the capacity taken by the driver's own pools is rounded up to.
+/// Memory of the driver's own pools is rounded up to multiples of this many bytes.
 const CHARGE_UNIT: u64 = 512;
 
-/// Physical memory never shares a page of contents.
+/// No two pieces of physical memory share a page of contents.
 const PHYSICAL_UNIT: u64 = 64 << 10;
 
-// The simulator's own addresses: 64 TiB from 16 TiB on, where no common system puts a process's memory.
+// The simulator's own addresses: 64 TiB from 16 TiB upwards, where no common system places a process's
+// memory.
 const SMALL: Range<u64> = 0x1000_0000_0000..0x1400_0000_0000;
 const LARGE: Range<u64> = 0x1400_0000_0000..0x5000_0000_0000;
 
-/// The most devices of a machine that share the addresses.
+/// The most devices of a machine; they share the addresses.
 pub(crate) const MOST_DEVICES: usize = 16;
 
-/// A device's part of a range of addresses.
+/// The part of an address range that belongs to one device.
 fn part_of(range: Range<u64>, index: usize) -> Range<u64> {
     let bytes = (range.end - range.start) / MOST_DEVICES as u64;
     let start = range.start + index as u64 * bytes;
     start..start + bytes
 }
 
-/// The device of a machine that has this address.
+/// The device of a machine that owns this address.
 pub(crate) fn slice_of(address: u64) -> Option<usize> {
     (0..MOST_DEVICES)
         .find(|index| [SMALL, LARGE].into_iter().any(|range| part_of(range, *index).contains(&address)))
 }
 
-/// The owner of a mapping.
+/// The use of a mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Purpose {
     Plain,
     Managed,
-    /// Pinned memory: the simulator's, or registered by the program.
+    /// Pinned memory: allocated by the simulator, or registered by the program.
     Host {
         registered: bool,
     },
@@ -79,7 +80,7 @@ pub(crate) struct Mapping {
 }
 
 impl Mapping {
-    /// All of the mapping that starts here.
+    /// The whole mapping that starts here.
     pub(crate) const fn piece(&self, start: u64) -> Piece {
         let several = matches!(self.purpose, Purpose::Virtual(_) | Purpose::Ipc | Purpose::Imported(_));
         let via = if several { start } else { 0 };
@@ -87,26 +88,26 @@ impl Mapping {
     }
 }
 
-/// The starts of mappings in order.
+/// The starts of the mappings in order.
 ///
-/// Most programs never ask for the order, so changes are only recorded, and applied when it is needed.
+/// Most programs never need the order. So changes are only recorded, and applied when the order is needed.
 #[derive(Debug, Default)]
 struct Starts {
     sorted: BTreeSet<u64>,
-    /// The starts where mappings began or ended since.
+    /// The starts at which mappings began or ended since then.
     changed: Vec<u64>,
-    /// There were too many changes to record: `sorted` is invalid.
+    /// Too many changes to record: `sorted` is invalid.
     is_stale: bool,
 }
 
 impl Starts {
-    /// Records that a mapping begins or ends, with `mappings` in all.
+    /// Records that a mapping begins or ends; `mappings` is their number.
     fn note(&mut self, start: u64, mappings: usize) {
         if self.is_stale {
             return;
         }
         self.changed.push(start);
-        // By now sorting all of them is as cheap.
+        // From here on, sorting all of them is as cheap.
         if self.changed.len() > 64 + mappings {
             self.is_stale = true;
             self.changed.clear();
@@ -145,8 +146,8 @@ pub(crate) struct Space {
 }
 
 impl Space {
-    /// A space of `capacity` bytes; addresses are given from the lower end on, or from the upper one. `slice`
-    /// is the device's place among those of a machine.
+    /// A space of `capacity` bytes. Addresses are given from the lower end or from the upper one. `slice` is
+    /// the device's index in its machine.
     pub(crate) fn new(capacity: u64, from_above: bool, slice: Option<usize>) -> Self {
         let part = |range: Range<u64>| slice.map_or(range.clone(), |index| part_of(range, index));
         let (small, large) = (part(SMALL), part(LARGE));
@@ -179,7 +180,7 @@ impl Space {
         self.peak
     }
 
-    /// The bytes of live allocations, each size rounded up to 512.
+    /// The bytes of live allocations, each rounded up to a multiple of 512.
     pub(crate) const fn live(&self) -> u64 {
         self.live
     }
@@ -217,14 +218,14 @@ impl Space {
             return Ok(());
         }
         let in_pages = if bytes <= asked { String::new() } else { format!(", which take {bytes}") };
-        let text = format!("{asked} bytes asked for{in_pages}; {free} of {} free", self.capacity);
+        let text = format!("{asked} bytes requested{in_pages}; {free} of {} free", self.capacity);
         Err(Refusal::new(DriverError::OUT_OF_MEMORY, text))
     }
 
     // --- Plain memory ---
 
-    /// Addresses for a block of plain memory, and the bytes of pages that it takes from the device: none if
-    /// it shares one.
+    /// The address of a block of plain memory, and the bytes of pages that it takes from the device: 0 if the
+    /// block fits into a shared page.
     pub(crate) fn allocate_plain(&mut self, bytes: u64) -> Answer<(u64, u64)> {
         let (start, taken) = if !plain::shares(bytes) {
             let taken = plain::own_pages(bytes);
@@ -244,7 +245,7 @@ impl Space {
         self.reserve(pages_bytes, 0).inspect_err(|_| self.used -= pages_bytes)
     }
 
-    /// Frees a block of [`allocate_plain`](Self::allocate_plain), and returns the bytes of pages that go back
+    /// Frees a block of [`allocate_plain`](Self::allocate_plain) and returns the bytes of pages that return
     /// to the device.
     pub(crate) fn free_plain(&mut self, start: u64, bytes: u64) -> u64 {
         self.remove_live(bytes);
@@ -261,7 +262,7 @@ impl Space {
 
     // --- Addresses ---
 
-    /// Reserves addresses: small ranges at multiples of 512, those of 2 MiB and more at multiples of that.
+    /// Reserves addresses: ranges below 2 MiB at multiples of 512, others at multiples of 2 MiB.
     pub(crate) fn reserve(&mut self, bytes: u64, alignment: u64) -> Answer<u64> {
         let found = if bytes.max(alignment) < GRANULARITY {
             self.small.allocate(bytes, alignment)
@@ -269,7 +270,7 @@ impl Space {
             self.large.allocate(bytes, alignment)
         };
         let full =
-            || Refusal::new(DriverError::OUT_OF_MEMORY, "the simulated address space has no such range");
+            || Refusal::new(DriverError::OUT_OF_MEMORY, "the simulated address space has no such range left");
         found.ok_or_else(full)
     }
 
@@ -321,7 +322,7 @@ impl Space {
         self.unmap_if(start, |_| true)
     }
 
-    /// Does the same as [`unmap`](Self::unmap), if the mapping's purpose is selected.
+    /// Does the same as [`unmap`](Self::unmap), if `is_meant` selects the mapping's purpose.
     pub(crate) fn unmap_if(&mut self, start: u64, is_meant: impl FnOnce(Purpose) -> bool) -> Option<Mapping> {
         match self.mappings.entry(start) {
             Entry::Occupied(mapping) if is_meant(mapping.get().purpose) => {
@@ -342,7 +343,7 @@ impl Space {
         self.mappings.get_mut(&start)
     }
 
-    /// Makes all memory that a pool has handed out accessible to the device, or not.
+    /// Makes all memory that a pool has handed out accessible to the device, or inaccessible.
     pub(crate) fn set_accessible(&mut self, pool: MemPool, accessible: bool) {
         let of_pool = self.mappings.values_mut().filter(|mapping| mapping.purpose == Purpose::Pool(pool));
         of_pool.for_each(|mapping| mapping.accessible = accessible);
@@ -370,7 +371,7 @@ impl Space {
         mappings.filter(move |(_, mapping)| mapping.end > range.start)
     }
 
-    /// The memory behind a range, if all of it is accessible and one allocation. Mappings side by side in
+    /// The memory behind a range, if all of it is accessible and in one allocation. Adjacent mappings of
     /// virtual memory management count as one.
     pub(crate) fn translate(&self, start: u64, bytes: u64) -> Option<Pieces> {
         let (first, mapping) = self.holding(start)?;
@@ -397,7 +398,7 @@ impl Space {
         (at >= end).then_some(pieces)
     }
 
-    /// The number of mappings, without those of virtual memory management.
+    /// The number of mappings, without those from virtual memory management.
     pub(crate) fn live_mappings(&self) -> usize {
         self.mappings.values().filter(|mapping| !matches!(mapping.purpose, Purpose::Virtual(_))).count()
     }
@@ -410,7 +411,7 @@ mod tests {
     use super::*;
     use crate::sim::model::rng::Rng;
 
-    /// The naive model: an ordered map. Between queries lie few changes, or more than are recorded.
+    /// The naive model is an ordered map. Between two queries, few starts change, or more than are recorded.
     #[test]
     fn mappings_are_found_in_order_however_many_changed_since_the_last_question() {
         const UNIT: u64 = 512;

@@ -1,4 +1,4 @@
-//! Streams and events by their handles, which are reused after their end, as CUDA's are.
+//! Streams and events by handle. As in CUDA, a handle is reused after its stream or event ends.
 
 use millpond_core::StreamRef;
 use millpond_core::driver::Event;
@@ -12,7 +12,7 @@ const FIRST_STREAM: u64 = 0x51_0000_0000;
 const FIRST_EVENT: u64 = 0x52_0000_0000;
 const STRIDE: u64 = 0x80;
 
-/// A table of values with handles: the handle that was freed last is reused first.
+/// A table from handles to values. The handle freed last is reused first.
 #[derive(Debug)]
 struct Handles<T> {
     first: u64,
@@ -78,22 +78,22 @@ struct Stream {
     slot: Slot,
 }
 
-/// The point that an event's last record stands for.
+/// The point recorded by an event's last record.
 #[derive(Debug)]
 pub(crate) struct Record {
     pub(crate) epoch: Epoch,
     pub(crate) clock: Clock,
-    /// The capture that it was recorded in, if any.
+    /// The capture in which the event was recorded, if any.
     pub(crate) captured_in: Option<CaptureId>,
 }
 
 #[derive(Debug, Default)]
 struct EventEntry {
-    /// The record; kept when the event ends, to reuse its memory.
+    /// The record. It is kept when the event ends, to reuse its memory.
     record: Option<Record>,
 }
 
-/// The streams and events that exist.
+/// The existing streams and events.
 #[derive(Debug)]
 pub(crate) struct Names {
     streams: Handles<Stream>,
@@ -106,7 +106,7 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// `first_id` is the first of the unique ids of this device's streams.
+    /// `first_id` is the first unique id for this device's streams.
     pub(crate) fn new(first_id: u64) -> Self {
         Self {
             streams: Handles::new(FIRST_STREAM),
@@ -131,7 +131,7 @@ impl Names {
         StreamRef::from_raw_parts(handle, id)
     }
 
-    /// The slot of a stream that exists; for a per-thread stream only after
+    /// The slot of an existing stream. A per-thread stream has one only after
     /// [`add_per_thread`](Self::add_per_thread).
     #[inline]
     pub(crate) fn slot(&self, stream: StreamRef) -> Option<Slot> {
@@ -196,7 +196,7 @@ impl Names {
         entry.record = Some(Record { epoch, clock: own, captured_in });
     }
 
-    /// Calls `each` for the point of every event's last record.
+    /// Calls `each` with the point of every event's last record.
     pub(crate) fn for_each_epoch(&self, mut each: impl FnMut(Epoch)) {
         let events = self.events.entries.iter().flatten();
         events.filter_map(|entry| entry.record.as_ref()).for_each(|record| each(record.epoch));
@@ -208,7 +208,7 @@ impl Names {
         true
     }
 
-    /// Removes all streams and events; returns the slots of the streams.
+    /// Removes all streams and events; returns the streams' slots.
     pub(crate) fn clear(&mut self) -> Vec<Slot> {
         self.events.clear();
         self.streams.clear().into_iter().map(|stream| stream.slot).collect()

@@ -1,4 +1,4 @@
-//! Rules that were broken, and the log of them.
+//! Broken rules, and their log.
 
 use std::fmt;
 
@@ -6,21 +6,21 @@ use std::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[non_exhaustive]
 pub enum ViolationKind {
-    /// Two lent blocks overlap, at their addresses or in the memory behind them; or a block was given back
+    /// Two lent blocks overlap, at their addresses or in the memory behind them. Or a block was given back
     /// that was not lent with this address and size.
     Overlap,
     /// A block or an access is null, misaligned, or not inside accessible memory of this device.
     OutOfBounds,
-    /// A block was handed to a stream, or used by its owner, without being ordered after what earlier owners
-    /// may have submitted.
+    /// A block was handed to a stream, or used by its owner, without being ordered after the work that
+    /// earlier owners may have submitted.
     StreamOrder,
-    /// A simulated kernel found other bytes than the expected tag.
+    /// A simulated kernel found bytes other than the expected tag.
     TagMismatch,
-    /// A call named a stream or an event that does not exist.
+    /// A call named a stream or event that does not exist.
     DeadHandle,
     /// A wait on an event that was never recorded, which CUDA ignores.
     UnrecordedEvent,
-    /// Memory went back to the driver while use of it was not ordered before.
+    /// Memory went back to the driver while some use of it was not ordered before.
     EarlyReturn,
     /// Memory went back to the driver while a block in it was lent.
     LentReturned,
@@ -29,10 +29,10 @@ pub enum ViolationKind {
 }
 
 impl ViolationKind {
-    /// The number of the invariant that it breaks: 1 live ranges never overlap; 2 pointers are in bounds,
-    /// aligned, of their device; 3 a block handed to a stream happens after every release of it; 4 no call
-    /// names a destroyed stream or event; 7 every wait is on a recorded event; 9 memory returns to the
-    /// driver only after all recorded use.
+    /// Returns the number of the broken invariant: 1 live ranges never overlap; 2 pointers are in bounds,
+    /// aligned, and belong to their device; 3 a block handed to a stream happens after every release of it; 4
+    /// no call names a destroyed stream or event; 7 every wait is on a recorded event; 9 memory returns to
+    /// the driver only after all recorded use.
     pub const fn number(self) -> u32 {
         match self {
             Self::Overlap => 1,
@@ -45,15 +45,15 @@ impl ViolationKind {
     }
 }
 
-/// A rule that the program on the simulated device broke.
+/// A rule broken by the program that runs on the simulated device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Violation {
-    /// Which rule.
+    /// The broken rule.
     pub kind: ViolationKind,
-    /// The message, for people.
+    /// The message for people.
     pub message: String,
-    /// The number of the step at which it was found, from 1: every driver call, `lend`, `give_back` and
-    /// `launch` is a step. A [`ViolationKind::TagMismatch`] has the step of its launch.
+    /// The step, counted from 1, at which the violation was found. Every driver call, `lend`, `give_back` and
+    /// `launch` is a step. A [`ViolationKind::TagMismatch`] has its launch's step.
     pub step: u64,
 }
 
@@ -63,11 +63,11 @@ impl fmt::Display for Violation {
     }
 }
 
-/// The first violations; later ones are dropped, so that a program with many does not fill the memory.
+/// The first violations. Later ones are dropped, so a program with many does not fill the memory.
 #[derive(Debug, Default)]
 pub(crate) struct ViolationLog {
     all: Vec<Violation>,
-    /// How many of them were taken to be reported.
+    /// How many of them were taken for reporting.
     reported: usize,
 }
 
@@ -81,7 +81,7 @@ impl ViolationLog {
         }
     }
 
-    /// Those that were not reported yet. Subscribers are foreign code, so the caller reports them when it has
+    /// The violations not yet reported. Subscribers are foreign code, so the caller reports them after it has
     /// released the device's lock.
     #[inline]
     pub(crate) fn take_unreported(&mut self) -> Vec<Violation> {

@@ -11,7 +11,7 @@ use super::space::GRANULARITY;
 
 pub(crate) const FIRST_HANDLE: u64 = 0x54_0000_0000;
 
-/// The addresses that one page table of the device serves, in bytes: the first mapping there costs more.
+/// The addresses that one page table of the device serves, in bytes. The first mapping there costs more.
 pub(crate) const TABLE_REACH: u64 = 512 << 20;
 
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(crate) struct Physical {
     pub(crate) bytes: u64,
     pub(crate) place: u64,
     pub(crate) mappings: u32,
-    /// The number of handles that were not released: the one it was created as, and those it was imported as.
+    /// The number of unreleased handles: the first one, and its imports.
     pub(crate) holders: u32,
     pub(crate) props: PhysicalProps,
 }
@@ -29,11 +29,11 @@ pub(crate) struct Physical {
 pub(crate) struct VirtualMemory {
     /// Reserved ranges: start and bytes.
     pub(crate) reserved: BTreeMap<u64, u64>,
-    /// The physical memory, by the handle that it was created as.
+    /// The physical memory, by its first handle.
     pub(crate) physical: FxHashMap<u64, Physical>,
-    /// The memory of each handle that was not released.
+    /// The first handle of each unreleased handle's memory.
     pub(crate) handles: FxHashMap<u64, u64>,
-    /// The numbers of the page tables that were made and whose addresses are still reserved.
+    /// The numbers of the page tables that exist and whose addresses are still reserved.
     pub(crate) tables: BTreeSet<u64>,
     pub(crate) created: u64,
     /// The other devices that may use a mapping, by its start.
@@ -41,7 +41,7 @@ pub(crate) struct VirtualMemory {
 }
 
 impl VirtualMemory {
-    /// The number of reservations and of physical memory that were not freed.
+    /// The number of reservations and pieces of physical memory that were not freed.
     pub(crate) fn live(&self) -> usize {
         self.reserved.len() + self.physical.len()
     }
@@ -51,15 +51,15 @@ impl VirtualMemory {
         found.is_some_and(|(&from, &length)| start - from < length && bytes <= length - (start - from))
     }
 
-    /// The memory of a handle that was not released, and the handle that it was created as.
+    /// The memory behind an unreleased handle, and its first handle.
     pub(crate) fn held(&mut self, handle: PhysicalHandle) -> Answer<(PhysicalHandle, &mut Physical)> {
-        let unknown = || Refusal::invalid_value(format!("there is no physical memory {:#x}", handle.0));
+        let unknown = || Refusal::invalid_value(format!("no physical memory has the handle {:#x}", handle.0));
         let first = *self.handles.get(&handle.0).ok_or_else(unknown)?;
         let physical = self.physical.get_mut(&first).ok_or_else(unknown)?;
         Ok((PhysicalHandle(first), physical))
     }
 
-    /// Another handle of the memory that was created as this one; `None` if it was released.
+    /// Another handle of the memory with this first handle; `None` if the memory was released.
     pub(crate) fn hold_again(&mut self, first: PhysicalHandle) -> Option<PhysicalHandle> {
         self.physical.get_mut(&first.0)?.holders += 1;
         Some(self.new_handle(Some(first)))

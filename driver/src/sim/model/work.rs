@@ -1,4 +1,4 @@
-//! Work that was submitted and is not done: one queue for each stream.
+//! Submitted work that is not done: one queue for each stream.
 
 use std::collections::VecDeque;
 
@@ -15,7 +15,7 @@ use crate::sim::config::{DEEPEST_QUEUE, Schedule};
 /// One access of a kernel to one piece of memory.
 pub(crate) type KernelAccess = (Piece, Action);
 
-/// The effect of work when it is done.
+/// The effect of work when it runs.
 #[derive(Debug)]
 pub(crate) enum Operation {
     /// Work that only holds its place in the order.
@@ -44,7 +44,7 @@ struct Entry {
 #[derive(Debug, Default)]
 struct Queue {
     entries: VecDeque<Entry>,
-    /// The number of them that are work, and not only a place in the order.
+    /// How many entries are real work, not only places in the order.
     launched: usize,
     ready_ns: u64,
     listed: bool,
@@ -52,7 +52,7 @@ struct Queue {
 }
 
 impl Queue {
-    /// Places in the order; most queues have few.
+    /// Counts places in the order too; most queues have few.
     fn is_full(&self) -> bool {
         self.launched >= DEEPEST_QUEUE || self.entries.len() >= 16 * DEEPEST_QUEUE
     }
@@ -69,7 +69,7 @@ pub(crate) struct Effects {
 #[derive(Debug)]
 struct Adversary {
     rng: Rng,
-    /// It does work once in two to the power of this many choices.
+    /// On average, the adversary does work in one of 2^`patience` choices.
     patience: u32,
 }
 
@@ -120,7 +120,7 @@ impl Work {
         queue.frozen_until = 0;
     }
 
-    /// Submits the work of one tick, which takes `duration_ns` once it starts.
+    /// Submits the work of one tick, which takes `duration_ns` from its start.
     pub(crate) fn push(
         &mut self,
         epoch: Epoch,
@@ -148,7 +148,7 @@ impl Work {
         }
     }
 
-    /// The virtual time at which the work up to this epoch is done.
+    /// The virtual time at which all work up to this epoch is done.
     fn finish_ns(&self, point: Epoch) -> u64 {
         let queue = &self.queues[point.slot()];
         let after = queue.entries.partition_point(|entry| entry.tick <= point.tick());
@@ -166,7 +166,7 @@ impl Work {
         self.queues[slot].entries.is_empty()
     }
 
-    /// Lets virtual time pass, and does the work that is due.
+    /// Advances virtual time and does the work that is due.
     pub(crate) fn pass(&mut self, ns: u64, effects: &mut Effects) {
         self.now_ns = self.now_ns.saturating_add(ns);
         if self.adversary.is_none() && self.now_ns >= self.next_finish_ns {
@@ -174,7 +174,7 @@ impl Work {
         }
     }
 
-    /// Begins a step of the program, with this number; the adversary makes a choice.
+    /// Begins the program's step with this number; the adversary makes a choice.
     #[inline]
     pub(crate) fn begin_step(&mut self, step: u64, effects: &mut Effects) {
         self.step = step;
@@ -183,8 +183,8 @@ impl Work {
         }
     }
 
-    /// One choice of the adversary: none, or some work of a stream that it does not starve. How often it
-    /// chooses none changes from time to time: from every other time to 127 of 128 times.
+    /// Makes one choice of the adversary: no work, or some work of a stream that it does not starve. The
+    /// share of choices without work varies over time, from 1 in 2 to 127 in 128.
     fn choose(&mut self, effects: &mut Effects) {
         let Some(Adversary { rng, patience }) = &mut self.adversary else { return };
         if self.active.is_empty() {
@@ -192,7 +192,7 @@ impl Work {
         }
         let choice = rng.next();
         if choice >> 57 == 0 {
-            // once in 128 choices
+            // one in 128 choices
             *patience = 1 + rng.below(7) as u32;
         }
         if choice & ((1 << *patience) - 1) != 0 {
@@ -208,13 +208,13 @@ impl Work {
             queue.frozen_until = self.step + (16 << ((choice >> 40) % 9));
             return;
         }
-        // A little, or much, or all of the work.
+        // A little, much, or all of the work.
         let most = match (choice >> 48) & 3 {
             0 | 1 => 1 + ((choice >> 50) & 3),
             2 => 1 + ((choice >> 50) & 63),
             _ => u64::MAX,
         };
-        let pulls = (choice >> 56) & 1 == 0; // or stops where other streams' work must come first
+        let pulls = (choice >> 56) & 1 == 0; // otherwise stops if other streams' work must come first
         for _ in 0..most {
             let Some(entry) = self.queues[slot].entries.front() else { break };
             if entry.waits.iter().all(|wait| self.is_done(*wait)) {
@@ -230,8 +230,8 @@ impl Work {
         }
     }
 
-    /// Makes the host wait for all work up to this epoch. By the clock, work that is due by then is done too;
-    /// the adversary does the needed work, and other work at random between.
+    /// Makes the host wait for all work up to this epoch. On the timed schedule, all work due by then is done
+    /// too. The adversary does the needed work, mixed with other work at random.
     pub(crate) fn finish(&mut self, point: Epoch, effects: &mut Effects) {
         if self.is_done(point) {
             return;
@@ -269,7 +269,7 @@ impl Work {
         self.next_finish_ns = u64::MAX;
     }
 
-    /// The next work of a stream.
+    /// A stream's next work.
     fn first(&self, slot: Slot) -> Option<Epoch> {
         self.queues[slot].entries.front().map(|entry| Epoch::new(slot, entry.tick))
     }
@@ -294,7 +294,8 @@ impl Work {
         }
     }
 
-    /// Does the work up to this point, and first what it waits for. Without recursion: chains may be long.
+    /// Does the work up to this point, and before it the work that it waits for. Avoids recursion, because
+    /// chains may be long.
     fn run(&mut self, point: Epoch, effects: &mut Effects) {
         let mut todo = std::mem::take(&mut self.todo);
         todo.push(point);
@@ -360,7 +361,7 @@ impl Effects {
         if let Err((offset, found)) = self.contents.check(piece, tag) {
             self.log.add(ViolationKind::TagMismatch, step, || {
                 let bytes = piece.bytes;
-                format!("a kernel found {found:#x} at byte {offset} of {bytes}, where tag {tag:#x} should be")
+                format!("a kernel found {found:#x} at byte {offset} of {bytes}, instead of tag {tag:#x}")
             });
         }
     }

@@ -7,19 +7,20 @@ use super::{Profile, h200};
 const GIB: u64 = 1 << 30;
 
 impl Profile {
-    /// An H200, as `driver/profiles/h200.toml` has it.
+    /// Returns the profile of an H200, as in `driver/profiles/h200.toml`.
     pub fn h200() -> Self {
         static H200: LazyLock<Profile> = LazyLock::new(h200::profile);
         H200.clone()
     }
 
-    /// An A100 with 80 GB. Its costs are not measured: those of the H200 stand in, and the name says so.
+    /// Returns the profile of an A100 with 80 GB. Its costs are not measured: it uses the H200's, and its
+    /// name says so.
     pub fn a100() -> Self {
         let name = "simulated A100 (call costs not measured: an H200's)".to_owned();
         Self::h200().standing_in_for(name, 79 * GIB, 108, (8, 0))
     }
 
-    /// An H200 with another capacity in bytes.
+    /// Returns the profile of an H200 with another capacity in bytes.
     pub fn with_capacity(bytes: u64) -> Self {
         Self::h200().resized(bytes)
     }

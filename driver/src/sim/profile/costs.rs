@@ -1,14 +1,14 @@
-//! The costs of driver calls, in nanoseconds of the host.
+//! The costs of driver calls, in nanoseconds of host time.
 
 use std::collections::BTreeMap;
 
 use super::Curve;
 use crate::CallKind;
 
-/// The costs of the calls of a device's driver.
+/// The costs of a device's driver calls.
 ///
-/// A cost that is `None`, or that [`calls_ns`](Self::calls_ns) does not name, was not measured: such calls
-/// take no virtual time, and reports name them.
+/// A cost is not measured if it is `None` or missing in [`calls_ns`](Self::calls_ns). Such calls take no
+/// virtual time, and reports name them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(deny_unknown_fields, default))]
 #[non_exhaustive]
@@ -39,7 +39,7 @@ pub struct Costs {
     pub mem_unmap: Option<UnmapCosts>,
 }
 
-/// A cost that depends on the size in bytes alone.
+/// A cost that depends only on the size in bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(deny_unknown_fields))]
 pub struct SizeCosts {
@@ -51,22 +51,22 @@ pub struct SizeCosts {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(deny_unknown_fields))]
 pub struct PlainCosts {
-    /// Nanoseconds for a block of up to 2 MiB in a page that is there, or that stays.
+    /// Nanoseconds for a block of up to 2 MiB in an existing page, or in a page that stays.
     pub in_page_ns: u64,
-    /// Nanoseconds for a larger block, by the bytes of its pages; at 2 MiB, what a page for a smaller one
-    /// costs besides.
+    /// Nanoseconds for a larger block, by the bytes of its pages. The value at 2 MiB is also the extra cost
+    /// of a page for a smaller block.
     pub by_bytes_ns: Curve,
 }
 
-/// The costs of recording an event beside those in `calls_ns`.
+/// The costs of recording an event in addition to those in `calls_ns`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(deny_unknown_fields))]
 pub struct EventRecordCosts {
-    /// Nanoseconds more on the legacy default stream.
+    /// Extra nanoseconds on the legacy default stream.
     pub legacy_stream_extra_ns: u64,
 }
 
-/// The costs of making mappings accessible: of the call, and of each mapping in its range.
+/// The costs of making mappings accessible: for the call, and for each mapping in its range.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(deny_unknown_fields))]
 pub struct SetAccessCosts {
@@ -74,13 +74,13 @@ pub struct SetAccessCosts {
     pub call_ns: u64,
     /// Nanoseconds for each mapping, by its bytes.
     pub mapping_by_bytes_ns: Curve,
-    /// Nanoseconds more for each mapping whose handle is mapped elsewhere, too.
+    /// Extra nanoseconds for each mapping whose handle has another mapping.
     pub second_mapping_extra_ns: u64,
-    /// Nanoseconds more for each aligned 512 MiB of addresses in which nothing was accessible before.
+    /// Extra nanoseconds for each aligned 512 MiB of addresses where nothing was accessible before.
     pub new_512_mib_extra_ns: u64,
 }
 
-/// The costs of unmapping: of the call, and of each mapping in its range.
+/// The costs of unmapping: for the call, and for each mapping in its range.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(deny_unknown_fields))]
 pub struct UnmapCosts {
@@ -96,25 +96,25 @@ pub struct UnmapCosts {
 pub struct CallCosts(BTreeMap<CallKind, u64>);
 
 impl CallCosts {
-    /// The cost of a call of this kind in nanoseconds, if it was measured.
+    /// Returns the nanoseconds of a call of this kind; `None` if not measured.
     pub fn get(&self, kind: CallKind) -> Option<u64> {
         self.0.get(&kind).copied()
     }
 
-    /// Each kind that was measured, with its nanoseconds.
+    /// Iterates over the measured kinds and their nanoseconds.
     pub fn iter(&self) -> impl Iterator<Item = (CallKind, u64)> {
         self.0.iter().map(|(kind, ns)| (*kind, *ns))
     }
 }
 
 impl FromIterator<(CallKind, u64)> for CallCosts {
-    /// Leaves out kinds whose cost depends on the size: [`Costs`] has them.
+    /// Leaves out kinds whose cost depends on the size; [`Costs`] has those.
     fn from_iter<I: IntoIterator<Item = (CallKind, u64)>>(costs: I) -> Self {
         Self(costs.into_iter().filter(|(kind, _)| !goes_by_size(*kind)).collect())
     }
 }
 
-/// From the names of the kinds.
+/// Converts from the names of the kinds.
 impl TryFrom<BTreeMap<String, u64>> for CallCosts {
     type Error = String;
 
@@ -125,21 +125,16 @@ impl TryFrom<BTreeMap<String, u64>> for CallCosts {
                 return Ok((kind, ns));
             }
             if CallKind::ALL.iter().any(|kind| kind.name() == name) {
-                return Err(format!(
-                    "`{name}` has no one cost: it depends on the size; write [costs.{name}]"
-                ));
+                return Err(format!("the cost of `{name}` depends on the size; write [costs.{name}]"));
             }
             let names: Vec<_> = known().map(CallKind::name).collect();
-            Err(format!(
-                "there is no call `{name}`; those that cost the same always are {}",
-                names.join(", ")
-            ))
+            Err(format!("there is no call `{name}`; the calls with a constant cost are {}", names.join(", ")))
         };
         costs.into_iter().map(kind).collect::<Result<_, _>>().map(Self)
     }
 }
 
-/// Whether [`Costs`] has a field of its own for this kind.
+/// Whether [`Costs`] has its own field for this kind.
 const fn goes_by_size(kind: CallKind) -> bool {
     matches!(
         kind,
@@ -156,7 +151,7 @@ const fn goes_by_size(kind: CallKind) -> bool {
 }
 
 impl Costs {
-    /// The constant part of the cost of a call of this kind, in nanoseconds; `None` if it was not measured.
+    /// Returns the constant part of the cost of a call of this kind, in nanoseconds; `None` if not measured.
     pub fn call_ns(&self, kind: CallKind) -> Option<u64> {
         let by_size = |is_measured: bool| is_measured.then_some(0);
         match kind {
@@ -175,7 +170,7 @@ impl Costs {
 }
 
 impl Costs {
-    /// Multiplies the costs of all calls of a kind. For `MemFree`, those of plain memory.
+    /// Multiplies the costs of all calls of a kind. For `MemFree`, this scales the costs of plain memory.
     pub fn scale(&mut self, kind: CallKind, factor: f64) {
         let scale = |ns: &mut u64| *ns = (*ns as f64 * factor).round() as u64;
         let sizes =
@@ -221,7 +216,7 @@ impl Costs {
 }
 
 impl PlainCosts {
-    /// The nanoseconds of a block of this size, whose call takes or gives back `pages_bytes` of pages: none
+    /// Returns the nanoseconds for a block of this size whose call takes or returns `pages_bytes` of pages; 0
     /// if other blocks share its page.
     pub fn ns(costs: Option<&Self>, bytes: u64, pages_bytes: u64) -> u64 {
         let Some(costs) = costs else { return 0 };
@@ -232,7 +227,7 @@ impl PlainCosts {
 }
 
 impl SizeCosts {
-    /// The nanoseconds for `bytes` bytes; 0 if not measured.
+    /// Returns the nanoseconds for `bytes` bytes; 0 if not measured.
     pub fn ns(costs: Option<&Self>, bytes: u64) -> u64 {
         costs.map_or(0, |costs| costs.by_bytes_ns.ns(bytes))
     }

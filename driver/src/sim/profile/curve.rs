@@ -1,31 +1,31 @@
 //! A cost that depends on a size.
 
-/// A cost that grows with a size: points of bytes and nanoseconds, and straight lines between them.
+/// A cost that grows with a size: points of bytes and nanoseconds, joined by straight lines.
 ///
-/// Below the first point the cost is the first's; beyond the last it goes on along the last line, or stays if
-/// that falls.
+/// Below the first point, the first point's cost applies. Beyond the last point, the last line continues, or
+/// the cost stays constant if that line falls.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(try_from = "Vec<(u64, u64)>"))]
 pub struct Curve(Vec<(u64, u64)>);
 
 impl Curve {
-    /// The curve through these points (bytes, nanoseconds).
+    /// Creates the curve through these points (bytes, nanoseconds).
     ///
     /// # Errors
-    /// There is no point, or a point's bytes are not above those of the one before.
+    /// Fails if there is no point, or if the bytes do not increase from point to point.
     pub fn new(points: Vec<(u64, u64)>) -> Result<Self, String> {
         if points.is_empty() {
-            return Err("at least one point [bytes, nanoseconds] is needed".to_owned());
+            return Err("give at least one point [bytes, nanoseconds]".to_owned());
         }
         match points.windows(2).find(|pair| pair[0].0 >= pair[1].0) {
             Some(pair) => {
-                Err(format!("points go from few bytes to many, but {} comes after {}", pair[1].0, pair[0].0))
+                Err(format!("the points' bytes must increase, but {} comes after {}", pair[1].0, pair[0].0))
             }
             None => Ok(Self(points)),
         }
     }
 
-    /// The points, in bytes and nanoseconds, from few bytes to many.
+    /// Returns the points, as bytes and nanoseconds, in increasing order of bytes.
     pub fn points(&self) -> &[(u64, u64)] {
         &self.0
     }
@@ -34,7 +34,7 @@ impl Curve {
         self.0.iter_mut().for_each(|(_, ns)| scale(ns));
     }
 
-    /// The cost of `bytes` bytes in nanoseconds.
+    /// Returns the cost of `bytes` bytes in nanoseconds.
     pub fn ns(&self, bytes: u64) -> u64 {
         let points = &self.0;
         let after = points.partition_point(|&(size, _)| size < bytes);
@@ -55,7 +55,7 @@ impl Curve {
 }
 
 impl From<&[(u64, u64)]> for Curve {
-    /// Sorted; of points with the same bytes, the first counts. Without a point, the cost is nothing.
+    /// Sorts the points. Of points with the same bytes, the first counts. Without any point, the cost is 0.
     fn from(points: &[(u64, u64)]) -> Self {
         let mut points = points.to_vec();
         points.sort_by_key(|(bytes, _)| *bytes);

@@ -9,14 +9,14 @@ const KIB: u64 = 1 << 10;
 
 /// A device's size and the costs of its driver calls.
 ///
-/// A profile is a TOML file, which `millpond-replay calibrate` writes from measurements and
-/// `Profile::from_toml` reads (with the feature `profiles`); `driver/profiles` has the built-in one of an
-/// H200. Its costs are nanoseconds of the host, those of the timer included; between two measured sizes a
-/// cost is interpolated linearly: see [`Curve`](super::Curve). Calls that were not measured cost nothing: see
+/// A profile is a TOML file. `millpond-replay calibrate` writes it from measurements, and
+/// `Profile::from_toml` reads it (with the feature `profiles`). `driver/profiles` holds the built-in H200
+/// profile. Costs are nanoseconds of host time, including the timer's. Between two measured sizes, a cost is
+/// interpolated linearly: see [`Curve`](super::Curve). Calls that were not measured cost nothing: see
 /// [`call_ns`](Self::call_ns).
 ///
-/// How long work runs on the device is a plain model, not a measurement: a kernel takes 2 µs and 1 ns for
-/// each 4 KiB that it touches, a copy or fill 1 µs and 1 ns for each 1 KiB.
+/// The duration of work on the device is a plain model, not a measurement. A kernel takes 2 µs, plus 1 ns for
+/// each 4 KiB that it touches. A copy or fill takes 1 µs, plus 1 ns for each 1 KiB.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Profile {
     name: String,
@@ -25,19 +25,19 @@ pub struct Profile {
     multiprocessors: i64,
     compute_capability: (i64, i64),
     costs: Arc<Costs>,
-    /// By kind, as [`Costs::call_ns`] says; it is asked in each call.
+    /// By kind, as from [`Costs::call_ns`]; read in each call.
     calls: [Option<u64>; CallKind::ALL.len()],
 }
 
 impl Profile {
-    /// The same device with another capacity in bytes, which its name states.
+    /// Returns the same device with another capacity in bytes, which its name states.
     #[must_use]
     pub fn resized(self, bytes: u64) -> Self {
         let name = format!("{} with {}", self.name, millpond_core::format_bytes(bytes));
         Self { name, capacity: bytes, ..self }
     }
 
-    /// Another device without measured costs: those of this one stand in.
+    /// Another device without measured costs, which uses this one's costs.
     pub(super) fn standing_in_for(
         self,
         name: String,
@@ -48,7 +48,7 @@ impl Profile {
         Self { name, capacity, measured_on: None, multiprocessors, compute_capability, ..self }
     }
 
-    /// A device with these costs, measured where `measured_on` says.
+    /// Creates a device with these costs; `measured_on` says where they were measured.
     pub fn measured(
         name: impl Into<String>,
         capacity: u64,
@@ -68,55 +68,55 @@ impl Profile {
         }
     }
 
-    /// The same profile with another note on where it was measured; `None` if it was not measured.
+    /// The same profile with another note on where it was measured; `None` if it was not.
     #[cfg(feature = "profiles")]
     pub(super) fn with_measured_on(self, measured_on: Option<String>) -> Self {
         Self { measured_on, ..self }
     }
 
-    /// The same device with other costs.
+    /// Returns the same device with other costs.
     #[must_use]
     pub fn with_costs(self, costs: Costs) -> Self {
         Self { calls: CallKind::ALL.map(|kind| costs.call_ns(kind)), costs: Arc::new(costs), ..self }
     }
 
-    /// The device's name, for people.
+    /// Returns the device's name for people.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The capacity in bytes.
+    /// Returns the capacity in bytes.
     pub const fn capacity(&self) -> u64 {
         self.capacity
     }
 
-    /// Whether the costs were measured on this kind of device.
+    /// Returns whether the costs were measured on this kind of device.
     pub const fn is_measured(&self) -> bool {
         self.measured_on.is_some()
     }
 
-    /// Where and when the costs were measured.
+    /// Returns where and when the costs were measured.
     pub fn measured_on(&self) -> Option<&str> {
         self.measured_on.as_deref()
     }
 
-    /// The costs of the calls.
+    /// Returns the costs of the calls.
     pub fn costs(&self) -> &Costs {
         &self.costs
     }
 
-    /// How many multiprocessors the device has.
+    /// Returns the number of multiprocessors.
     pub const fn multiprocessors(&self) -> i64 {
         self.multiprocessors
     }
 
-    /// The compute capability, major and minor.
+    /// Returns the compute capability, major and minor.
     pub const fn compute_capability(&self) -> (i64, i64) {
         self.compute_capability
     }
 
-    /// The constant part of the cost of a call of this kind, in nanoseconds; `None` if it was not measured
-    /// and counts as nothing.
+    /// Returns the constant part of the cost of a call of this kind, in nanoseconds; `None` if it was not
+    /// measured and counts as 0.
     pub const fn call_ns(&self, kind: CallKind) -> Option<u64> {
         self.calls[kind as usize]
     }
@@ -126,13 +126,13 @@ impl Profile {
         self.costs.event_record.legacy_stream_extra_ns
     }
 
-    /// The nanoseconds of allocating a block that takes this many bytes of pages, none if it shares a page.
+    /// The nanoseconds to allocate a block that takes this many bytes of pages; 0 if it fits into a shared
+    /// page.
     pub(in crate::sim) fn mem_alloc_ns(&self, bytes: u64, pages_bytes: u64) -> u64 {
         PlainCosts::ns(self.costs.mem_alloc.as_ref(), bytes, pages_bytes)
     }
 
-    /// The nanoseconds of freeing a block that gives this many bytes of pages back, none if its page stays in
-    /// use.
+    /// The nanoseconds to free a block that returns this many bytes of pages; 0 if its page stays in use.
     pub(in crate::sim) fn mem_free_ns(&self, bytes: u64, pages_bytes: u64) -> u64 {
         PlainCosts::ns(self.costs.mem_free.as_ref(), bytes, pages_bytes)
     }
@@ -161,8 +161,8 @@ impl Profile {
         SizeCosts::ns(self.costs.mem_release.as_ref(), bytes)
     }
 
-    /// The nanoseconds of one mapping in a call that makes it accessible, which touches `new` aligned 512 MiB
-    /// of addresses without any accessible mapping before.
+    /// The nanoseconds of one mapping in a call that makes it accessible. `new` counts the aligned 512 MiB of
+    /// addresses that had no accessible mapping before.
     pub(in crate::sim) fn set_access_mapping_ns(&self, bytes: u64, is_second: bool, new: u64) -> u64 {
         let Some(costs) = &self.costs.mem_set_access else { return 0 };
         let extra = if is_second { costs.second_mapping_extra_ns } else { 0 };

@@ -1,4 +1,4 @@
-//! Reads profiles from TOML, and writes them.
+//! Reads and writes profiles as TOML.
 
 use std::path::Path;
 
@@ -9,19 +9,19 @@ use super::read;
 use super::{Profile, write};
 
 impl Profile {
-    /// The profile in a TOML file.
+    /// Reads the profile in a TOML file.
     ///
     /// # Errors
-    /// The file cannot be read, or is wrong: as [`from_toml`](Self::from_toml).
+    /// Fails if the file cannot be read, or if [`from_toml`](Self::from_toml) refuses it.
     #[cfg(feature = "profiles")]
     pub fn from_file(path: &Path) -> Result<Self> {
         read::file(path)
     }
 
-    /// Refuses: profiles are read with the feature `profiles`.
+    /// Refuses: reading profiles requires the feature `profiles`.
     ///
     /// # Errors
-    /// Always.
+    /// Always fails.
     #[cfg(not(feature = "profiles"))]
     pub fn from_file(path: &Path) -> Result<Self> {
         Err(millpond_core::Error::invalid_argument(format!(
@@ -30,17 +30,19 @@ impl Profile {
         )))
     }
 
-    /// The profile in this text; `source` names it in errors.
+    /// Parses the profile in this text; `source` names it in errors.
     ///
     /// # Errors
-    /// The text is not TOML, a field is missing, unknown or wrong; the error names the line and the field.
+    /// Fails if the text is not TOML, or if a field is missing, unknown or wrong. The error names the line
+    /// and the field.
     #[cfg(feature = "profiles")]
     pub fn from_toml(text: &str, source: &str) -> Result<Self> {
         read::parse(text, source)
     }
 
-    /// The profile as TOML, with the meaning of each field, and the text of `comment` about a field (as in
-    /// `mem_create` or `calls_ns.event_query`), or about its point at a size in bytes.
+    /// Returns the profile as TOML with an explanation of each field. It adds the text that `comment` returns
+    /// for a field (such as `mem_create` or `calls_ns.event_query`) or for the field's point at a size in
+    /// bytes.
     pub fn to_toml(&self, comment: impl Fn(&str, Option<u64>) -> Option<String>) -> String {
         write::toml(self, &comment)
     }

@@ -1,4 +1,4 @@
-//! The profile in `driver/profiles/h200.toml`, as Rust: MILLPOND_WRITE=1 in the test `sim_profile` writes it.
+//! The profile in `driver/profiles/h200.toml`, as Rust. The test `sim_profile` writes it (MILLPOND_WRITE=1).
 
 use super::{Costs, EventRecordCosts, PlainCosts, Profile, SetAccessCosts, SizeCosts, UnmapCosts};
 use crate::CallKind;

@@ -1,14 +1,14 @@
 //! The profile of a device: its size and the costs of its driver calls.
 //!
-//! | file | what it is |
+//! | file | contents |
 //! |---|---|
 //! | `device` | the profile itself |
 //! | `built_in` | the profiles that need no file |
-//! | `file` | profiles from files and to files |
-//! | `costs` | the costs, field by field as a file has them |
+//! | `file` | reading and writing profile files |
+//! | `costs` | the costs, field by field as in a file |
 //! | `curve` | a cost that depends on the size |
 //! | `read`, `write` | profiles as TOML |
-//! | `h200` | the costs of an H200, as `driver/profiles/h200.toml` has them |
+//! | `h200` | the costs of an H200, as in `driver/profiles/h200.toml` |
 
 mod built_in;
 mod costs;

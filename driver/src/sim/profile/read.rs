@@ -8,14 +8,14 @@ use serde::Deserialize;
 use super::write::FORMAT;
 use super::{Costs, Profile};
 
-/// The smallest and the largest memory that a simulated device can have, in bytes.
+/// The smallest and largest memory of a simulated device, in bytes.
 const LEAST_MEMORY: u64 = 2 << 20;
 const MOST_MEMORY: u64 = 1 << 44;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
-    #[expect(dead_code, reason = "reading it checks it")]
+    #[expect(dead_code, reason = "reading the field checks it")]
     format: Format,
     device: Device,
     costs: Costs,
@@ -75,14 +75,14 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Profile> {
     Ok(profile.with_measured_on(measured_on))
 }
 
-/// The file, the line, the field as it stands there, and what is wrong with it.
+/// Names the file, the line, the field as written, and the error.
 fn describe(whole: &str, error: &toml::de::Error, text: &str, source: &str) -> String {
     let Some(at) = error.span().map(|span| span.start).filter(|at| text.is_char_boundary(*at)) else {
         return format!("the profile {source}: {whole}");
     };
     let number = text[..at].matches('\n').count();
     let line = text.lines().nth(number).unwrap_or_default().trim();
-    // A point of a curve stands below its field.
+    // A curve's points stand below its field.
     let field = text.lines().take(number + 1).filter(|line| line.contains('=') || line.starts_with('['));
     let field = field.last().unwrap_or_default().trim();
     let of = if field == line { String::new() } else { format!(" of `{field}`") };

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::{Costs, Curve, Profile};
 
-/// The version of the format; a file of another is refused.
+/// The version of the format. Files of another version are refused.
 pub(super) const FORMAT: u32 = 1;
 
 type Comment<'a> = &'a dyn Fn(&str, Option<u64>) -> Option<String>;

@@ -167,7 +167,7 @@ fn mistakes_in_a_stacks_text() {
         ),
         (
             "cuda_async_managed:max=1GiB",
-            "`cuda_async_managed` takes no parameters, so not `max`; leave it out",
+            "`cuda_async_managed` takes no parameters; leave `max` out",
         ),
     ] {
         let within = if text.ends_with("=1GiB") { String::new() } else { format!(" in `{text}`") };

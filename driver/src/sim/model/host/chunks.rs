@@ -1,4 +1,4 @@
-//! Allocates real memory for many blocks at once: a mapping for each block would cost more than the rest of a
+//! Allocates real memory for many blocks at once. One mapping per block would cost more than the rest of a
 //! simulated call.
 
 use memmap2::{MmapMut, MmapOptions};
@@ -7,20 +7,20 @@ use rustc_hash::FxHashMap;
 /// The alignment of blocks in bytes.
 pub(super) const ALIGNMENT: usize = 4 << 10;
 
-/// The blocks of the largest size of its class that a chunk has room for.
+/// How many blocks of its class's largest size fit into a chunk.
 const BLOCKS_A_CHUNK: usize = 64;
 
-/// The committed bytes from which a freed block goes back to the system at once, not with its chunk.
+/// A freed block with at least this many committed bytes returns to the system at once, not with its chunk.
 const DISCARD_AT_LEAST: usize = 64 << 10;
 
 /// Zeroed blocks, cut from larger mappings.
 ///
-/// Addresses within a chunk are handed out once, from its start to its end, so each block is fresh. A used-up
-/// chunk is unmapped with the last of its blocks.
+/// A chunk hands out its addresses once, from start to end, so each block is fresh. A used-up chunk is
+/// unmapped together with its last block.
 #[derive(Debug, Default)]
 pub(super) struct Chunks {
     chunks: FxHashMap<u64, Chunk>,
-    /// The chunk that blocks are cut from, by the power of two that holds them.
+    /// The chunk to cut blocks from, by the power of two that holds them.
     open: FxHashMap<u32, u64>,
     blocks: FxHashMap<usize, Block>,
     next_chunk: u64,
@@ -65,7 +65,7 @@ impl Chunks {
         Some(address)
     }
 
-    /// Ends a block and returns its size in bytes, rounded up; `None` if there is no block at this address.
+    /// Frees a block and returns its size in bytes, rounded up; `None` if no block starts at this address.
     pub(super) fn free(&mut self, address: usize) -> Option<usize> {
         let Block { chunk: id, bytes } = self.blocks.remove(&address)?;
         let chunk = self.chunks.get_mut(&id)?;
@@ -80,7 +80,7 @@ impl Chunks {
 }
 
 impl Chunk {
-    /// A new chunk with room for many blocks; if the system refuses that, for the one.
+    /// A new chunk with room for many blocks, or for only one if the system refuses that.
     fn new(bytes: usize, class: u32) -> Option<Self> {
         let map = |bytes: usize| MmapOptions::new().len(bytes).no_reserve_swap().map_anon().ok();
         let many = 1_usize.checked_shl(class).and_then(|size| size.checked_mul(BLOCKS_A_CHUNK));
@@ -92,7 +92,7 @@ impl Chunk {
         self.memory.len() - self.next >= bytes
     }
 
-    /// The next block; the chunk has room for it.
+    /// Cuts the next block; the chunk has room for it.
     fn cut(&mut self, bytes: usize) -> usize {
         let address = self.memory.as_ptr().expose_provenance() + self.next;
         self.next += bytes;
@@ -100,13 +100,12 @@ impl Chunk {
         address
     }
 
-    /// Gives back the memory that a freed block committed. It is not read again.
+    /// Returns a freed block's committed memory to the system. The block is not read again.
     #[cfg(unix)]
     fn discard(&mut self, address: usize, bytes: usize) {
         let offset = address - self.memory.as_ptr().addr();
-        // SAFETY: the range is a block's that was freed, of a private mapping without a file; no reference
-        // to it exists, and it is never cut again.
-        // If the system refuses, the memory stays until the chunk ends.
+        // SAFETY: the range belongs to a freed block in a private mapping without a file. No reference to it
+        // exists, and it is never cut again. If the system refuses, the memory stays until the chunk ends.
         let _ =
             unsafe { self.memory.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, offset, bytes) };
     }
@@ -120,7 +119,7 @@ mod tests {
     use super::*;
 
     fn bytes_at(address: usize, bytes: usize) -> &'static mut [u8] {
-        // SAFETY: the tests name live blocks only, each by one slice at a time.
+        // SAFETY: the tests name only live blocks, each through one slice at a time.
         unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(address), bytes) }
     }
 

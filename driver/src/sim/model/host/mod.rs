@@ -1,5 +1,5 @@
 //! Memory that the host can see: managed, pinned and pageable memory. It is real memory at the address that
-//! the driver returns, and zero until written; the system commits its pages when they are touched.
+//! the driver returns, and zero until written. The system commits a page on the first access.
 
 mod chunks;
 
@@ -14,27 +14,27 @@ use super::answer::{Answer, Refusal};
 #[derive(Debug)]
 pub(crate) struct HostMemory {
     blocks: Chunks,
-    /// The start of each block that is aligned to more than a page, by its address.
+    /// The start of each block with an alignment above one page, by its address.
     aligned: FxHashMap<usize, usize>,
     taken: u64,
     device_bytes: u64,
 }
 
-/// The simulated host's memory, as a multiple of the device's.
+/// The simulated host's memory as a multiple of the device's.
 const HOST_OVER_DEVICE: u64 = 2;
 
 impl HostMemory {
-    /// The memory of a host beside a device of `device_bytes`.
+    /// The memory of a host whose device has `device_bytes`.
     pub(crate) fn beside(device_bytes: u64) -> Self {
         Self { blocks: Chunks::default(), aligned: FxHashMap::default(), taken: 0, device_bytes }
     }
 
-    /// Allocates pinned memory, of which there is as much as the host has.
+    /// Allocates pinned memory, up to the host's memory.
     pub(crate) fn allocate_pinned(&mut self, bytes: u64) -> Answer<usize> {
         self.allocate(bytes, self.device_bytes.saturating_mul(HOST_OVER_DEVICE))
     }
 
-    /// Allocates pageable memory, of which there is as much as the host has, pinned memory included.
+    /// Allocates pageable memory. Pageable and pinned memory together are limited to the host's memory.
     pub(crate) fn allocate_pageable(&mut self, layout: Layout) -> Answer<usize> {
         let over = if layout.alignment() > ALIGNMENT as u64 { layout.alignment() } else { 0 };
         let start = self.allocate_pinned(layout.bytes().saturating_add(over))?;
@@ -52,17 +52,16 @@ impl HostMemory {
         MemoryInfo { free: total.saturating_sub(self.taken), total }
     }
 
-    /// Allocates managed memory, of which there is as much as host and device have together.
+    /// Allocates managed memory, up to the memory of host and device together.
     pub(crate) fn allocate_managed(&mut self, bytes: u64) -> Answer<usize> {
         self.allocate(bytes, self.device_bytes.saturating_mul(HOST_OVER_DEVICE + 1))
     }
 
     /// Allocates `bytes` zero bytes at a multiple of 4 KiB; the total stays within `most`. The memory is
-    /// fresh each time: memory that the allocator of the process reuses would have to be cleared, and so
-    /// committed.
+    /// fresh each time. Memory reused by the process's allocator would have to be cleared, and so committed.
     fn allocate(&mut self, bytes: u64, most: u64) -> Answer<usize> {
         let refused = || {
-            let text = format!("{bytes} bytes of host memory asked for; {} of {most} are taken", self.taken);
+            let text = format!("{bytes} bytes of host memory requested; {} of {most} are taken", self.taken);
             Refusal::new(DriverError::OUT_OF_MEMORY, text)
         };
         let rounded = bytes.checked_next_multiple_of(ALIGNMENT as u64);
