@@ -1,7 +1,7 @@
-//! Gives the library its name for the dynamic linker.
+//! Sets the library's name for the dynamic linker.
 
 fn main() {
-    // The version of the ABI: it changes when a program that was linked before would break.
+    // The version of the ABI. It changes when programs that were linked earlier would break.
     if std::env::var("CARGO_CFG_TARGET_OS").as_deref() == Ok("linux") {
         println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libmillpond.so.0");
     }

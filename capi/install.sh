@@ -3,8 +3,8 @@
 #
 #   capi/install.sh PREFIX [LIBRARY]
 #
-# Installs below PREFIX (lib, include). Without LIBRARY it builds the library in release mode; with it, it
-# installs that file.
+# Installs to lib and include below PREFIX. With LIBRARY it installs that file; without, it builds the
+# library in release mode first.
 set -euo pipefail
 (($# >= 1 && $# <= 2)) || { sed -n '4p' "$0" | sed 's/^# *//' >&2; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)
@@ -16,7 +16,7 @@ if [[ -z $library ]]; then
     cargo build --release --locked --manifest-path "$here/Cargo.toml"
     library=${CARGO_TARGET_DIR:-$here/../target}/release/libmillpond_c.so
 fi
-[[ -f $library ]] || { echo "there is no $library" >&2; exit 1; }
+[[ -f $library ]] || { echo "$library does not exist" >&2; exit 1; }
 
 install -d "$prefix"/{lib/pkgconfig,lib/cmake/millpond,include/millpond}
 install -m 755 "$library" "$prefix/lib/libmillpond.so.$version"

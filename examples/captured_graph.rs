@@ -1,7 +1,8 @@
-//! Memory that belongs to captured graphs: two graphs share a scope, and say what leaves them.
+//! Shows how captured graphs use memory from a scope: two graphs share one scope, which reports the blocks
+//! that leave each capture.
 //!
-//! Run it with `cargo run --example captured_graph`. It captures on a simulated H200; on a GPU,
-//! `CudaDriver` captures and launches in the same way.
+//! Run it with `cargo run --example captured_graph`. It captures on a simulated H200; `CudaDriver` captures
+//! and launches in the same way on a GPU.
 
 use millpond::driver::sim::{SimConfig, SimDevice};
 use millpond::driver::{CaptureMode, StreamFlags};
@@ -16,12 +17,13 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 fn main() -> Outcome<()> {
     let device = SimDevice::new(SimConfig::h200());
     let driver: DriverHandle = device.clone();
-    // The layer makes scopes; without an open one it passes every request on.
+    // The layer makes scopes; while none is open, it passes every request on.
     let stack: AnyResource =
         "cuda+pool+capture_scopes".parse::<StackSpec>()?.build(&millpond::layers(), &driver)?;
     let stream = device.stream_create(StreamFlags::NON_BLOCKING)?;
 
-    // Graphs that never run at once share one scope: the second uses what the first freed.
+    // Graphs that never run at the same time can share a scope: the second graph reuses memory that the first
+    // freed.
     let scope = CaptureScope::of(&stack)?;
     for name in ["first", "second"] {
         let opened = scope.begin(stream)?;
@@ -34,10 +36,11 @@ fn main() -> Outcome<()> {
     }
     println!("{}", stack.memory_report());
 
-    // The graphs have run for the last time: the end waits for the device and gives the memory back.
+    // The graphs have run for the last time. The end of the scope waits for the device and returns the
+    // memory.
     for block in scope.blocks() {
         let output = DevicePtr::new(block.address);
-        // SAFETY: the scope says that the block is handed out, with its size; no graph runs any more.
+        // SAFETY: the scope reports a live block with its size, and no graph runs any more.
         unsafe { stack.deallocate_bytes(output, block.bytes, stream) };
     }
     drop(scope);
@@ -45,7 +48,7 @@ fn main() -> Outcome<()> {
     Ok(())
 }
 
-/// What is captured: 8 MiB that are needed on the way, and an output of 1 MiB.
+/// The captured work: 8 MiB of scratch memory, and an output of 1 MiB.
 fn step(stack: &AnyResource, stream: StreamRef) -> Outcome<()> {
     let scratch = stack.allocate_bytes(8 << 20, stream)?;
     let _output = stack.allocate_bytes(1 << 20, stream)?;

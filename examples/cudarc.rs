@@ -1,5 +1,6 @@
-//! millpond beside cudarc: a kernel that cudarc launches and a matrix product of cuBLAS, on blocks of a pool
-//! and on memory that cudarc allocated, on a stream of millpond's. On a GPU only: elsewhere it says why not.
+//! Shows how to use millpond together with cudarc: a kernel that cudarc launches and a matrix product of
+//! cuBLAS work on memory of both libraries, on a millpond stream. It needs a GPU; without one it prints the
+//! reason.
 
 use std::error::Error;
 
@@ -46,13 +47,13 @@ done:
 }
 ";
 
-/// A matrix of `rows` × `columns` values, column by column, as cuBLAS has them: small whole numbers, so that
-/// sums are exact.
+/// A matrix of `rows` × `columns` values, column by column, as cuBLAS expects them. The values are small
+/// whole numbers, so sums are exact.
 fn matrix(rows: usize, columns: usize) -> Vec<f32> {
     (0..rows * columns).map(|at| (at * 7 % 23) as f32 - 11.0).collect()
 }
 
-/// The product of an `M` × `K` and a `K` × `N` matrix, on the host.
+/// Multiplies an `M` × `K` matrix by a `K` × `N` matrix on the host.
 fn product(a: &[f32], b: &[f32]) -> Vec<f32> {
     let value = |at: usize| (0..K).map(|i| a[i * M + at % M] * b[at / M * K + i]).sum();
     (0..M * N).map(value).collect()
@@ -67,22 +68,24 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("this example needs a GPU: {error}");
         return Ok(());
     }
-    // Both take the device's primary context, so that each can use the other's memory and streams.
+    // Both use the device's primary context, so each can use the other's memory and streams.
     let driver = CudaDriver::open(0)?;
     let context = CudaContext::new(0)?;
     let kernel = context.load_module(Ptx::from_src(TWICE))?.load_function("twice")?;
     let pool: AnyResource = CudaMemoryResource::new(driver.clone()).layer(PoolLayer::new())?.into_any();
 
-    // A stream of millpond's, borrowed. A stream of cudarc's needs no borrowing: pass it directly.
+    // cudarc borrows a millpond stream. In the other direction no borrowing is needed: pass a cudarc stream
+    // directly.
     let owner = Stream::new(driver.clone(), StreamFlags::NON_BLOCKING)?;
-    // SAFETY: `owner` lives until the end, longer than everything that uses the stream.
+    // SAFETY: `owner` lives until the end, longer than all users of the stream.
     let stream = unsafe { cuda::cudarc_stream_of(owner.as_ref(), &*driver, &context) }?;
 
-    // A kernel takes a container of millpond's as it is.
+    // A kernel takes a millpond container directly.
     let numbers = matrix(M, K);
     let mut a = DeviceVec::from_host(&numbers, owner.as_ref(), pool.clone())?;
     let count = u32::try_from(a.len())?;
-    // SAFETY: the kernel takes an address and a count, stays inside of the vector, and runs on its stream.
+    // SAFETY: the kernel takes an address and a count, stays inside of the vector, and runs on the vector's
+    // stream.
     unsafe {
         stream.launch_builder(&kernel).arg(&mut a).arg(&count).launch(LaunchConfig::for_num_elems(count))
     }?;
@@ -90,15 +93,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     assert!(doubled.iter().zip(&numbers).all(|(twice, once)| *twice == once + once));
     println!("doubled {count} numbers in memory of `{}`", a.resource());
 
-    // Memory that cudarc allocated becomes a buffer, and a slice again in the end.
+    // Memory that cudarc allocated becomes a millpond buffer, and a cudarc slice again at the end.
     let b = CudaBuffer::adopt(stream.clone_htod(&matrix(K, N))?)?;
     let mut c = CudaBuffer::<f32>::zeroed(M * N, &stream, pool)?;
-    // cudarc panics where the library is missing.
-    // SAFETY: loading it runs only its own initialisers.
+    // cudarc panics if the library is missing. SAFETY: loading the library runs only its own initializers.
     if !unsafe { cudarc::cublas::sys::is_culib_present() } {
-        println!(
-            "no matrix product: there is no libcublas; install it, or name its folder in LD_LIBRARY_PATH"
-        );
+        println!("no matrix product: libcublas is missing; install it or add its folder to LD_LIBRARY_PATH");
         return Ok(());
     }
     let blas = CudaBlas::new(stream.clone())?;
@@ -108,7 +108,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // SAFETY: the matrices have these sizes, and are on the stream of `blas`.
     unsafe { blas.gemm(config, &a.cuda_view(&stream)?, &b, &mut c) }?;
     let b = stream.clone_dtoh(&b.give_back()?)?;
-    // Code that asks for a `CudaSlice` borrows one.
+    // Code that asks for a `CudaSlice` can borrow one.
     let c = c.lend_as_cuda_slice(|slice| slice.stream().clone_dtoh(slice))??;
     stream.synchronize()?;
     assert_eq!(c, product(&doubled, &b));

@@ -1,6 +1,6 @@
-//! The first allocation: a device, a resource, a stream, a block.
+//! Shows the first allocation: open a device, make a resource, allocate a block on a stream and free it.
 //!
-//! `cargo run --example first_allocation` runs on the GPU if there is one, else on a simulated H200.
+//! `cargo run --example first_allocation` runs on the GPU, or on a simulated H200 if there is none.
 
 use millpond::driver::DeviceSpec;
 use millpond::driver::cuda;
@@ -8,22 +8,22 @@ use millpond::resources::CudaMemoryResource;
 use millpond::{DeviceMemoryResource, DeviceMemoryResourceExt, Result, StreamRef};
 
 fn main() -> Result<()> {
-    // A driver is one device. Millpond never panics without CUDA: it returns the reason.
+    // A driver stands for one device. Without CUDA, millpond does not panic: it returns the reason.
     if let Err(why) = cuda::availability() {
         println!("no GPU here ({why}), so the device is simulated");
     }
     let device = DeviceSpec::default_device().open()?;
     println!("{} with {} bytes free", device.name(), device.mem_get_info()?.free);
 
-    // The plainest resource hands the driver's own memory on.
+    // The simplest resource allocates directly from the driver.
     let resource = CudaMemoryResource::new(device.clone());
 
-    // Memory is asked for in the order of a stream, and given back in the order of a stream.
+    // A block is allocated in the order of one stream, and freed in the order of one stream.
     let stream = StreamRef::LEGACY;
     let block = resource.allocate_bytes(1000, stream)?;
     println!("1000 bytes at {block}, aligned to 256: {}", block.is_aligned_to(256));
 
-    // A request that no device can serve is an error that says what it was about.
+    // If no device can serve a request, the error describes the request.
     let error = resource.allocate_bytes(1 << 60, stream).expect_err("an exabyte");
     println!("{error}");
     println!("out of memory: {}, asked for: {:?}", error.is_out_of_memory(), error.requested_bytes());

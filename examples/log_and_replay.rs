@@ -1,4 +1,4 @@
-//! Write a log of a program's allocations, then replay it through other stacks and compare.
+//! Shows how to log a program's allocations, then replay the log through other stacks and compare them.
 
 use std::error::Error;
 
@@ -15,14 +15,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     let log = std::env::temp_dir().join(format!("millpond-example-{}.csv", std::process::id()));
     let device = DeviceSpec::default_device();
 
-    // The logging adaptor goes on top of the program's own stack. (MILLPOND_LOG_FILE names the file from
-    // outside.)
+    // The logging adaptor goes on top of the program's own stack. (The variable MILLPOND_LOG_FILE can name
+    // the file from outside.)
     let spec: StackSpec = format!("cuda+pool+logging:file={}", log.display()).parse()?;
     let stack = spec.build(&millpond::layers(), &device.open()?)?;
     work(&stack)?;
-    drop(stack); // nothing is lost: the last rows are written here at the latest
+    drop(stack); // nothing is lost: the last rows are written here
 
-    // The same requests, in the same order, through three other stacks.
+    // Replays the same requests in the same order through three other stacks.
     let program = Program::open(&log, Limits::default())?;
     let stacks = ["cuda", "cuda+pool:initial=64MiB", "cuda+pool+binning"];
     let stacks = stacks.iter().map(|text| text.parse()).collect::<Result<_>>()?;
@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A loop whose blocks grow, as a decoder's cache does.
+/// A loop with growing blocks, like a decoder's cache.
 fn work(resource: &dyn DeviceMemoryResource) -> Result<()> {
     let mut cache: Option<(DevicePtr, u64)> = None;
     for step in 1..=100u64 {

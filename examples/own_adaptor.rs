@@ -1,6 +1,6 @@
-//! An adaptor of one's own: a layer that wraps any resource, in Rust and in a stack's text.
+//! Shows how to write your own adaptor: a layer that wraps any resource, in Rust and in a stack's text.
 //!
-//! This one refuses single requests above a size, which finds the place that asks for a terabyte by mistake.
+//! This one refuses single requests above a size, so it finds the code that asks for a terabyte by mistake.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use millpond::{
     StreamRef, Traits, downcast, find_trait, forward_to_upstream,
 };
 
-/// Refuses requests of more than `largest` bytes. No bound on the struct: only the trait's impl needs one.
+/// Refuses requests of more than `largest` bytes. The struct needs no bound: only the trait's impl does.
 #[derive(Debug)]
 struct RequestCap<R> {
     upstream: R,
@@ -29,7 +29,7 @@ impl<R: DeviceMemoryResource> fmt::Display for RequestCap<R> {
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for RequestCap<R> {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
         if layout.bytes() > self.largest {
-            let why = format!("single requests may have {} bytes; is the size right?", self.largest);
+            let why = format!("a single request may have at most {} bytes; check the size", self.largest);
             return Err(Error::invalid_argument(why).for_request(layout, stream).in_stack(self));
         }
         self.upstream.allocate(layout, stream)
@@ -39,7 +39,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for RequestCap<R> {
         downcast::<Self>(other).is_some_and(|other| self.upstream.is_equal(&other.upstream))
     }
 
-    /// Names only what this layer can do; the layers below are asked separately.
+    /// Provides only this layer's own traits; the layers below are asked separately.
     fn provide(&self, traits: &mut Traits) {
         traits.add::<Self, dyn Cap>(|it| it);
     }
@@ -72,7 +72,7 @@ impl<R: DeviceMemoryResource> Layer<R> for RequestCapLayer {
     }
 }
 
-/// The meaning of `request_cap` in a stack's text.
+/// The definition of `request_cap` in a stack's text.
 const ENTRY: LayerEntry = LayerEntry {
     name: "request_cap",
     about: "refuses single requests above a size",

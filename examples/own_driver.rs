@@ -1,7 +1,7 @@
-//! A driver of one's own: plain host memory behind the trait `Driver`, under the suite that every resource
-//! passes. HIP, Level Zero or a test double would be written like this.
+//! Shows how to write your own driver: plain host memory behind the trait `Driver`. Resources on top of it
+//! pass the conformance suite; a driver for HIP, Level Zero or a test double would look the same.
 //!
-//! All work is done in the call that submits it, so a stream is never behind.
+//! All work is done in the call that submits it, so a stream never has pending work.
 
 use std::alloc;
 use std::collections::{BTreeMap, HashSet};
@@ -35,7 +35,7 @@ struct State {
 }
 
 impl State {
-    /// Makes a stream or an event. CUDA's first few numbers name default streams.
+    /// Makes a stream or an event. CUDA's first few numbers are the default streams.
     fn new_handle(&mut self) -> u64 {
         self.last = self.last.max(15) + 1;
         self.handles.insert(self.last);
@@ -90,7 +90,7 @@ impl Driver for HostDriver {
         let layout = state.blocks.remove(&ptr.address());
         let layout = layout.ok_or(DriverError::new(DriverError::INVALID_VALUE, "free"))?;
         state.used -= layout.size() as u64;
-        // SAFETY: the block was allocated with this layout, and by the caller's promise nothing uses it.
+        // SAFETY: the block was allocated with this layout, and the caller promises that nothing uses it.
         unsafe { alloc::dealloc(host(ptr), layout) };
         Ok(())
     }
@@ -148,7 +148,7 @@ impl Driver for HostDriver {
         bytes: u64,
         stream: StreamRef,
     ) -> Done {
-        // SAFETY: vouched, here and below: both ranges are alive, and ordered on the stream.
+        // SAFETY: here and below, the caller promises that both ranges are alive and ordered on the stream.
         unsafe { src.copy_to(host(dst), bytes as usize) };
         self.stream_synchronize(stream)
     }
@@ -185,7 +185,7 @@ fn host(ptr: DevicePtr) -> *mut u8 {
 fn main() -> Result<()> {
     let driver: DriverHandle = Arc::new(HostDriver::default());
     register(&driver)?;
-    let device: DeviceSpec = "own:0".parse()?; // as MILLPOND_DEVICE may say it
+    let device: DeviceSpec = "own:0".parse()?; // MILLPOND_DEVICE takes this text too
     let pool = CudaMemoryResource::new(device.open()?).layer(PoolLayer::new())?;
     let block = pool.allocate_bytes(1000, StreamRef::LEGACY)?;
     // SAFETY: the block came from this pool with this size, once, and nothing uses it.

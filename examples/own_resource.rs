@@ -1,6 +1,6 @@
-//! A resource of one's own: the trait, implemented whole.
+//! Shows how to write your own resource: it implements every method of the trait.
 //!
-//! This one hands out memory from one region and never takes any back: an arena for a single pass.
+//! This one allocates from one region and never frees a block: an arena for a single pass.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use millpond::{
     MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, is_same,
 };
 
-/// Hands out one region from its start to its end.
+/// Allocates one region from its start to its end.
 #[derive(Debug)]
 struct BumpMemoryResource<R: DeviceMemoryResource> {
     upstream: R,
@@ -30,7 +30,7 @@ impl<R: DeviceMemoryResource> BumpMemoryResource<R> {
 
 impl<R: DeviceMemoryResource> Drop for BumpMemoryResource<R> {
     fn drop(&mut self) {
-        // All use of the region must be over before it goes back.
+        // All uses of the region must be over before it goes back.
         if self.driver().synchronize().is_ok() {
             // SAFETY: the region came from upstream with this size, and all work on the device is done.
             unsafe { self.upstream.deallocate_bytes(self.region, self.bytes, StreamRef::LEGACY) };
@@ -38,15 +38,15 @@ impl<R: DeviceMemoryResource> Drop for BumpMemoryResource<R> {
     }
 }
 
-/// Base first, as every resource prints itself: errors then say where they come from.
+/// Prints the base first, as every resource does, so that errors show where they come from.
 impl<R: DeviceMemoryResource> fmt::Display for BumpMemoryResource<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}+bump", self.upstream)
     }
 }
 
-// SAFETY: each block is a piece of the region that no other block gets, aligned as asked for; nothing is ever
-// handed out twice, so no stream has to wait for another.
+// SAFETY: each block is a piece of the region that no other block gets, aligned as requested. No piece is
+// reused, so no stream has to wait for another.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BumpMemoryResource<R> {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {

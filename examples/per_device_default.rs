@@ -1,4 +1,4 @@
-//! Per-device defaults: set a resource once, and every container that names none uses it.
+//! Shows per-device defaults: set a resource once, and containers take their memory from it.
 
 use millpond::containers::{DeviceBuffer, Stream};
 use millpond::driver::DeviceSpec;
@@ -14,7 +14,7 @@ fn main() -> Result<()> {
     let id = device.device();
     println!("{id} starts with `{}`", get_per_device_resource(id)?);
 
-    // Setting a default returns the previous one. Both are owned handles, which keep their resources alive.
+    // Setting a default returns the previous one. Both are owned handles that keep their resources alive.
     let pool = CudaMemoryResource::new(device.clone()).layer(PoolLayer::new())?.into_any();
     let before = set_per_device_resource(id, pool)?;
     println!("`{before}` was replaced by `{}`", get_per_device_resource(id)?);
@@ -26,7 +26,7 @@ fn main() -> Result<()> {
     assert_eq!(buffer.to_host::<u32>()?, numbers);
     println!("{} bytes at {} from `{}`", buffer.len(), buffer.as_ptr(), buffer.resource());
 
-    // Another default does not disturb it: the buffer goes back to the pool that it came from.
+    // A new default does not disturb the buffer: it goes back to the pool that it came from.
     let pool = reset_per_device_resource(id)?;
     drop(buffer);
     println!(

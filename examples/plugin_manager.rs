@@ -1,8 +1,8 @@
-//! The memory manager that a framework plugs in: NBEP 7's interface over a stack.
+//! Shows the memory manager that a framework such as Numba plugs in: NBEP 7's interface on top of a stack.
 //!
-//! A framework asks for memory without a stream, passes views around, and drops them on any thread; it may
-//! reset the context while arrays are still there. `MILLPOND_MEMORY_MANAGER=cuda+pool` chooses the stack of a
-//! process from outside.
+//! A framework allocates without naming a stream, passes views around, and drops them on any thread. It may
+//! reset the context while arrays still exist. `MILLPOND_MEMORY_MANAGER=cuda+pool` chooses a process's stack
+//! from outside.
 
 use std::sync::Arc;
 
@@ -17,17 +17,17 @@ fn main() -> Result<()> {
     let manager = MillpondMemoryManager::new(spec.build(&millpond::layers(), &device)?);
     println!("interface version {}", manager.interface_version());
 
-    // Memory is counted references; a view keeps the allocation that it points into.
+    // Memory is a counted reference; a view keeps the allocation that it points into alive.
     let memory = manager.memalloc(1 << 20)?;
     let half = memory.view(1 << 19..1 << 20)?;
     drop(memory);
     println!("a view of {} bytes, live: {}", half.bytes(), half.is_live());
 
-    // Cleanup can be put off, for instance while a kernel runs that must not be held up.
+    // Cleanup can be deferred, for instance while a kernel runs that must not be delayed.
     {
         let _deferred = manager.defer_cleanup();
         drop(half);
-        println!("put off: {} deallocations", manager.parked());
+        println!("deferred: {} deallocations", manager.parked());
     }
     println!("after that: {}", manager.parked());
 

@@ -1,4 +1,5 @@
-//! Stacks: resources and adaptors put on top of each other, in Rust and as text. Order matters.
+//! Shows stacks: resources and adaptors layered on top of each other, in Rust and as text. Their order
+//! matters.
 
 use millpond::adaptors::{AllocationCounters, StatisticsLayer};
 use millpond::driver::DeviceSpec;
@@ -11,32 +12,33 @@ const BLOCK: u64 = 1 << 20;
 fn main() -> Result<()> {
     let device = DeviceSpec::default_device().open()?;
 
-    // The last layer added is the outermost. Statistics above the pool count what the program asks for …
+    // The last layer added is the outermost. Statistics above the pool count the program's requests.
     let above =
         CudaMemoryResource::new(device.clone()).layer(PoolLayer::new())?.layer(StatisticsLayer::new())?;
     work(&above)?;
     println!("{above}: {} allocations", above.counters().allocations.total);
 
-    // … below the pool they count what the pool asks for: one region, taken once.
+    // Statistics below the pool count the pool's requests: one region, taken once.
     let below =
         CudaMemoryResource::new(device.clone()).layer(StatisticsLayer::new())?.layer(PoolLayer::new())?;
     work(&below)?;
     let counted = find_trait::<dyn AllocationCounters>(&below).expect("a layer counts");
     println!("{below}: {} allocations", counted.counters().allocations.total);
 
-    // The same stacks as text: what a configuration file, an environment variable or a command line holds.
+    // The same stack can be built from text in a configuration file, an environment variable or a command
+    // line.
     let spec: StackSpec = "cuda + pool:initial=64MiB,max=25% + statistics".parse()?;
     let built: AnyResource = spec.build(&millpond::layers(), &device)?;
     work(&built)?;
     println!("{built}: {:?}", built.statistics().map(|statistics| statistics.ladder));
 
-    // A mistake is an error that says what is right.
+    // For a mistake, the error lists the valid names.
     let mistake = "cuda+pol".parse::<StackSpec>()?.build(&millpond::layers(), &device);
     println!("{}", mistake.expect_err("there is no layer `pol`"));
     Ok(())
 }
 
-/// Ten blocks, one after the other: a pool needs memory for one.
+/// Allocates ten blocks, one after the other: a pool needs memory for one.
 fn work(resource: &dyn DeviceMemoryResource) -> Result<()> {
     for _ in 0..10 {
         let block = resource.allocate_bytes(BLOCK, StreamRef::LEGACY)?;

@@ -1,7 +1,7 @@
-//! An adaptor of one's own in 30 lines: it clears each block on the stream of its request, so that no part of
-//! a program reads what another one left behind. `docs/ADAPTOR.md` explains it line by line.
+//! Shows how to write your own adaptor in 30 lines: it clears each block on the stream of its request, so
+//! that no part of a program reads another part's data. `docs/ADAPTOR.md` explains it line by line.
 //!
-//! `cargo run --example zeroing_adaptor` runs on the GPU if there is one, else on a simulated H200.
+//! `cargo run --example zeroing_adaptor` runs on the GPU, or on a simulated H200 if there is none.
 
 use std::fmt;
 
@@ -58,7 +58,7 @@ pub(crate) fn main() -> Result<()> {
     let address = secret.as_ptr();
     drop(secret);
     let next = DeviceVec::<u32>::uninit(4, stream, stack.clone())?;
-    println!("{stack}: the block at {address} is handed out again: {}", next.as_ptr() == address);
+    println!("{stack}: the block at {address} is reused: {}", next.as_ptr() == address);
     assert_eq!(next.to_host()?, [0; 4], "the block was cleared");
     Ok(())
 }

@@ -1,10 +1,10 @@
-//! Memory resources for GPUs that compose and keep stream order: the model of RMM, RAPIDS' memory manager, in
-//! Rust.
+//! millpond is a Rust library for GPU memory: composable, stream-ordered memory resources modelled on RMM,
+//! RAPIDS' memory manager.
 //!
-//! A *resource* hands out device memory in the order of a stream and takes it back in the order of a stream.
-//! Resources stand on each other: a pool over plain CUDA memory, statistics over the pool. Such a *stack* is
-//! built in Rust or from text, and behaves as one resource. Everything runs on the simulated device, too, so
-//! that no GPU is needed to try it or to test a program.
+//! A *resource* allocates device memory in the order of a stream, and frees it in the order of a stream.
+//! Resources are layered: a pool on top of plain CUDA memory, statistics on top of the pool. Such a *stack*
+//! is built in Rust or from text, and behaves as one resource. Everything also runs on a simulated device, so
+//! you need no GPU to try it or to test a program.
 //!
 //! ```
 //! use millpond::adaptors::StatisticsLayer;
@@ -27,40 +27,40 @@
 //! ```
 //!
 //! # Where things are
-//! This crate re-exports what the crates of the workspace have, and has no logic of its own.
+//! This crate re-exports the crates of the workspace, and has no logic of its own.
 //!
-//! | here | what it is |
+//! | item | content |
 //! |---|---|
 //! | [`DeviceMemoryResource`] | the trait: its documentation is the contract between resource and caller |
-//! | [`resources`] | `cuda`, `managed`, `cuda_async`, memory of the host, `pool`, `arena`, … and defaults |
+//! | [`resources`] | `cuda`, `managed`, `cuda_async`, host memory, `pool`, `arena`, … and defaults |
 //! | [`adaptors`] | `logging`, `statistics`, `limiting`, `tracking`, `fallback`, `retry`, `prefetch`, … |
-//! | [`plan`] | a layer that serves a program from a plan of its allocations, made before |
-//! | [`containers`] | buffers, vectors and scalars that give their memory back, streams and events |
+//! | [`plan`] | a layer that serves a program from a prepared plan of its allocations |
+//! | [`containers`] | buffers, vectors and scalars that free their memory automatically; streams and events |
 //! | [`driver`] | CUDA, loaded at run time, and the simulated device |
 //! | [`stack`] | a stack as text (`cuda+pool:max=50%+statistics`) and back |
-//! | [`plugin`] | the memory-manager interface of NBEP 7, Numba's |
-//! | [`Error`] | one error for everything; where memory is out it says what would have helped |
+//! | [`plugin`] | Numba's memory-manager interface, NBEP 7 |
+//! | [`Error`] | one error type for everything; when memory is out, it says what would have helped |
 //!
 //! # Features
-//! | feature | by default | what it adds |
+//! | feature | by default | adds |
 //! |---|---|---|
-//! | `cudarc` | yes | streams, buffers and launches beside cudarc: [`driver::cuda`], [`containers`] |
-//! | `cuda-12000` to `cuda-13040` | no | the version of CUDA whose bindings cudarc compiles: at most one |
-//! | `logging` | yes | the adaptor `logging`, which writes allocation logs as RMM does |
-//! | `debug-log` | no | what the crates report goes to the file that `RMM_DEBUG_LOG_FILE` names |
-//! | `allocator-api2` | no | collections of the host in memory that the device reaches: [`containers`] |
-//! | `serde` | no | reports, statistics and counts can be written and read with serde |
-//! | `profiles` | no | profiles of simulated devices can be read from TOML files: `sim:FILE.toml` |
+//! | `cudarc` | yes | streams, buffers and launches together with cudarc: [`driver::cuda`], [`containers`] |
+//! | `cuda-12000` to `cuda-13040` | no | the CUDA version of the bindings that cudarc compiles: at most one |
+//! | `logging` | yes | the adaptor `logging`, which writes allocation logs in RMM's format |
+//! | `debug-log` | no | writes the crates' diagnostics to the file named by `RMM_DEBUG_LOG_FILE` |
+//! | `allocator-api2` | no | host collections in memory that the device can access: [`containers`] |
+//! | `serde` | no | reports, statistics and counts implement serde's traits |
+//! | `profiles` | no | reads profiles of simulated devices from TOML files: `sim:FILE.toml` |
 //!
-//! Nothing here depends on the version of CUDA. Beside a crate that has chosen one for cudarc, millpond takes
-//! that one, with its default features or without; where no crate chooses, cudarc asks `nvcc`, and takes its
-//! newest version if there is no `nvcc`. Without the feature `cudarc` no part of cudarc is compiled: streams
-//! pass as raw handles, by [`Driver::stream_ref`].
+//! Nothing here depends on the version of CUDA. If another crate has chosen a version for cudarc, millpond
+//! uses that one, with or without its own default features. If no crate has chosen, cudarc asks `nvcc`;
+//! without `nvcc`, it takes its newest version. Without the feature `cudarc`, no part of cudarc is compiled:
+//! streams pass as raw handles, through [`Driver::stream_ref`].
 //!
 //! # Platforms
-//! It is built and tested on Linux, on x86-64; for macOS and Windows the library passes `cargo check`, and
-//! was not run there. CUDA is loaded at run time, on Linux and Windows; it was tested on Linux. Without CUDA,
-//! everything runs on the simulated device.
+//! millpond is built and tested on Linux on x86-64. For macOS and Windows the library passes `cargo check`,
+//! but it was not run there. CUDA is loaded at run time on Linux and Windows, and was tested on Linux.
+//! Without CUDA, everything runs on the simulated device.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[doc(inline)]

@@ -1,7 +1,8 @@
 //! Tests the style of the sources and the documents.
 //!
 //! The rules keep files and functions short, links alive, lists complete, and sentences plain. A rule is a
-//! function from files to problems, so that the canaries can show that each rule finds what it refuses.
+//! function from files to problems, so that the canaries can show that each rule finds the problems that it
+//! refuses.
 
 #[path = "tidy/circles.rs"]
 mod circles;
@@ -23,12 +24,12 @@ use repo::{File, file, files, members, names, root};
 const FILE_LINES: usize = 600;
 const FUNCTION_LINES: usize = 70;
 const COLUMNS: usize = 110;
-/// The reason of every ignored test: the GPU lane runs those, and no other tests.
+/// The reason of every ignored test: the GPU lane runs these tests and no others.
 const IGNORE_REASON: &str = "needs a CUDA GPU";
-/// The command of the README that passes all tests; the continuous integration runs it.
+/// The README's command that runs all tests; the continuous integration runs it.
 const TEST_COMMAND: &str = "cargo test --workspace";
 
-/// Fails with every problem, one in a line.
+/// Fails with every problem, one on each line.
 fn none(problems: Vec<String>) {
     assert!(problems.is_empty(), "{} problems:\n  {}", problems.len(), problems.join("\n  "));
 }
@@ -67,7 +68,8 @@ fn documents_have_short_lines() {
     none(files().iter().filter(|file| file.is("md")).flat_map(long_prose).collect());
 }
 
-/// Tables, code, headings, HTML and words that are longer than a line may be long.
+/// Returns the lines of prose that are too long. Tables, code, headings, HTML and single words longer than a
+/// line may be long.
 fn long_prose(file: &File) -> Vec<String> {
     let is_free = |line: &str| line.starts_with(['|', '<', '#']) || !line.trim().contains(' ');
     markdown::prose(&file.text)
@@ -93,7 +95,7 @@ fn sentences_are_plain() {
 
 fn house_phrases(file: &File) -> Vec<String> {
     let kinds = ["rs", "md", "toml", "sh", "py", "cpp", "hpp", "cu", "cuh"];
-    // The list itself has all of them.
+    // The list itself contains all of them.
     if !kinds.iter().any(|kind| file.is(kind)) || file.path == "tests/tidy/words.rs" {
         return Vec::new();
     }
@@ -109,7 +111,7 @@ fn nothing_is_left_over() {
     none(files().iter().flat_map(leftovers).collect());
 }
 
-/// Written in pieces, so that this file holds none of them.
+/// The words are written in pieces, so that this file contains none of them.
 const LEFTOVERS: [&str; 6] = [
     concat!("to", "do!("),
     concat!("unimple", "mented!("),
@@ -120,11 +122,11 @@ const LEFTOVERS: [&str; 6] = [
 ];
 
 fn leftovers(file: &File) -> Vec<String> {
-    // The lock file's checksums and the licences are not prose of this project.
+    // The lock file's checksums and the licenses are not prose of this project.
     if file.path.ends_with("Cargo.lock") || file.path.starts_with("LICENSE") {
         return Vec::new();
     }
-    standing_alone(file, &LEFTOVERS, "is left over")
+    standing_alone(file, &LEFTOVERS, "is a leftover")
 }
 
 #[test]
@@ -150,7 +152,7 @@ fn machine_paths(file: &File) -> Vec<String> {
     problems
 }
 
-/// Each place where one of `texts` stands with no letter or digit directly before it or after it.
+/// Returns each place of one of `texts` with no letter or digit directly before or after it.
 fn standing_alone(file: &File, texts: &[&str], what: &str) -> Vec<String> {
     let word = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || "_-.".contains(c));
     let mut problems = Vec::new();
@@ -198,7 +200,7 @@ fn dead_links(file: &File) -> Vec<String> {
         let (path, anchor) = target.split_once('#').unwrap_or((target.as_str(), ""));
         let full = root().join(folder).join(path);
         if !path.is_empty() && !full.exists() {
-            problems.push(format!("{}:{line}: nothing is at {target}", file.path));
+            problems.push(format!("{}:{line}: {target} does not exist", file.path));
         } else if !anchor.is_empty() && (path.is_empty() || path.ends_with(".md")) {
             let other = (!path.is_empty()).then(|| std::fs::read_to_string(&full).unwrap_or_default());
             if !markdown::anchors(other.as_ref().unwrap_or(&file.text)).iter().any(|known| known == anchor) {
@@ -227,7 +229,7 @@ fn missing_from_readme(readme: &File, examples: &[String]) -> Vec<String> {
         }
     }
     if !markdown::fenced(&readme.text, "sh").iter().any(|line| line.trim() == TEST_COMMAND) {
-        problems.push(format!("README.md: no ```sh block has the line `{TEST_COMMAND}`, which .ci/run runs"));
+        problems.push(format!("README.md: no ```sh block has .ci/run's line `{TEST_COMMAND}`"));
     }
     problems
 }
@@ -324,7 +326,7 @@ fn contributing_tells_where_things_go() {
     none(missing_paths(&rows));
 }
 
-/// A code span with a slash is a path. What `<name>` stands in for need not exist, its folder must.
+/// A code span with a slash is a path. The part that `<name>` stands for need not exist, but its folder must.
 fn missing_paths(rows: &[&str]) -> Vec<String> {
     let spans = rows.iter().flat_map(|row| markdown::code_spans(row));
     spans
@@ -353,11 +355,11 @@ fn layers_are_listed_and_tested() {
 #[derive(PartialEq, Eq, Debug)]
 struct LayerModule {
     module: String,
-    /// The names of its entries in text.
+    /// The names of its entries in stack text.
     names: Vec<String>,
 }
 
-/// The modules of a crate that implement the trait, outside test code.
+/// Returns the modules of a crate that implement the trait, outside of test code.
 fn layers_in(folder: &str, library: &str, files: &[File]) -> Vec<LayerModule> {
     let source = format!("{folder}/src/");
     let mut found: Vec<LayerModule> = Vec::new();
@@ -389,7 +391,7 @@ fn unlisted(folder: &str, layers: &[LayerModule], library: &str, subjects: &str)
     let mut problems = Vec::new();
     for LayerModule { module, names } in layers {
         let entries = list.matches(&format!("{module}::")).count();
-        // A module whose resource text cannot name says so where it is declared.
+        // If a stack's text cannot name a module's resource, the module's declaration says so.
         let has_no_text = names.is_empty() && library.contains(&format!("mod {module}; // no text"));
         if entries != names.len() || (entries == 0 && !has_no_text) {
             problems
@@ -410,14 +412,14 @@ fn crates_depend_on_what_the_layout_allows() {
     none(members().iter().flat_map(forbidden).collect());
 }
 
-/// The dependencies of a crate on others of ours that its row of the layout's table lacks.
+/// Returns a crate's dependencies on our other crates that its row of the layout table lacks.
 fn arrows(member: &str, rows: &[&str], manifest: &File) -> Vec<String> {
     let folder = format!("| `{member}/` |");
     let Some(row) = rows.iter().find(|row| row.starts_with(&folder)) else {
         return vec![format!("CONTRIBUTING.md: the layout has no row for `{member}/`")];
     };
     let allowed = row.trim_end_matches('|').rsplit('|').next().map(markdown::code_spans).unwrap_or_default();
-    // What tests use beside that is free.
+    // Additional dependencies of tests are free.
     let after = manifest.text.split_once("\n[dependencies]\n").map_or("", |(_, after)| after);
     let dependencies = after.split("\n[").next().unwrap_or_default().lines();
     dependencies
@@ -444,7 +446,7 @@ fn own_settings(manifest: &File) -> Vec<String> {
         .collect()
 }
 
-/// Features that select a version of CUDA are documented together.
+/// Features that select a CUDA version are documented together.
 #[test]
 fn features_are_documented() {
     let pages = |member: &str| (format!("{member}Cargo.toml"), format!("{member}README.md"));
@@ -466,7 +468,7 @@ fn untold_features(manifest: &File, page: &File) -> Vec<String> {
         .collect()
 }
 
-/// docs.rs has the sources, but no other file of the repository.
+/// docs.rs has the sources, but no other files of the repository.
 #[test]
 fn links_of_the_documentation_live_anywhere() {
     none(files().iter().filter(|file| file.is("rs")).flat_map(links_to_files).collect());
@@ -488,21 +490,21 @@ fn links_to_files(file: &File) -> Vec<String> {
             && before != "#[cfg(doctest)]"
             && !has_no_links(file, included.split('"').next().unwrap_or_default())
         {
-            problem("a file's links need not live on docs.rs; write what the page says here");
+            problem("a file's links may be dead on docs.rs; write the page's text here");
         }
         before = text;
     }
     problems
 }
 
-/// Whether what a source includes is there, and has no links.
+/// Returns whether the file that a source includes exists and has no links.
 fn has_no_links(file: &File, included: &str) -> bool {
     let folder = file.path.rsplit_once('/').map_or("", |(folder, _)| folder);
     let page = std::fs::read_to_string(root().join(folder).join(included));
     page.is_ok_and(|page| markdown::links(&page).is_empty())
 }
 
-/// A page of options in `layers/` is of use in the documentation of the layer's type only.
+/// A page of options in `layers/` is only useful in the documentation of the layer's type.
 #[test]
 fn pages_of_layers_are_in_the_documentation() {
     let all = files();
@@ -525,7 +527,7 @@ fn no_files_use_each_other_in_a_circle() {
     none(circles::circles(&files(), &[]));
 }
 
-/// The folders of the pool's sources, each of which uses only those below it.
+/// The folders of the pool's sources. Each uses only the folders after it.
 const LEVELS: [&str; 6] = ["pool", "store", "heap", "block_map", "stream_order", "sync"];
 
 #[test]
@@ -550,6 +552,6 @@ fn the_guide_names_what_there_is() {
     );
 }
 
-/// Each rule finds what it is there for.
+/// Tests that each rule finds the problems that it exists for.
 #[path = "tidy/canary.rs"]
 mod canary;

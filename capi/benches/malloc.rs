@@ -1,6 +1,6 @@
-//! Measures `millpond_malloc` and `millpond_free` beside the pool that serves them.
+//! Measures `millpond_malloc` and `millpond_free`, next to the pool that serves them.
 //!
-//! `cargo bench -p millpond-capi --bench malloc [-- DEVICE]`; the device is as in `millpond_device_open`.
+//! `cargo bench -p millpond-capi --bench malloc [-- DEVICE]`; DEVICE as in `millpond_device_open`.
 
 use std::ffi::{CString, c_void};
 use std::ptr::{null, null_mut};
@@ -18,7 +18,7 @@ use millpond_c::status::Status;
 const CALLS: u32 = 100_000;
 const ROUNDS: usize = 11;
 
-/// The median time of a call in nanoseconds.
+/// Returns the median time of a call in nanoseconds.
 fn nanoseconds(mut call: impl FnMut()) -> f64 {
     let mut round = || {
         let start = Instant::now();
@@ -30,7 +30,7 @@ fn nanoseconds(mut call: impl FnMut()) -> f64 {
     rounds[ROUNDS / 2]
 }
 
-/// There is no lock to release.
+/// The benchmark has no lock to release.
 extern "C" fn leave() -> *mut c_void {
     null_mut()
 }
@@ -41,7 +41,7 @@ fn main() {
     let name = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
     let name = name.map(|name| CString::new(name).expect("a name has no NUL"));
     let (mut device, mut pool, mut own) = (null_mut(), null_mut(), null_mut());
-    // SAFETY: all arguments are as asked for.
+    // SAFETY: all arguments are valid.
     let ordinal = unsafe {
         let name = name.as_ref().map_or(null(), |name| name.as_ptr());
         assert_eq!(millpond_device_open(name, &raw mut device), Status::Ok);
@@ -53,7 +53,7 @@ fn main() {
     println!("{:>9} {:<17}{:>12}{:>14}", "bytes", "ns for a pair", "default", "own stream");
     for bytes in [256_usize, 64 << 10, 1 << 20, 64 << 20] {
         let size = bytes as u64;
-        // SAFETY: the handles and the streams are live, and each block goes back once.
+        // SAFETY: the handles and the streams are live, and each block is freed once.
         let pair = |stream: *mut c_void| unsafe {
             let ptr = millpond_malloc(bytes, ordinal, stream);
             millpond_free(ptr, bytes, ordinal, stream);
@@ -69,7 +69,7 @@ fn main() {
             let _ = millpond_allocate(pool, size, 0, stream, &raw mut ptr);
             let _ = millpond_deallocate(pool, ptr, size, 0, stream);
         };
-        // SAFETY: as above; what the cache does not take goes back to the pool.
+        // SAFETY: as above; a block that the cache does not take goes back to the pool.
         let cached = || unsafe {
             let mut ptr = null_mut();
             if millpond_allocate_cached(pool, true, size, null_mut(), &raw mut ptr) {

@@ -1,11 +1,11 @@
-// A pool as a memory resource of CCCL's: RAPIDS and Thrust take it so.
+// Shows a pool as a memory resource of CCCL, as RAPIDS and Thrust take it.
 #include <millpond/memory_resource.hpp>
 
 #include <cstdio>
 
 int main() {
   millpond::memory_resource pool("cuda+pool", "sim:1GiB");
-  // What rmm::device_async_resource_ref and rmm::mr::any_resource stand for.
+  // rmm::device_async_resource_ref and rmm::mr::any_resource are these two types.
   cuda::mr::resource_ref<cuda::mr::device_accessible> ref(pool);
   cuda::mr::any_resource<cuda::mr::device_accessible> any(pool);
   const cuda::stream_ref stream{static_cast<cudaStream_t>(nullptr)};

@@ -1,4 +1,4 @@
-/* A pool on a device, a block of it, and what happens when memory is out.
+/* Shows how to build a pool on a device, use a block of it, and handle an out-of-memory error.
  *
  *   cc pool.c -o pool $(pkg-config --cflags --libs millpond) && ./pool sim:1GiB
  */

@@ -1,4 +1,4 @@
-// The functions that PyTorch and CuPy call, whose errors are C++ exceptions.
+// Shows the functions that PyTorch and CuPy call. They report errors as C++ exceptions.
 #include <millpond.h>
 
 #include <cstdio>
@@ -7,7 +7,7 @@
 #include <stdexcept>
 
 int main() {
-  // Where CUDA cannot be used, device 0 is the first simulated one.
+  // If CUDA cannot be used, device 0 is the first simulated device.
   millpond_device* device = nullptr;
   if (millpond_device_open("sim:1GiB", &device) != MILLPOND_STATUS_OK) return 1;
   const int ordinal = millpond_device_ordinal(device);

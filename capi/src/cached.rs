@@ -1,8 +1,8 @@
-//! Blocks from the calling thread's cache alone, for callers that hold a lock such as Python's.
+//! Serves blocks from the calling thread's cache alone, for callers that hold a lock such as Python's.
 //!
-//! These calls neither wait for others nor call the driver for more than the current context, so that they
-//! may be made under a lock that a driver call, a function of the program's, or another thread needs. A call
-//! that returns `false` has done nothing: release that lock and make the ordinary call.
+//! These calls never wait, and they ask the driver for nothing but the current context. So a caller may hold
+//! a lock that a driver call, a function of the program or another thread needs. A call that returns `false`
+//! has done nothing: release that lock and make the ordinary call.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -16,24 +16,24 @@ use crate::process::is_copy;
 use crate::resource::Resource;
 use crate::status::{default_stream, guarded, guarded_or};
 
-/// Releases a lock of the caller's before a call that may wait; returns what the caller needs to take it
-/// again, as `PyEval_SaveThread`.
+/// Releases the caller's lock before a call that may wait, as `PyEval_SaveThread` does. Returns the state
+/// that the caller needs to take the lock again.
 pub type LeaveFunction = extern "C" fn() -> *mut c_void;
-/// Takes that lock again after the call, as `PyEval_RestoreThread`.
+/// Takes that lock again after the call, as `PyEval_RestoreThread` does.
 pub type EnterFunction = extern "C" fn(*mut c_void);
 
-/// Runs what may wait without the caller's lock, which is taken again also after a panic.
+/// Runs `wait` without the caller's lock. Takes the lock again, even after a panic.
 fn without_lock(leave: LeaveFunction, enter: EnterFunction, wait: impl FnOnce()) {
     let state = leave();
     guarded_or((), wait);
     enter(state);
 }
 
-/// `millpond_malloc` for a caller that holds a lock: a block that the thread has cached is handed out at
-/// once, and for all else the lock is released meanwhile.
+/// `millpond_malloc` for a caller that holds a lock. If the thread's cache has a block, the call returns it
+/// at once. Otherwise the call releases the lock while it works.
 ///
 /// # Safety
-/// As for `millpond_malloc`; both functions may be called, and do not unwind.
+/// As for `millpond_malloc`; both functions can be called and do not unwind.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_malloc_unlocked(
     bytes: usize,
@@ -61,10 +61,10 @@ pub unsafe extern "C" fn millpond_malloc_unlocked(
     ptr
 }
 
-/// `millpond_free` for a caller that holds a lock, in the same way.
+/// `millpond_free` for a caller that holds a lock, as in `millpond_malloc_unlocked`.
 ///
 /// # Safety
-/// As for `millpond_free`; both functions may be called, and do not unwind.
+/// As for `millpond_free`; both functions can be called and do not unwind.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_free_unlocked(
     ptr: *mut c_void,
@@ -72,17 +72,17 @@ pub unsafe extern "C" fn millpond_free_unlocked(
     enter: EnterFunction,
 ) {
     let unlocked = |wait: &mut dyn FnMut()| without_lock(leave, enter, wait);
-    // The log may be a pipe that is read under the caller's lock.
+    // The log may be a pipe, and its reader may need the caller's lock.
     let refused = |error: &Error| without_lock(leave, enter, || framework::refused(error));
     guarded(|| framework::free_unlocked(ptr, unlocked).inspect_err(refused));
 }
 
-/// Hands out a block that the calling thread has cached for a default stream (0, 1 or 2). `false` if it has
-/// none, if the outermost layer is no pool, or if `if_default` is set and the resource is not (or no longer)
-/// the default of the thread's current device.
+/// Allocates a block from the calling thread's cache for a default stream (0, 1 or 2). Returns `false` if the
+/// cache has no such block or the outermost layer is no pool. Also returns `false` if `if_default` is set and
+/// the resource is not the current default of the thread's current device.
 ///
 /// # Safety
-/// `resource` is a handle of this library's; `ptr` may be written.
+/// `resource` is a handle from this library; `ptr` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_allocate_cached(
     resource: *const Resource,
@@ -112,11 +112,11 @@ pub unsafe extern "C" fn millpond_allocate_cached(
     })
 }
 
-/// Takes a block back into the calling thread's cache for a default stream (0, 1 or 2). `false` if the cache
-/// does not take it: the block is still handed out then.
+/// Frees a block into the calling thread's cache for a default stream (0, 1 or 2). Returns `false` if the
+/// cache does not take the block: then the block is still live.
 ///
 /// # Safety
-/// As for `millpond_deallocate`, with no alignment; if it returns `false`, the block has not come back.
+/// As for `millpond_deallocate`, with no alignment; if it returns `false`, the block is still live.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_deallocate_cached(
     resource: *const Resource,

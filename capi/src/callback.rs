@@ -1,4 +1,4 @@
-//! Resources, and handlers of failures, that are functions of the program.
+//! Resources and failure handlers made from functions of the program.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -12,26 +12,27 @@ use crate::device::Device;
 use crate::resource::{Resource, with_resource};
 use crate::status::{Status, borrowed, guarded, guarded_or, missing, put_handle};
 
-/// Hands out a block, or null if memory is out.
+/// Returns a block, or null if memory is out.
 pub type AllocateFunction = Option<
     extern "C" fn(context: *mut c_void, bytes: u64, alignment: u64, stream: *mut c_void) -> *mut c_void,
 >;
 
-/// Takes a block back.
+/// Frees a block.
 pub type DeallocateFunction = Option<
     extern "C" fn(context: *mut c_void, ptr: *mut c_void, bytes: u64, alignment: u64, stream: *mut c_void),
 >;
 
-/// Frees memory that the program can spare for a request of `bytes`; whether to try the request again.
+/// Frees memory that the program can spare for a request of `bytes`. Returns whether to try the request
+/// again.
 pub type FailureFunction = Option<extern "C" fn(context: *mut c_void, bytes: u64) -> bool>;
 
-/// Whether the calling thread is to end its wait.
+/// Returns whether the calling thread is to end its wait.
 pub type InterruptFunction = Option<extern "C" fn() -> bool>;
 
 /// Ends a context. May be null.
 pub type EndFunction = Option<extern "C" fn(context: *mut c_void)>;
 
-/// The program's value that its functions get, ended with its last user.
+/// The value that the program's functions get. It ends with its last user.
 struct Context {
     value: *mut c_void,
     end: EndFunction,
@@ -60,14 +61,14 @@ fn pointer(address: u64) -> *mut c_void {
     std::ptr::without_provenance_mut(address as usize)
 }
 
-/// Makes a resource of two functions. `end` gets `context` when the resource has ended, also if this call
+/// Makes a resource from two functions. `end` gets `context` when the resource has ended, or if this call
 /// fails.
 ///
 /// # Safety
-/// `device` is a handle of this library's; `resource` may be written. The functions may be called on any
-/// thread, do not unwind, and keep the contract of a resource: blocks do not overlap, are of the device, hold
-/// the bytes, start at a multiple of the alignment, and are ordered for the stream. A function may submit
-/// work that uses a block to that stream, unless the stream captures a graph.
+/// `device` is a handle from this library; `resource` is valid for writes. The functions can be called on any
+/// thread, do not unwind, and keep the contract of a resource: blocks do not overlap, belong to the device,
+/// hold the bytes, start at a multiple of the alignment, and are ordered for the stream. A function may
+/// submit work that uses a block to that stream, unless the stream captures a graph.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_resource_callback(
     device: *const Device,
@@ -108,12 +109,13 @@ pub unsafe extern "C" fn millpond_resource_callback(
     })
 }
 
-/// Puts a handler on a resource: when memory is out, `handle` frees what the program can spare, and says
-/// whether to try again. `end` gets `context` when the resource has ended, also if this call fails.
+/// Adds a failure handler to a resource. When memory is out, `handle` frees memory that the program can
+/// spare, and returns whether to try again. `end` gets `context` when the resource has ended, or if this call
+/// fails.
 ///
 /// # Safety
-/// `upstream` is a handle of this library's; `resource` may be written. The functions may be called on any
-/// thread, and do not unwind.
+/// `upstream` is a handle from this library; `resource` is valid for writes. The functions can be called on
+/// any thread, and do not unwind.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_resource_failure_callback(
     upstream: *const Resource,
@@ -134,9 +136,9 @@ pub unsafe extern "C" fn millpond_resource_failure_callback(
     })
 }
 
-/// Sets the function that a wait for memory calls from time to time, on the thread that waits; null sets
-/// none. If it returns `true`, the wait ends, and the request fails. The function may be called on any
-/// thread, and does not unwind.
+/// Sets the function that a wait for memory calls from time to time on the waiting thread; null removes it.
+/// If the function returns `true`, the wait ends and the request fails. The function must be callable on any
+/// thread, and must not unwind.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_set_interrupt(ask: InterruptFunction) {
     guarded_or((), || {
@@ -145,11 +147,11 @@ pub extern "C" fn millpond_set_interrupt(ask: InterruptFunction) {
     });
 }
 
-/// The number of owners of a resource: handles of it, resources on it, and the registry of defaults. 0 for
-/// null.
+/// Returns the number of owners of a resource: its handles, the resources on top of it, and the registry of
+/// defaults. 0 for null.
 ///
 /// # Safety
-/// `resource` is null or a handle of this library's.
+/// `resource` is null or a handle from this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_resource_owners(resource: *const Resource) -> usize {
     // SAFETY: the caller's promise.

@@ -1,8 +1,8 @@
-//! What the library reports of its work, as lines of text.
+//! The library's diagnostics, as lines of text.
 //!
-//! The library shares no `tracing` subscriber with its program, so it has one of its own: the lines go to the
-//! file that the environment variable `RMM_DEBUG_LOG_FILE` names, from information on, else errors alone go
-//! to the standard error. Without it a program would not hear of a block that it freed twice.
+//! The library shares no `tracing` subscriber with its program, so it has its own. If the environment
+//! variable `RMM_DEBUG_LOG_FILE` names a file, the file gets all lines from level info on. Otherwise only
+//! errors go to standard error. Without this log a program would not hear of a block that it freed twice.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -11,7 +11,7 @@ use millpond_core::Error;
 
 use crate::status::{Status, guarded, put};
 
-/// RMM's numbers of the levels, the least grave first. 5 is RMM's `critical`, which nothing here uses.
+/// RMM's numbers of the levels, the least severe first. 5 is RMM's `critical`, which nothing here uses.
 const LEVELS: [Option<Level>; 7] = [
     Some(Level::TRACE),
     Some(Level::DEBUG),
@@ -22,26 +22,27 @@ const LEVELS: [Option<Level>; 7] = [
     None,
 ];
 const OFF: i32 = 6;
-/// The number that was set last: two of them write nothing.
+/// The number that was set last. It is kept because two of the numbers write nothing.
 static CHOSEN: AtomicI32 = AtomicI32::new(OFF);
 
-/// Sets the least grave level of lines that are written: 0 is `trace`, then `debug`, `info`, `warn`, `error`,
+/// Sets the least severe level that the log writes: 0 is `trace`, then `debug`, `info`, `warn`, `error`,
 /// `critical`, and 6 is `off`.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_set_logging_level(level: i32) -> Status {
     guarded(|| {
         let known = usize::try_from(level).ok().and_then(|level| LEVELS.get(level));
-        let known = known.ok_or_else(|| Error::invalid_argument("a level is a number from 0 to 6"))?;
+        let known =
+            known.ok_or_else(|| Error::invalid_argument("a logging level is a number from 0 to 6"))?;
         debug_log::set_level(*known)?;
         CHOSEN.store(level, Ordering::Relaxed);
         Ok(())
     })
 }
 
-/// The least grave level of lines that are written, as a number of `millpond_set_logging_level`.
+/// Writes the least severe level that the log writes to `level`, as a number of `millpond_set_logging_level`.
 ///
 /// # Safety
-/// `level` may be written.
+/// `level` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_logging_level(level: *mut i32) -> Status {
     guarded(|| {
@@ -50,8 +51,8 @@ pub unsafe extern "C" fn millpond_logging_level(level: *mut i32) -> Status {
     })
 }
 
-/// Writes the lines that wait. Each line is handed to the system at once, so this is for files whose system
-/// keeps lines back.
+/// Flushes the log. The library hands each line to the system at once, so this call only helps if the file's
+/// system buffers lines.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_flush_logger() -> Status {
     guarded(debug_log::flush)

@@ -1,4 +1,4 @@
-//! Devices: open them, ask them, their streams, and copies.
+//! Devices: opening them, asking them, their streams, and copies.
 
 use std::ffi::{c_char, c_void};
 
@@ -14,13 +14,13 @@ use crate::status::{
 #[derive(Debug)]
 pub struct Device(pub(crate) DriverHandle);
 
-/// Opens a device: `cuda:0`, or a simulated one, as `sim:h200`, `sim:8GiB` or `sim:FILE.toml`, which is a new
-/// one each time. Null is the default device of the process, which is one device: the one of
-/// `MILLPOND_DEVICE`; else that of `LOCAL_RANK`, if CUDA sees several; else `cuda:0`; else a simulated H200.
-/// A handle alone uses no memory of a CUDA device: the first stack or call there makes its context.
+/// Opens a device: `cuda:0`, or a new simulated one, such as `sim:h200`, `sim:8GiB` or `sim:FILE.toml`. Null
+/// opens the default device of the process, always the same one. The library chooses it in this order:
+/// `MILLPOND_DEVICE`; `LOCAL_RANK`, if CUDA sees several devices; `cuda:0`; a simulated H200. A handle alone
+/// uses no memory of a CUDA device: the first stack or call there makes its context.
 ///
 /// # Safety
-/// `name` is null or a string; `device` may be written.
+/// `name` is null or a string; `device` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_device_open(name: *const c_char, device: *mut *mut Device) -> Status {
     guarded_here(|| {
@@ -35,10 +35,10 @@ pub unsafe extern "C" fn millpond_device_open(name: *const c_char, device: *mut 
     })
 }
 
-/// Opens the device with this number: `ordinal` of CUDA's, or that of a simulated device that is open.
+/// Opens the device with this number: CUDA's `ordinal`, or the number of an open simulated device.
 ///
 /// # Safety
-/// `device` may be written.
+/// `device` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_device_find(
     ordinal: u32,
@@ -50,17 +50,17 @@ pub unsafe extern "C" fn millpond_device_find(
     guarded_here(|| unsafe { put_handle(device, Device(millpond_driver::find(id)?)) })
 }
 
-/// Whether CUDA can be used: then the numbers of devices are CUDA's, in `millpond_malloc`, too.
+/// Returns whether CUDA can be used. If it can, device numbers are CUDA's, in `millpond_malloc` too.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_cuda_is_available() -> bool {
     guarded_or(false, millpond_driver::cuda::is_available)
 }
 
-/// Opens the device of a stream: that of its context, and for a default stream (0, 1 or 2), or without CUDA,
-/// the calling thread's current device.
+/// Opens the device of a stream's context. For a default stream (0, 1 or 2), or without CUDA, this is the
+/// calling thread's current device.
 ///
 /// # Safety
-/// The stream is alive; `device` may be written.
+/// The stream is alive; `device` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_stream_device(stream: *mut c_void, device: *mut *mut Device) -> Status {
     guarded_here(|| {
@@ -79,31 +79,32 @@ pub unsafe extern "C" fn millpond_stream_device(stream: *mut c_void, device: *mu
     })
 }
 
-/// Opens the calling thread's current device: that of CUDA's current context, else the default device, as
-/// `millpond_device_open` says of null. If CUDA cannot be used, a simulated device has to be open.
+/// Opens the calling thread's current device: the device of CUDA's current context, or else the default
+/// device that `millpond_device_open` opens for null. If CUDA cannot be used, a simulated device must be
+/// open.
 ///
 /// # Safety
-/// `device` may be written.
+/// `device` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_device_current(device: *mut *mut Device) -> Status {
     // SAFETY: the caller's promise.
     guarded_here(|| unsafe { put_handle(device, Device(millpond_driver::current()?)) })
 }
 
-/// Ends a handle. Does nothing for null.
+/// Frees a handle. Does nothing for null.
 ///
 /// # Safety
-/// `device` is null, or a handle of this library's that ends here.
+/// `device` is null, or a handle from this library, and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_device_free(device: *mut Device) {
     // SAFETY: the caller's promise.
     unsafe { end(device) }
 }
 
-/// The number of the device; -1 for null.
+/// Returns the number of the device, or -1 for null.
 ///
 /// # Safety
-/// `device` is null or a handle of this library's.
+/// `device` is null or a handle from this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_device_ordinal(device: *const Device) -> i32 {
     // SAFETY: the caller's promise.
@@ -111,10 +112,10 @@ pub unsafe extern "C" fn millpond_device_ordinal(device: *const Device) -> i32 {
     guarded_or(-1, || device.map_or(-1, |device| device.0.device().ordinal() as i32))
 }
 
-/// Whether the device is simulated; `false` for null.
+/// Returns whether the device is simulated; `false` for null.
 ///
 /// # Safety
-/// `device` is null or a handle of this library's.
+/// `device` is null or a handle from this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_device_is_simulated(device: *const Device) -> bool {
     // SAFETY: the caller's promise.
@@ -122,20 +123,20 @@ pub unsafe extern "C" fn millpond_device_is_simulated(device: *const Device) -> 
     guarded_or(false, || device.is_some_and(|device| device.0.device().is_sim()))
 }
 
-/// The name of the device, as `NVIDIA H200`; ended by `millpond_string_free`.
+/// Writes the name of the device, such as `NVIDIA H200`, to `name`; free it with `millpond_string_free`.
 ///
 /// # Safety
-/// `device` is a handle of this library's; `name` may be written.
+/// `device` is a handle from this library; `name` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_device_name(device: *const Device, name: *mut *mut c_char) -> Status {
     // SAFETY: the caller's promise.
     guarded(|| unsafe { put_text(name, &borrowed(device, "the device")?.0.name()) })
 }
 
-/// The free and total bytes of the device.
+/// Writes the free and total bytes of the device.
 ///
 /// # Safety
-/// `device` is a handle of this library's; both numbers may be written.
+/// `device` is a handle from this library; both numbers are valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_device_memory_info(
     device: *const Device,
@@ -153,23 +154,23 @@ pub unsafe extern "C" fn millpond_device_memory_info(
 /// Waits for all work on the device.
 ///
 /// # Safety
-/// `device` is a handle of this library's.
+/// `device` is a handle from this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_device_synchronize(device: *const Device) -> Status {
     with_device(device, |driver| call(&**driver, |driver| driver.synchronize()))
 }
 
 pub(crate) fn with_device(device: *const Device, body: impl FnOnce(&DriverHandle) -> Result<()>) -> Status {
-    // SAFETY: every function of this module passes on a handle of the caller's, which it asks for.
+    // SAFETY: every function of this module passes the caller's handle, as its own rules require.
     guarded_here(|| body(&unsafe { borrowed(device, "the device") }?.0))
 }
 
 // --- Streams ---
 
-/// Makes a stream of the device. Ended by `millpond_stream_destroy`.
+/// Makes a stream of the device. End it with `millpond_stream_destroy`.
 ///
 /// # Safety
-/// `device` is a handle of this library's; `stream` may be written.
+/// `device` is a handle from this library; `stream` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_stream_create(
     device: *const Device,
@@ -184,10 +185,10 @@ pub unsafe extern "C" fn millpond_stream_create(
     })
 }
 
-/// Ends a stream; its work goes on to its end.
+/// Ends a stream; work that it already has still runs.
 ///
 /// # Safety
-/// `device` is a handle of this library's; the stream is from `millpond_stream_create` with this device.
+/// `device` is a handle from this library; the stream is from `millpond_stream_create` with this device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_stream_destroy(device: *const Device, stream: *mut c_void) -> Status {
     with_device(device, |driver| {
@@ -197,10 +198,10 @@ pub unsafe extern "C" fn millpond_stream_destroy(device: *const Device, stream: 
     })
 }
 
-/// Waits for the work of a stream.
+/// Waits for all work on a stream.
 ///
 /// # Safety
-/// `device` is a handle of this library's; the stream is alive.
+/// `device` is a handle from this library; the stream is alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_stream_synchronize(device: *const Device, stream: *mut c_void) -> Status {
     with_device(device, |driver| {
@@ -209,10 +210,10 @@ pub unsafe extern "C" fn millpond_stream_synchronize(device: *const Device, stre
     })
 }
 
-/// Whether the work of a stream is done.
+/// Writes whether the work of a stream is done to `is_done`.
 ///
 /// # Safety
-/// `device` is a handle of this library's; the stream is alive; `is_done` may be written.
+/// `device` is a handle from this library; the stream is alive; `is_done` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_stream_query(
     device: *const Device,
@@ -228,11 +229,11 @@ pub unsafe extern "C" fn millpond_stream_query(
 
 // --- Copies ---
 
-/// Copies from the host to the device, in the order of the stream.
+/// Copies from the host to the device in stream order.
 ///
 /// # Safety
-/// `device` is a handle of this library's; the stream is alive; `bytes` bytes may be read from `source` until
-/// the stream has passed the copy, and written to `target` in the order of the stream.
+/// `device` is a handle from this library; the stream is alive; `bytes` bytes can be read from `source` until
+/// the stream has finished the copy, and can be written to `target` in stream order.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_copy_to_device(
     device: *const Device,
@@ -250,10 +251,10 @@ pub unsafe extern "C" fn millpond_copy_to_device(
     })
 }
 
-/// Copies from the device to the host, in the order of the stream.
+/// Copies from the device to the host in stream order.
 ///
 /// # Safety
-/// As `millpond_copy_to_device`, with host and device exchanged.
+/// As for `millpond_copy_to_device`, with host and device exchanged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_copy_to_host(
     device: *const Device,
@@ -271,11 +272,11 @@ pub unsafe extern "C" fn millpond_copy_to_host(
     })
 }
 
-/// Copies on the device, in the order of the stream.
+/// Copies within the device in stream order.
 ///
 /// # Safety
-/// `device` is a handle of this library's; the stream is alive; the ranges hold `bytes` bytes and may be used
-/// in the order of the stream.
+/// `device` is a handle from this library; the stream is alive; the ranges hold `bytes` bytes and can be used
+/// in stream order.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_copy_on_device(
     device: *const Device,
@@ -293,13 +294,13 @@ pub unsafe extern "C" fn millpond_copy_on_device(
     })
 }
 
-/// Copies from another device to this one, in the order of the stream, and waits for it. Neither device needs
-/// access to the other's memory. Between devices of two machines, as simulated ones are, the host passes the
-/// bytes on.
+/// Copies from another device to this one in stream order, and waits for the copy. Neither device needs
+/// access to the other's memory. If the devices belong to two machines, as simulated devices do, the bytes go
+/// through host memory.
 ///
 /// # Safety
-/// Both devices are handles of this library's; the stream is of `device`, and alive; the ranges hold `bytes`
-/// bytes; the work on the source is done, and the target may be used in the order of the stream.
+/// Both devices are handles from this library; the stream belongs to `device` and is alive; the ranges hold
+/// `bytes` bytes; the work on the source is done, and the target can be used in stream order.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_copy_from_device(
     device: *const Device,
@@ -348,8 +349,8 @@ unsafe fn copy_through_host(
     for at in (0..bytes).step_by(PART as usize) {
         let now = PART.min(bytes - at);
         let (target, source) = (target.offset(at), source.offset(at));
-        // SAFETY: the caller's promise; the host's memory holds as many, and is used by one copy after the
-        // other.
+        // SAFETY: the caller's promise; the host buffer holds that many bytes, and one copy at a time uses
+        // it.
         unsafe {
             call(&**from, |from| {
                 from.memcpy_dtoh_async(part.as_mut_ptr(), source, now, StreamRef::LEGACY)?;
@@ -364,10 +365,10 @@ unsafe fn copy_through_host(
     Ok(())
 }
 
-/// Sets each byte of a range of the device's memory, in the order of the stream.
+/// Sets each byte of a range of the device's memory in stream order.
 ///
 /// # Safety
-/// As `millpond_copy_on_device`.
+/// As for `millpond_copy_on_device`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_fill(
     device: *const Device,
@@ -383,11 +384,10 @@ pub unsafe extern "C" fn millpond_fill(
     })
 }
 
-/// Moves managed memory to the device, or to the host, in the order of the stream. Memory that is not managed
-/// is refused.
+/// Moves managed memory to the device or to the host in stream order. Fails for memory that is not managed.
 ///
 /// # Safety
-/// `device` is a handle of this library's; the stream is alive; the range holds `bytes` bytes.
+/// `device` is a handle from this library; the stream is alive; the range holds `bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_prefetch(
     device: *const Device,
@@ -408,7 +408,7 @@ pub(crate) fn device_ptr(ptr: *mut c_void) -> DevicePtr {
     DevicePtr::new(ptr.addr() as u64)
 }
 
-/// The device with this number: CUDA's, or where CUDA cannot be used, a simulated one.
+/// Returns the device with this number: CUDA's, or a simulated one if CUDA cannot be used.
 pub(crate) fn device_id(number: i32) -> Result<DeviceId> {
     let ordinal = u32::try_from(number);
     let ordinal = ordinal.map_err(|_| Error::invalid_argument(format!("there is no device {number}")))?;

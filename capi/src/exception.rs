@@ -1,6 +1,6 @@
-//! Throws exceptions of C++, by the C++ library that the process has loaded.
+//! Throws C++ exceptions through the C++ library of the process.
 //!
-//! So this library needs none, nor a C++ compiler.
+//! So libmillpond links no C++ library, and its build needs no C++ compiler.
 
 use std::ffi::c_char;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,19 +18,19 @@ struct Throwers {
     bad_alloc: ThrowBadAlloc,
 }
 
-/// The functions of the process's C++ library. `None` where there is none: then no framework in C++ is there
+/// The functions of the process's C++ library. `None` if there is none: then the process has no C++ framework
 /// either.
 static THROWERS: LazyLock<Option<Throwers>> = LazyLock::new(|| {
     // SAFETY: the library runs no code of ours when it is loaded.
     let library = unsafe { libloading::Library::new("libstdc++.so.6") }.ok()?;
-    // SAFETY: the types are those of the C++ ABI of GCC, which names them so.
+    // SAFETY: these are the types that GCC's C++ ABI gives to these names.
     let throwers = unsafe {
         Throwers {
             runtime_error: *library.get(b"_ZSt21__throw_runtime_errorPKc\0").ok()?,
             bad_alloc: *library.get(b"_ZSt17__throw_bad_allocv\0").ok()?,
         }
     };
-    std::mem::forget(library); // loaded until the process ends
+    std::mem::forget(library); // keeps it loaded until the process ends
     Some(throwers)
 });
 
@@ -38,10 +38,9 @@ fn throwers() -> Option<&'static Throwers> {
     catch_unwind(AssertUnwindSafe(|| THROWERS.as_ref())).ok().flatten()
 }
 
-// An exception leaves these frames, and those of the callers, without dropping anything: they hold nothing.
+// An exception leaves these frames and their callers' frames without dropping anything: they own nothing.
 
-/// Throws `std::runtime_error` with the text of the thread's last error. Returns where there is no C++
-/// library.
+/// Throws `std::runtime_error` with the text of the thread's last error. Returns if there is no C++ library.
 pub(crate) fn throw_runtime_error() {
     if let Some(throwers) = throwers() {
         // SAFETY: the text is the thread's own, and the exception copies it.
@@ -49,7 +48,7 @@ pub(crate) fn throw_runtime_error() {
     }
 }
 
-/// Throws `std::bad_alloc`. Returns where there is no C++ library.
+/// Throws `std::bad_alloc`. Returns if there is no C++ library.
 pub(crate) fn throw_bad_alloc() {
     if let Some(throwers) = throwers() {
         // SAFETY: the function takes nothing.

@@ -1,4 +1,4 @@
-//! What the library does at its first call: it starts its log.
+//! Starts the library's log at its first call.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,22 +6,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use millpond_adaptors::debug_log::{self, FILE_VARIABLE};
 use millpond_core::{ErrorKind, environment};
 
-/// Starts the log, once. Calls of other threads do not wait for it: the file may be a pipe that no program
-/// reads yet, and `tracing` asks the program's subscribers.
+/// Starts the log once. Calls on other threads do not wait for the start: the file may be a pipe that no
+/// program reads yet, and `tracing` asks the program's subscribers.
 pub(crate) fn start_log() {
     static IS_STARTED: AtomicBool = AtomicBool::new(false);
     if IS_STARTED.load(Ordering::Relaxed) {
         return;
     }
     let has_file = environment::variable(FILE_VARIABLE).is_some();
-    // While another thread starts it, this does nothing.
+    // If another thread is starting it, this does nothing.
     let started = if has_file { debug_log::init() } else { debug_log::init_to_stderr() };
     if let Err(error) = started
         && error.kind() == ErrorKind::Io
     {
-        // There is no other way to say it: the call that comes first has nothing to do with the log.
+        // There is no other way to report it: the first call has nothing to do with the log.
         let _ = writeln!(io::stderr(), "{error}");
-        // It fails only where the program has a subscriber of its own.
+        // This fails only if the program has its own subscriber.
         let _ = debug_log::init_to_stderr();
     }
     IS_STARTED.store(true, Ordering::Relaxed);

@@ -1,7 +1,7 @@
-//! `malloc` and `free` as PyTorch and CuPy call them, over the default resource of each device.
+//! `malloc` and `free` as PyTorch and CuPy call them, on the default resource of each device.
 //!
-//! A free names no resource, so a table remembers each block. A block that other streams used goes back once
-//! the device has passed their work: no stream waits for another.
+//! A free names no resource, so a table remembers each block. If other streams used a block, it goes back
+//! after the device has finished their work: no stream waits for another.
 
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -24,7 +24,7 @@ use crate::process::{check_process, is_copy, notice_forks};
 use crate::resource::Resource;
 use crate::status::{Status, default_stream, guarded, put, stream_on};
 
-/// What is left to do for a block that was entered in the table. It may wait for others.
+/// Work that is left after a block was entered in the table. The work may wait for others.
 enum Unsettled {
     /// An earlier block at the address, which was lost in a reset of its device.
     Lost(Block),
@@ -33,42 +33,43 @@ enum Unsettled {
 }
 
 static LIVE: LazyLock<DashMap<DevicePtr, Block, FxBuildHasher>> = LazyLock::new(DashMap::default);
-/// What served each device last, until its default is replaced.
+/// The resource that served each device last, until its default is replaced.
 static SERVED: LazyLock<DashMap<DeviceId, Arc<Served>, FxBuildHasher>> = LazyLock::new(DashMap::default);
-/// The frees that were ignored, since their blocks had been lost in a reset.
+/// The number of ignored frees. Their blocks had been lost in a reset.
 static STALE_FREES: AtomicU64 = AtomicU64::new(0);
 /// The devices that were asked for memory.
 static DEVICES: Mutex<Vec<DeviceId>> = Mutex::new(Vec::new());
-/// A bit for each of them, by whether it is simulated and by its number, readable without the lock. Those
-/// with numbers from 64 on have none.
+/// A bit for each of these devices, by kind (simulated or not) and number, readable without the lock. Devices
+/// with numbers from 64 on have no bit.
 static KNOWN_DEVICES: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
-/// What serves a device, if that is its default now. The driver is asked without the lock of the table.
+/// Returns the resource that serves a device, if it is still the default. The driver is asked without the
+/// lock of the table.
 fn still_served(id: DeviceId) -> Option<Arc<Served>> {
     let known = SERVED.get(&id).map(|known| Arc::clone(&known));
     known.filter(|known| is_per_device_resource(id, &known.0.0))
 }
 
-/// What served the calling thread's last request: the device, how often defaults had changed, and what it
-/// was, which the thread does not keep.
+/// The last request of the calling thread: its device, how often defaults had changed by then, and the
+/// resource that served it. The thread does not keep the resource alive.
 type Last = (DeviceId, u64, Weak<Served>);
 
 thread_local! {
     static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
 }
 
-/// What served the calling thread's last request, if it serves this device now.
+/// Returns the resource of the calling thread's last request, if it serves this device now.
 fn served_again(id: DeviceId, changes: u64) -> Option<Arc<Served>> {
     let find = |last: &RefCell<Option<Last>>| match &*last.borrow() {
         Some((device, at, served)) if (*device, *at) == (id, changes) => served.upgrade(),
         _ => None,
     };
-    // At the end of a thread it may be gone.
+    // During the end of a thread, it may be gone.
     let known = LAST.try_with(find).ok().flatten()?;
     (!known.0.0.driver().was_reset()).then_some(known)
 }
 
-/// What serves a device now.
+/// Returns the resource that serves a device now.
 fn served(id: DeviceId) -> Result<Arc<Served>> {
     let seen = changes();
     if let Some(known) = served_again(id, seen) {
@@ -81,7 +82,8 @@ fn served(id: DeviceId) -> Result<Arc<Served>> {
             let before = SERVED.insert(id, Arc::clone(&fresh));
             drop(before);
             if changes() != seen {
-                // The default may have been replaced meanwhile, and would be kept from ending here.
+                // The default may have been replaced meanwhile. An entry here would keep the old default
+                // alive.
                 let replaced = SERVED.remove_if(&id, |_, known| Arc::ptr_eq(known, &fresh));
                 drop(replaced);
             }
@@ -93,7 +95,7 @@ fn served(id: DeviceId) -> Result<Arc<Served>> {
     Ok(served)
 }
 
-/// Forgets what served a device, whose default changes: the resource may end then.
+/// Forgets the resource that served a device, because its default changes. The resource may end then.
 pub(crate) fn forget_served(id: DeviceId) {
     let before = SERVED.remove(&id);
     drop(before);
@@ -126,8 +128,8 @@ pub(crate) fn allocate(bytes: u64, device: i32, stream: *mut c_void) -> Result<*
     Ok(without_provenance_mut(ptr.address() as usize))
 }
 
-/// The same from the calling thread's cache alone, on a default stream, without a wait. `None` if that is not
-/// enough. `unlocked` runs what may wait.
+/// Allocates from the calling thread's cache alone, on a default stream, without waiting. Returns `None` if
+/// the cache cannot serve the request. `unlocked` runs work that may wait.
 pub(crate) fn allocate_cached(
     bytes: u64,
     device: i32,
@@ -155,7 +157,8 @@ pub(crate) fn allocate_cached(
     Some(outcome.map(|()| without_provenance_mut(ptr.address() as usize)))
 }
 
-/// Drops a use of what serves a device. A resource that was replaced ends with the last one, which may wait.
+/// Drops a use of a device's resource. If the resource was replaced, it ends with the last use, which may
+/// wait.
 fn end_unlocked(served: Arc<Served>, unlocked: impl FnOnce(&mut dyn FnMut())) {
     if let Some(last) = Arc::into_inner(served) {
         let mut last = Some(last);
@@ -178,8 +181,8 @@ fn note_device(id: DeviceId) {
     known.fetch_or(bit, Ordering::Relaxed);
 }
 
-/// Enters a block in the table. One that is there already was lost in a reset of its device, or is of another
-/// simulated device: a free could not tell the two apart.
+/// Enters a block in the table. If the address is already there, the earlier block was lost in a reset of its
+/// device, or belongs to another simulated device. A free could not tell two such blocks apart.
 fn note(mut block: Block) -> Option<Unsettled> {
     loop {
         let known = match LIVE.entry(block.ptr) {
@@ -191,7 +194,7 @@ fn note(mut block: Block) -> Option<Unsettled> {
         };
         // The drivers are asked without the lock of the table.
         let driver = known.0.0.driver();
-        let is_lost = driver.was_reset() || driver.health().is_lost(); // which may not be noticed yet
+        let is_lost = driver.was_reset() || driver.health().is_lost(); // the loss may not be noticed yet
         if !is_lost && driver.device() != block.served.0.0.driver().device() {
             return Some(Unsettled::Refused(block));
         }
@@ -202,13 +205,13 @@ fn note(mut block: Block) -> Option<Unsettled> {
                 }
                 return Some(Unsettled::Lost(now.insert(block)));
             }
-            // It came back meanwhile: look again.
+            // The block came back meanwhile: look again.
             Entry::Occupied(_) | Entry::Vacant(_) => {}
         }
     }
 }
 
-/// Does what `note` left.
+/// Does the work that `note` left.
 fn settle(unsettled: Option<Unsettled>) -> Result<()> {
     match unsettled {
         None => Ok(()),
@@ -218,21 +221,20 @@ fn settle(unsettled: Option<Unsettled>) -> Result<()> {
         }
         Some(Unsettled::Refused(block)) => {
             block.give_back();
-            let why = "simulated devices have the same addresses; use the blocks of one at a time here";
+            let why = "simulated devices have the same addresses; use millpond_malloc on one at a time";
             Err(Error::new(ErrorKind::Unsupported, why))
         }
     }
 }
 
-/// Takes a block out of the table, to be given back; `None` if there is nothing to do. Where blocks at this
-/// address were lost in resets, as many frees are ignored: in whatever order the owners free, none frees
-/// memory that another one has.
+/// Takes a block out of the table, to give it back. Returns `None` if there is nothing to do. If blocks at
+/// this address were lost in resets, as many frees are ignored. So no owner frees another owner's memory, in
+/// whatever order they free.
 fn take(ptr: *mut c_void) -> Result<Option<Block>> {
     if ptr.is_null() || is_copy() {
         return Ok(None);
     }
-    let unknown =
-        || Error::invalid_argument(format!("{ptr:p} is no block of millpond_malloc that is in use"));
+    let unknown = || Error::invalid_argument(format!("{ptr:p} is not a live block of millpond_malloc"));
     let Entry::Occupied(mut known) = LIVE.entry(device_ptr(ptr)) else { return Err(unknown()) };
     if known.get().stale == 0 {
         return Ok(Some(known.remove()));
@@ -241,7 +243,7 @@ fn take(ptr: *mut c_void) -> Result<Option<Block>> {
     known.get_mut().may_be_free = true;
     drop(known);
     STALE_FREES.fetch_add(1, Ordering::Relaxed);
-    tracing::debug!(target: "millpond::misuse", ?ptr, "a free of a block that a reset ended was ignored");
+    tracing::debug!(target: "millpond::misuse", ?ptr, "ignored the free of a block that a reset ended");
     Ok(None)
 }
 
@@ -249,7 +251,7 @@ pub(crate) fn free(ptr: *mut c_void) -> Result<()> {
     take(ptr)?.map_or(Ok(()), give_back)
 }
 
-/// Gives a block back once the streams that were recorded have passed.
+/// Gives a block back after the device has finished the recorded streams' work.
 fn give_back(block: Block) -> Result<()> {
     let is_passed = block.used_on.is_empty() && !block.names_ended();
     if is_passed || block.served.0.0.driver().health().is_lost() {
@@ -259,12 +261,13 @@ fn give_back(block: Block) -> Result<()> {
     parked::park(block)
 }
 
-/// Frees a block into the calling thread's cache, where that is enough; else `unlocked` runs what may wait.
+/// Frees a block into the calling thread's cache if the cache takes it. Otherwise `unlocked` runs work that
+/// may wait.
 pub(crate) fn free_unlocked(ptr: *mut c_void, unlocked: impl FnOnce(&mut dyn FnMut())) -> Result<()> {
     let Some(block) = take(ptr)? else { return Ok(()) };
     let is_plain = block.used_on.is_empty() && !block.names_ended();
     let pool = if is_plain { block.served.0.pool() } else { None };
-    // SAFETY: as in `Block::give_back`; a block that is not taken is given back below.
+    // SAFETY: as in `Block::give_back`; if the cache does not take the block, it is given back below.
     let is_back = pool.is_some_and(|pool| unsafe {
         pool.deallocate_cached(block.ptr, Layout::new(block.bytes), block.stream.here())
     });
@@ -278,11 +281,11 @@ pub(crate) fn free_unlocked(ptr: *mut c_void, unlocked: impl FnOnce(&mut dyn FnM
     outcome
 }
 
-/// Allocates `bytes` for use on `stream` from the default resource of the device with this number. Null if
-/// that fails: `millpond_error_message` says why.
+/// Allocates `bytes` for use on `stream` from the default resource of the device with this number. Returns
+/// null if that fails: `millpond_error_message` says why.
 ///
 /// # Safety
-/// The stream is alive and of the device, as long as the block.
+/// The stream belongs to the device, and stays alive as long as the block.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_malloc(bytes: usize, device: i32, stream: *mut c_void) -> *mut c_void {
     let mut ptr = null_mut();
@@ -294,41 +297,41 @@ pub unsafe extern "C" fn millpond_malloc(bytes: usize, device: i32, stream: *mut
 }
 
 /// Frees a block, in the order of the stream that it was allocated on, and after all work on the streams that
-/// `millpond_record_stream` named. A null pointer is ignored, and so is every block in a forked copy of the
-/// process. What `bytes`, `device` and `stream` say is not looked at: the block knows it.
+/// `millpond_record_stream` named. Ignores a null pointer, and every block in a forked copy of the process.
+/// Also ignores `bytes`, `device` and `stream`, because the library knows them.
 ///
 /// # Safety
-/// The block is from `millpond_malloc`; all work that uses it, on other streams than those recorded, is
-/// ordered before the next work of the stream that it was allocated on.
+/// The block is from `millpond_malloc`. All work that uses it on unrecorded streams is ordered before the
+/// next work of the stream that it was allocated on.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_free(ptr: *mut c_void, bytes: usize, device: i32, stream: *mut c_void) {
     let _ = (bytes, device, stream);
     guarded(|| free(ptr).inspect_err(refused));
 }
 
-/// Reports a free that was refused: its caller gets no status.
+/// Reports a refused free, because its caller gets no status.
 pub(crate) fn refused(error: &Error) {
     tracing::error!(target: "millpond::misuse", %error, "a free was refused");
 }
 
-/// How many frees were ignored since their blocks had been lost in a reset of the device's context, and
+/// Returns how many frees were ignored. Their blocks had been lost in a reset of the device's context, and
 /// another block had their address.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_stale_frees() -> u64 {
     STALE_FREES.load(Ordering::Relaxed)
 }
 
-/// Announces that work on `stream` uses a block, which then goes back only after that work.
+/// Announces that work on `stream` uses a block. After its free, the block goes back only when that work is
+/// done.
 ///
 /// # Safety
-/// The stream is alive, and of the block's device, until the block is freed; if it captures a graph then, it
-/// lives on.
+/// The stream belongs to the block's device, and stays alive until the block is freed. If it captures a graph
+/// at that time, it stays alive after that too.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_record_stream(ptr: *mut c_void, stream: *mut c_void) -> Status {
     guarded(|| {
         check_process()?;
-        let unknown =
-            || Error::invalid_argument(format!("{ptr:p} is no block of millpond_malloc that is in use"));
+        let unknown = || Error::invalid_argument(format!("{ptr:p} is not a live block of millpond_malloc"));
         // The driver is called without the lock of the table.
         let served = LIVE.get(&device_ptr(ptr)).map(|block| Arc::clone(&block.served));
         let used = Use::of(stream_on(&*served.ok_or_else(unknown)?.0.0, stream)?);
@@ -340,22 +343,22 @@ pub unsafe extern "C" fn millpond_record_stream(ptr: *mut c_void, stream: *mut c
     })
 }
 
-/// The block of `millpond_malloc` in which an address lies is found by its start: `bytes` is its size.
+/// Writes the size of the live `millpond_malloc` block that starts at `ptr` to `bytes`.
 ///
 /// # Safety
-/// `bytes` may be written.
+/// `bytes` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_block_size(ptr: *mut c_void, bytes: *mut u64) -> Status {
     guarded(|| {
         check_process()?;
         let block = LIVE.get(&device_ptr(ptr)).map(|block| block.bytes);
-        let size = block.ok_or_else(|| Error::invalid_argument(format!("{ptr:p} is no block in use")))?;
+        let size = block.ok_or_else(|| Error::invalid_argument(format!("{ptr:p} is not a live block")))?;
         // SAFETY: the caller's promise.
         unsafe { put(bytes, size) }
     })
 }
 
-/// Gives the free memory of the default resources of all devices that were asked for memory back to the
+/// Trims the default resource of every device that was asked for memory: its free memory goes back to the
 /// driver.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_empty_cache() -> Status {
@@ -364,7 +367,7 @@ pub extern "C" fn millpond_empty_cache() -> Status {
         parked::give_back_passed(true);
         graph_pools::release_ended();
         let devices = DEVICES.lock().clone();
-        // Each, also if one fails.
+        // Trims every device, even if one fails.
         let trim = |id| get_per_device_resource(id)?.trim(0).map(drop);
         devices.into_iter().map(trim).fold(Ok(()), Result::and)
     })

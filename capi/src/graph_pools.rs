@@ -1,9 +1,9 @@
-//! The pools of PyTorch's captured graphs, as the hooks of its `CUDAPluggableAllocator` announce them.
+//! The pools of PyTorch's captured graphs, which the hooks of its `CUDAPluggableAllocator` announce.
 //!
-//! A graph uses the same addresses at each launch. So what a capture allocates comes from a scope, which
-//! keeps it as long as the graphs of its pool. PyTorch passes a filter that says which streams belong to a
-//! capture. It is not called, since that needs the layout of a C++ object: the driver numbers captures, and
-//! says to which one a stream belongs.
+//! A graph uses the same addresses at each launch. So a capture allocates from a scope, which keeps the
+//! memory as long as the graphs of its pool. PyTorch passes a filter that says which streams belong to a
+//! capture. Calling it would need the layout of a C++ object, so it is not called. The driver numbers
+//! captures instead, and says which one a stream belongs to.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,7 +24,8 @@ use crate::exception::throw_runtime_error;
 use crate::process::{check_process, is_copy};
 use crate::status::{Status, guarded};
 
-/// PyTorch's name of a pool (`c10::MempoolId_t`, a `std::pair` of these numbers, which is passed like this).
+/// PyTorch's name of a pool: `c10::MempoolId_t`, a `std::pair` of these two numbers, which C passes in the
+/// same way.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GraphPoolId {
@@ -34,14 +35,15 @@ pub struct GraphPoolId {
     pub second: u64,
 }
 
-/// A pool of PyTorch's on one device.
+/// A pool of PyTorch on one device.
 struct GraphPool {
     device: DeviceId,
     id: GraphPoolId,
-    /// How many graphs were or are captured for it, and not released.
+    /// How many graphs were or are being captured for it and were not released.
     graphs: usize,
     scope: CaptureScope,
-    /// The layer that serves the scope, over what was the device's default resource when the pool began.
+    /// The layer that serves the scope. It stands on the resource that was the device's default when the pool
+    /// began.
     layer: AnyResource,
 }
 
@@ -49,22 +51,22 @@ struct GraphPool {
 struct Capture {
     device: DeviceId,
     id: GraphPoolId,
-    /// The thread that began it, and what lives as long as that thread.
+    /// The thread that began the capture, and a value that lives as long as that thread.
     thread: ThreadId,
     is_thread_alive: Weak<()>,
-    /// The driver's number of it, known once one of its streams has allocated.
+    /// The driver's number of the capture, known after one of its streams has allocated.
     number: Option<u64>,
-    /// Its streams that have allocated; the scope is open for them.
+    /// The capture's streams that have allocated. The scope is open for them.
     streams: Vec<(StreamRef, StreamId, ScopedStream)>,
     /// Whether one of its streams was seen to capture something else, or nothing.
     is_over: bool,
-    /// Whether its thread has begun another capture on the device since.
+    /// Whether its thread has since begun another capture on the device.
     is_followed: bool,
 }
 
 impl Capture {
-    /// Whether it failed, and nothing will say so: it is over, or never allocated, and its thread has gone on
-    /// without announcing its end. A thread captures one graph of a device at a time.
+    /// Whether the capture failed and no call will announce its end. Then it is over or never allocated, and
+    /// its thread has gone on. A thread captures one graph of a device at a time.
     fn has_failed(&self) -> bool {
         let has_gone_on = self.is_followed || self.is_thread_alive.strong_count() == 0;
         has_gone_on && (self.is_over || self.number.is_none())
@@ -72,23 +74,23 @@ impl Capture {
 }
 
 thread_local! {
-    /// What tells that the thread is alive.
+    /// A value that lives as long as the thread.
     static ALIVE: Arc<()> = Arc::default();
 }
 
-/// Whether both are one stream that is alive. The handles of the default streams name one for each thread.
+/// Whether both are the same live stream. A default stream's handle names another stream on each thread.
 fn is_same_stream((stream, id): (StreamRef, StreamId), other: StreamRef) -> bool {
     let is_default = stream.is_legacy() || stream.is_per_thread();
     if is_default { id == other.id() } else { stream.handle() == other.handle() }
 }
 
-/// The layer of the scopes over a resource.
+/// The layer that serves the scopes on top of a resource.
 struct Scoped {
     base: AnyResource,
     layer: AnyResource,
 }
 
-/// No resource is called under the lock of this.
+/// No resource is called while this is locked.
 struct State {
     pools: Vec<GraphPool>,
     captures: Vec<Capture>,
@@ -98,7 +100,7 @@ struct State {
 
 static STATE: Mutex<State> =
     Mutex::new(State { pools: Vec::new(), captures: Vec::new(), layers: Vec::new() });
-/// The captures that have begun.
+/// How many captures have begun.
 static OPEN: AtomicUsize = AtomicUsize::new(0);
 
 impl State {
@@ -111,22 +113,22 @@ impl State {
         OPEN.store(self.captures.iter().filter(|capture| !capture.is_over).count(), Ordering::Relaxed);
     }
 
-    /// Ends a capture; what is returned is dropped without the lock.
+    /// Ends a capture. The caller drops the result without the lock.
     fn end(&mut self, index: usize) -> Capture {
         let capture = self.captures.remove(index);
         self.count();
         capture
     }
 
-    /// Whether the stream has begun in the scope of a capture that goes on.
+    /// Whether the stream has begun in the scope of a running capture.
     fn has_stream(&self, device: DeviceId, stream: StreamRef) -> bool {
         let its_id = stream.id();
         let on_device = self.captures.iter().filter(|it| it.device == device && !it.is_over);
         on_device.flat_map(|it| &it.streams).any(|(_, known, _)| *known == its_id)
     }
 
-    /// Notes that a stream has begun in the scope of a capture. Returns `begun` if another thread was
-    /// faster or the capture is over: the caller drops it without the lock.
+    /// Notes that a stream has begun in the scope of a capture. Returns `begun` if another thread was faster
+    /// or the capture is over: the caller drops it without the lock.
     fn add_stream(
         &mut self,
         device: DeviceId,
@@ -145,8 +147,8 @@ impl State {
         }
     }
 
-    /// Notes what a stream that is alive captures now: an earlier capture of it is over. What is returned is
-    /// dropped without the lock.
+    /// Notes the present capture of a live stream, which ends an earlier capture of that stream. The caller
+    /// drops the result without the lock.
     fn note_capture_of(&mut self, device: DeviceId, stream: StreamRef, number: Option<u64>) -> Ended {
         let mut ended = Ended::default();
         for capture in &mut self.captures {
@@ -164,7 +166,7 @@ impl State {
         ended
     }
 
-    /// Ends the captures that failed, and their graphs.
+    /// Ends the failed captures and their graphs.
     fn end_failed(&mut self, ended: &mut Ended) {
         let failed: Vec<Capture> = self.captures.extract_if(.., |capture| capture.has_failed()).collect();
         for capture in &failed {
@@ -174,8 +176,8 @@ impl State {
         self.count();
     }
 
-    /// Releases one graph of a pool; what is returned is dropped without the lock. With the last one also
-    /// captures end that failed, and never said so.
+    /// Releases one graph of a pool. With the last graph, failed captures of the pool end too. The caller
+    /// drops the result without the lock.
     fn release(&mut self, device: DeviceId, id: GraphPoolId) -> Option<(GraphPool, Vec<Capture>)> {
         let pool = self.pool(device, id)?;
         pool.graphs -= 1;
@@ -190,7 +192,7 @@ impl State {
     }
 }
 
-/// What has ended: its memory goes back when this is dropped, without the lock of the state.
+/// The ended parts. Their memory goes back when this is dropped, without the lock of the state.
 #[derive(Default)]
 struct Ended {
     streams: Vec<(StreamRef, StreamId, ScopedStream)>,
@@ -198,15 +200,15 @@ struct Ended {
     pools: Vec<(GraphPool, Vec<Capture>)>,
 }
 
-/// The number of the capture that a stream belongs to.
+/// Returns the number of the capture that a stream belongs to.
 fn capture_of(driver: &DriverHandle, stream: StreamRef) -> Result<Option<u64>> {
     let driver = &**driver;
     match driver.stream_capture_id(stream) {
         Ok(number) => Ok(number),
-        // While a blocking one captures.
+        // The driver refuses this while a blocking stream captures.
         Err(error) if error.is_capture_refusal() && stream.is_legacy() => Ok(None),
         Err(error) if error.is_capture_refusal() => {
-            let why = "a call that cannot be captured has ended the capture that this stream belongs to; end \
+            let why = "a call that cannot be captured has invalidated the capture of this stream; end \
                        it, and capture again without that call";
             call(driver, |_| Err(error)).map_err(|error| error.context(why))
         }
@@ -214,7 +216,7 @@ fn capture_of(driver: &DriverHandle, stream: StreamRef) -> Result<Option<u64>> {
             match call(driver, |driver| driver.stream_is_capturing(stream))? {
                 false => Ok(None),
                 true => {
-                    let why = "memory of captured graphs needs CUDA 11.3, which numbers captures";
+                    let why = "memory of captured graphs needs CUDA 11.3 or later, which numbers captures";
                     Err(Error::new(ErrorKind::Unsupported, why))
                 }
             }
@@ -228,7 +230,7 @@ pub(crate) fn are_open() -> bool {
     OPEN.load(Ordering::Relaxed) > 0
 }
 
-/// The resource that serves a stream, if it belongs to a capture that has begun.
+/// Returns the resource that serves a stream, if the stream belongs to a capture that has begun.
 pub(crate) fn resource_for(
     device: DeviceId,
     stream: StreamRef,
@@ -258,8 +260,8 @@ pub(crate) fn resource_for(
     Ok(Some(layer))
 }
 
-/// The resource of the pool of the capture with this number, to which the stream belongs; and the scope that
-/// the stream has to begin in, if it is new there.
+/// Returns the resource of the pool of the capture with this number, to which the stream belongs. Also
+/// returns the scope if the stream is new in it and has to begin there.
 fn served_by(
     state: &mut State,
     device: DeviceId,
@@ -272,19 +274,20 @@ fn served_by(
     let on_device: Vec<(usize, &Capture)> = captures.filter(|(_, it)| is_open(it)).collect();
     let known = on_device.iter().find(|(_, it)| it.number == Some(number)).map(|(index, _)| *index);
     let index = known.or_else(|| {
-        // A capture that is new to the driver was begun last on this thread, or is the only new one.
+        // If the driver's number is new, the capture is this thread's latest, or the only one without a
+        // number.
         let mut new = on_device.iter().filter(|(_, it)| it.number.is_none());
         let begun_here = new.clone().rfind(|(_, it)| it.thread == here);
         begun_here.or_else(|| new.next().filter(|_| new.next().is_none())).map(|(index, _)| *index)
     });
-    // A capture that began elsewhere, with another library, is none of these.
+    // A capture that another library began is none of these.
     let Some(index) = index else {
-        // Unless this thread has begun one, which that other capture may have been taken for.
+        // But if this thread has begun a capture too, the two may have been confused.
         if on_device.iter().all(|(_, it)| it.number.is_some() && it.thread != here) {
             return Ok(None);
         }
-        let why = "several threads began to capture graphs at once, and to which of them this stream belongs \
-                   is not known; let the thread that begins a capture allocate first";
+        let why = "several threads began to capture graphs at once, so the capture of this stream is not \
+                   known; let the thread that begins a capture allocate first";
         return Err(Error::new(ErrorKind::Unsupported, why).on_device(device));
     };
     let id = state.captures[index].id;
@@ -297,7 +300,7 @@ fn served_by(
     Ok(Some((layer, is_new.then_some(scope))))
 }
 
-/// Gives back what the scopes of graphs that are gone still have. Returns whether there were any.
+/// Gives back the memory that the scopes of ended graphs still have. Returns whether there were any scopes.
 pub(crate) fn release_ended() -> bool {
     let layers: Vec<AnyResource> = {
         let state = STATE.lock();
@@ -307,9 +310,9 @@ pub(crate) fn release_ended() -> bool {
         state.layers.iter().map(|it| Arc::clone(&it.layer)).collect()
     };
     for layer in &layers {
-        // It first asks ended scopes for their memory; below them nothing is released.
+        // A trim asks ended scopes first for their memory. This limit releases nothing below them.
         if let Err(error) = layer.trim(u64::MAX) {
-            tracing::debug!(target: "millpond::resources", %error, "memory of captured graphs is kept");
+            tracing::debug!(target: "millpond::resources", %error, "kept the memory of captured graphs");
         }
     }
     let is_empty = |layer: &AnyResource| {
@@ -334,7 +337,7 @@ fn begin(device: i32, id: GraphPoolId) -> Result<()> {
     let (mut fresh, mut ended) = (None, Ended::default());
     let mut state = loop {
         let mut state = STATE.lock();
-        // On another device the thread may capture at once.
+        // On another device the thread may be capturing too.
         let is_followed = |capture: &&mut Capture| capture.thread == thread && capture.device == device;
         state.captures.iter_mut().filter(is_followed).for_each(|capture| capture.is_followed = true);
         state.end_failed(&mut ended);
@@ -357,13 +360,13 @@ fn begin(device: i32, id: GraphPoolId) -> Result<()> {
     });
     state.count();
     drop(state);
-    // Also the default: this may be the last use of it, and its end may wait.
+    // Drops the default as well: this may be its last use, and its end may wait.
     drop((ended, fresh, default));
     Ok(())
 }
 
-/// A pool that does not exist yet, and its layer over the default. It is made without the lock, since a layer
-/// calls its upstream.
+/// Makes a pool that does not exist yet, and its layer on top of the default. Runs without the lock, because
+/// a layer calls its upstream.
 fn new_pool(device: DeviceId, id: GraphPoolId, default: &AnyResource) -> Result<(GraphPool, Scoped)> {
     let known = {
         let state = STATE.lock();
@@ -378,7 +381,7 @@ fn new_pool(device: DeviceId, id: GraphPoolId, default: &AnyResource) -> Result<
     Ok((GraphPool { device, id, graphs: 1, scope, layer }, scoped))
 }
 
-/// Counts a graph of a pool, which is taken from `fresh` for the first one.
+/// Counts a graph of a pool. The pool's first graph takes the pool from `fresh`.
 fn begin_in(state: &mut State, device: DeviceId, id: GraphPoolId, fresh: &mut Option<(GraphPool, Scoped)>) {
     if let Some(pool) = state.pool(device, id) {
         pool.graphs += 1;
@@ -391,11 +394,11 @@ fn begin_in(state: &mut State, device: DeviceId, id: GraphPoolId, fresh: &mut Op
     }
 }
 
-/// Begins to serve the streams of the next capture on the device from a pool: the capture that the calling
-/// thread begins after this call. For PyTorch's `set_begin_allocate_to_pool`; throws `std::runtime_error`.
+/// Serves the streams of the calling thread's next capture on the device from a pool. For PyTorch's
+/// `set_begin_allocate_to_pool`; throws `std::runtime_error`.
 ///
 /// # Safety
-/// The caller is C++, or lets its exceptions pass. `filter` is not used.
+/// The caller is C++, or lets C++ exceptions pass. `filter` is not used.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn millpond_begin_allocate_to_pool(
     device: i32,
@@ -408,8 +411,8 @@ pub unsafe extern "C-unwind" fn millpond_begin_allocate_to_pool(
     }
 }
 
-/// Ends that, once the capture has ended. What was allocated stays with the pool. For PyTorch's
-/// `set_end_allocate_to_pool_fn`.
+/// Ends what `millpond_begin_allocate_to_pool` began, after the capture has ended. The pool keeps the
+/// allocated memory. For PyTorch's `set_end_allocate_to_pool_fn`.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_end_allocate_to_pool(device: i32, pool: GraphPoolId) {
     guarded(|| {
@@ -430,8 +433,8 @@ pub extern "C" fn millpond_end_allocate_to_pool(device: i32, pool: GraphPoolId) 
     });
 }
 
-/// Releases a graph's use of a pool. With the last one the pool's memory goes back, once the device has
-/// passed all work. For PyTorch's `set_release_pool`.
+/// Releases a graph's use of a pool. After the last release, the pool's memory goes back when the device has
+/// finished all work. For PyTorch's `set_release_pool`.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_release_pool(device: i32, pool: GraphPoolId) {
     guarded(|| {

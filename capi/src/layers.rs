@@ -1,5 +1,5 @@
-//! What single layers offer beyond their text: files, a limit's counts, bins of other resources, the driver's
-//! pools.
+//! Functions of single layers that a stack's text does not offer: files, a limit's counts, bins over other
+//! resources, the driver's pools.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::PathBuf;
@@ -18,12 +18,12 @@ use crate::device::Device;
 use crate::resource::{Resource, layers, with_resource};
 use crate::status::{Status, borrowed, guarded, guarded_here, put, put_handle, put_text, text_of};
 
-/// Builds layers from text on a resource, which stays the caller's; the outermost layer gets a file as the
-/// value of `key`, for example `file` of `logging`. The path is data: any bytes but zero, and no part of it
-/// is read as a stack. Names in braces in it stand for something else, as `{pid}` for the process.
+/// Builds layers from text on a resource, which the caller still owns. The outermost layer gets a file as the
+/// value of `key`, for example `file` of `logging`. The path is data: it may hold any byte except zero, and
+/// no part of it is read as a stack. Names in braces are replaced, such as `{pid}` by the process's number.
 ///
 /// # Safety
-/// `upstream` is a handle of this library's; `layer`, `key` and `path` are strings; `resource` may be
+/// `upstream` is a handle from this library; `layer`, `key` and `path` are strings; `resource` may be
 /// written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_resource_layer_file(
@@ -53,7 +53,7 @@ pub unsafe extern "C" fn millpond_resource_layer_file(
     })
 }
 
-/// A path as C passes it.
+/// Converts a path from C.
 #[cfg(unix)]
 #[expect(clippy::unnecessary_wraps, reason = "other systems refuse some bytes")]
 fn path_of(path: &CStr) -> Result<PathBuf> {
@@ -61,18 +61,19 @@ fn path_of(path: &CStr) -> Result<PathBuf> {
     Ok(PathBuf::from(std::ffi::OsStr::from_bytes(path.to_bytes())))
 }
 
-/// A path as C passes it.
+/// Converts a path from C.
 #[cfg(not(unix))]
 fn path_of(path: &CStr) -> Result<PathBuf> {
     let text = path.to_str().map_err(|_| Error::invalid_argument("the path of the file is not UTF-8"))?;
     Ok(PathBuf::from(text))
 }
 
-/// The file that the outermost log of a stack writes, with the names in braces replaced; null if the log has
-/// no file. `MILLPOND_STATUS_UNSUPPORTED` if no layer logs. Ended by `millpond_string_free`.
+/// Writes the file of the stack's outermost log to `path`, with the names in braces replaced; null if the log
+/// has no file. Returns `MILLPOND_STATUS_UNSUPPORTED` if no layer logs. Free the result with
+/// `millpond_string_free`.
 ///
 /// # Safety
-/// `resource` is a handle of this library's; `path` may be written.
+/// `resource` is a handle from this library; `path` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_logging_file(resource: *const Resource, path: *mut *mut c_char) -> Status {
     with_resource(resource, |resource| {
@@ -86,12 +87,13 @@ pub unsafe extern "C" fn millpond_logging_file(resource: *const Resource, path: 
     })
 }
 
-/// The number of bins of the adaptor `binning`, which is the outermost layer, and one of them: the largest
-/// request that it serves in bytes, and the resource that was given for it, as a handle of the caller's; null
-/// if the bin has blocks of its own, or if `bin` is past the last one.
+/// Writes the number of bins of the adaptor `binning`, which must be the outermost layer, to `count`. For the
+/// bin with index `bin`, writes its largest request in bytes, and the resource that was given for it, as a
+/// handle that the caller owns. The handle is null if the bin allocates its own blocks or if `bin` is past
+/// the last bin.
 ///
 /// # Safety
-/// `resource` is a handle of this library's; the results may be written.
+/// `resource` is a handle from this library; the results are valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_binning_bin(
     resource: *const Resource,
@@ -102,7 +104,7 @@ pub unsafe extern "C" fn millpond_binning_bin(
 ) -> Status {
     with_resource(resource, |resource| {
         let layer = downcast::<BinningMemoryResource<AnyResource>>(resource);
-        let layer = layer.ok_or_else(|| lacks(resource, "is `binning`, outermost"))?;
+        let layer = layer.ok_or_else(|| lacks(resource, "is an outermost `binning`"))?;
         let found = layer.given().nth(bin);
         let given = found.and_then(|(_, of_bin)| of_bin.cloned());
         let given = given.map_or(null_mut(), |given| Box::into_raw(Box::new(Resource::new(given))));
@@ -115,10 +117,11 @@ pub unsafe extern "C" fn millpond_binning_bin(
     })
 }
 
-/// The resource that the outermost layer stands on, as a handle of the caller's; null if it is a base.
+/// Writes the resource below the outermost layer, as a handle that the caller owns; null if the layer is a
+/// base.
 ///
 /// # Safety
-/// `resource` is a handle of this library's; `upstream` may be written.
+/// `resource` is a handle from this library; `upstream` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_resource_upstream(
     resource: *const Resource,
@@ -127,7 +130,7 @@ pub unsafe extern "C" fn millpond_resource_upstream(
     with_resource(resource, |resource| {
         let below = resource.upstream().map(|below| {
             let owned = handle_of(below);
-            owned.ok_or_else(|| lacks(resource, "shares what it stands on"))
+            owned.ok_or_else(|| lacks(resource, "shares its upstream"))
         });
         match below.transpose()? {
             // SAFETY: the caller's promise.
@@ -138,16 +141,17 @@ pub unsafe extern "C" fn millpond_resource_upstream(
     })
 }
 
-/// The owned handle that a layer holds.
+/// Returns the owned handle that a layer holds.
 fn handle_of(resource: &dyn millpond_core::DeviceMemoryResource) -> Option<AnyResource> {
     let any: &dyn std::any::Any = resource;
     any.downcast_ref::<AnyResource>().cloned()
 }
 
-/// The name of the outermost layer, as in a stack's text. Ended by `millpond_string_free`.
+/// Writes the name of the outermost layer, as in a stack's text, to `name`. Free it with
+/// `millpond_string_free`.
 ///
 /// # Safety
-/// `resource` is a handle of this library's; `name` may be written.
+/// `resource` is a handle from this library; `name` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_resource_name(resource: *const Resource, name: *mut *mut c_char) -> Status {
     with_resource(resource, |resource| {
@@ -158,11 +162,11 @@ pub unsafe extern "C" fn millpond_resource_name(resource: *const Resource, name:
     })
 }
 
-/// Reads an amount of memory, as `4GiB`: its bytes, or its percentage of the free memory if it is one, as
-/// `50%`; the other is 0. A small number without a unit is refused.
+/// Reads an amount of memory. Writes its bytes if it is a size, such as `4GiB`, or its percentage if it is a
+/// share of the free memory, such as `50%`; the other result is 0. Refuses a small number without a unit.
 ///
 /// # Safety
-/// `size` is a string; both results may be written.
+/// `size` is a string; both results are valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_parse_size(
     size: *const c_char,
@@ -184,10 +188,10 @@ pub unsafe extern "C" fn millpond_parse_size(
     })
 }
 
-/// The bytes that the adaptor `limiting` has handed out, and its limit in bytes.
+/// Writes the bytes that the adaptor `limiting` has allocated, and its limit in bytes.
 ///
 /// # Safety
-/// `resource` is a handle of this library's; both numbers may be written.
+/// `resource` is a handle from this library; both numbers are valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_limiting_counts(
     resource: *const Resource,
@@ -196,7 +200,7 @@ pub unsafe extern "C" fn millpond_limiting_counts(
 ) -> Status {
     with_resource(resource, |resource| {
         let adaptor = find_trait::<dyn AllocationLimit>(resource);
-        let adaptor = adaptor.ok_or_else(|| lacks(resource, "limits what is handed out"))?;
+        let adaptor = adaptor.ok_or_else(|| lacks(resource, "limits allocations"))?;
         // SAFETY: the caller's promise.
         unsafe {
             put(allocated_bytes, adaptor.allocated_bytes())?;
@@ -205,12 +209,13 @@ pub unsafe extern "C" fn millpond_limiting_counts(
     })
 }
 
-/// Puts bins on a resource: requests up to `sizes[i]` bytes, beyond the next smaller bin, go to
-/// `resources[i]`, or to fixed-size blocks from `upstream` where that is null. All handles stay the caller's.
+/// Puts bins on a resource. Bin `i` serves requests up to `sizes[i]` bytes that the next smaller bin cannot
+/// serve. The requests go to `resources[i]`; if that is null, fixed-size blocks from `upstream` serve them.
+/// The caller still owns all handles.
 ///
 /// # Safety
-/// `upstream` is a handle of this library's; `sizes` and `resources` hold `count` values, and the latter are
-/// null or handles of this library's; `resource` may be written.
+/// `upstream` is a handle from this library; `sizes` and `resources` hold `count` values, and the latter are
+/// null or handles from this library; `resource` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_resource_binning(
     upstream: *const Resource,
@@ -238,26 +243,27 @@ pub unsafe extern "C" fn millpond_resource_binning(
     })
 }
 
-/// The driver's pool (`CUmemoryPool`) of the base `cuda_async`, `cuda_async_view` or `cuda_async_managed`.
+/// Writes the driver's pool (`CUmemoryPool`) of the base `cuda_async`, `cuda_async_view` or
+/// `cuda_async_managed`.
 ///
 /// # Safety
-/// `resource` is a handle of this library's; `pool` may be written.
+/// `resource` is a handle from this library; `pool` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_async_pool(resource: *const Resource, pool: *mut *mut c_void) -> Status {
     with_resource(resource, |resource| {
         let found = find_trait::<dyn DriverPool>(resource);
-        let found = found.ok_or_else(|| lacks(resource, "has a pool of the driver's"))?;
+        let found = found.ok_or_else(|| lacks(resource, "has a driver pool"))?;
         let raw = found.memory_pool().raw().0;
         // SAFETY: the caller's promise.
         unsafe { put(pool, without_provenance_mut(raw as usize)) }
     })
 }
 
-/// Makes a resource over a pool of the driver's (`CUmemoryPool`) that stays the caller's.
+/// Makes a resource over a driver pool (`CUmemoryPool`) that the caller still owns.
 ///
 /// # Safety
-/// `device` is a handle of this library's; the pool is of this device's context and lives as long as the
-/// resource and its blocks; `resource` may be written.
+/// `device` is a handle from this library; the pool belongs to this device's context and lives as long as the
+/// resource and its blocks; `resource` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_resource_async_view(
     device: *const Device,

@@ -10,22 +10,22 @@ use millpond_plugin::{DeferCleanup, MemoryManager, MemoryPointer, MillpondMemory
 use crate::device::Device;
 use crate::status::{Status, borrowed, end, guarded, guarded_or, put, put_handle, stream_of};
 
-/// A memory manager over the default resource of its device, whichever that is when it first allocates.
+/// A memory manager. It uses the resource that is its device's default at the manager's first allocation.
 #[derive(Debug)]
 pub struct Manager(Arc<MillpondMemoryManager>);
 
-/// Memory of a manager. A manager's reset ends the memory, and leaves the handle to be freed.
+/// Memory of a manager. A reset of the manager ends the memory; the handle must still be freed.
 #[derive(Debug)]
 pub struct Memory(MemoryPointer);
 
-/// Cleanup that is deferred until this is freed.
+/// Defers cleanup until it is freed.
 #[derive(Debug)]
 pub struct Deferral(#[expect(dead_code, reason = "its end is what counts")] DeferCleanup);
 
-/// Makes a memory manager over the device's default resource.
+/// Makes a memory manager on the device's default resource.
 ///
 /// # Safety
-/// `device` is a handle of this library's; `manager` may be written.
+/// `device` is a handle from this library; `manager` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_manager_new(device: *const Device, manager: *mut *mut Manager) -> Status {
     guarded(|| {
@@ -37,31 +37,32 @@ pub unsafe extern "C" fn millpond_manager_new(device: *const Device, manager: *m
     })
 }
 
-/// Ends a handle. Memory of the manager stays until it is freed. Does nothing for null.
+/// Frees a handle. The manager's memory stays until it is freed. Does nothing for null.
 ///
 /// # Safety
-/// `manager` is null, or a handle of this library's that ends here.
+/// `manager` is null, or a handle from this library, and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_manager_free(manager: *mut Manager) {
     // SAFETY: the caller's promise.
     unsafe { end(manager) }
 }
 
-/// Makes the manager ready, again after a reset.
+/// Makes the manager ready. Call it again after a reset.
 ///
 /// # Safety
-/// `manager` is a handle of this library's.
+/// `manager` is a handle from this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_manager_initialize(manager: *const Manager) -> Status {
     // SAFETY: the caller's promise.
     guarded(|| unsafe { borrowed(manager, "the manager") }?.0.initialize())
 }
 
-/// Allocates on `stream`, and returns the address and what frees it. No bytes are a null address.
+/// Allocates on `stream`. Returns the address, and the handle that frees the memory. The address is null for
+/// 0 bytes.
 ///
 /// # Safety
-/// `manager` is a handle of this library's; the stream is alive and of its device; both results may be
-/// written.
+/// `manager` is a handle from this library; the stream is alive and belongs to its device; both results are
+/// valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_manager_allocate(
     manager: *const Manager,
@@ -84,21 +85,21 @@ pub unsafe extern "C" fn millpond_manager_allocate(
     })
 }
 
-/// Frees memory, on any thread, also after a reset of the manager or of the device's context. Does nothing
-/// for null.
+/// Frees memory. Works on any thread, and also after a reset of the manager or of the device's context. Does
+/// nothing for null.
 ///
 /// # Safety
-/// `memory` is null, or a handle of this library's that ends here.
+/// `memory` is null, or a handle from this library, and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_memory_free(memory: *mut Memory) {
     // SAFETY: the caller's promise.
     unsafe { end(memory) }
 }
 
-/// Whether the memory is there, and no reset has ended it; `false` for null.
+/// Returns whether the memory exists and no reset has ended it; `false` for null.
 ///
 /// # Safety
-/// `memory` is null or a handle of this library's.
+/// `memory` is null or a handle from this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_memory_is_live(memory: *const Memory) -> bool {
     // SAFETY: the caller's promise.
@@ -106,10 +107,11 @@ pub unsafe extern "C" fn millpond_memory_is_live(memory: *const Memory) -> bool 
     guarded_or(false, || memory.is_some_and(|memory| memory.0.is_live()))
 }
 
-/// Announces that work on `stream` uses the memory, so that it goes back only after that work.
+/// Announces that work on `stream` uses the memory. After its free, the memory goes back only when that work
+/// is done.
 ///
 /// # Safety
-/// Both are handles of this library's; the stream is alive and of the device.
+/// Both are handles from this library; the stream is alive and belongs to the device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_manager_record_stream(
     manager: *const Manager,
@@ -125,10 +127,10 @@ pub unsafe extern "C" fn millpond_manager_record_stream(
     })
 }
 
-/// The free bytes, with what the manager's stack could hand out again, and the total bytes.
+/// Writes the free bytes, including the memory that the manager's stack could reuse, and the total bytes.
 ///
 /// # Safety
-/// `manager` is a handle of this library's; both numbers may be written.
+/// `manager` is a handle from this library; both numbers are valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_manager_memory_info(
     manager: *const Manager,
@@ -146,11 +148,11 @@ pub unsafe extern "C" fn millpond_manager_memory_info(
     })
 }
 
-/// CUDA's legacy handle of the memory for another process: 64 bytes, and where the memory starts inside of
-/// what the handle names.
+/// Writes CUDA's legacy handle of the memory for another process (64 bytes), and the offset of the memory
+/// from the start of the allocation that the handle names.
 ///
 /// # Safety
-/// Both are handles of this library's; 64 bytes may be written at `handle`, and a number at `offset`.
+/// Both are handles from this library; `handle` is valid for writes of 64 bytes, and `offset` of a number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_manager_ipc_handle(
     manager: *const Manager,
@@ -164,7 +166,7 @@ pub unsafe extern "C" fn millpond_manager_ipc_handle(
             unsafe { (borrowed(manager, "the manager")?, borrowed(memory, "the memory")?) };
         let made = manager.0.get_ipc_handle(&memory.0)?;
         if handle.is_null() {
-            return Err(Error::invalid_argument("the place for the handle is a null pointer"));
+            return Err(Error::invalid_argument("the place for the IPC handle is a null pointer"));
         }
         let IpcMemHandle(bytes) = made.handle();
         // SAFETY: the caller's promise.
@@ -178,7 +180,7 @@ pub unsafe extern "C" fn millpond_manager_ipc_handle(
 /// Ends all memory of the manager.
 ///
 /// # Safety
-/// `manager` is a handle of this library's.
+/// `manager` is a handle from this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_manager_reset(manager: *const Manager) -> Status {
     guarded(|| {
@@ -188,10 +190,10 @@ pub unsafe extern "C" fn millpond_manager_reset(manager: *const Manager) -> Stat
     })
 }
 
-/// Puts cleanup off until `millpond_deferral_free`: memory that is freed meanwhile is kept.
+/// Defers cleanup until `millpond_deferral_free`: until then, freed memory is kept.
 ///
 /// # Safety
-/// `manager` is a handle of this library's; `deferral` may be written.
+/// `manager` is a handle from this library; `deferral` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_manager_defer(
     manager: *const Manager,
@@ -208,7 +210,7 @@ pub unsafe extern "C" fn millpond_manager_defer(
 /// Ends a deferral. Does nothing for null.
 ///
 /// # Safety
-/// `deferral` is null, or a handle of this library's that ends here.
+/// `deferral` is null, or a handle from this library, and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_deferral_free(deferral: *mut Deferral) {
     // SAFETY: the caller's promise.

@@ -15,7 +15,7 @@ use crate::device::{Device, with_device};
 use crate::resource::{Resource, with_resource};
 use crate::status::{Status, guarded_here, put_handle, put_text, stream_of};
 
-/// Tells a simulated device which blocks the resource below hands out and takes back, so that the device
+/// Tells a simulated device about each block that the resource below allocates or frees, so that the device
 /// checks their order.
 #[derive(Debug)]
 struct Watched {
@@ -32,7 +32,7 @@ unsafe impl DeviceMemoryResource for Watched {
         Ok(ptr)
     }
 
-    /// The device hears of it first: afterwards another thread may get the block at once.
+    /// Tells the device first: afterwards another thread may get the block at once.
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         self.device.give_back(ptr, layout.bytes(), stream);
         // SAFETY: the caller's promises hold for the upstream, where the block came from.
@@ -56,10 +56,10 @@ fn simulated(driver: &DriverHandle) -> Result<Arc<SimDevice>> {
     SimDevice::find(driver.device()).ok_or_else(|| Error::invalid_argument("the device is not simulated"))
 }
 
-/// Opens a simulated device on which an adversary with this seed chooses when work is done.
+/// Opens a simulated device. An adversary with this seed chooses when its work is done.
 ///
 /// # Safety
-/// `device` may be written.
+/// `device` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_oracle_device(bytes: u64, seed: u64, device: *mut *mut Device) -> Status {
     let config = SimConfig::with_capacity(bytes).schedule(Schedule::Seeded(seed));
@@ -67,10 +67,10 @@ pub unsafe extern "C" fn millpond_oracle_device(bytes: u64, seed: u64, device: *
     guarded_here(|| unsafe { put_handle(device, Device(SimDevice::new(config))) })
 }
 
-/// Puts the checks of the simulated device on a resource of it.
+/// Adds the checks of the simulated device to one of its resources.
 ///
 /// # Safety
-/// `upstream` is a handle of this library's; `resource` may be written.
+/// `upstream` is a handle from this library; `resource` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_oracle_watch(
     upstream: *const Resource,
@@ -83,10 +83,10 @@ pub unsafe extern "C" fn millpond_oracle_watch(
     })
 }
 
-/// Begins a capture on a stream of a simulated device, or ends it.
+/// Begins or ends a capture on a stream of a simulated device.
 ///
 /// # Safety
-/// `device` is a handle of this library's; the stream is alive.
+/// `device` is a handle from this library; the stream is alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_oracle_capture(
     device: *const Device,
@@ -102,10 +102,10 @@ pub unsafe extern "C" fn millpond_oracle_capture(
     })
 }
 
-/// Takes the findings of a simulated device's checks since the last call, a line each.
+/// Takes the violations that a simulated device has found since the last call, one a line.
 ///
 /// # Safety
-/// `device` is a handle of this library's; `text` may be written.
+/// `device` is a handle from this library; `text` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_oracle_violations(device: *const Device, text: *mut *mut c_char) -> Status {
     with_device(device, |driver| {

@@ -1,7 +1,8 @@
-//! Orders streams after each other, for buffers whose owner speaks another language.
+//! Orders streams after each other, for buffers whose owner uses another language.
 //!
-//! A buffer has one stream, in whose order it goes back. Work on another stream is put between two calls of
-//! `millpond_stream_follow`: that stream follows the buffer's, and then the buffer's follows that one.
+//! A buffer has one stream, and goes back in the order of this stream. Before work on another stream uses the
+//! buffer, call `millpond_stream_follow` to make that stream follow the buffer's stream. After the work, call
+//! it again the other way round.
 
 use std::ffi::c_void;
 
@@ -11,7 +12,7 @@ use millpond_core::{Driver, DriverHandle, Error, ErrorKind, Result, StreamRef};
 use crate::device::{Device, with_device};
 use crate::status::{Status, put, stream_of};
 
-/// Calls `body` with an event that ends with the call; a submitted wait keeps the state that it needs.
+/// Calls `body` with an event that ends with the call. A submitted wait does not need the event any longer.
 fn with_event<T>(
     driver: &DriverHandle,
     body: impl FnOnce(&dyn Driver, Event) -> DriverResult<T>,
@@ -25,7 +26,7 @@ fn with_event<T>(
     })
 }
 
-/// Makes the later work of `stream` wait for what was submitted to `other`.
+/// Makes later work of `stream` wait for the work submitted to `other`.
 fn order(driver: &DriverHandle, stream: StreamRef, other: StreamRef) -> Result<()> {
     if stream == other {
         return Ok(());
@@ -36,26 +37,26 @@ fn order(driver: &DriverHandle, stream: StreamRef, other: StreamRef) -> Result<(
     })
 }
 
-/// Waits for all work on the device, and ends no capture of a graph.
+/// Waits for all work on the device, without ending a capture.
 fn wait_for_device(driver: &DriverHandle) -> Result<()> {
     let _captures = CaptureModeGuard::relaxed(&**driver);
     if call(&**driver, |driver| driver.synchronize_beside_captures())? {
         return Ok(());
     }
-    let why = "the device cannot be waited for while a graph is captured; end the capture first";
+    let why = "cannot wait for the device while a graph is captured; end the capture first";
     Err(Error::invalid_argument(why))
 }
 
-/// Whether the stream captures a graph. The driver cannot say it of the legacy default stream while a
-/// blocking stream captures: then neither may be made to wait for the other.
+/// Whether the stream captures a graph. While a blocking stream captures, the driver cannot answer for the
+/// legacy default stream: then neither stream may wait for the other.
 fn captures(driver: &DriverHandle, stream: StreamRef) -> bool {
     call(&**driver, |driver| driver.stream_is_capturing(stream)).unwrap_or(true)
 }
 
-/// Makes the later work of `stream` wait for what was submitted to `other`.
+/// Makes later work of `stream` wait for the work submitted to `other`.
 ///
 /// # Safety
-/// `device` is a handle of this library's; both streams are alive.
+/// `device` is a handle from this library; both streams are alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_stream_wait(
     device: *const Device,
@@ -65,19 +66,19 @@ pub unsafe extern "C" fn millpond_stream_wait(
     with_device(device, |driver| order(driver, stream_of(driver, stream)?, stream_of(driver, other)?))
 }
 
-/// Waits for all work on the device, as `millpond_device_synchronize`, and ends no capture of a graph.
+/// Waits for all work on the device, like `millpond_device_synchronize`, without ending a capture.
 ///
 /// # Safety
-/// `device` is a handle of this library's.
+/// `device` is a handle from this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_device_wait(device: *const Device) -> Status {
     with_device(device, wait_for_device)
 }
 
-/// The identity of a stream, by which `millpond_stream_follow_if_alive` knows it again.
+/// Writes the identity of a stream. `millpond_stream_follow_if_alive` recognizes the stream by it.
 ///
 /// # Safety
-/// `device` is a handle of this library's; the stream is alive; `id` may be written.
+/// `device` is a handle from this library; the stream is alive; `id` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_stream_id(
     device: *const Device,
@@ -88,13 +89,13 @@ pub unsafe extern "C" fn millpond_stream_id(
     with_device(device, |driver| unsafe { put(id, stream_of(driver, stream)?.id().get()) })
 }
 
-/// Makes the later work of `stream` wait for what was submitted to `other`, as `millpond_stream_wait`. If the
-/// driver refuses that, the host waits for `other`. If one of the two captures a graph to which the other
-/// does not belong, the host waits for the device: work from before the capture runs, and captured work does
-/// not yet. No capture ends by it.
+/// Makes later work of `stream` wait for the work submitted to `other`, like `millpond_stream_wait`. If the
+/// driver refuses, the host waits for `other`. If one of the two captures a graph and the other is not part
+/// of it, the host waits for the device: work from before the capture runs, and captured work does not run
+/// yet. The call ends no capture.
 ///
 /// # Safety
-/// `device` is a handle of this library's; both streams are alive.
+/// `device` is a handle from this library; both streams are alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_stream_follow(
     device: *const Device,
@@ -115,18 +116,18 @@ pub unsafe extern "C" fn millpond_stream_follow(
                 .or_else(|_| call(&**driver, |driver| driver.stream_synchronize(other)))
                 .or_else(|_| wait_for_device(driver)),
             (Ok(one), Ok(two)) if one == two => order(driver, stream, other),
-            // Also if one is the legacy default stream, while a blocking stream captures.
+            // This also covers a legacy default stream while a blocking stream captures.
             _ => wait_for_device(driver),
         }
     })
 }
 
-/// The same for a stream of an earlier call, which may have ended since: `id` is what `millpond_stream_id`
-/// said of it then. If the stream is not known to live, or one of the two captures a graph, the host waits
-/// for the device. No capture ends by it.
+/// Like `millpond_stream_follow`, for a stream of an earlier call that may have ended since. `id` is the
+/// identity that `millpond_stream_id` wrote for it then. If the stream is not known to be alive, or one of
+/// the two captures a graph, the host waits for the device. The call ends no capture.
 ///
 /// # Safety
-/// `device` is a handle of this library's; `stream` is alive.
+/// `device` is a handle from this library; `stream` is alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_stream_follow_if_alive(
     device: *const Device,
@@ -140,7 +141,8 @@ pub unsafe extern "C" fn millpond_stream_follow_if_alive(
         if stream == other {
             return Ok(());
         }
-        // A wait for work outside of a capture ends it. The driver itself looks at streams that may be gone.
+        // Waiting for work outside of a capture invalidates the capture. The driver itself checks streams
+        // that may be gone.
         if captures(driver, stream) || (other.is_per_thread() && captures(driver, other)) {
             return wait_for_device(driver);
         }

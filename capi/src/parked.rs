@@ -1,4 +1,4 @@
-//! Blocks that came back while other streams may still use them.
+//! Blocks that were freed while other streams may still use them.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -14,14 +14,14 @@ use rustc_hash::FxHashMap;
 
 use crate::block::{Block, Use};
 
-/// All parked blocks, but for those that a thread looks at.
+/// All parked blocks, except those that a thread is examining.
 static PARKED: LazyLock<Mutex<Queues>> = LazyLock::new(Mutex::default);
-/// The blocks that are parked, and those that are on their way back.
+/// The number of blocks that are parked or on their way back.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// How many blocks were marked so far.
+/// How many blocks have been marked so far.
 static NUMBERS: AtomicU64 = AtomicU64::new(0);
-/// A request for which memory is out naps for this time, at most so often, while another thread looks through
-/// the parked blocks.
+/// If memory is out while another thread examines the parked blocks, a request naps for this time, and at
+/// most this often.
 const NAP: Duration = Duration::from_millis(1);
 const MOST_NAPS: u32 = 100;
 
@@ -29,23 +29,23 @@ const MOST_NAPS: u32 = 100;
 struct Parked {
     block: Block,
     device: DeviceId,
-    /// Where each of these streams was when the block came back.
+    /// An event for each of these streams, recorded when the block was freed.
     events: Vec<(StreamId, Event)>,
-    /// How many blocks were marked before.
+    /// How many blocks were marked earlier.
     number: u64,
 }
 
-/// Parked blocks by the stream that each waits for first. A stream passes its blocks in their order, so the
-/// driver is asked for one of each stream.
+/// Parked blocks, grouped by the stream that each waits for first. A stream passes its blocks in order, so
+/// one question to the driver per stream is enough.
 #[derive(Default)]
 struct Queues {
     by_stream: FxHashMap<(DeviceId, StreamId), VecDeque<Parked>>,
-    /// Blocks of which a stream is not marked yet, or that wait for the whole device.
+    /// Blocks that have an unmarked stream, or that wait for the whole device.
     others: Vec<Parked>,
 }
 
-/// The parked blocks while a thread looks at them: the driver is called without a lock. What is left at the
-/// end, or when the driver panics, is parked again.
+/// The parked blocks while a thread examines them: the driver is called without a lock. Blocks left at the
+/// end, or after a panic in the driver, are parked again.
 #[derive(Default)]
 struct Looked {
     queues: Queues,
@@ -53,7 +53,7 @@ struct Looked {
 }
 
 impl Parked {
-    /// Marks where the streams are that are not marked yet. One that captures a graph is marked afterwards.
+    /// Marks the present position of each unmarked stream. A capturing stream is marked after its capture.
     fn mark(&mut self) -> Result<()> {
         if self.block.used_on.is_empty() {
             return Ok(());
@@ -64,7 +64,7 @@ impl Parked {
         let mark = |stream: StreamRef| {
             call(&*driver, |driver| {
                 match driver.stream_is_capturing(stream) {
-                    // The legacy default stream, while a blocking one captures.
+                    // The legacy default stream, while a blocking stream captures.
                     Err(error) if error.is_capture_refusal() => return Ok(None),
                     Ok(true) => return Ok(None),
                     Err(error) if !error.is_unsupported() => return Err(error),
@@ -72,7 +72,7 @@ impl Parked {
                 }
                 let event = driver.event_create(EventFlags::default())?;
                 let recorded = driver.event_record(event, stream);
-                // A capture that another thread began meanwhile may have the record.
+                // A capture that another thread began meanwhile may contain the record.
                 let is_marked = recorded.and_then(|()| match driver.stream_is_capturing(stream) {
                     Err(error) if error.is_capture_refusal() => Ok(false),
                     Err(error) if !error.is_unsupported() => Err(error),
@@ -98,8 +98,8 @@ impl Parked {
         outcome
     }
 
-    /// Whether the block need not wait for the stream any longer that it waited for first: the device has
-    /// passed its mark, or cannot say.
+    /// Whether the block is done with the stream that it waited for first: the device has passed its mark, or
+    /// cannot tell.
     fn passes_first(&mut self) -> bool {
         let Some((_, event)) = self.events.last().copied() else { return true };
         let driver = self.block.driver();
@@ -116,12 +116,12 @@ impl Parked {
         let _ = call(&**driver, |driver| unsafe { driver.event_destroy(event) });
         drop(captures);
         self.events.pop();
-        // The event says nothing, so all work of the device comes before the block goes back.
+        // If the event tells nothing, all work of the device must end before the block goes back.
         self.block.may_be_free |= answer.is_err();
         true
     }
 
-    /// Whether the device has passed all uses of a block that no queue has.
+    /// Whether the device has finished all uses of a block that is in no queue.
     fn passes_aside(&mut self) -> bool {
         if self.block.driver().health().is_lost() {
             return true;
@@ -132,7 +132,7 @@ impl Parked {
         self.mark().is_ok() && self.block.used_on.is_empty() && self.events.is_empty()
     }
 
-    /// Ends events that nothing waits for any more; returns true.
+    /// Destroys events that nothing waits for any more. Returns true.
     fn end_events(&mut self) -> bool {
         let driver = self.block.driver().clone();
         let _captures = CaptureModeGuard::relaxed(&*driver);
@@ -143,14 +143,14 @@ impl Parked {
         true
     }
 
-    /// Waits for all work of the device, which names no stream; not while that would end a capture.
+    /// Waits for all work of the device, without naming a stream; not if that would end a capture.
     fn wait_for_device(&self) -> bool {
         let driver = self.block.driver();
         let _captures = CaptureModeGuard::relaxed(&**driver);
         matches!(call(&**driver, |driver| driver.synchronize_beside_captures()), Ok(true))
     }
 
-    /// Waits for all uses that are marked, and for those on streams that ended before they were.
+    /// Waits for all marked uses, and for uses on streams that ended before they were marked.
     fn wait(&mut self) {
         let driver = self.block.driver().clone();
         let _captures = CaptureModeGuard::relaxed(&*driver);
@@ -194,7 +194,7 @@ impl Looked {
         Self { queues: mem::take(&mut *PARKED.lock()), passed: Vec::new() }
     }
 
-    /// Finds the blocks that the device has passed, but for those that turn out to wait for all of it.
+    /// Finds the blocks that the device has passed, except those that turn out to wait for the whole device.
     fn find_passed(&mut self) {
         let Self { queues, passed } = self;
         for at in (0..queues.others.len()).rev() {
@@ -210,7 +210,8 @@ impl Looked {
                 }
             }
             queues.by_stream.retain(|_, queue| !queue.is_empty());
-            // Some wait for another stream now, which may have passed them as well, or for the device.
+            // Some of them now wait for another stream, which may have passed them as well, or for the
+            // device.
             let waits = |parked: &mut Parked| !parked.events.is_empty() || parked.block.may_be_free;
             let waiting = passed.extract_if(before.., waits);
             let mut waiting = waiting.peekable();
@@ -235,18 +236,18 @@ impl Drop for Looked {
     }
 }
 
-/// Whether any block is parked, or on its way back.
+/// Whether any block is parked or on its way back.
 pub(crate) fn are_any() -> bool {
     COUNT.load(Ordering::Relaxed) > 0
 }
 
-/// Parks a block until the device has passed all its streams.
+/// Parks a block until the device has finished the work of all its streams.
 ///
 /// # Errors
-/// The driver's error if it does not say where they are; the block is parked nevertheless.
+/// The driver's error if it cannot mark the streams; the block is parked anyway.
 pub(crate) fn park(mut block: Block) -> Result<()> {
     let is_ended = block.names_ended();
-    // A default stream never ends: the block goes back in its order, and need not wait for its work.
+    // A default stream never ends. The block goes back in its order and need not wait for its work.
     let own = block.stream;
     if !is_ended && !own.stream.is_legacy() && !own.stream.is_per_thread() {
         block.used_on.push(own);
@@ -258,8 +259,8 @@ pub(crate) fn park(mut block: Block) -> Result<()> {
     if is_ended { Ok(()) } else { looked.passed[0].mark() }
 }
 
-/// Gives back the parked blocks that the device has passed; if `is_waiting`, after a wait. Returns whether
-/// any were parked, of which another thread may have given some back.
+/// Gives back the parked blocks that the device has passed; if `is_waiting`, waits for them first. Returns
+/// whether any were parked. Another thread may have given some of them back.
 pub(crate) fn give_back_passed(is_waiting: bool) -> bool {
     if !are_any() {
         return false;
@@ -276,7 +277,7 @@ pub(crate) fn give_back_passed(is_waiting: bool) -> bool {
     if is_waiting {
         looked.find_passed();
     }
-    // The others are parked again before the first block goes back, which may take long.
+    // The other blocks are parked again before the first block goes back, because that may take long.
     let mut passed = Looked::default();
     mem::swap(&mut passed.passed, &mut looked.passed);
     drop(looked);
@@ -287,7 +288,7 @@ pub(crate) fn give_back_passed(is_waiting: bool) -> bool {
     true
 }
 
-/// A block that goes back, and is counted until then.
+/// A block on its way back. It counts until it is dropped.
 struct OnItsWay;
 
 impl Drop for OnItsWay {
@@ -296,8 +297,8 @@ impl Drop for OnItsWay {
     }
 }
 
-/// Waits for a moment while another thread has all parked blocks. That thread may be waiting for this one, or
-/// be this one, in code that the driver calls.
+/// Waits a moment while another thread has all parked blocks. That thread may be waiting for this one. It may
+/// even be this one, if the driver called back into the library.
 fn await_others() {
     for _ in 0..MOST_NAPS {
         if !PARKED.lock().is_empty() || !are_any() {

@@ -1,4 +1,4 @@
-//! Notices that the process is a copy of one that has blocks.
+//! Notices that the process is a fork of one that has blocks.
 
 #[cfg(unix)]
 use std::sync::Once;
@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use millpond_core::{Error, ErrorKind, Result};
 
-/// Whether this process is a copy of one that has blocks here. It must leave them alone: the device's memory
-/// is the other's, and of the locks that other threads held at the fork, none is ever released.
+/// Whether this process is a forked copy of one that has blocks here. It must leave them alone: the parent
+/// owns the device memory, and locks that other threads held at the fork are never released.
 static IS_COPY: AtomicBool = AtomicBool::new(false);
 
 /// Notices forks from now on.
@@ -25,15 +25,15 @@ pub(crate) fn notice_forks() {
     }
 }
 
-/// Whether this process is a copy that leaves the blocks alone.
+/// Whether this process is a copy that must leave the blocks alone.
 pub(crate) fn is_copy() -> bool {
     IS_COPY.load(Ordering::Relaxed)
 }
 
-/// Refuses the call in a copy of the process.
+/// Fails in a copy of the process.
 pub(crate) fn check_process() -> Result<()> {
     if is_copy() {
-        let why = "this process was forked from one that uses the device; start it anew (spawn) instead";
+        let why = "this process was forked from one that uses the device; start it with spawn instead";
         return Err(Error::new(ErrorKind::Unsupported, why));
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Blocks that a resource refuses to take back, as errors of the call.
+//! Reports blocks that a resource refuses to take back as errors of the call.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Once};
@@ -8,12 +8,12 @@ use millpond_core::misuse::{self, Misuse};
 use millpond_core::{DevicePtr, Error, Result};
 
 thread_local! {
-    /// The last misuse in each call that runs, the innermost call last: a call may run functions of the
-    /// program's, which call again.
+    /// The last misuse in each running call, the innermost call last: a call may run functions of the
+    /// program, which call again.
     static CALLS: RefCell<Vec<Option<Misuse>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Notes a misuse for the innermost call of this thread. Returns whether there is one.
+/// Notes a misuse for this thread's innermost call. Returns whether there is such a call.
 fn note(misuse: &Misuse) -> bool {
     let note = |calls: &RefCell<Vec<Option<Misuse>>>| {
         calls.borrow_mut().last_mut().map(|last| *last = Some(misuse.clone())).is_some()
@@ -21,8 +21,8 @@ fn note(misuse: &Misuse) -> bool {
     CALLS.try_with(note).unwrap_or(false)
 }
 
-/// Notices misuse from now on, unless the program has a hook of its own. Outside of calls, the hook does what
-/// the default one does.
+/// Notices misuse from now on, unless the program has its own hook. Outside of calls, the hook does the same
+/// as the default hook.
 fn notice() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -39,7 +39,7 @@ fn notice() {
     });
 }
 
-/// A call that runs, until it is dropped.
+/// A running call, until this is dropped.
 struct Call;
 
 impl Call {
@@ -55,10 +55,10 @@ impl Drop for Call {
     }
 }
 
-/// Runs `free`, a call of `deallocate` with `ptr`.
+/// Runs `free`, which calls `deallocate` with `ptr`.
 ///
 /// # Errors
-/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the block was refused.
+/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the resource refused the block.
 pub(crate) fn check_taken(ptr: DevicePtr, free: impl FnOnce()) -> Result<()> {
     notice();
     let _call = Call::begin();

@@ -9,11 +9,11 @@ use crate::framework::forget_served;
 use crate::resource::Resource;
 use crate::status::{Status, borrowed, guarded_here, put, put_handle};
 
-/// The default resource of a device: the one that was set, or else the stack of the environment variable
-/// `MILLPOND_STACK`, or else plain CUDA.
+/// Writes the default resource of a device: the one that was set, else the stack of the environment variable
+/// `MILLPOND_STACK`, else plain CUDA.
 ///
 /// # Safety
-/// `device` is a handle of this library's; `resource` may be written.
+/// `device` is a handle from this library; `resource` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_get_per_device_resource(
     device: *const Device,
@@ -27,21 +27,23 @@ pub unsafe extern "C" fn millpond_get_per_device_resource(
     })
 }
 
-/// The default resource of the calling thread's current device, as of `millpond_device_current`.
+/// Writes the default resource of the calling thread's current device (see `millpond_device_current`).
 ///
 /// # Safety
-/// `resource` may be written.
+/// `resource` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_get_current_device_resource(resource: *mut *mut Resource) -> Status {
     // SAFETY: the caller's promise.
     guarded_here(|| unsafe { put_handle(resource, Resource::new(registry::get_current_device_resource()?)) })
 }
 
-/// Makes a resource the default of its device. The one before goes to `previous`, unless that is null; it is
-/// null if the device had no default yet. Blocks still go back to the resource that they came from.
+/// Makes a resource the default of its device. Writes the previous default to `previous`, unless that is
+/// null; writes null if the device had no default yet. Blocks still go back to the resource that they came
+/// from.
 ///
 /// # Safety
-/// `resource` is a handle of this library's, and stays the caller's; `previous` is null or may be written.
+/// `resource` is a handle from this library, and the caller still owns it; `previous` is null or valid for
+/// writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_set_per_device_resource(
     resource: *const Resource,
@@ -66,7 +68,7 @@ pub unsafe extern "C" fn millpond_set_per_device_resource(
 /// Restores the initial default of a device.
 ///
 /// # Safety
-/// `device` is a handle of this library's.
+/// `device` is a handle from this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_reset_per_device_resource(device: *const Device) -> Status {
     guarded_here(|| {

@@ -1,4 +1,4 @@
-//! Stacks of resources: build them, allocate, give back, ask.
+//! Stacks of resources: build, allocate, free, ask.
 
 use std::ffi::{c_char, c_void};
 use std::fmt;
@@ -19,11 +19,11 @@ use crate::status::{
     Status, borrowed, end, guarded_here, guarded_or, put, put_handle, put_text, stream_on, text_of,
 };
 
-/// A resource, with all that stands below it. It lives as long as one of its handles, or a resource on it.
+/// A resource with all layers below it. It lives as long as one of its handles, or a resource on top of it.
 #[derive(Debug)]
 pub struct Resource(pub(crate) AnyResource, OutermostPool);
 
-/// The outermost layer of the resource beside it, if that is a pool.
+/// The outermost layer of the resource in the same handle, if it is a pool.
 struct OutermostPool(Option<NonNull<dyn Pool>>);
 
 // SAFETY: the pool is a part of an `AnyResource`, which may be used on any thread.
@@ -48,68 +48,70 @@ impl Resource {
 
     /// The outermost layer, if it is a pool.
     pub(crate) fn pool(&self) -> Option<&dyn Pool> {
-        // SAFETY: the pool is a part of the resource that this value holds, and moves with nothing.
+        // SAFETY: the pool is a part of the resource that this value holds, and does not move when the value
+        // moves.
         self.1.0.map(|pool| unsafe { pool.as_ref() })
     }
 }
 
-/// What a resource counts. All sizes are in bytes.
+/// The counters of a resource. All sizes are in bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Statistics {
-    /// Bytes in blocks handed out, after rounding.
+    /// Bytes in live blocks, after rounding.
     pub bytes_in_use: u64,
-    /// Bytes in blocks handed out, as asked for.
+    /// Bytes in live blocks, as requested.
     pub bytes_requested: u64,
     /// The highest `bytes_in_use` so far.
     pub peak_bytes_in_use: u64,
-    /// Bytes held from below: in use and free.
+    /// Bytes taken from the upstream, in use and free.
     pub bytes_reserved: u64,
     /// The highest `bytes_reserved` so far.
     pub peak_bytes_reserved: u64,
-    /// The largest free block.
+    /// The size of the largest free block.
     pub largest_free_block: u64,
-    /// Blocks handed out now.
+    /// The number of live blocks.
     pub blocks_in_use: u64,
-    /// Free blocks held.
+    /// The number of free blocks.
     pub blocks_free: u64,
     /// Successful allocations so far.
     pub allocations: u64,
     /// Accepted deallocations so far.
     pub deallocations: u64,
-    /// Deallocations refused.
+    /// Refused deallocations.
     pub misuses: u64,
 }
 
-/// The counters of one level of the adaptor `statistics`; signed, since blocks may be older than the level.
+/// The counters of one level of the adaptor `statistics`. They are signed, because blocks may be older than
+/// the level.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LevelCounters {
     /// Bytes in use.
     pub current_bytes: i64,
-    /// The most of them in the level.
+    /// The highest `current_bytes` in the level.
     pub peak_bytes: i64,
-    /// The sum of all allocations.
+    /// The sum of all allocations in bytes.
     pub total_bytes: i64,
-    /// Blocks in use.
+    /// The number of blocks in use.
     pub current_count: i64,
-    /// The most of them in the level.
+    /// The highest `current_count` in the level.
     pub peak_count: i64,
-    /// All allocations.
+    /// The number of all allocations.
     pub total_count: i64,
 }
 
-/// Every layer that text can name.
+/// Every layer that a stack's text can name.
 pub(crate) fn layers() -> LayerTable {
     LayerTable::new(millpond_resources::LAYERS.iter().chain(millpond_plan::LAYERS).copied())
         .with(millpond_adaptors::LAYERS.iter().copied())
 }
 
-/// Builds a stack from text, as `cuda+pool:initial=1GiB+statistics`, on a device; null is the default device,
-/// as in `millpond_device_open`.
+/// Builds a stack from text, such as `cuda+pool:initial=1GiB+statistics`, on a device. Null is the default
+/// device, as in `millpond_device_open`.
 ///
 /// # Safety
-/// `device` is null or a handle of this library's; `stack` is a string; `resource` may be written.
+/// `device` is null or a handle from this library; `stack` is a string; `resource` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_resource_new(
     device: *const Device,
@@ -124,8 +126,8 @@ pub unsafe extern "C" fn millpond_resource_new(
             Some(device) => device.0.clone(),
             None => DeviceSpec::default_device().find()?,
         };
-        // A program that builds a stack works on the device: with its context, the pools of others give it
-        // access.
+        // A program that builds a stack uses the device. Opening it makes its context, so pools of other
+        // devices can give it access.
         if driver.device().is_cuda() {
             millpond_driver::open(driver.device())?;
         }
@@ -134,10 +136,11 @@ pub unsafe extern "C" fn millpond_resource_new(
     })
 }
 
-/// Builds layers from text, as `pool:initial=1GiB+statistics`, on a resource, which stays the caller's.
+/// Builds layers from text, such as `pool:initial=1GiB+statistics`, on a resource, which the caller still
+/// owns.
 ///
 /// # Safety
-/// `upstream` is a handle of this library's; `layer` is a string; `resource` may be written.
+/// `upstream` is a handle from this library; `layer` is a string; `resource` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_resource_layer(
     upstream: *const Resource,
@@ -155,7 +158,7 @@ pub unsafe extern "C" fn millpond_resource_layer(
 /// Makes another handle of the same resource.
 ///
 /// # Safety
-/// `resource` is a handle of this library's; `clone` may be written.
+/// `resource` is a handle from this library; `clone` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_resource_clone(
     resource: *const Resource,
@@ -165,21 +168,22 @@ pub unsafe extern "C" fn millpond_resource_clone(
     with_resource(resource, |resource| unsafe { put_handle(clone, Resource::new(resource.clone())) })
 }
 
-/// Ends a handle; the resource ends with its last one. Does nothing for null.
+/// Frees a handle; the resource ends with its last handle. Does nothing for null.
 ///
 /// # Safety
-/// `resource` is null, or a handle of this library's that ends here.
+/// `resource` is null, or a handle from this library, and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_resource_free(resource: *mut Resource) {
     // SAFETY: the caller's promise.
     unsafe { end(resource) }
 }
 
-/// Hands out a block for use on `stream`, at a multiple of `alignment` (at least 256; 0 is that, too). No
-/// bytes are a null pointer.
+/// Allocates a block for use on `stream`, at a multiple of `alignment` (at least 256; 0 means 256). The block
+/// of 0 bytes is a null pointer.
 ///
 /// # Safety
-/// `resource` is a handle of this library's; the stream is alive and of the device; `ptr` may be written.
+/// `resource` is a handle from this library; the stream is alive and belongs to the device; `ptr` is valid
+/// for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_allocate(
     resource: *const Resource,
@@ -199,14 +203,14 @@ pub unsafe extern "C" fn millpond_allocate(
     })
 }
 
-/// Takes a block back, in the order of `stream`. Does nothing for a null pointer. A block that the resource
-/// refuses (foreign, free already, of another size) is an invalid argument; it is reported as
-/// `millpond::misuse`, and counted.
+/// Frees a block in the order of `stream`. Does nothing for a null pointer. If the resource refuses the block
+/// (foreign, already free, wrong size), the call returns `MILLPOND_STATUS_INVALID_ARGUMENT`, reports
+/// `millpond::misuse` and counts the misuse.
 ///
 /// # Safety
-/// `resource` is a handle of this library's; the block is from `millpond_allocate` of it with these bytes and
-/// this alignment, comes back once, and all work that uses it is ordered before the stream's next work; the
-/// stream is alive and of the device.
+/// `resource` is a handle from this library. `millpond_allocate` returned the block for this resource with
+/// these bytes and this alignment. The block is freed once, and all work that uses it is ordered before the
+/// stream's next work. The stream is alive and belongs to the device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_deallocate(
     resource: *const Resource,
@@ -218,7 +222,7 @@ pub unsafe extern "C" fn millpond_deallocate(
     with_resource(resource, |resource| {
         let layout = layout_of(bytes, alignment)?;
         let stream = match stream_on(&**resource, stream) {
-            // The layers learn that the block is gone; no work is left to be ordered.
+            // The layers must learn that the block is gone; no work is left to order.
             Err(_) if resource.driver().health().is_lost() => StreamRef::LEGACY,
             named => named?,
         };
@@ -227,10 +231,10 @@ pub unsafe extern "C" fn millpond_deallocate(
     })
 }
 
-/// Hands out a block that any stream may use at once; waits for the device if it has to.
+/// Allocates a block that any stream may use at once. Waits for the device if necessary.
 ///
 /// # Safety
-/// `resource` is a handle of this library's; `ptr` may be written.
+/// `resource` is a handle from this library; `ptr` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_allocate_sync(
     resource: *const Resource,
@@ -248,7 +252,7 @@ pub unsafe extern "C" fn millpond_allocate_sync(
     })
 }
 
-/// Takes a block back that nothing uses any more, whichever streams used it.
+/// Frees a block that nothing uses any more, whichever streams used it.
 ///
 /// # Safety
 /// As for `millpond_deallocate`, and all work that uses the block is done.
@@ -270,20 +274,20 @@ pub(crate) fn layout_of(bytes: u64, alignment: u64) -> Result<Layout> {
     if alignment == 0 { Ok(Layout::new(bytes)) } else { Layout::with_alignment(bytes, alignment) }
 }
 
-/// The text of the stack, base first; ended by `millpond_string_free`.
+/// Writes the text of the stack, base first; free it with `millpond_string_free`.
 ///
 /// # Safety
-/// `resource` is a handle of this library's; `text` may be written.
+/// `resource` is a handle from this library; `text` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_resource_text(resource: *const Resource, text: *mut *mut c_char) -> Status {
     // SAFETY: the caller's promise.
     with_resource(resource, |resource| unsafe { put_text(text, &resource.to_string()) })
 }
 
-/// The device of a resource, as a handle of the caller's.
+/// Writes the device of a resource, as a handle that the caller owns.
 ///
 /// # Safety
-/// `resource` is a handle of this library's; `device` may be written.
+/// `resource` is a handle from this library; `device` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_resource_device(
     resource: *const Resource,
@@ -293,10 +297,10 @@ pub unsafe extern "C" fn millpond_resource_device(
     with_resource(resource, |resource| unsafe { put_handle(device, Device(resource.driver().clone())) })
 }
 
-/// Whether a block of one may be given back to the other; `false` if one is null.
+/// Returns whether either resource can free the other's blocks; `false` if one is null.
 ///
 /// # Safety
-/// Both are null or handles of this library's.
+/// Both are null or handles from this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_resource_is_equal(one: *const Resource, other: *const Resource) -> bool {
     // SAFETY: the caller's promise.
@@ -304,10 +308,10 @@ pub unsafe extern "C" fn millpond_resource_is_equal(one: *const Resource, other:
     guarded_or(false, || one.zip(other).is_some_and(|(one, other)| one.0.is_equal(&*other.0)))
 }
 
-/// What reaches the memory at its address: the device, and the host.
+/// Writes whether the device and the host can access the memory at its address.
 ///
 /// # Safety
-/// `resource` is a handle of this library's; both may be written.
+/// `resource` is a handle from this library; both are valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_resource_accessibility(
     resource: *const Resource,
@@ -322,10 +326,10 @@ pub unsafe extern "C" fn millpond_resource_accessibility(
     })
 }
 
-/// The bytes that are free, with what the resource could hand out again, and the total bytes.
+/// Writes the free bytes, including the memory that the resource could reuse, and the total bytes.
 ///
 /// # Safety
-/// `resource` is a handle of this library's; both numbers may be written.
+/// `resource` is a handle from this library; both numbers are valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_resource_memory_info(
     resource: *const Resource,
@@ -340,10 +344,10 @@ pub unsafe extern "C" fn millpond_resource_memory_info(
     })
 }
 
-/// Gives free memory back to the device until at most `keep_bytes` are held. `freed_bytes` may be null.
+/// Returns free memory to the device until at most `keep_bytes` are held. `freed_bytes` may be null.
 ///
 /// # Safety
-/// `resource` is a handle of this library's; `freed_bytes` is null or may be written.
+/// `resource` is a handle from this library; `freed_bytes` is null or valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_resource_trim(
     resource: *const Resource,
@@ -357,10 +361,10 @@ pub unsafe extern "C" fn millpond_resource_trim(
     })
 }
 
-/// What the nearest layer counts that keeps counts. `MILLPOND_STATUS_UNSUPPORTED` if none does.
+/// Writes the counters of the nearest layer that counts. `MILLPOND_STATUS_UNSUPPORTED` if no layer counts.
 ///
 /// # Safety
-/// `resource` is a handle of this library's; `statistics` may be written.
+/// `resource` is a handle from this library; `statistics` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_resource_statistics(
     resource: *const Resource,
@@ -386,10 +390,11 @@ pub unsafe extern "C" fn millpond_resource_statistics(
     })
 }
 
-/// The memory of the whole stack now, as text for people, or as JSON; ended by `millpond_string_free`.
+/// Writes the present memory of the whole stack as text for people, or as JSON; free it with
+/// `millpond_string_free`.
 ///
 /// # Safety
-/// `resource` is a handle of this library's; `report` may be written.
+/// `resource` is a handle from this library; `report` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_resource_memory_report(
     resource: *const Resource,
@@ -404,11 +409,11 @@ pub unsafe extern "C" fn millpond_resource_memory_report(
     })
 }
 
-/// The block in use that starts at `ptr`, as JSON: what the layers know of it. Null if none knows it. Ended
-/// by `millpond_string_free`.
+/// Writes the layers' facts about the live block that starts at `ptr`, as JSON; null if no layer knows the
+/// block. Free it with `millpond_string_free`.
 ///
 /// # Safety
-/// `resource` is a handle of this library's; `block` may be written.
+/// `resource` is a handle from this library; `block` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_resource_block_at(
     resource: *const Resource,
@@ -423,10 +428,10 @@ pub unsafe extern "C" fn millpond_resource_block_at(
     })
 }
 
-/// Begins the peaks and totals of all layers anew.
+/// Restarts the peaks and totals of all layers.
 ///
 /// # Safety
-/// `resource` is a handle of this library's.
+/// `resource` is a handle from this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_resource_clear_counters(resource: *const Resource) -> Status {
     with_resource(resource, |resource| {
@@ -437,10 +442,10 @@ pub unsafe extern "C" fn millpond_resource_clear_counters(resource: *const Resou
 
 // --- The adaptor `statistics` ---
 
-/// The counters of the present level of the adaptor `statistics`.
+/// Writes the counters of the present level of the adaptor `statistics`.
 ///
 /// # Safety
-/// `resource` is a handle of this library's; `counters` may be written.
+/// `resource` is a handle from this library; `counters` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_statistics_counters(
     resource: *const Resource,
@@ -449,10 +454,10 @@ pub unsafe extern "C" fn millpond_statistics_counters(
     with_counters(resource, counters, |adaptor| Ok(adaptor.counters()))
 }
 
-/// Starts a level with all counters at zero; `counters` are those of the level below.
+/// Starts a level with all counters at zero. Writes the counters of the level below.
 ///
 /// # Safety
-/// `resource` is a handle of this library's; `counters` may be written.
+/// `resource` is a handle from this library; `counters` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_statistics_push(
     resource: *const Resource,
@@ -461,10 +466,10 @@ pub unsafe extern "C" fn millpond_statistics_push(
     with_counters(resource, counters, |adaptor| Ok(adaptor.push_counters()))
 }
 
-/// Ends the present level, whose counters are returned and go into the level below.
+/// Ends the present level. Writes its counters and adds them to the level below.
 ///
 /// # Safety
-/// `resource` is a handle of this library's; `counters` may be written.
+/// `resource` is a handle from this library; `counters` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_statistics_pop(
     resource: *const Resource,
@@ -497,11 +502,11 @@ fn with_counters(
 
 // --- The adaptors `tracking` and `logging` ---
 
-/// The allocations that the adaptor `tracking` knows and that were not given back, as text; their bytes go to
-/// `bytes`. Ended by `millpond_string_free`.
+/// Writes the live allocations of the adaptor `tracking` as text, and their bytes to `bytes`. Free the text
+/// with `millpond_string_free`.
 ///
 /// # Safety
-/// `resource` is a handle of this library's; both results may be written.
+/// `resource` is a handle from this library; both results are valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_tracking_outstanding(
     resource: *const Resource,
@@ -519,10 +524,10 @@ pub unsafe extern "C" fn millpond_tracking_outstanding(
     })
 }
 
-/// Writes all rows that the adaptor `logging` holds.
+/// Writes all rows that the adaptor `logging` still buffers.
 ///
 /// # Safety
-/// `resource` is a handle of this library's.
+/// `resource` is a handle from this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_logging_flush(resource: *const Resource) -> Status {
     with_resource(resource, |resource| {
@@ -546,6 +551,6 @@ pub(crate) fn with_resource(
     resource: *const Resource,
     body: impl FnOnce(&AnyResource) -> Result<()>,
 ) -> Status {
-    // SAFETY: every function passes on a handle of the caller's, which it asks for.
+    // SAFETY: every function passes the caller's handle, as its own rules require.
     guarded_here(|| body(&unsafe { borrowed(resource, "the resource") }?.0))
 }

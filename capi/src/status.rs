@@ -1,4 +1,4 @@
-//! The status of a call, and the error of the last one that failed.
+//! The status of a call, and the last error of each thread.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -15,31 +15,31 @@ use crate::process::{check_process, notice_forks};
 #[repr(i32)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Status {
-    /// The call did what it says.
+    /// The call succeeded.
     Ok = 0,
-    /// There is no free block of that size, even after waiting for the device.
+    /// No free block of that size exists, even after waiting for the device.
     OutOfMemory = 1,
-    /// An argument is invalid in any state of memory.
+    /// An argument is invalid, whatever the state of memory.
     InvalidArgument = 2,
-    /// The text of a stack cannot be read, or names something that does not exist.
+    /// The text of a stack is malformed, or names something that does not exist.
     InvalidStack = 3,
     /// There is no CUDA driver, or no such device.
     NoDevice = 4,
-    /// The driver or the device cannot do it.
+    /// The driver or the device does not support it.
     Unsupported = 5,
     /// The driver reported an error.
     Driver = 6,
-    /// An earlier error of the driver cannot be recovered from, or the device's context was reset.
+    /// The driver cannot recover from an earlier error, or the device's context was reset.
     Poisoned = 7,
     /// Reading or writing a file failed.
     Io = 8,
-    /// A fault of millpond itself. Please report it.
+    /// A bug in millpond. Please report it.
     Internal = 9,
-    /// Another thread's call is in a resource that lets one thread in at a time, and does not end.
+    /// Another thread's call holds a single-threaded resource and does not end.
     Busy = 10,
 }
 
-/// The error of the last call that failed on this thread.
+/// The error of this thread's last failed call.
 #[derive(Default)]
 struct LastError {
     message: CString,
@@ -65,7 +65,7 @@ fn status_of(error: &Error) -> Status {
     }
 }
 
-/// The text as C reads it: a NUL inside becomes a space.
+/// Converts text for C: a NUL inside becomes a space.
 pub(crate) fn c_string(text: &str) -> CString {
     CString::new(text.replace('\0', " ")).unwrap_or_default()
 }
@@ -77,7 +77,7 @@ fn remember(error: &Error) {
     });
     let driver_code = error.driver_error().map_or(0, |error| error.code());
     let last = LastError { message: c_string(&error.to_string()), report, driver_code };
-    // At the end of a thread its error may be gone already.
+    // During the end of a thread, its error may be gone already.
     let _ = LAST.try_with(|slot| slot.replace(last));
 }
 
@@ -91,12 +91,12 @@ pub(crate) fn begin_last_message(text: &str) {
 
 fn remember_panic(panic: &(dyn Any + Send)) {
     let text = panic.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| panic.downcast_ref().map(String::as_str)).unwrap_or("a panic without a text");
-    let message = c_string(&format!("a fault of millpond, please report it: {text}"));
+    let text = text.or_else(|| panic.downcast_ref().map(String::as_str)).unwrap_or("a panic without text");
+    let message = c_string(&format!("a bug in millpond, please report it: {text}"));
     let _ = LAST.try_with(|slot| slot.replace(LastError { message, ..LastError::default() }));
 }
 
-/// Runs the body of a call of the ABI: remembers its error, and lets no panic out.
+/// Runs the body of a call of the ABI: remembers its error and lets no panic out.
 pub(crate) fn guarded(body: impl FnOnce() -> Result<()>) -> Status {
     let with_log = || {
         start_log();
@@ -115,8 +115,8 @@ pub(crate) fn guarded(body: impl FnOnce() -> Result<()>) -> Status {
     }
 }
 
-/// The same for a call that uses a device. A forked child cannot: it has no device of its own, and of the
-/// locks that other threads held at the fork, none is ever released.
+/// Like `guarded`, for a call that uses a device. A forked child cannot make such a call: it has no device of
+/// its own, and locks that other threads held at the fork are never released.
 pub(crate) fn guarded_here(body: impl FnOnce() -> Result<()>) -> Status {
     guarded(|| {
         check_process()?;
@@ -124,7 +124,7 @@ pub(crate) fn guarded_here(body: impl FnOnce() -> Result<()>) -> Status {
     })
 }
 
-/// The same for a call that cannot fail.
+/// Like `guarded`, for a call that cannot fail.
 pub(crate) fn guarded_or<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
         remember_panic(&*panic);
@@ -136,19 +136,19 @@ pub(crate) fn missing(what: &str) -> Error {
     Error::invalid_argument(format!("{what} is a null pointer"))
 }
 
-/// The value behind a handle.
+/// Returns the value behind a handle.
 ///
 /// # Safety
-/// The handle is null, or one of this library's that was not freed.
+/// The handle is null, or is from this library and was not freed.
 pub(crate) unsafe fn borrowed<'a, T>(handle: *const T, what: &str) -> Result<&'a T> {
     // SAFETY: the caller's promise.
     unsafe { handle.as_ref() }.ok_or_else(|| missing(what))
 }
 
-/// Writes a result where the caller wants it.
+/// Writes a result to the caller's place for it.
 ///
 /// # Safety
-/// `out` is null, or may be written.
+/// `out` is null or valid for writes.
 pub(crate) unsafe fn put<T>(out: *mut T, value: T) -> Result<()> {
     if out.is_null() {
         return Err(missing("the place for a result"));
@@ -158,7 +158,7 @@ pub(crate) unsafe fn put<T>(out: *mut T, value: T) -> Result<()> {
     Ok(())
 }
 
-/// Hands a value out as a handle.
+/// Returns a value to the caller as a handle.
 ///
 /// # Safety
 /// As for [`put`].
@@ -172,10 +172,10 @@ pub(crate) unsafe fn put_handle<T>(out: *mut *mut T, value: T) -> Result<()> {
     Ok(())
 }
 
-/// Ends a handle.
+/// Frees a handle.
 ///
 /// # Safety
-/// The handle is null, or one of [`put_handle`]'s that ends here.
+/// The handle is null, or is from [`put_handle`] and is not used again.
 pub(crate) unsafe fn end<T>(handle: *mut T) {
     if !handle.is_null() {
         // SAFETY: the caller's promise.
@@ -183,7 +183,7 @@ pub(crate) unsafe fn end<T>(handle: *mut T) {
     }
 }
 
-/// The caller's text.
+/// Returns the caller's text.
 ///
 /// # Safety
 /// `text` is null, or a string that ends in NUL and lives as long as the result.
@@ -196,19 +196,19 @@ pub(crate) unsafe fn text_of<'a>(text: *const c_char, what: &str) -> Result<&'a 
     text.to_str().map_err(|_| Error::invalid_argument(format!("{what} is not UTF-8")))
 }
 
-/// A stream as C passes it.
+/// Converts a stream from C.
 pub(crate) fn stream_of(driver: &DriverHandle, stream: *mut c_void) -> Result<StreamRef> {
     let handle = stream.addr() as u64;
     if handle <= StreamRef::PER_THREAD.handle() {
         return Ok(StreamRef::from_raw_parts(handle, 0));
     }
-    // SAFETY: by the rules of the ABI the stream is alive during the call; resources ask before they use a
+    // SAFETY: by the rules of the ABI, the stream is alive during the call. Resources ask before they use a
     // stream of an earlier call.
     call(&**driver, |driver| unsafe { driver.stream_ref(handle) }).map_err(|error| {
         match error.driver_error().is_some_and(|error| error.code() == DriverError::INVALID_HANDLE) {
             true => Error::invalid_argument(format!(
-                "{} has no stream {handle:#x}: it has ended, or it is another device's; keep a stream until \
-                 its last use, and use one of the memory's device",
+                "{} has no stream {handle:#x}: it has ended, or it belongs to another device; keep a stream \
+                 until its last use, and use one of the memory's device",
                 driver.device()
             )),
             false => error,
@@ -216,18 +216,18 @@ pub(crate) fn stream_of(driver: &DriverHandle, stream: *mut c_void) -> Result<St
     })
 }
 
-/// A default stream as C passes it; others are identified by the driver.
+/// Converts a default stream from C. `None` for other streams, which only the driver can identify.
 pub(crate) fn default_stream(stream: *mut c_void) -> Option<StreamRef> {
     let handle = stream.addr() as u64;
     (handle <= StreamRef::PER_THREAD.handle()).then(|| StreamRef::from_raw_parts(handle, 0))
 }
 
-/// The same on the device of a resource.
+/// Like `stream_of`, on the device of a resource.
 pub(crate) fn stream_on(resource: &dyn DeviceMemoryResource, stream: *mut c_void) -> Result<StreamRef> {
     stream_of(resource.driver(), stream)
 }
 
-/// Hands out a text, which the caller ends with `millpond_string_free`.
+/// Returns a text to the caller, who frees it with `millpond_string_free`.
 ///
 /// # Safety
 /// As for [`put`].
@@ -236,10 +236,10 @@ pub(crate) unsafe fn put_text(out: *mut *mut c_char, text: &str) -> Result<()> {
     unsafe { put(out, c_string(text).into_raw()) }
 }
 
-/// Ends a text that this library handed out. Does nothing for null.
+/// Frees a text from this library. Does nothing for null.
 ///
 /// # Safety
-/// `text` is null, or from a function of this library that says so, and ends here.
+/// `text` is null, or from a function whose documentation names this one, and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_string_free(text: *mut c_char) {
     if !text.is_null() {
@@ -248,28 +248,28 @@ pub unsafe extern "C" fn millpond_string_free(text: *mut c_char) {
     }
 }
 
-/// The version of this interface. It grows by 1 with each change that breaks programs; functions may be added
-/// without one.
+/// Returns the version of this interface. It grows by 1 with each change that breaks programs; a new function
+/// alone does not change it.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_abi_version() -> u32 {
     0
 }
 
-/// The version of the library, as `0.1.0`. Never freed.
+/// Returns the version of the library, such as `0.1.0`. Never free it.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }
 
-/// What was wrong at the last failing call on this thread, and what to do about it. Valid until the thread's
-/// next failing call.
+/// Returns the reason of the last failed call on this thread, and advice. Valid until the thread's next
+/// failing call.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_error_message() -> *const c_char {
     LAST.try_with(|last| last.borrow().message.as_ptr()).unwrap_or(c"".as_ptr())
 }
 
-/// The code of the driver (`CUresult`) at the last failing call on this thread; 0 if it was no error of the
-/// driver.
+/// Returns the driver's code (`CUresult`) of the last failed call on this thread; 0 if the driver reported no
+/// error.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_error_driver_code() -> i32 {
     LAST.try_with(|last| last.borrow().driver_code).unwrap_or_default()
@@ -280,14 +280,14 @@ fn report_with(choose: impl FnOnce(&(CString, CString)) -> *const c_char) -> *co
         .unwrap_or(std::ptr::null())
 }
 
-/// The state of memory at the last failing call on this thread, and what would have helped, as text. Null if
-/// the call did not run out of memory, or nothing is known. Valid until the thread's next failing call.
+/// Returns the state of memory at the last failed call on this thread, and advice, as text. Null if the call
+/// did not run out of memory, or nothing is known. Valid until the thread's next failing call.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_error_report() -> *const c_char {
     report_with(|report| report.0.as_ptr())
 }
 
-/// The same as JSON.
+/// Returns the report of `millpond_error_report` as JSON.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_error_report_json() -> *const c_char {
     report_with(|report| report.1.as_ptr())

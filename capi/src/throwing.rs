@@ -1,4 +1,4 @@
-//! The same two functions with C++ exceptions for errors: PyTorch and CuPy take a null pointer for a block.
+//! `malloc` functions that throw C++ exceptions: PyTorch and CuPy take a null pointer for a block.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -7,11 +7,12 @@ use crate::exception::{throw_bad_alloc, throw_runtime_error};
 use crate::framework;
 use crate::status::{Status, begin_last_message, guarded};
 
-/// `millpond_malloc`, but throws `std::runtime_error` with the text of the error. If memory is out, the text
-/// begins as PyTorch's own does, `CUDA out of memory.`: libraries that try a smaller batch then look for it.
+/// Like `millpond_malloc`, but throws `std::runtime_error` with the text of the error. If memory is out, the
+/// text begins with PyTorch's own words, `CUDA out of memory.`: some libraries look for them and retry with a
+/// smaller batch.
 ///
 /// # Safety
-/// As for `millpond_malloc`; the caller is C++, or lets its exceptions pass.
+/// As for `millpond_malloc`; the caller is C++, or lets C++ exceptions pass.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn millpond_malloc_or_throw(
     bytes: usize,
@@ -30,11 +31,11 @@ pub unsafe extern "C-unwind" fn millpond_malloc_or_throw(
     ptr
 }
 
-/// Allocates for CuPy's `CFunctionAllocator`, on the legacy default stream; throws `std::bad_alloc` if memory
-/// is out, which CuPy makes a `MemoryError`. `parameter` is not used.
+/// Allocates for CuPy's `CFunctionAllocator`, on the legacy default stream. Throws `std::bad_alloc` if memory
+/// is out; CuPy turns it into a `MemoryError`. `parameter` is not used.
 ///
 /// # Safety
-/// As for `millpond_malloc`; the caller is C++, or lets its exceptions pass.
+/// As for `millpond_malloc`; the caller is C++, or lets C++ exceptions pass.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn millpond_cupy_malloc(
     parameter: *mut c_void,

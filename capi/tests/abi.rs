@@ -1,4 +1,5 @@
-//! The functions of the ABI, as C calls them: null handles, errors, streams, and whose a block is.
+//! Tests the functions of the ABI as C calls them: null handles, errors, streams, and the owner of each
+//! block.
 
 mod bench;
 
@@ -22,7 +23,7 @@ use millpond_core::{DevicePtr, DriverError, StreamRef};
 use millpond_driver::sim::FaultPlan;
 
 fn string(text: *mut c_char) -> String {
-    // SAFETY: every caller has the text from the library, and ends it here.
+    // SAFETY: every caller has the text from the library and does not use it again.
     unsafe {
         let copy = CStr::from_ptr(text).to_string_lossy().into_owned();
         millpond_string_free(text);
@@ -35,7 +36,7 @@ fn null_pointers_are_refused_and_named() {
     let bench = Bench::new();
     let resource = bench.resource("cuda");
     let (mut number, mut text) = (0_u64, null_mut::<c_char>());
-    // SAFETY: null is what is asked about; other arguments are as asked for.
+    // SAFETY: the tests pass null on purpose; all other arguments are valid.
     let outcomes = unsafe {
         [
             (millpond_allocate(null(), 1, 0, null_mut(), (&raw mut text).cast()), "the resource"),
@@ -77,23 +78,23 @@ fn an_error_has_a_status_a_text_and_a_report() {
     let bench = Bench::new();
     let pool = bench.resource("cuda+pool");
     let mut block = null_mut();
-    // SAFETY: all arguments are as asked for.
+    // SAFETY: all arguments are valid.
     let status = unsafe { millpond_allocate(pool, 1 << 40, 0, null_mut(), &raw mut block) };
     assert_eq!((status, block), (Status::OutOfMemory, null_mut()));
     assert!(message().starts_with("out of memory for 1TiB on stream 0 of sim:"), "{}", message());
     assert_eq!(millpond_error_driver_code(), 0);
-    // SAFETY: the texts are the thread's.
+    // SAFETY: the texts belong to this thread.
     let [report, json] = [millpond_error_report(), millpond_error_report_json()]
         .map(|text| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned());
     assert!(report.contains("64MiB"), "{report}");
     let json: serde_json::Value = serde_json::from_str(&json).expect("the report is JSON");
     assert_eq!(json["requested_bytes"], 1_u64 << 40);
-    std::thread::spawn(|| assert_eq!(message(), "", "an error is its thread's")).join().unwrap();
-    // SAFETY: all arguments are as asked for.
+    std::thread::spawn(|| assert_eq!(message(), "", "an error belongs to its thread")).join().unwrap();
+    // SAFETY: all arguments are valid.
     unsafe {
         let wrong = millpond_resource_new(bench.device, c"cuda+pol".as_ptr(), (&raw mut block).cast());
         assert_eq!(wrong, Status::InvalidStack);
-        assert!(millpond_error_report().is_null(), "that of the last error");
+        assert!(millpond_error_report().is_null(), "the report belongs to the last error");
         assert_eq!(millpond_allocate(pool, 8, 3, null_mut(), &raw mut block), Status::InvalidArgument);
         millpond_resource_free(pool);
     }
@@ -105,7 +106,7 @@ fn a_stack_is_built_asked_and_layered() {
     let pool = bench.resource("cuda+pool");
     let (mut counted, mut text, mut block) = (null_mut(), null_mut::<c_char>(), null_mut());
     let mut counters = LevelCounters::default();
-    // SAFETY: all arguments are as asked for.
+    // SAFETY: all arguments are valid.
     unsafe {
         assert_eq!(
             millpond_resource_layer(pool, c"statistics+tracking".as_ptr(), &raw mut counted),
@@ -115,7 +116,7 @@ fn a_stack_is_built_asked_and_layered() {
             millpond_resource_layer(pool, c"cuda".as_ptr(), (&raw mut text).cast()),
             Status::InvalidStack
         );
-        millpond_resource_free(pool); // the layers keep it
+        millpond_resource_free(pool); // the layers keep the pool alive
         assert_eq!(millpond_resource_text(counted, &raw mut text), Status::Ok);
         assert_eq!(string(text), "cuda+pool+statistics+tracking");
         assert_eq!(millpond_allocate(counted, 1000, 0, null_mut(), &raw mut block), Status::Ok);
@@ -164,7 +165,7 @@ extern "C" fn make_room(context: *mut c_void, _: u64) -> bool {
     if kept[1].is_null() {
         return false;
     }
-    // SAFETY: the block is the resource's, with these bytes.
+    // SAFETY: the block came from the resource with this size.
     let freed = unsafe { millpond_deallocate(kept[0].cast(), kept[1], 40 * MIB, 0, null_mut()) };
     kept[1] = null_mut();
     freed == Status::Ok
@@ -174,7 +175,7 @@ extern "C" fn make_room(context: *mut c_void, _: u64) -> bool {
 fn functions_of_the_program_are_resources_and_make_room() {
     let bench = Bench::new();
     let (mut made, mut block) = (null_mut(), null_mut());
-    // SAFETY: all arguments are as asked for.
+    // SAFETY: all arguments are valid.
     unsafe {
         let outcome = millpond_resource_callback(
             bench.device,
@@ -198,7 +199,7 @@ fn functions_of_the_program_are_resources_and_make_room() {
             &raw mut made,
         );
         assert_eq!((refused, ENDED.load(Ordering::Relaxed)), (Status::InvalidArgument, 2));
-        // A pointer to no function is refused, and the context ends all the same.
+        // A null function is refused, and the context ends anyway.
         for (allocate, deallocate) in [(None, Some(keep as _)), (Some(refuse as _), None)] {
             let (device, made) = (bench.device, &raw mut made);
             let refused =
@@ -232,7 +233,7 @@ fn a_manager_serves_the_default_resource_and_survives_a_reset() {
     let pool = bench.resource("cuda+pool");
     let (mut manager, mut memory, mut other, mut deferral) = (null_mut(), null_mut(), null_mut(), null_mut());
     let (mut address, mut second, mut free, mut total) = (0, 0, 0, 0);
-    // SAFETY: all arguments are as asked for.
+    // SAFETY: all arguments are valid.
     unsafe {
         assert_eq!(millpond_set_per_device_resource(pool, null_mut()), Status::Ok);
         assert_eq!(millpond_manager_new(bench.device, &raw mut manager), Status::Ok);
@@ -245,7 +246,7 @@ fn a_manager_serves_the_default_resource_and_survives_a_reset() {
         assert_eq!(millpond_manager_defer(manager, &raw mut deferral), Status::Ok);
         millpond_memory_free(memory);
         allocate(&mut second, &mut other);
-        assert_ne!(address, second, "the first is parked");
+        assert_ne!(address, second, "the first block is parked");
         millpond_deferral_free(deferral);
         allocate(&mut second, &mut memory);
         assert_eq!(address, second);
@@ -256,9 +257,9 @@ fn a_manager_serves_the_default_resource_and_survives_a_reset() {
         assert!(!millpond_memory_is_live(memory) && !millpond_memory_is_live(other));
         let mut statistics = Statistics::default();
         assert_eq!(millpond_resource_statistics(pool, &raw mut statistics), Status::Ok);
-        assert_eq!((statistics.blocks_in_use, statistics.bytes_reserved), (0, 0), "it all went back");
-        allocate(&mut second, &mut memory); // under the old address, perhaps
-        millpond_memory_free(other); // of before the reset: it frees nothing
+        assert_eq!((statistics.blocks_in_use, statistics.bytes_reserved), (0, 0), "all memory went back");
+        allocate(&mut second, &mut memory); // perhaps at the old address
+        millpond_memory_free(other); // from before the reset: this frees nothing
         assert!(millpond_memory_is_live(memory));
         millpond_memory_free(memory);
         millpond_manager_free(manager);
@@ -273,7 +274,7 @@ fn a_block_of_a_lost_device_is_taken_back_whatever_its_stream() {
     let tracked = bench.resource("cuda+pool+tracking");
     let own = bench.stream();
     let (mut block, mut bytes, mut text) = (null_mut(), 1, null_mut());
-    // SAFETY: all arguments are as asked for.
+    // SAFETY: all arguments are valid.
     unsafe {
         assert_eq!(millpond_allocate(tracked, KIB, 0, own, &raw mut block), Status::Ok);
         bench.sim.set_faults(FaultPlan::nth_call(0, DriverError::ILLEGAL_ADDRESS));
@@ -292,7 +293,7 @@ fn single_layers_say_more_than_their_text() {
     let small = bench.resource("cuda+pool");
     let (mut allocated, mut limit, mut block) = (0, 0, null_mut());
     let (mut bins, mut text, mut pool, mut view) = (null_mut(), null_mut(), null_mut(), null_mut());
-    // SAFETY: all arguments are as asked for.
+    // SAFETY: all arguments are valid.
     unsafe {
         assert_eq!(millpond_allocate(limited, MIB, 0, null_mut(), &raw mut block), Status::Ok);
         assert_eq!(millpond_limiting_counts(limited, &raw mut allocated, &raw mut limit), Status::Ok);
@@ -335,7 +336,7 @@ fn single_layers_say_more_than_their_text() {
     }
 }
 
-/// Misuse of a block that no call here is about.
+/// Reports misuse of a block that no call here concerns.
 fn misuse_another() {
     let (kind, ptr) = (MisuseKind::ForeignPointer, DevicePtr::new(256));
     misuse::report(&Misuse { kind, ptr, bytes: 1, stream: StreamRef::LEGACY, resource: "other".to_owned() });
@@ -345,10 +346,10 @@ extern "C" fn hand_out(_: *mut c_void, _: u64, _: u64, _: *mut c_void) -> *mut c
     without_provenance_mut(1 << 20)
 }
 
-/// Gives a block back twice, while the caller's block goes back.
+/// Frees a block twice while the caller's block is being freed.
 extern "C" fn free_twice(context: *mut c_void, _: *mut c_void, _: u64, _: u64, _: *mut c_void) {
     let (pool, mut block) = (context.cast::<Resource>(), null_mut());
-    // SAFETY: the context is a resource of the test's; a second free is what is asked about.
+    // SAFETY: the context is a resource of the test, and the test frees a block twice on purpose.
     unsafe {
         assert_eq!(millpond_allocate(pool, KIB, 0, null_mut(), &raw mut block), Status::Ok);
         assert_eq!(millpond_deallocate(pool, block, KIB, 0, null_mut()), Status::Ok);
@@ -359,7 +360,7 @@ extern "C" fn free_twice(context: *mut c_void, _: *mut c_void, _: u64, _: u64, _
     assert_eq!(
         std::thread::spawn(misuse_another).join().is_err(),
         cfg!(debug_assertions),
-        "it is another thread's"
+        "the call belongs to another thread"
     );
 }
 
@@ -368,7 +369,7 @@ fn misuse_within_a_free_is_no_error_of_it() {
     let bench = Bench::new();
     let (pool, mut made, mut block) = (bench.resource("cuda+pool"), null_mut(), null_mut());
     let (device, own) = (bench.device, &raw mut made);
-    // SAFETY: all arguments are as asked for.
+    // SAFETY: all arguments are valid.
     unsafe {
         let built =
             millpond_resource_callback(device, Some(hand_out), Some(free_twice), pool.cast(), None, own);
@@ -385,14 +386,14 @@ fn handle(stream: StreamRef) -> *mut c_void {
     without_provenance_mut(stream.handle() as usize)
 }
 
-/// A stream of an earlier call is followed by one that captures since.
+/// A capturing stream follows a stream of an earlier call.
 #[test]
 fn a_stream_that_captures_follows_one_of_an_earlier_call_and_captures_on() {
     let bench = Bench::new();
     let [own, other] = [(); 2].map(|()| bench.sim.stream_create(StreamFlags::default()).unwrap());
     let mut id = 0;
     for (own, other) in [(own, other), (other, StreamRef::PER_THREAD), (own, StreamRef::LEGACY)] {
-        // SAFETY: all arguments are as asked for, and the streams live.
+        // SAFETY: all arguments are valid, and the streams are alive.
         unsafe {
             assert_eq!(millpond_stream_id(bench.device, handle(other), &raw mut id), Status::Ok);
             bench.sim.begin_capture(own, CaptureMode::Relaxed).unwrap();
@@ -403,7 +404,7 @@ fn a_stream_that_captures_follows_one_of_an_earlier_call_and_captures_on() {
     }
 }
 
-/// What the thread's own stream captures is no part of another stream.
+/// A stream that follows the thread's capturing stream does not join the capture.
 #[test]
 fn a_stream_that_follows_one_that_captures_stays_outside() {
     let bench = Bench::new();
@@ -411,14 +412,14 @@ fn a_stream_that_follows_one_that_captures_stays_outside() {
     bench.sim.begin_capture(StreamRef::PER_THREAD, CaptureMode::Relaxed).unwrap();
     let id = StreamRef::PER_THREAD.id().get();
     let other = handle(StreamRef::PER_THREAD);
-    // SAFETY: all arguments are as asked for, and the streams live.
+    // SAFETY: all arguments are valid, and the streams are alive.
     let followed = unsafe { millpond_stream_follow_if_alive(bench.device, handle(own), other, id) };
     assert_eq!(followed, Status::Ok, "{}", message());
     assert_eq!(bench.sim.stream_is_capturing(own), Ok(false));
     bench.sim.end_capture(StreamRef::PER_THREAD).expect("the capture is whole");
 }
 
-/// The legacy default stream waits for blocking streams, and they for it.
+/// The legacy default stream and blocking streams wait for each other.
 #[test]
 fn the_legacy_stream_ends_no_capture_of_a_blocking_stream() {
     let bench = Bench::new();
@@ -426,7 +427,7 @@ fn the_legacy_stream_ends_no_capture_of_a_blocking_stream() {
     let other = handle(bench.sim.stream_create(StreamFlags::NON_BLOCKING).unwrap());
     bench.sim.begin_capture(blocking, CaptureMode::Relaxed).unwrap();
     for (stream, followed) in [(other, null_mut()), (null_mut(), other)] {
-        // SAFETY: all arguments are as asked for, and the streams live.
+        // SAFETY: all arguments are valid, and the streams are alive.
         let followed = unsafe { millpond_stream_follow(bench.device, stream, followed) };
         assert_eq!(followed, Status::Ok, "{}", message());
     }

@@ -1,4 +1,4 @@
-//! A forked child leaves the blocks of its parent alone, whichever locks other threads had at the fork.
+//! A forked child leaves its parent's blocks alone, whichever locks other threads held at the fork.
 #![cfg(unix)]
 
 use std::ptr::null_mut;
@@ -13,10 +13,10 @@ const ROUNDS: usize = 100;
 #[test]
 fn a_forked_child_frees_copies_of_objects() {
     let is_over = AtomicBool::new(false);
-    // SAFETY: all arguments are as asked for. The child makes the calls that are tested, and ends; the alarm
-    // ends it where it would wait for ever.
+    // SAFETY: all arguments are valid. The child makes the tested calls and ends; an alarm ends it if it
+    // would wait forever.
     unsafe {
-        std::env::set_var("CUDA_VISIBLE_DEVICES", ""); // nothing reads it meanwhile
+        std::env::set_var("CUDA_VISIBLE_DEVICES", ""); // nothing reads the variable meanwhile
         let mut device = null_mut();
         assert_eq!(millpond_device_open(c"sim:64MiB".as_ptr(), &raw mut device), Status::Ok);
         let number = millpond_device_ordinal(device);

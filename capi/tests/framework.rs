@@ -1,4 +1,4 @@
-//! `malloc`, `free` and `record_stream` for frameworks: when a block goes back, and to whom.
+//! Tests `malloc`, `free` and `record_stream` for frameworks: when a block goes back, and who gets it.
 
 mod bench;
 
@@ -29,7 +29,7 @@ impl Bench {
 
     fn stream_ref(&self, stream: *mut c_void) -> StreamRef {
         // SAFETY: the stream is alive.
-        unsafe { self.sim.stream_ref(stream.addr() as u64) }.expect("it is alive")
+        unsafe { self.sim.stream_ref(stream.addr() as u64) }.expect("the stream is alive")
     }
 }
 
@@ -37,13 +37,15 @@ fn ptr_of(block: *mut c_void) -> DevicePtr {
     DevicePtr::new(block.addr() as u64)
 }
 
-/// Blocks of `millpond_malloc` are known by their address, which simulated devices have in common.
+/// Makes tests run one at a time: `millpond_malloc` knows blocks by address, and simulated devices share
+/// addresses.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What `record_stream` is for: without it, the block below goes to another user while a kernel writes to it.
+/// Shows why `record_stream` exists: without it, the block below goes to another user while a kernel writes
+/// to it.
 #[test]
 fn a_block_goes_back_after_the_streams_that_were_recorded() {
     let _alone = alone();
@@ -52,8 +54,7 @@ fn a_block_goes_back_after_the_streams_that_were_recorded() {
         let pool = bench.resource("cuda+pool");
         let (own, other) = (bench.stream(), bench.stream());
         let [own_ref, other_ref] = [own, other].map(|stream| bench.stream_ref(stream));
-        // SAFETY: all arguments are as asked for, but for the use that is not recorded, which the device
-        // finds.
+        // SAFETY: all arguments are valid, except for the unrecorded use, which the device finds.
         unsafe {
             assert_eq!(millpond_set_per_device_resource(pool, null_mut()), Status::Ok);
             let block = millpond_malloc(MIB as usize, bench.number(), own);
@@ -72,7 +73,7 @@ fn a_block_goes_back_after_the_streams_that_were_recorded() {
             let found = bench.sim.take_violations();
             assert_eq!(found.is_empty(), is_recorded, "{found:?}");
             millpond_free(again, 0, 0, null_mut());
-            // Once the device has passed the use, the block is handed out again.
+            // After the device has finished the use, the block is allocated again.
             assert_eq!(millpond_device_synchronize(bench.device), Status::Ok);
             let blocks = [(); 2].map(|()| millpond_malloc(MIB as usize, bench.number(), own));
             assert!(blocks.contains(&block));
@@ -91,7 +92,7 @@ fn memory_that_waits_for_a_stream_is_waited_for_before_memory_is_out() {
     let pool = bench.resource("cuda+pool");
     let (own, other) = (bench.stream(), bench.stream());
     let bytes = 40 * MIB as usize;
-    // SAFETY: all arguments are as asked for.
+    // SAFETY: all arguments are valid.
     unsafe {
         assert_eq!(millpond_set_per_device_resource(pool, null_mut()), Status::Ok);
         let block = millpond_malloc(bytes, bench.number(), own);
@@ -109,12 +110,12 @@ fn memory_that_waits_for_a_stream_is_waited_for_before_memory_is_out() {
     }
 }
 
-/// The per-thread default stream, as C passes it, which has one name for the streams of all threads.
+/// The per-thread default stream as C passes it: one name for the streams of all threads.
 fn per_thread() -> *mut c_void {
     std::ptr::without_provenance_mut(2)
 }
 
-/// It goes back after the work of the thread that allocated it, and of those that recorded a use.
+/// The block goes back after the work of the thread that allocated it and of the threads that recorded a use.
 #[test]
 fn a_block_of_a_per_thread_stream_is_freed_on_another_thread() {
     let _alone = alone();
@@ -122,7 +123,7 @@ fn a_block_of_a_per_thread_stream_is_freed_on_another_thread() {
         let bench = Bench::new();
         let pool = bench.resource("cuda+pool");
         let number = bench.number();
-        // SAFETY: all arguments are as asked for.
+        // SAFETY: all arguments are valid.
         unsafe {
             assert_eq!(millpond_set_per_device_resource(pool, null_mut()), Status::Ok);
             let block = millpond_malloc(MIB as usize, number, per_thread()).addr();
@@ -167,14 +168,14 @@ fn a_block_of_a_per_thread_stream_is_freed_on_another_thread() {
             assert_eq!(millpond_empty_cache(), Status::Ok);
             let mut statistics = Statistics::default();
             assert_eq!(millpond_resource_statistics(pool, &raw mut statistics), Status::Ok);
-            assert_eq!((statistics.blocks_in_use, statistics.misuses), (0, 0), "it all went back");
+            assert_eq!((statistics.blocks_in_use, statistics.misuses), (0, 0), "all memory went back");
             assert_eq!(millpond_reset_per_device_resource(bench.device), Status::Ok);
             millpond_resource_free(pool);
         }
     }
 }
 
-/// A block that waits for another stream names no stream that may have ended since it was freed.
+/// A block that waits for another stream does not name its own stream, which may have ended since the free.
 #[test]
 fn the_stream_of_a_freed_block_may_end_while_the_block_waits() {
     let _alone = alone();
@@ -182,7 +183,7 @@ fn the_stream_of_a_freed_block_may_end_while_the_block_waits() {
     for stack in ["cuda+pool", "cuda_async"] {
         let resource = bench.resource(stack);
         let (own, other) = (bench.stream(), bench.stream());
-        // SAFETY: all arguments are as asked for.
+        // SAFETY: all arguments are valid.
         unsafe {
             assert_eq!(millpond_set_per_device_resource(resource, null_mut()), Status::Ok);
             let block = millpond_malloc(MIB as usize, bench.number(), own);
@@ -212,7 +213,7 @@ fn the_stream_of_a_freed_block_may_end_while_the_block_waits() {
     }
 }
 
-/// A stream that captured a graph when the block was freed, and ended before an event could mark its work.
+/// The stream captured a graph when the block was freed, and ended before an event could mark its work.
 #[test]
 fn a_block_goes_back_although_a_captured_stream_has_ended() {
     let _alone = alone();
@@ -220,7 +221,7 @@ fn a_block_goes_back_although_a_captured_stream_has_ended() {
     let pool = bench.resource("cuda+pool");
     let (own, other) = (bench.stream(), bench.stream());
     let mut statistics = Statistics::default();
-    // SAFETY: all arguments are as asked for.
+    // SAFETY: all arguments are valid.
     unsafe {
         assert_eq!(millpond_set_per_device_resource(pool, null_mut()), Status::Ok);
         let block = millpond_malloc(MIB as usize, bench.number(), own);
@@ -229,7 +230,7 @@ fn a_block_goes_back_although_a_captured_stream_has_ended() {
         millpond_free(block, 0, 0, null_mut());
         bench.sim.end_capture(bench.stream_ref(other)).expect("a capture ends");
         assert_eq!(millpond_resource_statistics(pool, &raw mut statistics), Status::Ok);
-        assert_eq!(statistics.blocks_in_use, 1, "it waits");
+        assert_eq!(statistics.blocks_in_use, 1, "the block waits");
         assert_eq!(millpond_stream_destroy(bench.device, other), Status::Ok);
         assert_eq!(millpond_empty_cache(), Status::Ok);
         assert_eq!(millpond_resource_statistics(pool, &raw mut statistics), Status::Ok);
@@ -244,7 +245,7 @@ fn a_block_goes_back_although_a_captured_stream_has_ended() {
 fn blocks_of_two_simulated_devices_are_not_confused() {
     let _alone = alone();
     let (one, two) = (Bench::new(), Bench::new());
-    // SAFETY: all arguments are as asked for.
+    // SAFETY: all arguments are valid.
     unsafe {
         let block = millpond_malloc(MIB as usize, one.number(), null_mut());
         assert!(millpond_malloc(MIB as usize, two.number(), null_mut()).is_null());
@@ -256,16 +257,16 @@ fn blocks_of_two_simulated_devices_are_not_confused() {
     }
 }
 
-/// Another thread, or what a driver call leads to, may use the library meanwhile.
+/// Meanwhile another thread, or code that a driver call runs, may use the library.
 #[test]
 fn blocks_are_handed_out_while_another_call_asks_the_driver_about_those_that_wait() {
     let _alone = alone();
     let bench = Bench::new();
     let driver = HookedDriver::new(bench.sim.clone());
     let pool = CudaMemoryResource::new(driver.clone()).layer(PoolLayer::new()).expect("a pool").into_any();
-    registry::set_per_device_resource(pool.driver().device(), pool).expect("it is of the device");
+    registry::set_per_device_resource(pool.driver().device(), pool).expect("the pool belongs to the device");
     let (own, other, number) = (bench.stream(), bench.stream(), bench.number());
-    // SAFETY: all arguments are as asked for.
+    // SAFETY: all arguments are valid.
     unsafe {
         let block = millpond_malloc(MIB as usize, number, own);
         assert_eq!(millpond_record_stream(block, other), Status::Ok);
@@ -282,14 +283,14 @@ fn blocks_are_handed_out_while_another_call_asks_the_driver_about_those_that_wai
     }
 }
 
-/// The user of a default stream need not wait for it: it is there as long as the process.
+/// A block need not wait for its own default stream, which lives as long as the process.
 #[test]
 fn a_block_of_a_default_stream_waits_for_the_recorded_streams_alone() {
     let _alone = alone();
     let bench = Bench::new();
     let pool = bench.resource("cuda+pool");
     let other = bench.stream();
-    // SAFETY: all arguments are as asked for.
+    // SAFETY: all arguments are valid.
     unsafe {
         assert_eq!(millpond_set_per_device_resource(pool, null_mut()), Status::Ok);
         for own in [null_mut(), per_thread()] {
@@ -301,7 +302,7 @@ fn a_block_of_a_default_stream_waits_for_the_recorded_streams_alone() {
             bench.sim.give_back(ptr_of(block), MIB, own_ref);
             millpond_free(block, 0, 0, null_mut());
             let again = millpond_malloc(MIB as usize, bench.number(), own);
-            assert_eq!(again, block, "no stream uses it but its own");
+            assert_eq!(again, block, "only its own stream uses it");
             bench.sim.lend(ptr_of(again), MIB, own_ref);
             bench.sim.give_back(ptr_of(again), MIB, own_ref);
             millpond_free(again, 0, 0, null_mut());
@@ -312,7 +313,7 @@ fn a_block_of_a_default_stream_waits_for_the_recorded_streams_alone() {
     }
 }
 
-/// The first request after a reset is served by a new resource; blocks of before go nowhere.
+/// A new resource serves the first request after a reset; earlier blocks go back nowhere.
 #[test]
 fn a_reset_of_the_context_is_noticed_by_the_next_request() {
     let _alone = alone();
@@ -322,7 +323,7 @@ fn a_reset_of_the_context_is_noticed_by_the_next_request() {
         null_mut()
     }
     extern "C" fn enter(_: *mut c_void) {}
-    // SAFETY: all arguments are as asked for.
+    // SAFETY: all arguments are valid.
     unsafe {
         assert_eq!(millpond_set_per_device_resource(pool, null_mut()), Status::Ok);
         let malloc = || millpond_malloc_unlocked(KIB as usize, bench.number(), null_mut(), leave, enter);
@@ -334,7 +335,7 @@ fn a_reset_of_the_context_is_noticed_by_the_next_request() {
         let fresh = malloc();
         assert!(!fresh.is_null(), "{}", message());
         let now = bench.sim.open_again();
-        assert!(now.live_bytes() > 0, "it is memory of the new context");
+        assert!(now.live_bytes() > 0, "the memory belongs to the new context");
         if old != fresh {
             millpond_free(old, 0, 0, null_mut());
         }
@@ -346,12 +347,12 @@ fn a_reset_of_the_context_is_noticed_by_the_next_request() {
     }
 }
 
-/// Plain memory of the new context has the addresses of the old one's, and a free names no more than that.
+/// Plain memory of the new context gets the addresses of the old context, and a free names only an address.
 #[test]
 fn a_late_free_of_before_a_reset_frees_nothing_of_after() {
     let _alone = alone();
     let bench = Bench::new();
-    // SAFETY: all arguments are as asked for.
+    // SAFETY: all arguments are valid.
     unsafe {
         let malloc = || millpond_malloc(MIB as usize, bench.number(), null_mut());
         let free = |block| millpond_free(block, 0, 0, null_mut());
@@ -379,8 +380,8 @@ fn a_late_free_of_before_a_reset_frees_nothing_of_after() {
     }
 }
 
-/// A framework keeps a stream until it frees the block. Of two frees that name the same address, which was
-/// the block's own is not known, so its streams may end after the first one.
+/// A framework keeps a stream until it frees the block. If two frees name the same address, the library
+/// cannot know which one was for the live block. So its streams may end after the first free.
 #[test]
 fn a_block_at_the_address_of_a_lost_one_goes_back_without_its_streams() {
     let _alone = alone();
@@ -389,7 +390,7 @@ fn a_block_at_the_address_of_a_lost_one_goes_back_without_its_streams() {
         let bench = Bench::new();
         let (number, text) = (bench.number(), CString::new(stack).expect("a text"));
         let (mut device, mut fresh, mut streams) = (null_mut(), null_mut(), [null_mut(); 2]);
-        // SAFETY: all arguments are as asked for, but for the streams that have ended.
+        // SAFETY: all arguments are valid, except for the streams that have ended.
         unsafe {
             let free = |block: *mut c_void| millpond_free(block, 0, 0, null_mut());
             let lost = bench.resource("cuda");
@@ -423,7 +424,7 @@ fn a_block_at_the_address_of_a_lost_one_goes_back_without_its_streams() {
             free(block);
             assert!(now.live_bytes() > 0, "{stack}");
             assert_eq!(millpond_empty_cache(), Status::Ok);
-            assert_eq!(now.live_bytes(), 0, "{stack}: it went back");
+            assert_eq!(now.live_bytes(), 0, "{stack}: the block went back");
             let mut counted = Statistics::default();
             if millpond_resource_statistics(fresh, &raw mut counted) == Status::Ok {
                 assert_eq!((counted.blocks_in_use, counted.misuses), (0, 0), "{stack}");
@@ -436,7 +437,8 @@ fn a_block_at_the_address_of_a_lost_one_goes_back_without_its_streams() {
     }
 }
 
-/// A stream passes its blocks in their order, so the driver is asked for one of them, however many wait.
+/// A stream passes its blocks in order, so one question to the driver per stream is enough, however many
+/// blocks wait.
 #[test]
 fn a_request_asks_for_one_waiting_block_of_each_stream() {
     const BLOCKS: usize = 60;
@@ -446,7 +448,7 @@ fn a_request_asks_for_one_waiting_block_of_each_stream() {
     let (own, others) = (bench.stream(), [bench.stream(), bench.stream()]);
     let queries = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&queries);
-    // SAFETY: all arguments are as asked for.
+    // SAFETY: all arguments are valid.
     unsafe {
         assert_eq!(millpond_set_per_device_resource(pool, null_mut()), Status::Ok);
         for other in others {
@@ -471,12 +473,12 @@ fn a_request_asks_for_one_waiting_block_of_each_stream() {
         news.extend((0..10).map(|_| take()));
         bench.sim.observe_calls(None);
         assert!(queries.load(Ordering::Relaxed) <= 10 * others.len(), "{queries:?} queries of 10 requests");
-        assert!(news.iter().all(|new| !blocks.contains(new)), "they wait");
+        assert!(news.iter().all(|new| !blocks.contains(new)), "the old blocks wait");
         assert_eq!(millpond_device_synchronize(bench.device), Status::Ok);
         news.push(take());
         let default = registry::get_per_device_resource(bench.sim.device()).expect("it was set");
         let in_use = default.statistics().map(|statistics| statistics.blocks_in_use);
-        assert_eq!(in_use, Some(news.len() as u64), "all others are back");
+        assert_eq!(in_use, Some(news.len() as u64), "all other blocks are back");
         drop(default);
         news.into_iter().for_each(|block| millpond_free(block, 0, 0, null_mut()));
         assert_eq!(millpond_empty_cache(), Status::Ok);
@@ -486,14 +488,15 @@ fn a_request_asks_for_one_waiting_block_of_each_stream() {
     }
 }
 
-/// A device that fails keeps no other one's memory.
+/// A device that fails does not hold back another device's memory.
 #[test]
 fn a_device_whose_memory_stays_keeps_no_other_from_giving_back() {
     let _alone = alone();
     let [fails, other] = [(); 2].map(|()| Bench::new());
     let (resource, handle) = mock::resource(fails.sim.clone());
-    registry::set_per_device_resource(fails.sim.device(), resource.into_any()).expect("it is of the device");
-    // SAFETY: all arguments are as asked for.
+    registry::set_per_device_resource(fails.sim.device(), resource.into_any())
+        .expect("the resource belongs to the device");
+    // SAFETY: all arguments are valid.
     unsafe {
         assert_eq!(millpond_set_per_device_resource(other.resource("cuda+pool"), null_mut()), Status::Ok);
         for bench in [&fails, &other] {

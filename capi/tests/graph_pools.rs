@@ -1,4 +1,4 @@
-//! The hooks for PyTorch's graph pools: whose memory a capture gets, and when it goes back.
+//! Tests the hooks for PyTorch's graph pools: which memory a capture gets, and when it goes back.
 
 mod bench;
 
@@ -18,7 +18,8 @@ use millpond_c::status::*;
 use millpond_core::driver::CaptureMode;
 use millpond_core::{Driver, StreamRef};
 
-/// Captures and blocks are known to the process, and simulated devices have the same addresses.
+/// Makes tests run one at a time: captures and blocks belong to the process, and simulated devices share
+/// addresses.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -28,7 +29,7 @@ const POOL: GraphPoolId = GraphPoolId { first: 7, second: 0 };
 const OTHER: GraphPoolId = GraphPoolId { first: 0, second: 7 };
 const SIZE: usize = 512 * KIB as usize;
 
-// SAFETY: the library's functions may be called on any thread.
+// SAFETY: the library's functions can be called on any thread.
 unsafe impl Sync for Bench {}
 
 impl Bench {
@@ -38,11 +39,11 @@ impl Bench {
 
     fn stream_ref(&self, stream: *mut c_void) -> StreamRef {
         // SAFETY: the stream is alive.
-        unsafe { self.sim.stream_ref(stream.addr() as u64) }.expect("it is alive")
+        unsafe { self.sim.stream_ref(stream.addr() as u64) }.expect("the stream is alive")
     }
 
     fn begin(&self, pool: GraphPoolId, stream: *mut c_void) {
-        // SAFETY: Rust lets exceptions pass, and none is thrown here.
+        // SAFETY: Rust lets exceptions pass, and the call throws none here.
         unsafe { millpond_begin_allocate_to_pool(self.number(), pool, null()) };
         self.sim.begin_capture(self.stream_ref(stream), CaptureMode::Relaxed).expect("a capture begins");
     }
@@ -59,7 +60,7 @@ impl Bench {
         ptr
     }
 
-    /// All that is left, so that a block that could be handed out again is.
+    /// Allocates all that is left. So the result contains every block that could be allocated again.
     fn rest(&self, stream: *mut c_void) -> Vec<*mut c_void> {
         // SAFETY: the stream is alive.
         let next = || Some(unsafe { millpond_malloc(SIZE, self.number(), stream) });
@@ -74,18 +75,18 @@ fn free(ptr: *mut c_void) {
 
 fn blocks_in_use(resource: *const Resource) -> u64 {
     let mut counted = Statistics::default();
-    // SAFETY: the resource is live, and the result may be written.
+    // SAFETY: the resource is live, and the result is valid for writes.
     assert_eq!(unsafe { millpond_resource_statistics(resource, &raw mut counted) }, Status::Ok);
     assert_eq!(counted.misuses, 0);
     counted.blocks_in_use
 }
 
-/// A device whose default is a pool, with two streams; ends with nothing in use.
+/// Runs `body` with two streams on a device whose default is a pool. Nothing is in use at the end.
 fn with_pool(body: impl FnOnce(&Bench, *mut Resource, [*mut c_void; 2])) {
     let _alone = alone();
     let bench = Bench::new();
     let pool = bench.resource("cuda+pool");
-    // SAFETY: all arguments are as asked for.
+    // SAFETY: all arguments are valid.
     unsafe {
         assert_eq!(millpond_set_per_device_resource(pool, null_mut()), Status::Ok);
         body(&bench, pool, [bench.stream(), bench.stream()]);
@@ -103,14 +104,14 @@ fn memory_of_a_capture_stays_with_its_graph() {
         bench.begin(POOL, own);
         let block = bench.malloc(own);
         free(block);
-        assert_eq!(bench.malloc(own), block, "the capture reuses it");
+        assert_eq!(bench.malloc(own), block, "the capture reuses the block");
         let kept = bench.malloc(own);
         let outside = bench.malloc(other);
         free(block);
         free(before);
         free(outside);
         bench.end(POOL, own);
-        // Neither what is in use nor what was freed in the capture is anyone else's.
+        // No one else gets the live blocks of the capture, or the blocks that it freed.
         for stream in [own, other] {
             let others = bench.rest(stream);
             assert!(
@@ -118,11 +119,11 @@ fn memory_of_a_capture_stays_with_its_graph() {
                     && !others.contains(&block)
                     && !others.contains(&kept)
             );
-            assert!(others.contains(&before), "what was freed meanwhile is handed out again");
+            assert!(others.contains(&before), "a block that was freed meanwhile is allocated again");
             others.into_iter().for_each(free);
         }
         millpond_release_pool(bench.number(), POOL);
-        assert!(blocks_in_use(pool) > 0, "a block of it is in use");
+        assert!(blocks_in_use(pool) > 0, "a block of the pool is in use");
         free(kept);
     });
 }
@@ -135,13 +136,13 @@ fn graphs_share_a_pool_until_the_last_is_released() {
         free(block);
         bench.end(OTHER, own);
         bench.begin(OTHER, other);
-        assert_eq!(bench.malloc(other), block, "what the first has freed is the second's");
+        assert_eq!(bench.malloc(other), block, "the second capture gets the block that the first has freed");
         free(block);
         bench.end(OTHER, other);
         millpond_release_pool(bench.number(), OTHER);
         assert_eq!(blocks_in_use(pool), 1, "the second graph may be launched");
         millpond_release_pool(bench.number(), OTHER);
-        // One release too many changes nothing.
+        // An extra release changes nothing.
         millpond_release_pool(bench.number(), OTHER);
     });
 }
@@ -175,7 +176,8 @@ fn captures_of_two_threads_have_pools_of_their_own() {
     });
 }
 
-/// A thread that began no capture allocates first, while two are new: the driver's number says nothing yet.
+/// A thread that began no capture allocates first while two captures are new: the driver's number does not
+/// help yet.
 #[test]
 fn a_stream_of_one_of_two_new_captures_is_refused_on_another_thread() {
     with_pool(|bench, _, streams| {
@@ -186,7 +188,7 @@ fn a_stream_of_one_of_two_new_captures_is_refused_on_another_thread() {
             bench.begin(pool, stream);
             barrier.wait(); // both have begun
             barrier.wait(); // the third thread was refused
-            free(bench.malloc(stream)); // begun here
+            free(bench.malloc(stream)); // begun on this thread
             bench.end(pool, stream);
             millpond_release_pool(bench.number(), pool);
         };
@@ -204,7 +206,7 @@ fn a_stream_of_one_of_two_new_captures_is_refused_on_another_thread() {
     });
 }
 
-/// PyTorch says nothing of a capture that failed. It captures on the same stream again.
+/// PyTorch does not announce that a capture failed. It captures on the same stream again.
 #[test]
 fn a_capture_that_failed_ends_with_the_next_one() {
     with_pool(|bench, pool, [own, other]| {
@@ -212,7 +214,7 @@ fn a_capture_that_failed_ends_with_the_next_one() {
         free(bench.malloc(own));
         bench.sim.end_capture(bench.stream_ref(own)).expect("a capture ends");
         assert_eq!(blocks_in_use(pool), 1);
-        // Another thread cannot know whether the first is about to say that its capture has ended.
+        // Another thread cannot know whether the first one is about to announce the end of its capture.
         std::thread::scope(|scope| {
             let (stream, third) = (other.addr(), GraphPoolId { first: 8, second: 0 });
             let capture = move || {
@@ -227,7 +229,7 @@ fn a_capture_that_failed_ends_with_the_next_one() {
         assert_eq!(blocks_in_use(pool), 1);
         bench.begin(OTHER, own);
         let block = bench.malloc(own);
-        assert_eq!(blocks_in_use(pool), 1, "the failed one's memory went back");
+        assert_eq!(blocks_in_use(pool), 1, "the failed capture's memory went back");
         free(block);
         bench.end(OTHER, own);
         millpond_release_pool(bench.number(), OTHER);
@@ -235,7 +237,7 @@ fn a_capture_that_failed_ends_with_the_next_one() {
     });
 }
 
-/// Whether allocations look for captures: then a block that the thread has cached is no help.
+/// Returns whether allocations look for captures: then the thread's cache serves nothing.
 fn is_slow(bench: &Bench) -> bool {
     static LEFT: AtomicUsize = AtomicUsize::new(0);
     extern "C" fn leave() -> *mut c_void {
@@ -243,7 +245,7 @@ fn is_slow(bench: &Bench) -> bool {
         null_mut()
     }
     extern "C" fn enter(_: *mut c_void) {}
-    // SAFETY: the legacy default stream is alive, and the functions may be called.
+    // SAFETY: the legacy default stream is alive, and the functions can be called.
     let malloc = || unsafe { millpond_malloc_unlocked(1 << 10, bench.number(), null_mut(), leave, enter) };
     for _ in 0..16 {
         free(malloc());
@@ -260,23 +262,23 @@ fn streams_of_failed_captures_are_asked_nothing() {
         bench.begin(POOL, own);
         free(bench.malloc(own));
         bench.sim.end_capture(bench.stream_ref(own)).expect("a capture ends");
-        // SAFETY: the stream ends here.
+        // SAFETY: the stream is not used again.
         assert_eq!(unsafe { millpond_stream_destroy(bench.device, own) }, Status::Ok);
         let calls = bench.sim.driver_calls();
-        // SAFETY: Rust lets exceptions pass, and none is thrown here.
+        // SAFETY: Rust lets exceptions pass, and the call throws none here.
         unsafe { millpond_begin_allocate_to_pool(bench.number(), OTHER, null()) };
         assert_eq!(bench.sim.driver_calls(), calls);
         millpond_end_allocate_to_pool(bench.number(), OTHER);
         millpond_release_pool(bench.number(), OTHER);
-        // Its end is not known, so its memory stays until its pool is released.
+        // Nothing tells that the capture has ended, so its memory stays until its pool is released.
         assert_eq!(blocks_in_use(pool), 1);
         millpond_release_pool(bench.number(), POOL);
         free(bench.malloc(other));
     });
 }
 
-/// As PyTorch leaves it where a call that cannot be captured comes before the first allocation: no end, and
-/// no release.
+/// PyTorch announces neither an end nor a release if a call that cannot be captured comes before the first
+/// allocation.
 #[test]
 fn a_capture_that_failed_before_it_allocated_ends_with_the_next_one() {
     with_pool(|bench, _, [own, _]| {
@@ -290,7 +292,7 @@ fn a_capture_that_failed_before_it_allocated_ends_with_the_next_one() {
     });
 }
 
-/// Its thread ends before it captures again.
+/// The thread of the failed capture ends before it captures again.
 #[test]
 fn a_failed_capture_of_a_thread_that_ended_ends_with_the_next_one() {
     with_pool(|bench, pool, [own, other]| {
@@ -308,7 +310,7 @@ fn a_failed_capture_of_a_thread_that_ended_ends_with_the_next_one() {
         });
         let third = GraphPoolId { first: 9, second: 0 };
         for stream in [own, other] {
-            free(bench.malloc(stream)); // shows that the capture is over there
+            free(bench.malloc(stream)); // shows that the capture on this stream is over
         }
         bench.begin(third, own);
         assert_eq!(blocks_in_use(pool), 0);
@@ -329,16 +331,16 @@ fn a_graph_that_is_released_while_another_is_captured_gives_its_memory_back_late
         millpond_release_pool(bench.number(), POOL);
         bench.end(OTHER, other);
         assert_eq!(millpond_empty_cache(), Status::Ok);
-        assert_eq!(blocks_in_use(pool), 1, "the second graph's");
+        assert_eq!(blocks_in_use(pool), 1, "the second graph's memory stays");
         millpond_release_pool(bench.number(), OTHER);
     });
 }
 
-/// A capture that never began in the driver is no other thread's capture.
+/// A capture that never began in the driver is not mistaken for another thread's capture.
 #[test]
 fn a_capture_that_never_began_ends_with_its_graph() {
     with_pool(|bench, _, [own, other]| {
-        // SAFETY: Rust lets exceptions pass, and none is thrown here.
+        // SAFETY: Rust lets exceptions pass, and the call throws none here.
         unsafe { millpond_begin_allocate_to_pool(bench.number(), POOL, null()) };
         millpond_release_pool(bench.number(), POOL);
         let stream = other.addr();
@@ -350,7 +352,7 @@ fn a_capture_that_never_began_ends_with_its_graph() {
         free(block);
         bench.end(OTHER, other);
         let others = bench.rest(own);
-        assert!(!others.contains(&block), "it stays with its graph");
+        assert!(!others.contains(&block), "the block stays with its graph");
         others.into_iter().for_each(free);
         millpond_release_pool(bench.number(), OTHER);
     });
@@ -372,11 +374,11 @@ fn a_capture_on_another_device_ends_none() {
         free(block);
         bench.end(POOL, own);
         let others = bench.rest(own);
-        assert!(!others.contains(&block), "it stays with its graph");
+        assert!(!others.contains(&block), "the block stays with its graph");
         others.into_iter().for_each(free);
         millpond_release_pool(bench.number(), POOL);
         millpond_release_pool(second.number(), OTHER);
-        // SAFETY: the resource ends here.
+        // SAFETY: the resource is not used again.
         unsafe {
             assert_eq!(millpond_reset_per_device_resource(second.device), Status::Ok);
             millpond_resource_free(pool);

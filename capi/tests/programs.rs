@@ -1,4 +1,4 @@
-//! Programs in C and C++ are built over what `install.sh` installs, and run.
+//! Builds programs in C and C++ against the files that `install.sh` installs, and runs them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,7 +7,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The output of a command that has to succeed.
+/// Returns the output of a command that must succeed.
 fn output(command: &mut Command) -> String {
     let done = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let text = String::from_utf8_lossy(&done.stdout).into_owned();
@@ -15,11 +15,11 @@ fn output(command: &mut Command) -> String {
     text
 }
 
-/// Whether there is this program; the tests that need it say aloud that they are skipped.
+/// Returns whether this program is installed; tests print that they are skipped without it.
 fn is_there(program: &str) -> bool {
     let is_there = Command::new(program).arg("--version").output().is_ok_and(|done| done.status.success());
     if !is_there {
-        println!("SKIPPED: there is no {program} on this machine");
+        println!("SKIPPED: {program} is not installed");
     }
     is_there
 }
@@ -28,18 +28,18 @@ fn is_there(program: &str) -> bool {
 fn installed(prefix: &Path) {
     let test = std::env::current_exe().expect("a test knows its file");
     let library = test.with_file_name("libmillpond_c.so");
-    assert!(library.exists(), "cargo builds the library beside its tests: {}", library.display());
+    assert!(library.exists(), "cargo builds the library next to its tests: {}", library.display());
     output(Command::new(root().join("install.sh")).arg(prefix).arg(library));
 }
 
-/// What pkg-config says of the installed package.
+/// Returns the flags that pkg-config prints for the installed package.
 fn flags(prefix: &Path) -> Vec<String> {
     let mut config = Command::new("pkg-config");
     config.env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig")).args(["--cflags", "--libs", "millpond"]);
     output(&mut config).split_whitespace().map(str::to_owned).collect()
 }
 
-/// Builds an example, and returns what it prints.
+/// Builds an example, runs it and returns its output.
 fn built_and_run(
     prefix: &Path,
     compiler: &str,
@@ -82,7 +82,8 @@ fn errors_are_exceptions_where_cpp_calls() {
     );
 }
 
-/// The headers of CCCL and of CUDA's runtime, from their wheels: none where Python or its index is missing.
+/// Returns the folders with the headers of CCCL and of CUDA's runtime, from their wheels. `None` if Python or
+/// its package index is missing.
 fn cccl() -> Option<Vec<PathBuf>> {
     let test = std::env::current_exe().expect("a test knows its file");
     let folder = test.ancestors().nth(3).expect("below target").join("cccl");

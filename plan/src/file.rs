@@ -1,4 +1,4 @@
-//! Begins with a plan: reads its file, and looks whether the device has the memory for it.
+//! Begins with a plan: reads its file, and checks that the device has enough memory for it.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -9,10 +9,10 @@ use millpond_planning::ProgramPlan;
 
 use crate::following::Following;
 
-/// How to come by a plan.
-pub(crate) const ADVICE: &str = "`millpond-replay plan LOG -o FILE.plan` makes one of a log";
+/// How to get a plan.
+pub(crate) const ADVICE: &str = "`millpond-replay plan LOG -o FILE.plan` makes one from a log";
 
-/// Reads the plan of a file.
+/// Reads a plan from a file.
 pub(crate) fn read(path: &Path) -> Result<ProgramPlan> {
     let shown = path.display();
     let file = File::open(path).map_err(|error| {
@@ -22,23 +22,24 @@ pub(crate) fn read(path: &Path) -> Result<ProgramPlan> {
         .map_err(|error| Error::invalid_argument(format!("the plan {shown}: {error}")))
 }
 
-/// The plan, to be followed from the next request on; `None` if the device has no memory for it.
+/// Returns the plan, to be followed from the next request on; `None` if the device has too little memory for
+/// it.
 pub(crate) fn follow(upstream: &impl DeviceMemoryResource, plan: &ProgramPlan) -> Result<Option<Following>> {
     let parts = plan.parts();
     if parts.alignment != ALLOCATION_ALIGNMENT {
         let alignment = parts.alignment;
-        let why = format!("its alignment is {alignment}, and that of requests {ALLOCATION_ALIGNMENT}");
+        let why = format!("its alignment is {alignment}, but requests need {ALLOCATION_ALIGNMENT}");
         return Err(Error::invalid_argument(why));
     }
     let (log, needed) = (parts.log, parts.bytes());
-    // Without an answer the plan is tried.
+    // If upstream cannot tell, the plan is tried.
     if let Ok(info) = upstream.memory_info()
         && info.free < needed
     {
         let (needed, free) = (format_bytes(needed), format_bytes(info.free));
         tracing::warn!(
             target: "millpond::plan", stack = %upstream, %log, needed, free,
-            "no memory for a plan; it is left out"
+            "no memory for a plan; the layer ignores it"
         );
         return Ok(None);
     }

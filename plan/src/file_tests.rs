@@ -1,4 +1,4 @@
-//! Tests plans from files: the first pass, programs that differ, and what is refused.
+//! Tests plans from files: the first pass, programs that differ, and refused files.
 
 use std::sync::{Arc, Mutex};
 
@@ -12,7 +12,7 @@ use crate::tests::{Call, World, layer, layer_of_steps, plan_of, steps};
 use crate::{PlanLayer, PlanMemoryResource};
 use millpond_resources::{CudaMemoryResource, PoolLayer};
 
-/// A body of three streams, which the first pass follows from its first request on.
+/// The layer follows a body of three streams from the first request of its first pass.
 #[test]
 fn the_first_pass_is_served_and_takes_what_the_plan_says() {
     let sizes = [7u64, 3, 12, 5, 9, 1, 4, 8];
@@ -41,7 +41,7 @@ fn the_first_pass_is_served_and_takes_what_the_plan_says() {
     assert!(world.is_right());
 }
 
-/// What each message of a plan says: the reason and the hash.
+/// The messages about a plan, with the reason and the hash.
 #[derive(Clone, Default)]
 struct Heard(Arc<Mutex<Vec<String>>>);
 
@@ -81,7 +81,7 @@ fn a_program_that_does_not_follow_its_file_takes_what_it_took_without() {
         device.peak_bytes()
     };
     let told = heard(|| {
-        // Three requests in a row of the program are those of the plan, by chance.
+        // By chance, three of the program's requests in a row match the plan.
         let parts = plan_of(&steps(&[5 << 12, 6 << 12, 7 << 12, 64 << 20]), 0);
         let mut world = World::over(Schedule::Timed, layer(parts));
         (0..60).for_each(|_| world.run(&other));
@@ -93,7 +93,7 @@ fn a_program_that_does_not_follow_its_file_takes_what_it_took_without() {
     assert!(told.lines().any(|line| line.contains("dropped a plan") && line.contains(dropped)), "{told}");
 }
 
-/// The first requests are those of the log, and then it is another program: the plan's memory is used for it.
+/// The first requests match the log; then another program follows and uses the plan's memory.
 #[test]
 fn a_program_that_leaves_its_file_stays_near_its_plan() {
     let first = steps(&[1 << 20; 8]);
@@ -118,7 +118,7 @@ fn a_program_that_leaves_its_file_stays_near_its_plan() {
     assert!(world.is_right());
 }
 
-/// Requests that the log has not, before and between, and those that it has and that are left out.
+/// The program makes requests before and between the log's requests, and skips some of these.
 #[test]
 fn a_plan_is_followed_although_its_begin_differs() {
     let sizes: Vec<u64> = (1..200).map(|size| size << 12).collect();
@@ -149,7 +149,7 @@ fn a_plan_without_the_memory_for_it_is_left_out_aloud() {
         unsafe { stack.deallocate_bytes(ptr, 63 << 20, stream) };
         assert_eq!(stack.plan_statistics().plan_bytes, 0);
     });
-    assert!(told.contains("no memory for a plan; it is left out"), "{told}");
+    assert!(told.contains("no memory for a plan; the layer ignores it"), "{told}");
     assert!(told.contains("needed=\"65MiB\"") && told.contains("log=sha256:5e5e"), "{told}");
 }
 
@@ -186,9 +186,12 @@ fn a_file_is_named_in_text_and_refused_with_its_line() {
     let path = folder.path().join("damaged.plan");
     let shown = path.display();
     for (damaged, why) in [
-        (text.replace("1024 0 2", "1000 0 2"), "line 11: 1000 bytes are no multiple of the alignment 256"),
-        (text.replace("alignment 256", "alignment 512"), "its alignment is 512, and that of requests 256"),
-        (text.replace("alignment 256", "alignment 128"), "its alignment is 128, and that of requests 256"),
+        (
+            text.replace("1024 0 2", "1000 0 2"),
+            "line 11: 1000 bytes are not a positive multiple of the alignment 256",
+        ),
+        (text.replace("alignment 256", "alignment 512"), "its alignment is 512, but requests need 256"),
+        (text.replace("alignment 256", "alignment 128"), "its alignment is 128, but requests need 256"),
     ] {
         std::fs::write(&path, damaged).unwrap();
         let error = build(&format!("cuda+pool+plan:file=\"{shown}\"")).unwrap_err();
@@ -200,10 +203,10 @@ fn a_file_is_named_in_text_and_refused_with_its_line() {
     assert_eq!(error.kind(), ErrorKind::Io);
     assert!(error.to_string().contains("millpond-replay plan LOG -o FILE.plan"), "{error}");
     let stack = CudaMemoryResource::new(Arc::clone(&device)).layer(layer_of_steps(&[1024])).unwrap();
-    assert_eq!(stack.to_string(), "cuda+plan", "the plan is from no file");
+    assert_eq!(stack.to_string(), "cuda+plan", "the plan comes from no file");
 }
 
-/// What learnt plans had says that they are gone, and what to use.
+/// Options of the former learnt plans give an error that says so and names the replacement.
 #[test]
 fn what_asks_for_a_learnt_plan_is_refused() {
     let device = SimDevice::new(SimConfig::with_capacity(1 << 30)) as _;
@@ -213,7 +216,7 @@ fn what_asks_for_a_learnt_plan_is_refused() {
         let error = spec.build(&table, &device).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidStack);
         let told = error.to_string();
-        assert!(told.contains("learns none any more") && told.contains("plan:file=FILE.plan"), "{told}");
+        assert!(told.contains("no longer learns") && told.contains("plan:file=FILE.plan"), "{told}");
     }
 }
 
@@ -227,12 +230,12 @@ fn a_path_of_any_bytes_names_a_file() {
         let device = SimDevice::new(SimConfig::with_capacity(1 << 30)) as _;
         PlanMemoryResource::open(CudaMemoryResource::new(device), &path).map(|plan| plan.to_string())
     };
-    assert_eq!(build().unwrap_err().kind(), ErrorKind::Io, "there is no such file");
+    assert_eq!(build().unwrap_err().kind(), ErrorKind::Io, "the file does not exist");
     std::fs::write(&path, "no plan").unwrap();
-    assert_eq!(build().unwrap_err().kind(), ErrorKind::InvalidArgument, "it was read");
+    assert_eq!(build().unwrap_err().kind(), ErrorKind::InvalidArgument, "the file was read");
 }
 
-/// Six requests in a row whose hash is that of six other rows, for which the plan has 256 bytes.
+/// The hash of these six requests in a row is the hash of six other rows, for which the plan has 256 bytes.
 #[test]
 fn a_request_with_the_hash_of_another_gets_no_slot_of_it() {
     let sizes = [256, 512, 768, 1024, 1280, 1 << 20];
@@ -248,7 +251,7 @@ fn a_request_with_the_hash_of_another_gets_no_slot_of_it() {
     let stack = pool.layer(PlanLayer::from_plan(plan)).unwrap();
     let blocks = sizes.map(|bytes| stack.allocate_bytes(bytes, StreamRef::LEGACY).unwrap());
     let counts = stack.plan_statistics();
-    assert_eq!((counts.served, counts.missed), (5, 1), "the last one is larger than the slot");
+    assert_eq!((counts.served, counts.missed), (5, 1), "the last block is larger than the slot");
     for (ptr, bytes) in blocks.into_iter().zip(sizes) {
         // SAFETY: the block came from this resource with this size, and nothing uses it.
         unsafe { stack.deallocate_bytes(ptr, bytes, StreamRef::LEGACY) };

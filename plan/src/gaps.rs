@@ -1,7 +1,7 @@
-//! The bytes of a lane that no block uses, by address and by size.
+//! The unused bytes of a lane, by address and by size.
 //!
-//! A lane has no such table while the program follows its plan. It gets one when a request that the plan
-//! does not know is served from the lane, because upstream would have to grow for it.
+//! A lane has no such table while the program follows its plan. It gets one when it serves a request that the
+//! plan does not know, because upstream would have to grow for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ pub(crate) struct Gaps {
 }
 
 impl Gaps {
-    /// The gaps between used ranges, which are sorted and disjoint, in a lane of `bytes` bytes.
+    /// Returns the gaps between used ranges, which are sorted and disjoint, in a lane of `bytes` bytes.
     pub(crate) fn between(used: impl IntoIterator<Item = (u64, u64)>, bytes: u64) -> Self {
         let mut gaps = Self::default();
         let mut free_from = 0;
@@ -59,12 +59,12 @@ impl Gaps {
         true
     }
 
-    /// Whether all of these bytes are free.
+    /// Returns whether all of these bytes are free.
     pub(crate) fn has(&self, start: u64, bytes: u64) -> bool {
         self.ends.range(..=start).next_back().is_some_and(|(_, &to)| to >= start + bytes)
     }
 
-    /// Gives bytes back that were taken.
+    /// Gives taken bytes back.
     pub(crate) fn give(&mut self, start: u64, bytes: u64) {
         let (mut from, mut to) = (start, start + bytes);
         if let Some((&before, &end)) = self.ends.range(..start).next_back()

@@ -6,7 +6,7 @@ use rustc_hash::FxHashMap;
 use crate::gaps::Gaps;
 use crate::marks::{Mark, Marks, Question};
 
-/// The blocks about which the driver is asked in one call, the oldest first.
+/// The most blocks about which the driver is asked in one call, the oldest first.
 const MOST_ASKED: usize = 64;
 
 /// Memory that the layer takes from upstream for one stream.
@@ -14,31 +14,31 @@ const MOST_ASKED: usize = 64;
 pub(crate) struct Lane {
     /// The bytes that the plan needs for the stream.
     pub(crate) bytes: u64,
-    /// Where they are, once they were taken.
+    /// The address of these bytes, after they were taken.
     pub(crate) base: Option<DevicePtr>,
-    /// The stream that they were taken on.
+    /// The stream on which the bytes were taken.
     stream: Option<StreamRef>,
     /// Whether a request is taking the lane's memory from upstream.
     pub(crate) is_awaited: bool,
-    /// The blocks that were handed out so far.
+    /// The number of blocks handed out so far.
     pub(crate) claims: u64,
-    /// Those of them that were freed.
+    /// How many of these blocks were freed.
     pub(crate) frees: u64,
-    /// The blocks that were freed on other streams than the lane's. Nothing uses their bytes before that work
+    /// The blocks that were freed on streams other than the lane's. Nothing uses their bytes before that work
     /// is done.
     foreign: Vec<(Bytes, Mark)>,
-    /// The blocks that lie in gaps of the plan, since there were some.
+    /// The blocks in gaps of the plan, after there was one.
     pub(crate) guests: Option<Guests>,
-    /// The work of the lane's own stream, and the blocks that had been handed out when it was marked.
+    /// The work of the lane's own stream, and the number of blocks handed out when it was marked.
     own: Option<(u64, Mark)>,
-    /// The number of blocks that had been handed out when all work of the own stream was known to be done.
+    /// The number of blocks handed out when all work of the own stream was known to be done.
     done_claims: Option<u64>,
 }
 
 /// Bytes of a lane.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Bytes {
-    /// Those of the slot at this position.
+    /// The bytes of the slot at this position.
     Slot(u32),
     Guest {
         offset: u64,
@@ -46,22 +46,23 @@ pub(crate) enum Bytes {
     },
 }
 
-/// The blocks of a lane that lie beside the plan. A slot is then free only if none of them has its bytes.
+/// The blocks of a lane that lie outside the plan. While there are any, a slot is free only if none of them
+/// has its bytes.
 #[derive(Debug)]
 pub(crate) struct Guests {
-    /// What neither slots nor guests use.
+    /// The bytes that neither slots nor guests use.
     pub(crate) gaps: Gaps,
-    /// The bytes that each guest was asked for, and those that it has, by its offset.
+    /// For each guest's offset: the requested bytes and the bytes that it has.
     pub(crate) blocks: FxHashMap<u64, (u64, u64)>,
 }
 
 impl Lane {
-    /// A lane without memory.
+    /// Makes a lane without memory.
     pub(crate) fn new(bytes: u64) -> Self {
         Self { bytes, ..Self::default() }
     }
 
-    /// The bytes that were taken from upstream.
+    /// Returns the bytes that were taken from upstream.
     pub(crate) fn held_bytes(&self) -> u64 {
         if self.base.is_some() { self.bytes } else { 0 }
     }
@@ -71,44 +72,45 @@ impl Lane {
         (self.base, self.stream) = (Some(base), Some(stream));
     }
 
-    /// The distance of an address in the lane from its start.
+    /// Returns the distance of an address in the lane from its start.
     pub(crate) fn offset_of(&self, ptr: DevicePtr) -> Option<u64> {
         let offset = ptr.address().wrapping_sub(self.base?.address());
         (offset < self.bytes).then_some(offset)
     }
 
-    /// Whether none of its blocks is in use.
+    /// Returns whether no block of the lane is in use.
     pub(crate) fn is_idle(&self) -> bool {
         self.claims == self.frees
     }
 
-    /// Whether blocks were freed on other streams, whose work may not be done.
+    /// Returns whether blocks were freed on other streams whose work may not be done.
     pub(crate) fn has_waits(&self) -> bool {
         !self.foreign.is_empty()
     }
 
-    /// Whether it has guests, or bytes of guests that were freed on other streams.
+    /// Returns whether the lane has guests, or bytes of guests that were freed on other streams.
     pub(crate) fn has_guests(&self) -> bool {
         let is_guest = |(what, _): &(Bytes, Mark)| matches!(what, Bytes::Guest { .. });
         self.guests.as_ref().is_some_and(|guests| !guests.blocks.is_empty())
             || self.foreign.iter().any(is_guest)
     }
 
-    /// Keeps bytes until the work that a stream has now is done; returns the number of the mark.
+    /// Keeps bytes until the present work of a stream is done; returns the number of the mark.
     pub(crate) fn keep_until(&mut self, what: Bytes, mark: Mark) -> u64 {
         let number = mark.number();
         self.foreign.push((what, mark));
         number
     }
 
-    /// Whether all of its memory may pass to a stream: to the lane's own, in whose order its blocks were
-    /// freed, or to any when the work on them is done.
+    /// Returns whether all memory of the lane may pass to a stream. The lane's own stream may always take it,
+    /// because its blocks were freed in that order. Other streams may take it when the work on the blocks is
+    /// done.
     pub(crate) fn may_leave(&self, is_own: bool) -> bool {
         let is_done = self.done_claims == Some(self.claims);
         self.is_idle() && self.foreign.is_empty() && (is_own || is_done)
     }
 
-    /// Marks the present work of an idle lane's own stream, unless that has been done.
+    /// Marks the present work of an idle lane's own stream, unless that work is already done.
     pub(crate) fn mark_own(&mut self, id: StreamId, marks: &mut Marks) {
         let is_marked = self.own.as_ref().is_some_and(|(claims, _)| *claims == self.claims);
         let Some(stream) = self.stream.filter(|_| self.is_idle() && !is_marked) else { return };
@@ -118,13 +120,13 @@ impl Lane {
         }
     }
 
-    /// The questions about blocks that were freed on other streams.
+    /// Adds the questions about blocks that were freed on other streams.
     pub(crate) fn ask_foreign(&self, marks: &mut Marks, questions: &mut Vec<Question>) {
         let oldest = self.foreign.iter().take(MOST_ASKED);
         questions.extend(oldest.map(|(_, mark)| marks.ask(mark)));
     }
 
-    /// The questions about all work that the lane waits for.
+    /// Adds the questions about all work that the lane waits for.
     pub(crate) fn ask_all(&self, marks: &mut Marks, questions: &mut Vec<Question>) {
         self.ask_foreign(marks, questions);
         questions.extend(self.own.as_ref().map(|(_, mark)| marks.ask(mark)));
@@ -132,12 +134,12 @@ impl Lane {
 
     pub(crate) fn find_mark(&mut self, number: u64) -> Option<&mut Mark> {
         let own = self.own.iter_mut().map(|(_, mark)| mark);
-        // A free asks for the newest at once.
+        // A free asks about the newest mark at once.
         let newest_first = self.foreign.iter_mut().rev().map(|(_, mark)| mark);
         newest_first.chain(own).find(|it| it.number() == number)
     }
 
-    /// Ends the waits for all work whose marks `is_done` names; returns the bytes that become free.
+    /// Ends the waits for work whose marks `is_done` accepts; returns the bytes that become free.
     pub(crate) fn end_waits(&mut self, marks: &mut Marks, is_done: impl Fn(u64) -> bool) -> Vec<Bytes> {
         if let Some((claims, mark)) = self.own.take_if(|(_, mark)| is_done(mark.number())) {
             self.done_claims = Some(claims);
@@ -155,7 +157,7 @@ impl Lane {
     pub(crate) fn take_base(&mut self, marks: &mut Marks) -> Option<DevicePtr> {
         let base = self.base.take()?;
         self.guests = None;
-        // What is taken next may have work of its stream.
+        // The next memory may have unfinished work of its stream.
         self.done_claims = None;
         let foreign = self.foreign.drain(..).map(|(_, mark)| mark);
         let own = self.own.take().map(|(_, mark)| mark);

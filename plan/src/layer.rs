@@ -13,12 +13,12 @@ use crate::resource::PlanMemoryResource;
 /// Builds the layer `plan` from text.
 pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "plan",
-    about: "serves a program from a plan of its allocations that was made before",
+    about: "serves a program from a prepared plan of its allocations",
     params: &[("file", "the plan, from `millpond-replay plan LOG -o FILE.plan`; required")],
     kind: LayerKind::ReadLayer(|params| {
         let file = params.path("file")?.ok_or_else(|| {
             Error::invalid_stack(format!(
-                "`plan` needs a plan, and learns none any more; write plan:file=FILE.plan: {ADVICE}"
+                "`plan` needs a file and no longer learns a plan; write plan:file=FILE.plan: {ADVICE}"
             ))
         })?;
         Ok(Box::new(move |upstream, _| {
@@ -42,12 +42,13 @@ enum Source {
 }
 
 impl PlanLayer {
-    /// Returns a layer with the plan of a file. A relative path is relative to the directory of the process.
+    /// Returns a layer with the plan from a file. A relative path is relative to the directory of the
+    /// process.
     pub fn file(path: impl Into<PathBuf>) -> Self {
         Self(Source::File(path.into()))
     }
 
-    /// Returns a layer with a plan. The stack's text does not name it.
+    /// Returns a layer with a plan. The stack's text does not name the plan.
     pub fn from_plan(plan: ProgramPlan) -> Self {
         Self(Source::Plan(Arc::new(plan)))
     }

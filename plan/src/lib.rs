@@ -1,7 +1,7 @@
-//! A layer of millpond that serves a program from a plan of its allocations, which was made before.
+//! A layer of millpond that serves a program from a prepared plan of its allocations.
 //!
-//! `slots` has a slot for each allocation of the plan, and checks that it is free; `following` follows the
-//! program through the plan, in the memory of its `lane`s. docs/plan.md says when the layer is worth it.
+//! `slots` has a slot for each allocation of the plan, and checks that it is free. `following` follows the
+//! program through the plan, in the memory of its `lane`s. docs/plan.md explains when the layer is worth it.
 
 mod file;
 #[cfg(all(test, not(millpond_loom)))]

@@ -1,15 +1,15 @@
-//! Work of streams that must be done before memory is free for every stream, and the events behind it.
+//! Work of streams that must be done before memory is free for every stream, and the events after that work.
 
 use millpond_core::driver::Event;
 use millpond_core::{StreamId, StreamRef};
 
-/// The work of one stream up to the moment at which the mark was made.
+/// The work of one stream up to the moment when the mark was made.
 #[derive(Debug)]
 pub(crate) struct Mark {
     number: u64,
     id: StreamId,
     stream: StreamRef,
-    /// The event that was recorded behind the work; `None` as long as that was impossible.
+    /// The event recorded after the work; `None` as long as recording was impossible.
     event: Option<Event>,
 }
 
@@ -19,23 +19,23 @@ impl Mark {
     }
 }
 
-/// What the driver is asked about a mark while the layer's lock is free.
+/// A question to the driver about a mark, asked without the layer's lock.
 #[derive(Debug)]
 pub(crate) struct Question {
     number: u64,
     pub(crate) id: StreamId,
     pub(crate) stream: StreamRef,
-    /// The mark's event, or one to record.
+    /// The mark's event, or a new one to record.
     pub(crate) event: Option<Event>,
     /// Whether the event belongs to the mark.
     is_marks: bool,
-    /// Whether the event is recorded behind the mark's work.
+    /// Whether the event is recorded after the mark's work.
     pub(crate) is_recorded: bool,
     /// Whether the work is done.
     pub(crate) is_done: bool,
 }
 
-/// Makes marks, and keeps the events that none of them needs any more.
+/// Makes marks, and keeps the events that no mark needs any more.
 #[derive(Debug, Default)]
 pub(crate) struct Marks {
     made: u64,
@@ -43,13 +43,13 @@ pub(crate) struct Marks {
 }
 
 impl Marks {
-    /// Marks the work that the stream has now.
+    /// Marks the present work of the stream.
     pub(crate) fn mark(&mut self, id: StreamId, stream: StreamRef) -> Mark {
         self.made += 1;
         Mark { number: self.made, id, stream, event: None }
     }
 
-    /// The number of the last mark that was made.
+    /// Returns the number of the last mark.
     pub(crate) fn last(&self) -> u64 {
         self.made
     }
@@ -66,11 +66,11 @@ impl Marks {
         self.spare.extend(mark.event);
     }
 
-    /// Notes the driver's answer, for the mark if that is still there; returns whether its work is done.
+    /// Notes the driver's answer, for the mark if it still exists; returns whether its work is done.
     pub(crate) fn answer(&mut self, question: Question, mark: Option<&mut Mark>) -> bool {
         let Question { event, is_marks, is_recorded, is_done, .. } = question;
         let Some(mark) = mark else {
-            // What was the mark's is a spare event already.
+            // If the event was the mark's, it is already a spare event.
             self.spare.extend(event.filter(|_| !is_marks));
             return false;
         };
@@ -83,7 +83,7 @@ impl Marks {
         is_done
     }
 
-    /// Takes all spare events, to end them.
+    /// Takes all spare events, to destroy them.
     pub(crate) fn take_spare(&mut self) -> Vec<Event> {
         std::mem::take(&mut self.spare)
     }

@@ -1,8 +1,8 @@
-//! Models of threads that meet in the layer: loom runs them in every order.
+//! Models of threads that meet in the layer. loom runs them in every order.
 //!
-//! Upstream is a few bytes under a lock of its own. It checks that it gets back what it gave out, and each
-//! model ends with a look whether it got all of it. What the models note for themselves lies under locks that
-//! loom does not see, so that it adds no order to that of the layer.
+//! Upstream is a few bytes under its own lock. It checks that it gets back the blocks that it gave out. Each
+//! model ends with a check that it got all of them. The models keep their own notes under locks that loom
+//! does not see, so that the notes add no order to the layer's.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,14 +29,14 @@ type Stack = PlanMemoryResource<Upstream>;
 
 const STREAM: StreamRef = StreamRef::LEGACY;
 
-/// What upstream has free and has given out.
+/// The memory that upstream has free and has given out.
 #[derive(Debug)]
 struct Books {
     free: u64,
     made: u64,
     /// The bytes of each block by its address. No address is used twice.
     blocks: BTreeMap<u64, u64>,
-    /// The threads that have made all of their calls.
+    /// The number of threads that have made all of their calls.
     ended: u32,
 }
 
@@ -44,8 +44,8 @@ struct Books {
 struct Upstream {
     driver: DriverHandle,
     books: Arc<Mutex<Books>>,
-    /// How often each thread asked for memory, or how much is free, since it began its request; and how many
-    /// threads had ended when it last did.
+    /// For each thread: how often it asked for memory, or for the free bytes, since its request began. Also
+    /// how many threads had ended when it last asked.
     asked: UnseenMutex<FxHashMap<ThreadId, (u32, u32)>>,
 }
 
@@ -67,7 +67,7 @@ unsafe impl DeviceMemoryResource for Upstream {
         let mut books = self.ask();
         let bytes = layout.rounded_bytes().expect("models ask for a few bytes");
         if bytes > books.free {
-            return Err(Error::new(ErrorKind::OutOfMemory, "the model has no more"));
+            return Err(Error::new(ErrorKind::OutOfMemory, "the model has no more memory"));
         }
         books.free -= bytes;
         books.made += 1;
@@ -131,25 +131,25 @@ struct Block {
     stream: StreamRef,
 }
 
-/// The layer, and the blocks that its callers have.
+/// The layer, and the blocks of its callers.
 struct World {
     stack: Stack,
     /// The bytes of each block in use by its address.
     in_use: UnseenMutex<BTreeMap<u64, u64>>,
-    /// What is given back at the end.
+    /// The blocks that are freed at the end.
     kept: UnseenMutex<Vec<Block>>,
     used: AtomicU64,
 }
 
-/// How a request is made.
+/// A way to make a request.
 type Ask = fn(&Stack, Layout, StreamRef) -> Result<DevicePtr>;
 
-/// A row of a plan: its bytes, the number of its stream, and its offset in the lane of that. Its block lives
-/// until the next row.
+/// A row of a plan: its bytes, the number of its stream, and its offset in that stream's lane. Its block
+/// lives until the next row.
 type Row = (u64, u32, u64);
 
 impl World {
-    /// The layer over `free` bytes with a plan of these rows.
+    /// Makes the layer over `free` bytes with a plan of these rows.
     fn new(free: u64, lanes: &[u64], rows: &[Row]) -> Arc<Self> {
         let row = |&(bytes, stream, offset): &Row| {
             let slot = Some(PlannedSlot { life: NonZeroU32::MIN, offset });
@@ -158,11 +158,11 @@ impl World {
         let (log, allocations) = (LogHash([0; 32]), rows.iter().map(row).collect());
         let parts =
             PlanParts { log, alignment: 256, lanes: lanes.to_vec(), bound: 0, beside: 0, allocations };
-        let plan = ProgramPlan::new(parts).expect("the plan is right");
+        let plan = ProgramPlan::new(parts).expect("the plan is valid");
         let books = Books { free, made: 0, blocks: BTreeMap::new(), ended: 0 };
         let driver = SimDevice::new(SimConfig::with_capacity(1 << 20));
         let upstream = Upstream { driver, books: Arc::new(Mutex::new(books)), asked: Default::default() };
-        let stack = Stack::new(upstream, &plan).expect("the plan is right");
+        let stack = Stack::new(upstream, &plan).expect("the plan is valid");
         let (in_use, kept) = Default::default();
         Arc::new(Self { stack, in_use, kept, used: AtomicU64::new(0) })
     }
@@ -172,7 +172,7 @@ impl World {
         [(); N].map(create).map(|stream| stream.expect("the device is there"))
     }
 
-    /// Notes that a block was handed out: no other one in use has any of its bytes.
+    /// Notes a new block: no other live block may have any of its bytes.
     fn note(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) -> Block {
         let mut in_use = self.in_use.lock();
         let below = in_use.range(..ptr.address() + bytes).next_back();
@@ -191,16 +191,16 @@ impl World {
         self.take_on(bytes, STREAM)
     }
 
-    /// Takes a block and gives it back.
+    /// Allocates a block and frees it.
     fn take_and_give(&self, bytes: u64) {
         let block = self.take(bytes);
-        // Where blocks are in use, loom changes threads only for something that it sees both of them do.
+        // While blocks are in use, loom switches threads only at something that it sees both of them do.
         self.used.fetch_add(1, Ordering::Relaxed);
         self.give(block);
     }
 
-    /// Makes a request for which memory may be out, with `ask`. There is enough once the other thread has
-    /// ended, so it may be refused only if the layer last looked before, and not at once.
+    /// Makes a request with `ask` when memory may be out. After the other thread has ended there is enough
+    /// memory. So a refusal is right only if the layer last looked before that, and did not refuse at once.
     fn try_take(&self, bytes: u64, stream: StreamRef, ask: Ask) -> Option<Block> {
         let (asked, this) = (&self.stack.upstream.asked, thread::current().id());
         asked.lock().remove(&this);
@@ -230,14 +230,14 @@ impl World {
         self.stack.upstream.books.lock().ended += 1;
     }
 
-    /// Ends the layer, and looks whether upstream got everything back.
+    /// Ends the layer, and checks that upstream got everything back.
     fn end(self: Arc<Self>) {
         let mut world = Arc::into_inner(self).expect("the other threads have ended");
         let kept = std::mem::take(world.kept.get_mut());
         kept.into_iter().for_each(|block| world.give(block));
         let has_plan = world.stack.has_plan.load(Ordering::Relaxed);
         let state = world.stack.state.get_mut();
-        assert_eq!(has_plan, state.plan.is_some(), "bypassed once the plan was dropped, and nothing is held");
+        assert_eq!(has_plan, state.plan.is_some(), "bypassed after the plan was dropped and nothing is held");
         assert_eq!(world.stack.misuses.load(Ordering::Relaxed), 0, "a free was refused");
         let books = Arc::clone(&world.stack.upstream.books);
         drop(world);
@@ -245,7 +245,7 @@ impl World {
     }
 }
 
-/// Runs `other` in a thread of its own, beside `own`, and ends the layer.
+/// Runs `other` in a new thread, at the same time as `own`, and ends the layer.
 fn beside(world: Arc<World>, own: impl FnOnce(&World) + 'static, other: impl FnOnce(&World) + 'static) {
     let thread = {
         let world = Arc::clone(&world);
@@ -280,8 +280,8 @@ fn canary_slots_that_are_handed_out_unchecked() {
     explore_canary("two blocks in use overlap", || two_allocate_and_free(Some(Mistake::Unchecked)));
 }
 
-/// A thread frees the last block of a lane, and the other one makes a request for which the lane has to go
-/// back. `before` is called before.
+/// A thread frees the last block of a lane while another one makes a request that needs the lane's memory.
+/// `before` is called first.
 fn the_last_block_is_freed(before: fn(&mut State), ask: Ask, free: fn(&World, Block)) {
     let world = World::new(1024, &[512], &[(256, 0, 0), (512, 0, 0)]);
     let last = world.take(256);
@@ -361,8 +361,8 @@ fn canary_counted_before_the_memory_is_back() {
     });
 }
 
-/// Two threads make requests for which a lane without blocks has to go back, once. It is another stream's, so
-/// none of them gets a gap.
+/// Two threads make requests that need the memory of a lane without blocks; the lane goes back only once. It
+/// belongs to another stream, so neither request gets a gap.
 fn two_requests_need_a_lane(ask: Ask) {
     let world = World::new(1024, &[1024], &[(256, 0, 0), (256, 0, 768)]);
     world.give(world.take(256));
@@ -385,7 +385,7 @@ fn canary_a_lane_that_two_threads_give_back() {
             stack.upstream.allocate(layout, stream).or_else(|_| {
                 let base = stack.locked(|state| state.plan.as_ref().and_then(|plan| plan.lanes[0].base));
                 let base = base.flatten().unwrap_or(DevicePtr::NULL);
-                // SAFETY: none. The other thread may give the lane back, too.
+                // SAFETY: none. The other thread may give the lane back too.
                 unsafe { stack.upstream.deallocate(base, Layout::new(1024), stream) };
                 stack.upstream.allocate(layout, stream)
             })
@@ -393,7 +393,7 @@ fn canary_a_lane_that_two_threads_give_back() {
     });
 }
 
-/// The plan is dropped in a thread's request, while another one has a block of a lane, frees it and takes
+/// A thread's request drops the plan, while another thread has a block of a lane, frees it and allocates
 /// another block. `bypass` is called after the request.
 fn the_plan_is_dropped(bypass: fn(&Stack)) {
     let world = World::new(1024, &[512], &[(256, 0, 0), (512, 0, 0)]);
@@ -426,8 +426,8 @@ fn canary_bypassed_while_a_lane_has_a_block() {
     });
 }
 
-/// Two threads make the first requests of a plan, which need one lane. `before` is called before that of one
-/// of them.
+/// Two threads make the first requests of a plan, which need one lane. `before` is called before one of these
+/// requests.
 fn two_need_a_lane(before: fn(&Stack)) {
     let world = World::new(1024, &[512], &[(256, 0, 0), (256, 0, 256)]);
     let take = |world: &World| world.give(world.take(256));
@@ -451,8 +451,8 @@ fn canary_a_lane_that_two_threads_take() {
     });
 }
 
-/// Two threads make the first requests of their streams, and there is room for one lane: the plan is dropped
-/// when the other one is refused, maybe while the first is on its way. `take` makes the smaller request.
+/// Two threads make the first requests of their streams, and there is room for one lane. The plan is dropped
+/// when the other lane is refused, maybe while the first one is on its way. `take` makes the smaller request.
 fn two_lanes_without_room(take: fn(&World, StreamRef)) {
     let rows = [(256, 0, 0), (256, 1, 0), (512, 2, 0)];
     let world = World::new(2048, &[256, 768, 1024], &rows);

@@ -1,4 +1,4 @@
-//! Tests that a plan's memory goes back, and is used again, without a wait for the device.
+//! Tests that a plan's memory goes back and is used again without waiting for the device.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use millpond_resources::{
 
 type Stack = PlanMemoryResource<PoolMemoryResource<CudaMemoryResource>>;
 
-/// Longer than any test takes: a kernel that waits for something that the program has yet to do.
+/// Longer than any test runs: a kernel that waits for something that the program has yet to do.
 const BLOCKED_NS: u64 = 1 << 50;
 const BODY: [u64; 5] = [8 << 20, 5 << 20, 1 << 20, 6 << 20, 2 << 20];
 
@@ -48,12 +48,12 @@ impl World {
     }
 
     fn free(&self, (ptr, bytes): (DevicePtr, u64), stream: StreamRef) {
-        // SAFETY: the block came from the stack with this size, and its uses are before the stream's next
+        // SAFETY: the block came from the stack with this size, and its uses come before the stream's next
         // work.
         unsafe { self.stack.deallocate(ptr, Layout::new(bytes), stream) };
     }
 
-    /// Makes a stream come after another.
+    /// Makes a stream come after another stream.
     fn join(&self, later: StreamRef, earlier: StreamRef) {
         let event = self.device.event_create(EventFlags::default()).unwrap();
         self.device.event_record(event, earlier).unwrap();
@@ -77,7 +77,7 @@ impl World {
         self.free(last, other);
     }
 
-    /// A world whose stream follows a plan.
+    /// Makes a world whose stream follows a plan.
     fn planned() -> (Self, StreamRef, StreamRef) {
         let world = Self::new();
         let (stream, other) = (world.stream(), world.stream());
@@ -104,7 +104,7 @@ impl World {
 fn no_call_waits_for_a_stream_that_is_blocked() {
     let (world, stream, other) = World::planned();
     world.device.launch_for(other, &[], BLOCKED_NS);
-    // A block of the plan waits for the blocked stream; then the program leaves that.
+    // A block of the plan waits for the blocked stream; then the program leaves the plan.
     for round in 0..20u64 {
         (0..3).for_each(|_| world.body_with_foreign_free(stream, other));
         let sizes: Vec<u64> = (1..20).map(|size| (size + round % 3) << 14).collect();
@@ -139,7 +139,7 @@ fn the_lane_of_a_silent_stream_goes_back_when_its_work_is_done() {
     for is_gone in [false, true] {
         let (world, stream, other) = World::planned();
         if is_gone {
-            // SAFETY: the test uses the stream no more.
+            // SAFETY: the test does not use the stream any more.
             unsafe { world.device.stream_destroy(stream).unwrap() };
         }
         let sizes: Vec<u64> = (1..30).map(|size| size << 12).collect();
@@ -149,7 +149,7 @@ fn the_lane_of_a_silent_stream_goes_back_when_its_work_is_done() {
         }
         let counts = world.counts();
         assert!(counts.is_dropped);
-        assert_eq!(counts.held_bytes > 0, is_gone, "of a stream that ended nothing is known: {counts:?}");
+        assert_eq!(counts.held_bytes > 0, is_gone, "nothing is known of an ended stream: {counts:?}");
         assert!(!world.has_waited());
         world.check();
     }
@@ -165,7 +165,7 @@ fn a_slot_that_another_stream_freed_is_used_again_when_that_has_done_its_work() 
     }
     let after = world.counts();
     assert_eq!((after.served - before.served, after.missed - before.missed), (100, 0));
-    // As long as the other stream is busy, upstream serves such blocks.
+    // While the other stream is busy, upstream serves such blocks.
     world.device.launch_for(other, &[], BLOCKED_NS);
     (0..2).for_each(|_| world.body_with_foreign_free(stream, other));
     assert!(world.counts().missed > after.missed);
@@ -191,7 +191,7 @@ fn a_free_during_a_capture_records_nothing_before_the_capture_ends() {
     world.check();
 }
 
-/// The end of the layer waits for work on blocks of the plan before upstream may hand their memory on.
+/// At its end, the layer waits for work on blocks of the plan before upstream may reuse their memory.
 #[test]
 fn lanes_go_back_at_the_end_when_all_work_is_done() {
     let device = SimDevice::new(SimConfig::with_capacity(4 << 30));

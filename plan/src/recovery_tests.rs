@@ -1,4 +1,4 @@
-//! Tests what the layer does when memory is out, and when it drops its plan.
+//! Tests the layer when memory is out and when it drops its plan.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -35,8 +35,8 @@ fn on_legacy(sizes: impl IntoIterator<Item = u64>) -> Vec<(u64, StreamRef)> {
     sizes.into_iter().map(|bytes| (bytes, StreamRef::LEGACY)).collect()
 }
 
-/// A plan over a pool of 64 MiB, with 20 MiB for one stream and 24 MiB for another. It does not know the
-/// limit, so that upstream is asked first.
+/// Makes a plan over a pool of 64 MiB, with 20 MiB for one stream and 24 MiB for another. The plan does not
+/// know the limit, so upstream is asked first.
 fn of_two_streams(device: &Arc<SimDevice>) -> (Stack, StreamRef, StreamRef) {
     let pool = CudaMemoryResource::new(Arc::clone(device) as _);
     let pool =
@@ -87,7 +87,7 @@ fn a_request_of_a_capture_waits_for_nothing_where_memory_is_out() {
     device.begin_capture(one, CaptureMode::Global).unwrap();
     assert!(stack.allocate_bytes(50 * MIB, one).unwrap_err().is_out_of_memory());
     assert!(device.virtual_time_ns() < BLOCKED_NS, "a request of a capture waited");
-    // The memory of its own stream is the capture's.
+    // The capture can use the memory of its own stream.
     let ptr = stack.allocate_bytes(38 * MIB, one).expect("20 MiB of the lane and 20 MiB of the device");
     device.end_capture(one).expect("the capture is valid");
     give(&stack, (ptr, 38 * MIB), one);
@@ -120,11 +120,11 @@ fn a_request_for_all_of_the_memory_gets_that_of_the_plan() {
     let stack = cuda.layer(layer_of_steps(&[20 * MIB, 24 * MIB])).unwrap();
     body(&stack, &on_legacy([20 * MIB, 24 * MIB]));
     assert_eq!(stack.plan_statistics().held_bytes, 44 * MIB);
-    let all = stack.allocate_bytes(64 * MIB, StreamRef::LEGACY).expect("the plan has what is missing");
+    let all = stack.allocate_bytes(64 * MIB, StreamRef::LEGACY).expect("the plan has the missing memory");
     give(&stack, (all, 64 * MIB), StreamRef::LEGACY);
 }
 
-/// A callback below the plan stands for another thread, which gives lanes back while upstream refuses.
+/// A callback below the plan plays another thread, which gives lanes back while upstream refuses.
 #[test]
 fn a_request_is_tried_again_if_memory_was_given_back_since_it_began() {
     type Top = Weak<dyn DeviceMemoryResource + Send + Sync>;
@@ -174,7 +174,7 @@ fn a_plan_that_misses_most_bytes_is_dropped() {
     }
 }
 
-/// Once the device has done the work behind its blocks, the memory of a dropped plan goes back at any call.
+/// After the device has done the work on its blocks, the memory of a dropped plan goes back at any call.
 #[test]
 fn a_dropped_plan_gives_its_memory_back() {
     let device = device();
@@ -183,7 +183,7 @@ fn a_dropped_plan_gives_its_memory_back() {
     let stream = device.stream_create(StreamFlags::NON_BLOCKING).unwrap();
     let blocks: Vec<_> = sizes.iter().map(|bytes| (*bytes, stream)).collect();
     (0..10).for_each(|_| body(&stack, &blocks));
-    // One block is freed on a stream that is busy.
+    // One block is freed on a busy stream.
     let other = device.stream_create(StreamFlags::NON_BLOCKING).unwrap();
     device.launch_for(other, &[], 1 << 30);
     give(&stack, (stack.allocate_bytes(1 << 12, stream).unwrap(), 1 << 12), other);
@@ -223,7 +223,7 @@ fn a_block_of_a_plan_is_known_by_the_bytes_that_were_asked_for() {
     give(&stack, (gap, 700), StreamRef::LEGACY);
 }
 
-/// What upstream refuses to take back is still in use there, so the plan leaves as much room as before.
+/// A block that upstream refuses to free is still in use there, so the plan leaves as much room as before.
 #[test]
 fn a_refused_free_leaves_the_count_beside_the_plan() {
     let sizes: Vec<u64> = (1..12).map(|size| MIB + (size << 16)).collect();

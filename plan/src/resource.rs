@@ -17,20 +17,20 @@ use crate::file;
 use crate::state::{PlanStatistics, State};
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering};
 
-/// Serves a program from a plan of its allocations, which was made before.
+/// Serves a program from a prepared plan of its allocations.
 ///
-/// A program that makes the same requests in each run, or in each step, is recorded once
-/// (`logging:file=LOG`), and `millpond-replay plan LOG -o FILE.plan` places all of its blocks
-/// ([`millpond_planning`]). The layer follows the program's requests along the plan, takes the memory for it
-/// from upstream, once for each stream, and serves each request from its slot. A slot is handed out only if
-/// no block has any of its bytes, whatever the program does. A request that differs goes upstream, and the
-/// layer finds its place again; after the end of the plan the program is expected to begin anew. If more than
-/// a quarter of the requests miss in two passes in a row, the plan is dropped, its memory goes back, and
-/// upstream serves all that follows.
+/// The layer suits a program that makes the same requests in each run, or in each step. Record it once
+/// (`logging:file=LOG`); `millpond-replay plan LOG -o FILE.plan` then places all of its blocks
+/// ([`millpond_planning`]). The layer follows the program's requests along the plan. It takes memory from
+/// upstream once for each stream, and serves each request from its slot. A slot is handed out only if no
+/// block has any of its bytes, whatever the program does. A request that differs goes upstream, and the layer
+/// finds its place again. After the end of the plan, the layer expects the program to begin again. If more
+/// than a quarter of the requests miss in two passes in a row, the layer drops the plan and returns its
+/// memory. Upstream then serves all requests.
 ///
-/// A block that is freed on another stream keeps its slot until an event behind that has passed. The layer
-/// waits for the device only before memory is out, in `trim` and when it is dropped. The calls of all threads
-/// together are one program: where threads race, they follow no plan.
+/// If a block is freed on another stream, its slot stays in use until an event after the free has passed. The
+/// layer waits for the device only in `trim`, when it is dropped, and before it reports that memory is out.
+/// To the layer, the calls of all threads together are one program: racing threads follow no plan.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResourceExt, StreamRef};
@@ -53,31 +53,31 @@ use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering};
 /// ```
 pub struct PlanMemoryResource<R: DeviceMemoryResource> {
     pub(crate) upstream: R,
-    /// The file that the plan is from, if it was read from one.
+    /// The plan's file, if the plan was read from one.
     file: Option<PathBuf>,
     pub(crate) state: Mutex<State>,
-    /// Whether there is a plan, or memory of a dropped one: else no call needs the lock, unless upstream is
-    /// out of memory.
+    /// Whether there is a plan, or memory of a dropped one. If not, no call needs the lock, unless upstream
+    /// is out of memory.
     pub(crate) has_plan: AtomicBool,
-    /// Whether a layer below serves captures from scopes of its own.
+    /// Whether a layer below serves captures from its own scopes.
     pub(crate) has_scopes: bool,
     /// How often lanes were given back.
     pub(crate) given_back: AtomicU64,
-    /// The threads that are giving lanes back.
+    /// The number of threads that are giving lanes back.
     pub(crate) giving: AtomicU32,
     pub(crate) misuses: AtomicU64,
-    /// The process that made the layer: a forked child leaves it as it is.
+    /// The process that made the layer. A forked child leaves the layer as it is.
     process: u32,
 }
 
 impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
-    /// Puts the layer with the plan of a file on `upstream`. A relative path is relative to the directory of
-    /// the process.
+    /// Puts the layer with the plan from a file on `upstream`. A relative path is relative to the directory
+    /// of the process.
     ///
     /// # Errors
-    /// [`Io`](millpond_core::ErrorKind::Io) for a file that cannot be opened, and
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for one that holds no plan, or one with
-    /// another alignment than 256.
+    /// [`Io`](millpond_core::ErrorKind::Io) if the file cannot be opened,
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if it holds no plan, or a plan with an
+    /// alignment other than 256.
     pub fn open(upstream: R, file: impl Into<PathBuf>) -> Result<Self> {
         let path = file.into();
         let plan = file::read(&path)?;
@@ -87,12 +87,11 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         Ok(this)
     }
 
-    /// Puts the layer with a plan on `upstream`. If the device has less memory free than the plan needs, it
-    /// is left out with a warning, and upstream serves all requests.
+    /// Puts the layer with a plan on `upstream`. If the device has less free memory than the plan needs, the
+    /// layer ignores the plan with a warning, and upstream serves all requests.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for a plan with another alignment than
-    /// 256.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the plan's alignment is not 256.
     pub fn new(upstream: R, plan: &ProgramPlan) -> Result<Self> {
         let state = State::new(file::follow(&upstream, plan)?);
         Ok(Self {
@@ -113,14 +112,14 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         self.locked(|state| state.statistics()).unwrap_or_default()
     }
 
-    /// Whether a stream is open in a scope below: its requests, and those of streams that join its capture,
-    /// are the scope's, so the plan serves none.
+    /// Whether a stream is open in a scope below. The scope serves its requests, and the requests of streams
+    /// that join its capture, so the plan serves none of them.
     fn is_beside_captures(&self) -> bool {
         self.has_scopes
             && find_trait::<dyn ScopesBelow>(&self.upstream).is_some_and(|scopes| scopes.open_streams() > 0)
     }
 
-    /// Whether this is a forked child of the process that made the layer.
+    /// Returns whether this is a forked child of the process that made the layer.
     pub(crate) fn is_forked(&self) -> bool {
         self.process != std::process::id()
     }
@@ -135,7 +134,7 @@ impl<R: DeviceMemoryResource> fmt::Display for PlanMemoryResource<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut layer = LayerSpec::new("plan");
         if let Some(path) = &self.file {
-            // A path that no text can hold is printed as people read it.
+            // A path that no stack text can hold is printed for people.
             let text = FilePath::literal(path).and_then(|path| path.to_text());
             layer = layer.with("file", text.unwrap_or_else(|_| path.display().to_string()));
         }
@@ -145,12 +144,12 @@ impl<R: DeviceMemoryResource> fmt::Display for PlanMemoryResource<R> {
 
 debug_as_text!(PlanMemoryResource<R: DeviceMemoryResource>);
 
-// SAFETY: blocks are those of upstream, or slots of lanes that came from upstream. Slots whose blocks are in
-// use do not overlap (`Slots::claim`), are as large as their requests, and start at multiples of 256. A lane
-// belongs to the stream it was allocated on, and a slot is free again only after a deallocation on that
-// stream, or when an event that was recorded behind one on another stream has passed (`Lane::end_waits`), so
-// a request on the stream is ordered after all earlier uses. A lane goes back on its stream with all other
-// streams' work done, or on any stream when its own stream's work is done, too (`Lane::may_leave`).
+// SAFETY: blocks come from upstream, or are slots of lanes that came from upstream. Slots with live blocks do
+// not overlap (`Slots::claim`), are as large as their requests, and start at multiples of 256. A lane belongs
+// to the stream it was allocated on. A slot becomes free after a deallocation on that stream, or after a
+// deallocation on another stream whose event has passed (`Lane::end_waits`). So a request on the stream is
+// ordered after all earlier uses. A lane goes back on its stream after all other streams' work is done, or on
+// any stream after its own stream's work is done too (`Lane::may_leave`).
 #[deny(clippy::missing_trait_methods)]
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource<R> {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
@@ -180,7 +179,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
             }
             return misuse::undo_if_refused(
                 ptr,
-                // SAFETY: the caller's promises; the block is none of a lane, so it came from upstream.
+                // SAFETY: the caller's promises; the block lies in no lane, so it came from upstream.
                 || unsafe { self.upstream.deallocate(ptr, layout, stream) },
                 || self.not_freed_beside(layout),
             );
@@ -196,12 +195,12 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
         Ok(MemoryInfo { free: (info.free + idle).min(info.total), ..info })
     }
 
-    /// `true`: a slot is free for its stream alone, or behind work that is done.
+    /// `true`: a slot is free only for its stream, or after work that is done.
     fn is_stream_ordered(&self) -> bool {
         true
     }
 
-    /// The upstream's, to which a lane is one block in use. See
+    /// Returns the upstream's statistics, which count a lane as one block in use. See
     /// [`plan_statistics`](PlanMemoryResource::plan_statistics) for the layer's own.
     fn statistics(&self) -> Option<ResourceStatistics> {
         let known = self.upstream.statistics();
@@ -214,8 +213,8 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
         }
     }
 
-    /// Gives lanes without blocks back if that is needed beside what upstream can give. The plan takes them
-    /// again when a request needs them.
+    /// Trims upstream. If that is not enough, gives lanes without blocks back. The plan takes them again when
+    /// a request needs them.
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
         let released = self.upstream.trim(keep_bytes);
         let of_lanes = match self.trim_lanes(keep_bytes) {
@@ -227,7 +226,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
 
     fn provide(&self, traits: &mut Traits) {
         traits.add::<Self, dyn ReportsMemory>(|it| it);
-        // SAFETY: threads may share all parts but the upstream.
+        // SAFETY: threads may share all parts except the upstream.
         unsafe { traits.share_over(&[&self.upstream]) };
     }
 

@@ -1,4 +1,4 @@
-//! Gives the memory of the plan back to upstream: when it was dropped, and before memory is out.
+//! Gives the memory of the plan back to upstream after the plan was dropped, and before memory is out.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,20 +14,21 @@ use crate::resource::PlanMemoryResource;
 use crate::state::{Dropped, State};
 use crate::sync::{MutexGuard, Ordering, sleep};
 
-/// A pool below gives memory back if it holds more than this part above what is in use.
+/// A pool below gives memory back if it holds more than this fraction above the bytes in use.
 const EXCESS_SHARE: u64 = 128;
 
-/// It gives none back below this many bytes, which are a few handles.
+/// Below this many bytes, which are a few handles, it gives nothing back.
 const LEAST_EXCESS: u64 = 8 << 20;
 
-/// A request waits for this time, at most so often, for another thread to give memory back.
+/// A request naps for this time, and at most this often, while another thread gives memory back.
 const NAP: Duration = Duration::from_millis(1);
 const MOST_NAPS: usize = if cfg!(millpond_loom) { 0 } else { 100 };
 
 impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
-    /// Runs `body` under the lock; `None` in a forked child, where a thread that is not there may have it.
+    /// Runs `body` under the lock. Returns `None` in a forked child, because a thread that does not exist
+    /// there may hold the lock.
     ///
-    /// Gives lanes back, and reports, after the lock is released: an upstream or a subscriber may call back
+    /// Gives lanes back and reports after the lock is released: an upstream or a subscriber may call back
     /// into the stack, or wait for threads that need the lock.
     #[inline]
     pub(crate) fn locked<T>(&self, body: impl FnOnce(&mut State) -> T) -> Option<T> {
@@ -73,12 +74,12 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         self.given_back.fetch_add(1, Ordering::Release);
     }
 
-    /// Whether the driver may be asked.
+    /// Returns whether the driver can be asked.
     fn has_driver(&self) -> bool {
         !self.is_forked() && !self.driver().health().is_lost()
     }
 
-    /// Records the event behind a block that was just freed on `stream`.
+    /// Records the event after a block that was just freed on `stream`.
     #[cold]
     pub(crate) fn record_behind(&self, number: u64, stream: StreamRef) {
         if !self.has_driver() {
@@ -91,8 +92,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         self.locked(|state| state.note_answers(vec![question]));
     }
 
-    /// Records the event of a mark, for a caller whose stream is `stream`, unless the mark's stream captures
-    /// or may have ended.
+    /// Records the event of a mark, for a caller whose stream is `stream`. Does nothing if the mark's stream
+    /// captures or may have ended.
     fn record(&self, question: &mut Question, stream: StreamRef) {
         let driver = &**self.driver();
         if question.event.is_none() {
@@ -106,8 +107,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         question.is_recorded = recorded == Ok(true);
     }
 
-    /// Asks the driver whether work is done, and records events behind it where there are none. The caller's
-    /// stream is `stream`. Waits for nothing, and makes no call to the driver under the lock.
+    /// Asks the driver whether work is done, and records missing events after it. The caller's stream is
+    /// `stream`. Never waits, and calls the driver without the lock.
     pub(crate) fn ask_driver(&self, stream: StreamRef, questions: impl FnOnce(&mut State) -> Vec<Question>) {
         if !self.has_driver() {
             return;
@@ -136,14 +137,15 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         self.locked(|state| state.note_answers(questions));
     }
 
-    /// Gives back the lanes of a dropped plan whose work is done, as far as the driver knows without a wait.
+    /// Gives back the lanes of a dropped plan whose work is done, as far as the driver knows without waiting.
     #[cold]
     pub(crate) fn query_dropped(&self, stream: StreamRef) {
         self.ask_driver(stream, State::ask_idle);
         self.locked(|state| state.release_dropped(stream));
     }
 
-    /// Has a pool below give back what the program does not need beside the plan, without a wait.
+    /// Makes a pool below give back the memory that the program does not need outside the plan, without
+    /// waiting.
     #[cold]
     pub(crate) fn release_excess(&self, stream: StreamRef) {
         let pool = find_trait::<dyn PoolBelow>(&self.upstream).filter(|_| self.has_driver());
@@ -156,7 +158,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         }
         match pool.release_unused(keep, stream) {
             Ok(0) => {}
-            // Each request gives a part of it back.
+            // Each request releases a part of it.
             Ok(_) => _ = self.locked(|state| state.is_excess_due = state.followed().is_some()),
             Err(error) => {
                 let why = "memory could not be released";
@@ -165,8 +167,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         }
     }
 
-    /// Waits for all work of the device, which lanes without blocks have then done; returns whether that was
-    /// possible. The lock is free meanwhile.
+    /// Waits for all work of the device, so that lanes without blocks have no work left. Returns whether that
+    /// was possible. The lock is free meanwhile.
     fn wait(&self) -> bool {
         let Some(last) = self.locked(State::mark_idle).filter(|_| self.has_driver()) else { return false };
         let driver = &**self.driver();
@@ -178,8 +180,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         has_waited
     }
 
-    /// Gives lanes without blocks back until `most` bytes are given back; returns their bytes. Waits for the
-    /// device if it `may_wait`.
+    /// Gives back lanes without blocks until `most` bytes went back; returns their bytes. Waits for the
+    /// device if `may_wait`.
     fn release_idle(&self, stream: StreamRef, may_wait: bool, most: u64) -> u64 {
         if self.locked(|state| state.has_waits()) != Some(true) {
             return 0;
@@ -192,8 +194,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         self.locked(|state| state.release_all(stream, most)).unwrap_or(0)
     }
 
-    /// Asks upstream. Where memory is out, the plan's free memory serves the request, or goes back. `is_open`
-    /// says whether the request may have memory of the plan.
+    /// Asks upstream. If memory is out, the plan's free memory serves the request or goes back. `is_open`
+    /// says whether the request may use memory of the plan.
     #[inline]
     pub(crate) fn allocate_upstream(
         &self,
@@ -203,7 +205,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     ) -> Result<DevicePtr> {
         let given_back = self.given_back.load(Ordering::Acquire);
         match self.upstream.allocate(layout, stream) {
-            // Also after the plan was dropped: its last lane may have gone back meanwhile.
+            // This also runs after the plan was dropped: its last lane may have gone back meanwhile.
             Err(error) if error.is_out_of_memory() && !error.is_impossible() => {
                 self.recover(layout, stream, is_open, given_back, error)
             }
@@ -211,9 +213,9 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         }
     }
 
-    /// Serves a request that upstream refused for lack of memory, if the plan's memory allows it: from a gap,
-    /// or from upstream after lanes went back there. `given_back` is the count of that when upstream was
-    /// asked.
+    /// Serves a request that upstream refused for lack of memory, if the plan's memory allows it. It uses a
+    /// gap, or upstream after lanes went back there. `given_back` is the count of give-backs when upstream
+    /// was asked.
     #[cold]
     pub(super) fn recover(
         &self,
@@ -240,11 +242,12 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
                 }
             }
         }
-        // What other streams freed may be free by now.
+        // Bytes that other streams freed may be free by now.
         from_gap().ok_or(error)
     }
 
-    /// Takes a step to give upstream more memory, and returns whether it has more since `known` give-backs.
+    /// Takes a step to give upstream more memory. Returns whether memory was given back since the count
+    /// `known`.
     fn has_more(&self, step: Recovery, layout: Layout, stream: StreamRef, known: &mut u64) -> bool {
         let before = *known;
         let count = || self.given_back.load(Ordering::Acquire);
@@ -255,7 +258,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
                 }
             });
             let driver = &**self.driver();
-            // A capture waits for nothing.
+            // A request of a capture never waits.
             let may_wait = step == Recovery::WithWait && {
                 let _captures = CaptureModeGuard::relaxed(driver);
                 is_capturing(driver, stream) == Ok(false)
@@ -269,8 +272,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         *known != before
     }
 
-    /// Waits for a moment while other threads give lanes back: what they have is neither here nor upstream.
-    /// It is no longer than a moment, as such a thread may be waiting for this one, or be this one.
+    /// Waits a moment while other threads give lanes back: their memory is neither here nor upstream. The
+    /// wait is short because such a thread may be waiting for this one, or be this one.
     fn await_others(&self, before: u64) {
         for _ in 0..MOST_NAPS {
             let is_over = self.given_back.load(Ordering::Acquire) != before;
@@ -281,20 +284,20 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         }
     }
 
-    /// Whether a request could be served if all memory of the plan were free.
+    /// Returns whether a request could be served if all memory of the plan were free.
     fn could_serve(&self, layout: Layout) -> bool {
         let held = self.locked(|state| state.held().0).unwrap_or(0);
         let of_layers = self.upstream.memory_report().layers;
         let of_pool = find_trait::<dyn PoolBelow>(&self.upstream).and_then(|pool| pool.maximum_bytes());
         let most = of_layers.iter().filter_map(|layer| layer.limit_bytes).chain(of_pool).min();
         let free = self.upstream.memory_info().map(|info| info.free.saturating_add(held));
-        // Blocks of upstream are aligned to 256 as they are.
+        // Blocks from upstream already have an alignment of 256.
         let to_align = layout.alignment().saturating_sub(ALLOCATION_ALIGNMENT);
         let bytes = layout.bytes().saturating_add(to_align);
         most.is_none_or(|most| layout.bytes() <= most) && free.map_or(true, |free| bytes <= free)
     }
 
-    /// Gives lanes without blocks back until upstream holds at most `keep_bytes`; returns their bytes.
+    /// Gives back lanes without blocks until upstream holds at most `keep_bytes`; returns their bytes.
     pub(crate) fn trim_lanes(&self, keep_bytes: u64) -> u64 {
         let held = self.locked(|state| state.held().0).unwrap_or(0);
         let known = self.upstream.statistics().filter(|known| !known.knows_only_misuses());
@@ -305,13 +308,13 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         }
     }
 
-    /// Gives all lanes back when the layer ends. Nothing has the lock.
+    /// Gives all lanes back when the layer ends. Nothing holds the lock.
     pub(crate) fn end(&mut self) {
         if self.is_forked() {
-            // Another thread may have changed the state in the middle of the fork.
+            // Another thread may have been changing the state at the fork.
             return std::mem::forget(std::mem::take(self.state.get_mut()));
         }
-        // Memory of upstream's may outlive the context; events do not.
+        // Memory from upstream may outlive the context; events do not.
         let was_reset = self.driver().was_reset();
         if self.driver().health().is_lost() && !was_reset {
             return;
@@ -325,9 +328,9 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
             // SAFETY: the event is the layer's own, and nothing waits for it.
             let _ = ask(&*driver, |driver| unsafe { driver.event_destroy(event) });
         }
-        // Plain memory goes back in any case, as its free waits by itself.
+        // Plain memory goes back in any case, because its free waits by itself.
         if !has_waited && self.upstream.is_stream_ordered() {
-            tracing::warn!(target: "millpond::driver", "the memory of a plan is left to upstream");
+            tracing::warn!(target: "millpond::driver", "a plan's memory stays allocated upstream");
             return;
         }
         for (base, bytes) in lanes {

@@ -1,7 +1,7 @@
 //! Serves requests and frees of a program that has a plan.
 //!
-//! Under the lock a request is answered ([`Answer`]); what an answer asks for is done without it, and then
-//! the request is answered again.
+//! A request gets an [`Answer`] under the lock. If the answer asks for something, the layer does that without
+//! the lock, and the request gets another answer.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -12,14 +12,14 @@ use crate::following::{Following, Verdict};
 use crate::resource::PlanMemoryResource;
 use crate::state::State;
 
-/// What becomes of a request.
+/// The answer to a request.
 #[derive(Clone, Copy)]
 enum Answer {
     Block(DevicePtr),
     Upstream,
-    /// It depends on how much upstream has in use.
+    /// It depends on how much memory upstream has in use.
     Know,
-    /// The memory of its lane has to be taken from upstream.
+    /// The memory of its lane must be taken from upstream.
     Take {
         lane: usize,
         bytes: u64,
@@ -36,7 +36,7 @@ enum InUse {
     Asked(Option<u64>),
 }
 
-/// A request. `bytes` are those of the layout, rounded up to 256.
+/// A request. `bytes` are the layout's bytes, rounded up to 256.
 #[derive(Clone, Copy)]
 struct Request {
     layout: Layout,
@@ -47,20 +47,20 @@ struct Request {
     in_use: InUse,
     /// Whether the answer may be [`Answer::Take`].
     may_take: bool,
-    /// How often it may be [`Answer::Ask`]: work that is done now may have been marked too early.
+    /// How often the answer may be [`Answer::Ask`]: work that is done now may have been marked too early.
     asks: u32,
 }
 
 impl Request {
-    /// Whether upstream would have more bytes in use than the plan's limit, as far as it counts them.
-    /// Upstream was asked, if there is a limit.
+    /// Returns whether upstream would have more bytes in use than the plan's limit, as far as it counts them.
+    /// If there is a limit, upstream was asked.
     fn would_exceed(&self, limit_bytes: Option<u64>, more: u64) -> bool {
         debug_assert!(limit_bytes.is_none() || self.in_use != InUse::NotAsked);
         let InUse::Asked(Some(in_use)) = self.in_use else { return false };
         limit_bytes.is_some_and(|limit| in_use.saturating_add(more) > limit)
     }
 
-    /// Says how the request is served. The plan may have been dropped since the last answer.
+    /// Decides how to serve the request. The plan may have been dropped since the last answer.
     #[inline]
     fn answer(&self, state: &mut State) -> Answer {
         let answer = match state.followed() {
@@ -73,8 +73,8 @@ impl Request {
         answer
     }
 
-    /// Says that the lane of the request has to be taken, if it has no memory and upstream has room for all
-    /// lanes that have none.
+    /// Answers that the lane of the request must be taken, if the lane has no memory and upstream has room
+    /// for all lanes without memory.
     #[inline]
     fn take(&self, plan: &mut Following) -> Option<Answer> {
         let lane = self.at.and_then(|at| plan.lane_of(at)).filter(|_| self.may_take && plan.is_begun())?;
@@ -93,7 +93,7 @@ impl Request {
         Some(Answer::Take { lane, bytes: taken.bytes })
     }
 
-    /// Serves the request from its slot, or beside it.
+    /// Serves the request from its slot, or outside of it.
     #[inline]
     fn serve(&self, state: &mut State) -> Answer {
         let Some(plan) = state.followed() else { return Answer::Upstream };
@@ -134,9 +134,9 @@ impl Request {
         self.serve_beside(state).map_or_else(|| self.serve_dropped(state), Answer::Block)
     }
 
-    /// Serves a request without a slot from the lane of its stream, if upstream would have to grow for it.
-    /// A lane without blocks goes back instead, and upstream serves the request; so it does when the program
-    /// is elsewhere.
+    /// Serves a request without a slot from the lane of its stream, if upstream would have to grow for it. If
+    /// the lane has no blocks, it goes back instead, and upstream serves the request. The lane also goes back
+    /// when the program has left the plan's position.
     fn serve_beside(&self, state: &mut State) -> Option<DevicePtr> {
         let plan = state.followed()?;
         let is_exceeded = self.would_exceed(plan.limit_bytes, self.bytes);
@@ -149,7 +149,7 @@ impl Request {
             }
             return None;
         };
-        // Nothing new keeps a lane from going back that only waits for other streams.
+        // If a lane waits only for other streams before it goes back, no new block may delay that.
         let may_serve = is_exceeded && !(plan.is_lost() && plan.lanes[lane].is_idle());
         if state.release(lane, self.stream).is_some() || !may_serve {
             return None;
@@ -159,7 +159,7 @@ impl Request {
         Some(ptr)
     }
 
-    /// Gives lanes of a dropped plan back whose blocks are all freed on the caller's stream. Serves the
+    /// Gives back the lanes of a dropped plan whose blocks are all freed on the caller's stream. Serves the
     /// request from the lane of that stream, if upstream would have to grow for it.
     fn serve_dropped(&self, state: &mut State) -> Answer {
         state.release_dropped(self.stream);
@@ -170,7 +170,7 @@ impl Request {
         if self.in_use == InUse::NotAsked && plan.limit_bytes.is_some() {
             return Answer::Know;
         }
-        // Nothing new keeps a lane from going back that other streams need.
+        // No new block may delay a lane that other streams need back.
         let lane = plan.lane_for(self.stream.id()).filter(|lane| !plan.lanes[*lane].is_idle());
         let may_serve = !plan.is_crowding(0) && self.would_exceed(plan.limit_bytes, self.bytes);
         let lane = lane.filter(|_| may_serve);
@@ -190,7 +190,7 @@ fn leave_plan(state: &mut State) {
 }
 
 impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
-    /// Serves a request from the plan; `None` if upstream serves it. `bytes` are those of the layout, rounded
+    /// Serves a request from the plan; `None` if upstream serves it. `bytes` are the layout's bytes, rounded
     /// up to 256.
     #[inline]
     pub(crate) fn serve_planned(&self, layout: Layout, bytes: u64, stream: StreamRef) -> Option<DevicePtr> {
@@ -239,8 +239,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         request.in_use = InUse::Asked(self.upstream.statistics().map(|known| known.bytes_in_use));
     }
 
-    /// Takes the memory of a lane from upstream; the plan is dropped if there is none. If upstream panics, a
-    /// later request takes it.
+    /// Takes the memory of a lane from upstream. If upstream has none, drops the plan. If upstream panics, a
+    /// later request takes the memory.
     fn take_lane(&self, lane: usize, bytes: u64, stream: StreamRef) {
         let layout = Layout::new(bytes);
         let taken = catch_unwind(AssertUnwindSafe(|| self.upstream.allocate(layout, stream)));
@@ -263,7 +263,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         }
     }
 
-    /// Serves a request for which upstream has no memory from a gap of the lane of its stream.
+    /// Serves a request that upstream has no memory for from a gap in the lane of its stream.
     pub(crate) fn serve_from_gap(&self, layout: Layout, stream: StreamRef) -> Option<DevicePtr> {
         let bytes = layout.rounded_bytes()?;
         self.locked(|state| {
@@ -275,8 +275,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         })?
     }
 
-    /// Takes a block of a lane back; `None` if it is upstream's. Returns the number of the mark behind which
-    /// its bytes are free, if that is another stream's than the lane's.
+    /// Frees a block of a lane; `None` if the block is upstream's. If the stream is not the lane's, returns
+    /// the number of a mark: the bytes are free after that mark.
     #[inline]
     fn free_under_lock(
         &self,
@@ -299,14 +299,14 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         freed
     }
 
-    /// Counts a block as in use again that upstream refused to take back.
+    /// Counts a block as in use again, because upstream refused to free it.
     #[cold]
     pub(crate) fn not_freed_beside(&self, layout: Layout) {
         let bytes = layout.rounded_bytes().unwrap_or(0) as i64;
         self.locked(|state| state.followed().into_iter().for_each(|plan| plan.count_beside(bytes)));
     }
 
-    /// Takes a block of a lane back; `None` if it is upstream's.
+    /// Frees a block of a lane; `None` if the block is upstream's.
     #[inline]
     pub(crate) fn free_planned(
         &self,
@@ -315,7 +315,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         stream: StreamRef,
     ) -> Option<Result<(), MisuseKind>> {
         let freed = self.locked(|state| self.free_under_lock(state, ptr, layout, stream));
-        // A forked child cannot say whose the block is, and leaves it.
+        // A forked child cannot tell who owns the block, and leaves it.
         let Some(freed) = freed else { return Some(Ok(())) };
         Some(freed?.map(|number| {
             if let Some(number) = number {

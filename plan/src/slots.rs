@@ -1,4 +1,4 @@
-//! The slots of a plan: which allocation has which address, and which slots had it before.
+//! The slots of a plan: the address of each allocation, and the slots that had this address before.
 
 use std::collections::BTreeMap;
 use std::hash::Hasher;
@@ -13,29 +13,29 @@ const NONE: u32 = u32::MAX;
 /// Marks a predecessor that has the address in the pass before.
 const EARLIER_PASS: u32 = 1 << 31;
 
-/// The number of requests in a row by which a position is known.
+/// The number of requests in a row that identify a position.
 pub(crate) const GRAM: usize = 6;
 
 /// One allocation of the plan.
 ///
-/// Every byte of a lane passes from slot to slot in the order of the plan, and from the last one to the first
-/// one of the next pass. A slot has a byte from the time when its predecessor is free of it until it is free
-/// itself. So two blocks never share a byte, whatever the program does, and whatever the planner did.
+/// Every byte of a lane passes from slot to slot in the order of the plan, and from the last slot to the
+/// first slot of the next pass. A slot owns a byte from the time when its predecessor releases it until the
+/// slot releases it too. So two blocks never share a byte, whatever the program or the planner did.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slot {
     /// The size in bytes.
     pub(crate) bytes: u64,
-    /// The number of its stream, and of the lane in which it lies.
+    /// The number of its stream, which is also the number of its lane.
     pub(crate) stream: u32,
     /// The distance from the start of the lane, in bytes.
     pub(crate) offset: u64,
     /// The number of the pair of lane and offset; [`NONE`] if the plan leaves the allocation to upstream.
     place: u32,
-    /// The end of the slot's part of the predecessors; it begins where that of the slot before ends.
+    /// The end of the slot's part of the predecessors. The part begins where the previous slot's part ends.
     predecessors_end: u32,
-    /// How often the slot was used or left out.
+    /// How often the slot was used or skipped.
     turns: u64,
-    /// Whether it holds a block, or one that was freed on another stream.
+    /// Whether it holds a block, or a block that was freed on another stream.
     is_live: bool,
 }
 
@@ -46,14 +46,14 @@ pub(crate) struct Slots {
     predecessors: Vec<u32>,
     /// The streams by their numbers, as far as requests have named them.
     streams: Vec<Option<StreamId>>,
-    /// By lane: the place of each offset at which a slot starts.
+    /// For each lane: the place of each offset at which a slot starts.
     places: Vec<FxHashMap<u64, u32>>,
-    /// The position of the slot whose block has a place; [`NONE`] if none has.
+    /// For each place: the position of the slot whose block is there; [`NONE`] if there is no block.
     holders: Vec<u32>,
-    /// The bytes that each slot's block was asked for.
+    /// The requested bytes of each slot's block.
     requested: Vec<u64>,
-    /// The hash of each [`GRAM`] allocations in a row and the position of the last one, sorted; none until
-    /// they are needed.
+    /// The hash of each [`GRAM`] allocations in a row and the position of the last one, sorted. Empty until
+    /// needed.
     grams: Vec<(u64, u32)>,
 }
 
@@ -87,11 +87,11 @@ impl Slots {
         this
     }
 
-    /// Finds the slots that have each slot's addresses before it. Two neighbours touch each other like
-    /// rectangles in a plane, so there are at most three times as many predecessors as slots.
+    /// Finds the slots that have each slot's addresses before it. Neighbours touch like rectangles in a
+    /// plane, so there are at most three times as many predecessors as slots.
     fn link(&mut self, lanes: usize) {
         let mut owners: Vec<BTreeMap<u64, (u64, u32)>> = vec![BTreeMap::new(); lanes];
-        // The first pass only says what the second one follows.
+        // The first pass only finds the predecessors of the second pass's first slots.
         for is_second in [false, true] {
             for index in 0..self.slots.len() as u32 {
                 let slot = self.slots[index as usize];
@@ -118,39 +118,39 @@ impl Slots {
         self.slots.len() as u32
     }
 
-    /// The slot at a position.
+    /// Returns the slot at a position.
     pub(crate) fn at(&self, at: u32) -> &Slot {
         &self.slots[at as usize]
     }
 
-    /// Whether the allocation at a position has a slot; else the plan leaves it to upstream.
+    /// Returns whether the allocation at a position has a slot. If not, the plan leaves it to upstream.
     pub(crate) fn is_placed(&self, at: u32) -> bool {
         self.at(at).place != NONE
     }
 
-    /// Whether the allocation at a position is of this size and stream.
+    /// Returns whether the allocation at a position has this size and stream.
     pub(crate) fn has(&self, at: u32, bytes: u64, stream: StreamId) -> bool {
         let slot = self.at(at);
         slot.bytes == bytes && self.streams[slot.stream as usize] == Some(stream)
     }
 
-    /// The number of a stream that a request has named.
+    /// Returns the number of a stream that a request has named.
     pub(crate) fn number_of(&self, stream: StreamId) -> Option<u32> {
         self.streams.iter().position(|known| *known == Some(stream)).map(|number| number as u32)
     }
 
-    /// The stream of a position, once a request has named it.
+    /// Returns the stream of a position, if a request has named it.
     pub(crate) fn stream_at(&self, at: u32) -> Option<StreamId> {
         self.streams[self.at(at).stream as usize]
     }
 
-    /// The stream of a lane, once a request has named it.
+    /// Returns the stream of a lane, if a request has named it.
     pub(crate) fn stream_of(&self, lane: usize) -> Option<StreamId> {
         self.streams[lane]
     }
 
-    /// Takes the stream of a request for that of a position, if that is not known yet, and this one is not
-    /// known as another.
+    /// Assigns a request's stream to the position's stream number, if neither is assigned yet. Returns
+    /// whether it did.
     pub(crate) fn name_stream(&mut self, at: u32, bytes: u64, stream: StreamId) -> bool {
         let slot = self.at(at);
         let number = slot.stream as usize;
@@ -161,7 +161,7 @@ impl Slots {
         is_it
     }
 
-    /// Returns the position of the last of these requests, the nearest one at or after `from`.
+    /// Returns the position of the last of these requests: the nearest match at or after `from`.
     pub(crate) fn find(&mut self, requests: &[(u64, StreamId); GRAM], from: u32) -> Option<u32> {
         if self.grams.is_empty() {
             self.grams = self.all_grams();
@@ -201,30 +201,30 @@ impl Slots {
 
     /// Gives the slot to a block, if no block has any of its bytes.
     pub(crate) fn claim(&mut self, index: u32) -> bool {
-        // A request pays for the slots that were left out before it, but not for many at once.
+        // A request catches up on slots that were skipped before it, but not on many at once.
         let is_free = self.take_turn(index, &mut 64);
         self.slots[index as usize].is_live |= is_free;
         is_free
     }
 
-    /// Notes the block of a slot that was claimed, and the bytes that were asked for.
+    /// Notes the block of a claimed slot, and its requested bytes.
     pub(crate) fn note_block(&mut self, index: u32, requested: u64) {
         self.holders[self.slots[index as usize].place as usize] = index;
         self.requested[index as usize] = requested;
     }
 
-    /// The position of the slot whose block starts at an offset of a lane, and the bytes that were asked for.
+    /// Returns the position of the slot whose block starts at an offset of a lane, and its requested bytes.
     pub(crate) fn block_at(&self, lane: usize, offset: u64) -> Option<(u32, u64)> {
         let at = self.holders[*self.places[lane].get(&offset)? as usize];
         (at != NONE).then(|| (at, self.requested[at as usize]))
     }
 
-    /// Whether a slot starts at an offset of a lane.
+    /// Returns whether a slot starts at an offset of a lane.
     pub(crate) fn is_start(&self, lane: usize, offset: u64) -> bool {
         self.places[lane].contains_key(&offset)
     }
 
-    /// Notes that a slot's block was freed. Its bytes stay the slot's until [`release`](Self::release).
+    /// Notes that a slot's block was freed. The slot keeps its bytes until [`release`](Self::release).
     pub(crate) fn forget_block(&mut self, index: u32) {
         self.holders[self.slots[index as usize].place as usize] = NONE;
     }
@@ -234,7 +234,7 @@ impl Slots {
         self.slots[index as usize].is_live = false;
     }
 
-    /// The bytes of a lane that its slots use, as offsets from start to end, sorted.
+    /// Returns the bytes of a lane that its slots use, as offsets from start to end, sorted.
     pub(crate) fn used(&self, lane: usize) -> Vec<(u64, u64)> {
         let live = self.slots.iter().filter(|slot| slot.stream as usize == lane && slot.is_live);
         let mut used: Vec<_> = live.map(|slot| (slot.offset, slot.offset + slot.bytes)).collect();
@@ -242,15 +242,15 @@ impl Slots {
         used
     }
 
-    /// Leaves a slot out, if no block has any of its bytes: they pass on.
+    /// Skips a slot, if no block has any of its bytes: they pass on.
     pub(crate) fn pass_over(&mut self, index: u32) {
         if self.is_placed(index) && !self.at(index).is_live {
             self.take_turn(index, &mut 4);
         }
     }
 
-    /// Lets the slots before `index` have passed their bytes on, as far as no block has them: the program
-    /// left them out, or was served otherwise.
+    /// Makes the slots before `index` pass their bytes on, unless a block has them. The program skipped them
+    /// or was served otherwise.
     pub(crate) fn catch_up(&mut self, index: u32) {
         let turns = self.slots[index as usize].turns;
         // The first round ends the pass before.
@@ -265,7 +265,7 @@ impl Slots {
         }
     }
 
-    /// Moves the lowest slots but those at 0 down, unseen by the check.
+    /// Moves the lowest slots, except slots at 0, down without the check's knowledge.
     #[cfg(test)]
     pub(crate) fn shift(&mut self, by: u64) {
         let lowest =
@@ -276,8 +276,8 @@ impl Slots {
         }
     }
 
-    /// Takes the slot's next turn, after the turns of at most `budget` idle predecessors that were left out;
-    /// returns whether all predecessors have passed their bytes on.
+    /// Takes the slot's next turn, after the turns of at most `budget` idle predecessors that were skipped.
+    /// Returns whether all predecessors have passed their bytes on.
     fn take_turn(&mut self, index: u32, budget: &mut u32) -> bool {
         let turns = self.slots[index as usize].turns;
         for at in self.predecessors(index) {
@@ -294,15 +294,15 @@ impl Slots {
                 return false;
             }
         }
-        // A slot never waits for itself through others: one of any circle of slots has passed its bytes on.
+        // A slot never waits for itself through others: in any circle of slots, one has passed its bytes on.
         debug_assert_eq!(self.slots[index as usize].turns, turns, "slots wait for each other");
         self.slots[index as usize].turns += 1;
         true
     }
 }
 
-/// Returns what identifies an allocation among others. Two that differ may have the same key by chance, which
-/// costs a request its place in the plan and nothing else.
+/// Returns a key that identifies an allocation. Two different allocations may have the same key by chance;
+/// that only costs a request its place in the plan.
 fn key(bytes: u64, stream: u32) -> u64 {
     let mut hasher = FxHasher::default();
     hasher.write_u64(bytes);
@@ -315,7 +315,7 @@ fn gram_of(keys: [u64; GRAM]) -> u64 {
     keys.into_iter().fold(0, |hash: u64, key| (hash.rotate_left(5) ^ key).wrapping_mul(0x9E37_79B9_7F4A_7C15))
 }
 
-/// Gives a range of addresses to `owner`, and names those who had parts of it.
+/// Gives a range of addresses to `owner`, and returns the previous owners of its parts.
 fn occupy(
     owners: &mut BTreeMap<u64, (u64, u32)>,
     start: u64,

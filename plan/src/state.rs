@@ -1,4 +1,4 @@
-//! What the layer's lock guards, and the memory that goes back to upstream after it is released.
+//! The state under the layer's lock, and the memory that goes back to upstream after its release.
 
 use millpond_core::driver::Event;
 use millpond_core::{DevicePtr, StreamId, StreamRef};
@@ -12,26 +12,26 @@ use crate::marks::{Marks, Question};
 pub struct PlanStatistics {
     /// The requests that got a slot of the plan.
     pub served: u64,
-    /// The requests that got no slot while the plan was in use: upstream served them, or a gap of the plan.
+    /// The requests that got no slot while the plan was in use: upstream or a gap of the plan served them.
     pub missed: u64,
-    /// Those of them that a gap of the plan's memory served.
+    /// How many missed requests a gap of the plan's memory served.
     pub served_beside: u64,
-    /// The allocations of the plan; 0 once it was dropped, and if there was no memory for it.
+    /// The number of the plan's allocations; 0 after the plan was dropped, or if there was no memory for it.
     pub plan_allocations: u64,
-    /// The bytes that the plan needs; 0 without one.
+    /// The bytes that the plan needs; 0 without a plan.
     pub plan_bytes: u64,
     /// The bytes that the layer holds from upstream for the plan.
     pub held_bytes: u64,
-    /// Whether the plan was dropped: the program did not follow it, or memory was short. Upstream serves all
-    /// requests.
+    /// Whether the plan was dropped, because the program did not follow it or memory was short. Upstream
+    /// serves all requests.
     pub is_dropped: bool,
 }
 
-/// The calls from one question to the driver to the next, while a dropped plan has memory. A query of an
-/// event takes about 520 ns on an H200, so this is 33 ns a call for each stream.
+/// While a dropped plan has memory, the driver is asked once in this many calls. A query of an event takes
+/// about 520 ns on an H200, so this is 33 ns a call for each stream.
 const CALLS_BETWEEN_QUERIES: u32 = 16;
 
-/// A plan that was dropped, to report it once the lock is released.
+/// A dropped plan, to be reported after the lock is released.
 #[derive(Debug)]
 pub(crate) struct Dropped {
     pub(crate) why: &'static str,
@@ -45,27 +45,27 @@ pub(crate) struct State {
     pub(crate) plan: Option<Following>,
     pub(crate) marks: Marks,
     pub(crate) counts: PlanStatistics,
-    /// Lanes that go back to upstream on these streams once the lock is released.
+    /// Lanes that go back to upstream on these streams after the lock is released.
     leaving: Vec<(DevicePtr, u64, StreamRef)>,
     dropped: Option<Dropped>,
-    /// The calls until the driver is asked about a dropped plan.
+    /// The number of calls until the driver is asked about a dropped plan.
     calls_to_query: u32,
-    /// Whether upstream should give back what it does not use.
+    /// Whether upstream should give back unused memory.
     pub(crate) is_excess_due: bool,
 }
 
 impl State {
-    /// Before the first request.
+    /// Makes the state before the first request.
     pub(crate) fn new(plan: Option<Following>) -> Self {
         Self { plan, ..Self::default() }
     }
 
-    /// The plan, unless it was dropped.
+    /// Returns the plan, unless it was dropped.
     pub(crate) fn followed(&mut self) -> Option<&mut Following> {
         self.plan.as_mut().filter(|_| !self.counts.is_dropped)
     }
 
-    /// The counts so far.
+    /// Returns the counts so far.
     pub(crate) fn statistics(&self) -> PlanStatistics {
         let mut counts = self.counts;
         counts.held_bytes = self.held().0;
@@ -75,7 +75,7 @@ impl State {
         counts
     }
 
-    /// Whether lanes without blocks, or bytes of others, may become free by a wait.
+    /// Returns whether a wait may free lanes without blocks, or bytes that other streams freed.
     pub(crate) fn has_waits(&self) -> bool {
         self.held().1 > 0 || self.plan.iter().flat_map(|plan| &plan.lanes).any(|lane| lane.has_waits())
     }
@@ -89,7 +89,7 @@ impl State {
         (lanes, marks.take_spare())
     }
 
-    /// Ends the use of the plan. Its memory goes back when that is free.
+    /// Ends the use of the plan. Its memory goes back when it is free.
     pub(crate) fn drop_plan(&mut self, why: &'static str) {
         let Some(log) = self.followed().map(|plan| plan.log.clone()) else { return };
         self.counts.is_dropped = true;
@@ -105,17 +105,18 @@ impl State {
         }
     }
 
-    /// Returns the bytes that the plan has taken from upstream, and those of them in lanes without blocks.
+    /// Returns the bytes that the plan has taken from upstream, and how many of them are in lanes without
+    /// blocks.
     pub(crate) fn held(&self) -> (u64, u64) {
         self.plan.as_ref().map_or((0, 0), Following::held)
     }
 
-    /// Whether memory of a dropped plan has yet to go back.
+    /// Returns whether memory of a dropped plan still has to go back.
     pub(crate) fn is_draining(&self) -> bool {
         self.counts.is_dropped && self.plan.is_some()
     }
 
-    /// Whether this call should ask the driver which of that memory may go back.
+    /// Returns whether this call should ask the driver which memory of a dropped plan can go back.
     #[inline]
     pub(crate) fn is_query_due(&mut self) -> bool {
         if !self.is_draining() {
@@ -126,8 +127,8 @@ impl State {
         is_due
     }
 
-    /// Takes a lane without blocks out of the plan, for a caller whose stream is `stream`. It goes back once
-    /// the lock is released. Returns its bytes.
+    /// Takes a lane without blocks out of the plan, for a caller whose stream is `stream`. The lane goes back
+    /// after the lock is released. Returns its bytes.
     pub(crate) fn release(&mut self, lane: usize, stream: StreamRef) -> Option<u64> {
         let plan = self.plan.as_mut()?;
         let base = plan.take_idle(lane, stream.id(), &mut self.marks)?;
@@ -155,19 +156,19 @@ impl State {
         }
     }
 
-    /// The questions about the blocks of the stream's lane that were freed on other streams.
+    /// Returns the questions about blocks of the stream's lane that were freed on other streams.
     pub(crate) fn ask_foreign(&mut self, stream: StreamId) -> Vec<Question> {
         let Self { plan, marks, .. } = self;
         plan.as_ref().map_or_else(Vec::new, |plan| plan.ask_foreign(stream, marks))
     }
 
-    /// The questions about the work that lanes without blocks wait for.
+    /// Returns the questions about work that lanes without blocks wait for.
     pub(crate) fn ask_idle(&mut self) -> Vec<Question> {
         let Self { plan, marks, .. } = self;
         plan.as_mut().map_or_else(Vec::new, |plan| plan.ask_idle(marks))
     }
 
-    /// The question about one mark.
+    /// Returns the question about one mark.
     pub(crate) fn ask_one(&mut self, number: u64) -> Option<Question> {
         let mark = self.plan.as_mut()?.find_mark(number)?;
         Some(self.marks.ask(mark))
@@ -189,24 +190,24 @@ impl State {
         }
     }
 
-    /// Marks the work of lanes without blocks, for a caller who then waits for the device. Returns the number
-    /// of the last mark.
+    /// Marks the work of lanes without blocks, for a caller that then waits for the device. Returns the
+    /// number of the last mark.
     pub(crate) fn mark_idle(&mut self) -> u64 {
         self.plan.iter_mut().for_each(|plan| plan.mark_idle(&mut self.marks));
         self.marks.last()
     }
 
-    /// Ends the waits for all work whose marks `is_done` names.
+    /// Ends the waits for work whose marks `is_done` accepts.
     pub(crate) fn end_waits(&mut self, is_done: impl Fn(u64) -> bool) {
         self.plan.iter_mut().for_each(|plan| plan.end_waits(&mut self.marks, &is_done));
     }
 
-    /// Takes the lanes that go back, and what is to be reported.
+    /// Takes the lanes that go back, and the plan to report.
     pub(crate) fn take_left(&mut self) -> (Vec<(DevicePtr, u64, StreamRef)>, Option<Dropped>) {
         (std::mem::take(&mut self.leaving), self.dropped.take())
     }
 
-    /// Whether something is left to do once the lock is released.
+    /// Returns whether work is left for after the lock's release.
     #[inline]
     pub(crate) fn has_left(&self) -> bool {
         !self.leaving.is_empty() || self.dropped.is_some()

@@ -1,4 +1,4 @@
-//! Locks and atomics: those of the standard library, or loom's in models (`--cfg millpond_loom`).
+//! Locks and atomics: the standard library's, or loom's in models (`--cfg millpond_loom`).
 
 #[cfg(not(all(test, millpond_loom)))]
 pub(crate) use parking_lot::{Mutex, MutexGuard};
@@ -22,7 +22,7 @@ mod modelled {
         loom::thread::yield_now();
     }
 
-    /// A lock that panics do not poison, as parking_lot's.
+    /// A lock that panics do not poison, like parking_lot's.
     #[derive(Debug)]
     pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
 
@@ -44,10 +44,10 @@ mod modelled {
         }
     }
 
-    /// Runs a model in every order that its threads may take.
+    /// Runs a model in every order that its threads can take.
     pub(crate) fn explore(model: impl Fn() + Send + Sync + 'static) {
         let mut builder = loom::model::Builder::new();
-        // The models find no bug that needs more than this many preemptions.
+        // The models find no bug that needs more preemptions.
         builder.preemption_bound = builder.preemption_bound.or(Some(6));
         builder.max_branches = 20_000;
         builder.check(model);

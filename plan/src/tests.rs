@@ -1,5 +1,5 @@
-//! Tests the plan: random programs with what may go wrong in them, under the oracles of the simulated device,
-//! with right and wrong plans; and mistakes that these must find.
+//! Tests right and wrong plans with random, disturbed programs under the oracles of the simulated device.
+//! Also tests that the oracles find planted mistakes.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -67,7 +67,7 @@ impl World {
         Held { ptr, bytes, stream, tag: self.tag }
     }
 
-    /// Frees a block on a stream, which first waits for the block's own.
+    /// Frees a block on a stream, which first waits for the block's own stream.
     fn free(&mut self, held: Held, stream: usize) {
         let check = Access::check(held.ptr, held.bytes, held.tag);
         self.device.launch(self.streams[held.stream], &[check]);
@@ -80,7 +80,7 @@ impl World {
             // SAFETY: the event is this test's own.
             unsafe { self.device.event_destroy(event).unwrap() };
         }
-        // SAFETY: the block came from the stack with this size, and its uses are before the stream's next
+        // SAFETY: the block came from the stack with this size, and its uses come before the stream's next
         // work.
         unsafe { self.stack.deallocate(held.ptr, Layout::new(held.bytes), self.streams[stream]) };
     }
@@ -102,7 +102,7 @@ impl World {
         }
     }
 
-    /// Frees everything, as a program does whose step failed.
+    /// Frees everything, like a program whose step failed.
     pub(super) fn unwind(&mut self) {
         let held: Vec<_> = self.held.iter_mut().rev().filter_map(Option::take).collect();
         for held in held.into_iter().chain(std::mem::take(&mut self.strays)) {
@@ -110,7 +110,7 @@ impl World {
         }
     }
 
-    /// Whether the oracles found nothing wrong.
+    /// Returns whether the oracles found no mistake.
     pub(super) fn is_right(&self) -> bool {
         self.device.synchronize().unwrap();
         self.device.take_violations().is_empty() && self.stack.take_faults().is_empty()
@@ -122,8 +122,8 @@ impl World {
     }
 }
 
-/// A random body: blocks of several streams, of which some live until the next body. In some bodies, one free
-/// in twenty is on another stream.
+/// Makes a random body: blocks of several streams. Some blocks live until the next body. In some bodies, one
+/// free in twenty is on another stream.
 pub(super) fn random_body(rng: &mut Rng) -> Vec<Call> {
     let (streams, blocks) = (rng.between(1, STREAMS), rng.between(8, 60) as usize);
     let foreign = if rng.percent(30) { 5 } else { 0 };
@@ -152,7 +152,7 @@ pub(super) fn random_body(rng: &mut Rng) -> Vec<Call> {
     calls
 }
 
-/// Runs a body with something that goes wrong in it.
+/// Runs a body with a disturbance in it.
 fn disturb(world: &mut World, body: &[Call], rng: &mut Rng) {
     let mut calls = body.to_vec();
     let some = |rng: &mut Rng| rng.below(body.len() as u64) as usize;
@@ -194,11 +194,11 @@ fn disturb(world: &mut World, body: &[Call], rng: &mut Rng) {
     world.run(&calls);
 }
 
-/// The requests that got a slot, and those that got a gap.
+/// The number of requests that got a slot, and of requests that got a gap.
 pub(super) type Served = (u64, u64);
 
-/// Runs a program over the layer that is made for its body, and returns whether the oracles found nothing,
-/// and how many requests the plan served.
+/// Runs a program over the layer that is made for its body. Returns whether the oracles found no mistake, and
+/// how many requests the plan served.
 fn program(seed: u64, mistake: Option<Mistake>, layer: LayerOf) -> (bool, Served) {
     let ((is_right, served), refused) = misuse_recorder::record(|| program_of(seed, mistake, layer));
     (is_right && refused.is_empty(), served)
@@ -218,7 +218,7 @@ fn program_of(seed: u64, mistake: Option<Mistake>, layer: LayerOf) -> (bool, Ser
         world.set_mistake(mistake);
     }
     if is_followed && seed.is_multiple_of(3) {
-        // Upstream must not grow: what the plan does not know lies in its gaps.
+        // Upstream must not grow: blocks that the plan does not know lie in its gaps.
         let mut state = world.stack.inner().state.lock();
         let plan = state.followed().expect("a plan is in use");
         plan.limit_bytes = Some(plan.bytes / 8 * 9);
@@ -243,7 +243,7 @@ fn program_of(seed: u64, mistake: Option<Mistake>, layer: LayerOf) -> (bool, Ser
     (is_right && device.live_allocations() == 0, served)
 }
 
-/// The plan of a body, as two passes over it are logged: the first one says when blocks are freed. The first
+/// Makes the plan of a body from a log of two passes. The first pass shows when blocks are freed. The first
 /// `lead` allocations get no slot.
 pub(super) fn plan_of(body: &[Call], lead: usize) -> PlanParts {
     let mut made: Vec<(u64, usize, Option<u32>)> = Vec::new();
@@ -306,20 +306,20 @@ fn place(allocations: &mut [PlannedAllocation], stream: u32) -> u64 {
     found.height
 }
 
-/// The layer with a plan that went through text.
+/// Makes the layer with a plan that was written and read as text.
 pub(super) fn layer(parts: PlanParts) -> PlanLayer {
     let plan = ProgramPlan::new(parts).unwrap().to_string();
     PlanLayer::from_plan(ProgramPlan::read(plan.as_bytes()).unwrap())
 }
 
-/// A layer for a body; `None` if no block of that can have a slot.
+/// Makes a layer for a body; `None` if no block of the body can have a slot.
 type LayerOf = fn(&[Call]) -> Option<PlanLayer>;
 
 fn layer_of(parts: PlanParts) -> Option<PlanLayer> {
     parts.allocations.iter().any(|allocation| allocation.slot.is_some()).then(|| layer(parts))
 }
 
-/// Allocations of these sizes on the first stream, which are all in use before the first is freed.
+/// Allocates blocks of these sizes on the first stream. All are in use before the first is freed.
 pub(super) fn steps(sizes: &[u64]) -> Vec<Call> {
     let call = |(block, bytes): (usize, &u64)| Call::Allocate { block, bytes: *bytes, stream: 0 };
     let mut calls: Vec<_> = sizes.iter().enumerate().map(call).collect();
@@ -327,17 +327,17 @@ pub(super) fn steps(sizes: &[u64]) -> Vec<Call> {
     calls
 }
 
-/// The layer with the plan of such allocations.
+/// Makes the layer with the plan of such allocations.
 pub(super) fn layer_of_steps(sizes: &[u64]) -> PlanLayer {
     layer(plan_of(&steps(sizes), 0))
 }
 
-/// Begins without or with allocations that have no slot.
+/// A plan that begins with or without allocations that have no slot.
 fn right(body: &[Call]) -> Option<PlanLayer> {
     layer_of(plan_of(body, if body.len().is_multiple_of(2) { 0 } else { 5 }))
 }
 
-/// A plan whose lives are wrong, so that its slots may overlap: each lies 256 bytes lower than it should.
+/// A plan with wrong lives, so that its slots may overlap: each lies 256 bytes lower than it should.
 fn overlapping(body: &[Call]) -> Option<PlanLayer> {
     let mut parts = plan_of(body, 0);
     for slot in parts.allocations.iter_mut().filter_map(|allocation| allocation.slot.as_mut()) {
@@ -347,7 +347,7 @@ fn overlapping(body: &[Call]) -> Option<PlanLayer> {
     layer_of(parts)
 }
 
-/// A plan whose offsets a generator made.
+/// A plan with random offsets.
 fn random(body: &[Call]) -> Option<PlanLayer> {
     let mut parts = plan_of(body, 0);
     let mut rng = Rng::new(body.len() as u64);
@@ -398,7 +398,7 @@ fn the_oracles_find_mistakes() {
     assert!(found.is_some(), "no program noticed slots that overlap by 256 bytes");
 }
 
-/// The check at run time is worth nothing if the addresses of slots are not those that it knows.
+/// The check at run time is useless if it does not know the slots' real addresses.
 #[test]
 fn the_oracles_find_slots_that_are_not_where_the_check_thinks() {
     let sizes = [1024, 2048, 512, 4096];
@@ -407,16 +407,16 @@ fn the_oracles_find_slots_that_are_not_where_the_check_thinks() {
         let calls = steps(&sizes);
         (0..30).for_each(|_| world.run(&calls));
         assert!(world.is_right());
-        world.stack.inner().state.lock().followed().expect("it is followed").slots.shift(shift);
+        world.stack.inner().state.lock().followed().expect("the plan is followed").slots.shift(shift);
         world.run(&calls);
         assert_eq!(world.is_right(), shift == 0, "shifted by {shift} bytes");
     }
 }
 
-/// A plan that lets blocks overlap is slower, and not wrong: the check knows no plan, but addresses.
+/// A plan that lets blocks overlap is slower but safe: the check looks at addresses, not at the plan.
 #[test]
 fn a_wrong_plan_is_no_danger() {
-    // The lives are shorter than those of the program will be.
+    // The lives are shorter than the program's lives will be.
     let row = |bytes| {
         let slot = Some(PlannedSlot { life: NonZeroU32::MIN, offset: 0 });
         PlannedAllocation { bytes, stream: 0, slot }
@@ -428,9 +428,9 @@ fn a_wrong_plan_is_no_danger() {
     assert!(slots.claim(0));
     assert!((0..4).all(|at| !slots.claim(at)), "the first block has all of the lane");
     slots.release(0);
-    assert!(slots.claim(2) && !slots.claim(0), "half of it");
+    assert!(slots.claim(2) && !slots.claim(0), "half of the lane");
     slots.release(2);
-    assert!(slots.claim(2) && !slots.claim(3), "slots that are left out pass their bytes on");
+    assert!(slots.claim(2) && !slots.claim(3), "skipped slots pass their bytes on");
     slots.release(2);
     assert!(slots.claim(1));
 }
@@ -471,7 +471,7 @@ fn a_plan_that_the_program_leaves_is_dropped_and_its_memory_goes_back() {
     assert_eq!((dropped.is_dropped, dropped.held_bytes, dropped.plan_bytes), (true, 0, 0), "{dropped:?}");
     assert!(!world.stack.inner().has_plan.load(crate::sync::Ordering::Relaxed), "no call needs the lock");
     repeat(&mut world, &sizes, 10);
-    assert_eq!(world.stack.inner().plan_statistics(), dropped, "upstream serves all");
+    assert_eq!(world.stack.inner().plan_statistics(), dropped, "upstream serves all requests");
     assert!(world.is_right());
 }
 
@@ -503,7 +503,7 @@ fn wrong_frees_are_refused() {
     let stack = world.stack.inner();
     let stream = world.streams[0];
     let ptr = stack.allocate_bytes(4096, stream).unwrap();
-    // SAFETY: what is wrong here is refused.
+    // SAFETY: the wrong frees are refused.
     let (refused, _) = misuse_recorder::record(|| unsafe {
         let free = |ptr, bytes| {
             misuse_recorder::record(|| stack.deallocate_bytes(ptr, bytes, stream)).1.pop().map(|it| it.kind)

@@ -35,7 +35,7 @@ fn body(stack: &dyn DeviceMemoryResource) {
     held.into_iter().for_each(|(ptr, bytes)| give(stack, ptr, bytes));
 }
 
-/// Runs a body, after upstream has given a block away that leaves no room for the plan.
+/// Runs a body after upstream has given out a block that leaves no room for the plan.
 fn run_with_a_spare_block<R: DeviceMemoryResource>(
     stack: &PlanMemoryResource<R>,
     spare: &Mutex<Option<DevicePtr>>,
@@ -44,7 +44,7 @@ fn run_with_a_spare_block<R: DeviceMemoryResource>(
     body(stack);
 }
 
-/// The part of a stack that frees the spare block.
+/// Frees the spare block.
 #[derive(Default)]
 struct Spare {
     top: OnceLock<Weak<dyn DeviceMemoryResource + Send + Sync>>,
@@ -107,7 +107,7 @@ fn the_plans_lock_is_free_while_a_retry_waits_for_another_thread() {
     assert_eq!((counts.is_dropped, counts.held_bytes), (false, BODY.iter().sum()));
 }
 
-/// Runs a body in a scope below the plan; returns whether all of its blocks are the scope's.
+/// Runs a body in a scope below the plan; returns whether the scope served all of its blocks.
 fn body_in_a_scope(is_asked: bool) -> bool {
     let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
     let pool = CudaMemoryResource::new(Arc::clone(&device) as _).layer(PoolLayer::new().decay(Decay::Off));
@@ -136,7 +136,7 @@ fn body_in_a_scope(is_asked: bool) -> bool {
     let is_in_scope = |ptr: DevicePtr| blocks.iter().any(|block| block.address == ptr.address());
     let is_all = held.iter().all(|(ptr, _)| is_in_scope(*ptr));
     end(held);
-    // The plan goes on after the scope is closed.
+    // The plan continues after the scope is closed.
     let before = stack.plan_statistics().served;
     (0..4).for_each(|_| end(run(&stack)));
     assert!(stack.plan_statistics().served > before);
@@ -149,7 +149,7 @@ fn a_request_in_a_capture_scope_below_gets_no_slot() {
     assert!(!body_in_a_scope(false), "the test notices a plan that does not ask for scopes");
 }
 
-/// A panic below the plan costs the request: the lane that it was for is taken by a later one.
+/// If a panic below the plan fails a request, a later request takes its lane.
 #[test]
 fn a_lane_whose_memory_did_not_come_for_a_panic_is_taken_later() {
     let mut panics = 0;
@@ -159,7 +159,7 @@ fn a_lane_whose_memory_did_not_come_for_a_panic_is_taken_later() {
         let limited = Arc::new(limited);
         let (counted, requests) = (Arc::clone(&limited), AtomicU64::new(0));
         let frees = Arc::clone(&limited);
-        // SAFETY: both functions pass the call to plain memory, or hand out nothing.
+        // SAFETY: both functions pass the call to plain memory, or return no block.
         let upstream = unsafe {
             CallbackMemoryResource::new(
                 Arc::clone(limited.driver()),
@@ -195,7 +195,7 @@ fn a_lane_whose_memory_did_not_come_for_a_panic_is_taken_later() {
     assert_eq!(panics, 60);
 }
 
-/// What the layer below cannot give back says nothing about the plan's own memory.
+/// If the layer below cannot be trimmed, the plan still gives its own memory back.
 #[test]
 fn a_trim_gives_lanes_back_although_the_upstream_cannot_be_trimmed() {
     let (upstream, handle) = mock::resource(SimDevice::new(SimConfig::with_capacity(1 << 30)));

@@ -1,4 +1,5 @@
-//! Asks whether each of minimalloc's problems fits, and prints the answer beside the best plan.
+//! Shows how to ask whether a problem fits into a capacity: prints the answer and the best plan for each of
+//! minimalloc's problems.
 //!
 //! ```text
 //! minimalloc CAPACITY SECONDS FILE...
@@ -23,7 +24,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         let start = Instant::now();
         let answer = match fits(&problem, capacity, &options) {
             Fit::Fits(plan) => {
-                assert!(validate(&problem, &plan.offsets)? <= capacity, "the validator found it higher");
+                assert!(
+                    validate(&problem, &plan.offsets)? <= capacity,
+                    "the validator found a higher placement"
+                );
                 "yes"
             }
             Fit::Impossible { .. } => "no",

@@ -1,11 +1,11 @@
-//! Plans logs, and prints blocks, bound, height, ratio, hardness and seconds of each.
+//! Shows how to plan logs: prints blocks, bound, height, ratio, hardness and seconds for each log.
 //!
 //! ```text
 //! place [seconds=N] [seed=N] [threads=N] [streams | syncs=N] FILE...
 //! ```
 //!
-//! A file is a CSV log of RMM, unpacked; minimalloc's CSV; `-` for one of them on the standard input; or
-//! `training:N` for a made-up program of N blocks. With `streams`, streams share no address; with `syncs=N`,
+//! A file is an unpacked CSV log of RMM, or minimalloc's CSV; `-` reads one of these from standard input.
+//! `training:N` is a made-up program of N blocks. With `streams`, streams share no address. With `syncs=N`,
 //! they share one only after a wait for the device, as if the host waited every N lines.
 
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use millpond_planning::{Block, MinimallocCsv, Options, Order, Problem, plan, synthetic, validate};
 
-/// The alignment of blocks of a log, in bytes: PyTorch's and CUDA's.
+/// The alignment of a log's blocks in bytes, as in PyTorch and CUDA.
 const ALIGNMENT: u64 = 512;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -70,7 +70,7 @@ fn read(name: &str, syncs: Option<u64>) -> Result<Problem, Box<dyn Error>> {
     Ok(Problem::stream_safe(blocks, ALIGNMENT, waits.collect())?)
 }
 
-/// The blocks of RMM's columns Thread, Time, Action, Pointer, Size and Stream. Positions are lines.
+/// Returns the blocks from RMM's columns Thread, Time, Action, Pointer, Size and Stream. Positions are lines.
 fn rmm(text: &str) -> Result<Vec<Block>, Box<dyn Error>> {
     let mut live: HashMap<String, usize> = HashMap::new();
     let mut blocks: Vec<Block> = Vec::new();

@@ -1,4 +1,4 @@
-//! Lower bounds: the least that any placement of a problem takes.
+//! Lower bounds: the least height of any placement of a problem.
 
 use std::time::Instant;
 
@@ -20,27 +20,27 @@ use crate::{Problem, cuts};
 pub struct Bounds {
     /// No placement of the problem is lower, in bytes.
     pub bytes: u64,
-    /// The largest sum of sizes that are live at one position, streams ignored, in bytes.
+    /// The largest sum of sizes that are live at one position, without regard to streams, in bytes.
     pub host_order: u64,
     /// The largest block, in bytes.
     pub largest: u64,
 }
 
 impl Bounds {
-    /// The largest block as a share of the bound: near 0, any method reaches the bound; from about 0.2 on,
-    /// problems are hard. 0 without blocks.
+    /// Returns the largest block as a share of the bound; 0 without blocks. If it is near 0, any method
+    /// reaches the bound; from about 0.2 on, problems are hard.
     #[must_use]
     pub fn hardness(&self) -> f64 {
         if self.bytes == 0 { 0.0 } else { self.largest as f64 / self.bytes as f64 }
     }
 }
 
-/// The lower bounds of a problem; sizes are rounded up to the alignment.
+/// Returns the lower bounds of a problem; sizes are rounded up to the alignment.
 ///
-/// In host order the bound is the largest sum of sizes that are live at one position. In a stream-safe
-/// problem it is the largest sum over streams of what each has live at a position of its own, where the
-/// orders leave these positions concurrent: no order leads from a later position of one stream to an earlier
-/// one of another. Without any order that is the sum of the streams' own peaks.
+/// In host order, the bound is the largest sum of sizes that are live at one position. In a stream-safe
+/// problem, each stream has its own position, and the bound is the largest sum of the sizes live there. The
+/// orders must leave these positions concurrent: no order leads from a later position of one stream to an
+/// earlier position of another. Without any order, that is the sum of the streams' own peaks.
 ///
 /// [`bounds_until`] ends early.
 #[must_use]
@@ -48,8 +48,8 @@ pub fn bounds(problem: &Problem) -> Bounds {
     within(problem, &|| false)
 }
 
-/// The lower bounds of a problem as [`bounds`] finds them until `end`; after that, those that it has. Each is
-/// a bound, and one with more time may be higher. The bounds in host order are always found.
+/// Returns the lower bounds of a problem as [`bounds`] finds them until `end`, and the best so far after
+/// that. Each is a valid bound; more time may give a higher one. The bounds in host order are always found.
 ///
 /// ```
 /// use std::time::Instant;

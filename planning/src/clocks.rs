@@ -1,31 +1,32 @@
-//! What each stream knows of the others at each position, from the orders of a log.
+//! Computes from the orders of a log what each stream knows of the others at each position.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::{Block, Order};
 
-/// The most that streams are told of each other, all together; what a log says beyond it is left out. Each
-/// takes 16 bytes. Without it, 10,000 streams that pass on what they know would take gigabytes.
+/// The most facts that streams can learn of each other, all together; further orders of a log are ignored.
+/// Each fact takes 16 bytes. Without this limit, 10,000 streams that pass on their knowledge would take
+/// gigabytes.
 const MOST_TOLD: usize = 1 << 22;
 
-/// From the first position on, frees up to the second one are ordered. Both rise.
+/// From the first position on, frees up to the second position are ordered. Both rise.
 type Known = Vec<(u64, u64)>;
 
-/// For each pair of streams, up to which position one stream's frees are ordered before the other's work.
+/// For each pair of streams: the position up to which one stream's frees are ordered before the other's work.
 #[derive(Debug, Default)]
 pub(crate) struct Clocks {
     streams: usize,
-    /// By the stream that sees and the one that is seen: what only this pair is told.
+    /// By the stream that sees and the stream that is seen: facts that only this pair learns.
     pairs: HashMap<(u32, u32), Known>,
-    /// By the stream that is seen: what all streams are told, since the host waited for a stream.
+    /// By the stream that is seen: facts that all streams learn, because the host waited for a stream.
     by_host: HashMap<u32, Known>,
     /// The positions at which the host waited for the whole device.
     by_device: Vec<u64>,
-    /// Whether some of the orders were left out, since there are too many.
+    /// Whether some orders were ignored, because there are too many.
     is_cut: bool,
 }
 
-/// From this position on, `seer` is ordered after what `seen` did up to that one.
+/// From this position on, `seer` is ordered after the work of `seen` up to that position.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Told {
     pub(crate) from: u64,
@@ -50,7 +51,7 @@ enum Step {
 }
 
 impl Clocks {
-    /// Goes over the orders once. Streams without a block still pass on what they know.
+    /// Goes over the orders once. Streams without a block still pass on their knowledge.
     pub(crate) fn new(blocks: &[Block], orders: &[Order]) -> Self {
         let mut numbers = number_streams(blocks);
         let streams = numbers.len();
@@ -95,8 +96,8 @@ impl Clocks {
         sweep.clocks
     }
 
-    /// What streams are told of each other but for waits for the whole device, by the position from which
-    /// they know. `None` if it is too much.
+    /// Returns the facts that streams learn of each other, except by waits for the whole device, by the
+    /// position from which they know. `None` if there are too many.
     pub(crate) fn told(&self) -> Option<Vec<Told>> {
         let streams = self.streams as u32;
         let by_host = || self.by_host.iter().filter(|(seen, _)| **seen < streams);
@@ -119,12 +120,12 @@ impl Clocks {
         Some(all)
     }
 
-    /// The positions at which the host waited for the whole device, in order.
+    /// Returns the positions at which the host waited for the whole device, in order.
     pub(crate) fn device_waits(&self) -> &[u64] {
         &self.by_device
     }
 
-    /// Frees of `seen` up to this position are ordered before an allocation of `seer` at `at`.
+    /// Returns the position up to which frees of `seen` are ordered before an allocation of `seer` at `at`.
     pub(crate) fn ordered_up_to(&self, seer: usize, seen: usize, at: u64) -> u64 {
         let last = |known: &Known| {
             let later = known.partition_point(|&(from, _)| from <= at);
@@ -135,7 +136,7 @@ impl Clocks {
         self.of(seer, seen).map(last).fold(device, u64::max)
     }
 
-    /// The first position from which `seer` may reuse what `seen` freed at `freed`.
+    /// Returns the first position from which `seer` may reuse memory that `seen` freed at `freed`.
     pub(crate) fn ready(&self, seer: usize, seen: usize, freed: u64) -> u64 {
         let first = |known: &Known| {
             let first = known.partition_point(|&(_, up_to)| up_to < freed);
@@ -152,15 +153,15 @@ impl Clocks {
     }
 }
 
-/// What each stream knows now. All know what the host knows, and that knows all up to the last wait for the
-/// device.
+/// The present knowledge of each stream. All streams know everything that the host knows, and the host knows
+/// everything up to the last wait for the device.
 struct Sweep {
     clocks: Clocks,
-    /// By stream: what it knows beyond the host.
+    /// By stream: its knowledge beyond the host's.
     now: Vec<HashMap<u32, u64>>,
     host: HashMap<u32, u64>,
     device: u64,
-    /// How often something was told or copied.
+    /// How often a fact was learned or copied.
     told: usize,
 }
 
@@ -177,7 +178,7 @@ impl Sweep {
         }
     }
 
-    /// What a stream knows beyond the host, itself included.
+    /// Returns a stream's knowledge beyond the host's, including itself.
     fn seen_by(&mut self, stream: u32, at: u64) -> Vec<(u32, u64)> {
         let device = self.device;
         let now = &mut self.now[stream as usize];
@@ -188,7 +189,7 @@ impl Sweep {
         seen
     }
 
-    /// The host waits for a stream: all streams know from now on what that one knows.
+    /// The host waits for a stream: from now on, all streams know everything that this stream knows.
     fn host(&mut self, stream: u32, at: u64) {
         for (other, up_to) in self.seen_by(stream, at) {
             if up_to <= self.device || self.host.get(&other).is_some_and(|known| *known >= up_to) {
@@ -200,7 +201,7 @@ impl Sweep {
         self.now[stream as usize].clear();
     }
 
-    /// A stream waits for what another one knew.
+    /// A stream waits for another one and learns the knowledge that it had.
     fn learn(&mut self, seer: u32, at: u64, seen: &[(u32, u64)]) {
         self.told += seen.len();
         let streams = self.clocks.streams as u32;
@@ -223,7 +224,7 @@ mod tests {
     use super::*;
     use crate::random::Random;
 
-    /// The same by vector clocks in full, as the definition says.
+    /// Computes the same with full vector clocks, as in the definition.
     fn ordered(orders: &[Order], streams: usize, seer: usize, seen: usize, position: u64) -> u64 {
         let mut steps = Vec::new();
         for (index, order) in orders.iter().enumerate() {
@@ -297,7 +298,8 @@ mod tests {
         }
     }
 
-    /// Each of 10,000 streams waits for the one before, and the host for each: 10^8 pairs know of each other.
+    /// Each of 10,000 streams waits for the one before it, and the host waits for each: 10^8 pairs know of
+    /// each other.
     #[test]
     fn ten_thousand_streams_that_all_know_of_each_other_take_no_square_of_memory() {
         let streams = 10_000;
@@ -315,7 +317,7 @@ mod tests {
         let waits: Vec<Order> = (1..streams).map(|at| Order::Device { at }).collect();
         let clocks = Clocks::new(&blocks, &waits);
         assert_eq!((clocks.ready(3, 4, 77), clocks.told().map(|told| told.len())), (77, Some(0)));
-        // Where the orders are too many for a bound, what is live at once remains one.
+        // If there are too many orders for a bound, the sum of blocks that are live together remains a bound.
         let problem = crate::Problem::stream_safe(blocks, 1, chained).unwrap();
         assert_eq!(crate::bounds(&problem).bytes, 1);
     }

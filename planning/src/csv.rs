@@ -1,4 +1,4 @@
-//! minimalloc's CSV: buffers in, and the same rows with offsets out.
+//! Reads buffers from minimalloc's CSV, and writes the same rows with offsets.
 
 use std::error::Error;
 use std::fmt;
@@ -12,8 +12,8 @@ use crate::{Block, Problem, ProblemError};
 /// The rows of a CSV file in the format of minimalloc.
 ///
 /// The header names the columns, in any order. `id` (or `buffer`, `buffer_id`), `lower` (or `begin`,
-/// `start`), `upper` and `size` are required. A column `end` takes the place of `upper` and is inclusive.
-/// `alignment`, `hint`, `gaps`, `offset` and `stream` are optional; other columns are refused.
+/// `start`), `upper` and `size` are required. A column `end` replaces `upper` and is inclusive. `alignment`,
+/// `hint`, `gaps`, `offset` and `stream` are optional; other columns are refused.
 ///
 /// ```
 /// use millpond_planning::{MinimallocCsv, Options, plan};
@@ -43,25 +43,25 @@ pub struct MinimallocRow {
     pub id: String,
     /// The first position at which it is live.
     pub lower: u64,
-    /// The first position at which it is not live any more; one more than the file's `end`.
+    /// The first position at which it is no longer live; one more than the file's `end`.
     pub upper: u64,
     /// The size in bytes.
     pub size: u64,
-    /// The alignment of its offset in bytes; 1 where the file has none.
+    /// The alignment of its offset in bytes; 1 if the file has none.
     pub alignment: u64,
-    /// The stream; 0 where the file has none. This column is ours.
+    /// The stream; 0 if the file has none. minimalloc does not have this column.
     pub stream: u64,
-    /// An offset to try first. Read and not used.
+    /// An offset to try first. It is read but not used.
     pub hint: Option<u64>,
-    /// The offset in the file, for example of another solver. Placement does not keep it.
+    /// The offset in the file, for example from another solver. Placement does not keep it.
     pub offset: Option<u64>,
-    /// The times in which the buffer is not used. Placement does not use them: the buffer stays live.
+    /// The times when the buffer is not used. Placement ignores them: the buffer stays live.
     pub gaps: Vec<Gap>,
-    /// The fields as they stand in the file, without its offset.
+    /// The fields as in the file, without its offset.
     fields: StringRecord,
 }
 
-/// A time in which a buffer, or a part of it, is not used.
+/// A time when a buffer, or a part of it, is not used.
 ///
 /// ```
 /// let csv = millpond_planning::MinimallocCsv::parse("id,lower,upper,size,gaps\nx,0,9,64,3-4 5-7@0:32\n")?;
@@ -143,12 +143,12 @@ impl MinimallocCsv {
     /// Reads the text of a file.
     ///
     /// # Errors
-    /// The first line that is wrong, with the reason: a column that is unknown, missing or there twice, a
-    /// field that is no number, a buffer that does not end after its start, a gap outside of its buffer.
+    /// The first wrong line, with the reason: an unknown, missing or duplicate column, a field that is not a
+    /// number, a buffer that does not end after its start, or a gap outside of its buffer.
     pub fn parse(text: &str) -> Result<Self, CsvError> {
         let mut reader = ReaderBuilder::new();
         reader.has_headers(false).flexible(true).trim(Trim::All);
-        // Each row ends with `\n`, and the reader is behind it when it has read the row.
+        // Each row ends with `\n`, and after a row the reader stands behind this `\n`.
         reader.terminator(Terminator::Any(b'\n'));
         let mut reader = reader.from_reader(text.as_bytes().chain(&b"\n"[..]));
         let (mut fields, mut names) = (StringRecord::new(), None);
@@ -172,18 +172,18 @@ impl MinimallocCsv {
         Ok(Self { header: names.ok_or_else(empty)?, rows })
     }
 
-    /// The buffers, in the order of the file.
+    /// Returns the buffers, in the order of the file.
     #[must_use]
     pub fn rows(&self) -> &[MinimallocRow] {
         &self.rows
     }
 
-    /// The problem in host order, with the least common multiple of all alignments for every buffer.
+    /// Returns the problem in host order, with the least common multiple of all alignments for every buffer.
     ///
-    /// Gaps are not used: each buffer is live from `lower` to `upper`.
+    /// Gaps are ignored: each buffer is live from `lower` to `upper`.
     ///
     /// # Errors
-    /// Those of [`Problem::new`], for example if the least common multiple exceeds 64 bits.
+    /// The errors of [`Problem::new`], for example if the least common multiple exceeds 64 bits.
     pub fn problem(&self) -> Result<Problem, ProblemError> {
         let alignment = self.rows.iter().try_fold(1u64, |all, row| {
             let common = greatest_common_divisor(all, row.alignment);
@@ -198,8 +198,8 @@ impl MinimallocCsv {
         Problem::new(self.rows.iter().map(block).collect(), alignment)
     }
 
-    /// The rows as they were, with the column `offset` last. Rows without an offset in `offsets` are left
-    /// out.
+    /// Returns the original rows with `offset` as the last column. Rows without an offset in `offsets` are
+    /// left out.
     #[must_use]
     pub fn with_offsets(&self, offsets: &[u64]) -> String {
         let with = |fields: &StringRecord, last: &str| fields.iter().chain([last]).collect();
@@ -209,7 +209,8 @@ impl MinimallocCsv {
 }
 
 impl Problem {
-    /// The blocks as minimalloc's CSV, with their places in the problem as ids, and offsets where given.
+    /// Returns the blocks as minimalloc's CSV, with their indices in the problem as ids, and with the given
+    /// offsets.
     #[must_use]
     pub fn to_minimalloc_csv(&self, offsets: Option<&[u64]>) -> String {
         let mut header = vec!["id", "lower", "upper", "size", "alignment", "stream"];
@@ -225,10 +226,10 @@ impl Problem {
     }
 }
 
-/// The text of rows.
+/// Returns rows as text.
 fn written(rows: impl Iterator<Item = StringRecord>) -> String {
     let mut text = Writer::from_writer(Vec::new());
-    // Writing to memory cannot fail, and what was a string is one again.
+    // Writing to memory cannot fail, and strings stay valid UTF-8.
     rows.for_each(|row| drop(text.write_record(&row)));
     String::from_utf8(text.into_inner().unwrap_or_default()).unwrap_or_default()
 }
@@ -236,10 +237,10 @@ fn written(rows: impl Iterator<Item = StringRecord>) -> String {
 fn columns(number: usize, header: &StringRecord) -> Result<Vec<Column>, CsvError> {
     let mut columns: Vec<Column> = Vec::new();
     for name in header {
-        let column = Column::named(name)
-            .ok_or_else(|| CsvError::new(number, format!("the column `{name}` is not known")))?;
+        let column =
+            Column::named(name).ok_or_else(|| CsvError::new(number, format!("unknown column `{name}`")))?;
         if columns.iter().any(|other| other.is_same(column)) {
-            return Err(CsvError::new(number, format!("the column `{name}` is there twice")));
+            return Err(CsvError::new(number, format!("the column `{name}` appears twice")));
         }
         columns.push(column);
     }
@@ -289,7 +290,7 @@ fn row(line: usize, fields: &StringRecord, columns: &[Column]) -> Result<Minimal
         }
     }
     if row.upper <= row.lower {
-        let what = format!("the buffer begins at {} and ends at {}, not later", row.lower, row.upper);
+        let what = format!("the buffer begins at {} but ends at {}, not later", row.lower, row.upper);
         return Err(CsvError::new(line, what));
     }
     if row.alignment == 0 {
@@ -304,11 +305,11 @@ fn row(line: usize, fields: &StringRecord, columns: &[Column]) -> Result<Minimal
 
 fn number(line: usize, column: &str, field: &str) -> Result<u64, CsvError> {
     field.parse().map_err(|_| {
-        CsvError::new(line, format!("`{field}` in column `{column}` is no whole number of 64 bits"))
+        CsvError::new(line, format!("`{field}` in column `{column}` is not a 64-bit whole number"))
     })
 }
 
-/// A field that may be empty; minimalloc writes -1 for none.
+/// Reads a field that may be empty; minimalloc writes -1 for none.
 fn optional(line: usize, column: &str, field: &str) -> Result<Option<u64>, CsvError> {
     if field.is_empty() || field == "-1" { Ok(None) } else { number(line, column, field).map(Some) }
 }

@@ -1,28 +1,28 @@
 //! The stream-safe lower bound: the heaviest cut through the streams that the orders leave concurrent.
 //!
-//! A cut takes one position of each stream. If no order leads from a later position of one stream to an
-//! earlier one of another, then all blocks that are live at the cut's positions conflict, so their sizes
-//! together are a lower bound. The heaviest such cut is a closure of greatest weight, which a minimum cut of
-//! a network finds.
+//! A cut takes one position of each stream. Assume that no order leads from a later position of one stream to
+//! an earlier position of another. Then all blocks that are live at the cut's positions conflict, and the sum
+//! of their sizes is a lower bound. The heaviest such cut is a closure of greatest weight, and a minimum cut
+//! of a network finds it.
 
 use crate::Problem;
 use crate::clocks::{Clocks, Told, number_streams};
 
-/// Each network has at most this number of nodes; beyond it, only cuts within a shorter stretch are compared.
+/// The most nodes of a network. If there are more, only cuts within a shorter stretch are compared.
 const NODES: usize = 2000;
 
 /// The most pairs of a stream and a window that are compared; more take gigabytes.
 const PAIRS: usize = 1 << 24;
 
-/// The heaviest cut's sum of sizes, in units of the problem, or that of the heaviest one that was found
-/// before it was late. 0, which is always a bound, where the orders are too many.
+/// Returns the sum of sizes of the heaviest cut, in units of the problem. If the time runs out, returns the
+/// heaviest sum found so far. If there are too many orders, returns 0, which is always a bound.
 pub(crate) fn heaviest(problem: &Problem, is_late: &dyn Fn() -> bool) -> u64 {
     let orders = problem.orders().unwrap_or_default();
     let clocks = Clocks::new(problem.blocks(), orders);
     let Some(told) = clocks.told() else { return 0 };
     let mut thresholds: Vec<u64> = told.iter().flat_map(|told| [told.from, told.up_to]).collect();
     thresholds.sort_unstable();
-    // No cut lies on both sides of a wait for the whole device, so windows lose nothing there.
+    // No cut has positions on both sides of a wait for the whole device, so windows lose nothing there.
     let mut windows: Vec<u64> = thresholds.chunks(NODES / 2).skip(1).map(|chunk| chunk[0]).collect();
     windows.extend(clocks.device_waits());
     windows.push(0);
@@ -48,7 +48,8 @@ pub(crate) fn heaviest(problem: &Problem, is_late: &dyn Fn() -> bool) -> u64 {
     best
 }
 
-/// The stretches of one stream in which its place in a cut makes no difference to the others.
+/// The stretches of one stream. Within a stretch, the stream's place in a cut makes no difference to the
+/// others.
 struct Lane {
     starts: Vec<u64>,
     /// The largest sum of live sizes in each stretch.
@@ -93,7 +94,8 @@ fn lanes(problem: &Problem, told: &[Told], windows: &[u64]) -> Vec<Lane> {
     starts.into_iter().zip(events).map(lane).collect()
 }
 
-/// The heaviest cut whose positions all lie in `start..end`; `None` if it was late before it was found.
+/// Returns the weight of the heaviest cut with all positions in `start..end`; `None` if the time ran out
+/// first.
 fn window(lanes: &[Lane], start: u64, end: u64, told: &[Told], is_late: &dyn Fn() -> bool) -> Option<u64> {
     if is_late() {
         return None;
@@ -109,7 +111,7 @@ fn window(lanes: &[Lane], start: u64, end: u64, told: &[Told], is_late: &dyn Fn(
     if told.is_empty() {
         return Some((0..lanes.len()).map(|lane| peaks(lane).iter().max().copied().unwrap_or(0)).sum());
     }
-    // The node of a lane's stretch stands for "the cut is in this stretch or a later one".
+    // The node of a lane's stretch means "the cut is in this stretch or a later one".
     let mut network = Network::default();
     let (source, sink) = (network.node(), network.node());
     let mut first = Vec::new();
@@ -143,12 +145,12 @@ fn window(lanes: &[Lane], start: u64, end: u64, told: &[Told], is_late: &dyn Fn(
     Some(base + (gain - network.flow(source, sink, is_late)?))
 }
 
-/// A network whose greatest flow is found by shortest augmenting paths in layers.
+/// A network. Its greatest flow is found by shortest augmenting paths in layers.
 #[derive(Default)]
 struct Network {
-    /// By node, its arcs.
+    /// The arcs of each node.
     arcs_of: Vec<Vec<usize>>,
-    /// Each arc's target and room; an arc and its reverse lie side by side.
+    /// The target and the room of each arc; an arc and its reverse are neighbours in the list.
     arcs: Vec<(usize, u64)>,
     layer: Vec<usize>,
     next: Vec<usize>,
@@ -171,7 +173,7 @@ impl Network {
         self.arcs.push((from, 0));
     }
 
-    /// The greatest flow; `None` if it was late before it was found.
+    /// Returns the greatest flow; `None` if the time ran out first.
     fn flow(&mut self, source: usize, sink: usize, is_late: &dyn Fn() -> bool) -> Option<u64> {
         let mut total = 0;
         while self.make_layers(source, sink) {
@@ -208,8 +210,8 @@ impl Network {
         self.layer[sink] != usize::MAX
     }
 
-    /// Sends what it can along one path to the next layers; 0 if there is none. A path may have as many arcs
-    /// as there are nodes, so that it is kept in memory and not on the thread's stack.
+    /// Sends as much as possible along one path to the next layers; returns 0 if there is no path. A path may
+    /// have as many arcs as there are nodes, so it is kept on the heap, not on the thread's stack.
     fn send(&mut self, source: usize, sink: usize) -> u64 {
         let mut path: Vec<(usize, usize)> = Vec::new();
         let mut node = source;
@@ -232,7 +234,7 @@ impl Network {
         let sent = path.iter().map(|&(_, arc)| self.arcs[arc].1).min().unwrap_or(0);
         for (_, arc) in path {
             self.arcs[arc].1 -= sent;
-            // An arc without a limit stays without one.
+            // An arc without a limit stays unlimited.
             self.arcs[arc ^ 1].1 = self.arcs[arc ^ 1].1.saturating_add(sent);
         }
         sent

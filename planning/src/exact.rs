@@ -1,10 +1,10 @@
 //! Exact search: does a placement of at most this height exist?
 //!
-//! A placement can be built block by block in the order of offsets, each block dropped onto those below it.
-//! The search goes depth first over these orders. It skips orders that differ only in the sequence of equal
-//! choices, drops of a block onto a gap in which another block fits whole, and states in which some section
-//! has more left to place than room. Where no block that is left crosses a section, both sides are searched
-//! apart.
+//! A placement can be built block by block in the order of offsets: each block is dropped onto the blocks
+//! below it. The search goes depth first over these orders. It skips orders that differ only in the sequence
+//! of equal choices. It also skips drops of a block onto a gap that another whole block fits into. And it
+//! skips states in which a section has more left to place than room. If no remaining block crosses a section,
+//! the two sides are searched separately.
 
 use std::collections::HashMap;
 
@@ -14,21 +14,21 @@ use crate::random::Random;
 /// How a search ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// These offsets are a placement.
+    /// A placement with these offsets.
     Found(Vec<u64>),
-    /// No placement is as low.
+    /// No placement is that low.
     Impossible,
     /// The nodes are used up, or the caller asked to stop.
     Unknown,
 }
 
-/// The number of preference orders without chance.
+/// The number of preference orders without randomness.
 pub(crate) const ORDERS: usize = 6;
 
-/// The words that remembered failures may take.
+/// The words that remembered failures can take.
 const FAILURES: usize = 8 << 20;
 
-/// The failures that are remembered for the same set of blocks: each look compares all of them.
+/// The most failures that are remembered for the same set of blocks: each lookup compares all of them.
 const SAME: usize = 8;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -38,34 +38,34 @@ enum Ended {
     Stopped,
 }
 
-/// A failed state, for the set of blocks that were left: any state as high is in vain as well.
+/// A failed state for a set of remaining blocks. Any state with floors at least as high fails too.
 struct Failure {
     floors: Vec<u64>,
-    /// Offsets at or above this one were tried; ranks change, so equal offsets tell nothing.
+    /// Only offsets at or above this one were tried. Ranks change, so equal offsets say nothing.
     after: u64,
 }
 
 pub(crate) struct Exact<'a> {
     instance: &'a Instance,
     capacity: u64,
-    /// By block, its conflicts.
+    /// The conflicts of each block.
     conflicts: Vec<Vec<u32>>,
-    /// By section, its blocks.
+    /// The blocks of each section.
     members: Vec<Vec<u32>>,
-    /// By block, its place in the order of preference.
+    /// The place of each block in the order of preference.
     rank: Vec<u32>,
     order: usize,
     shake: Vec<(f64, f64)>,
-    /// By block, a number whose sum over a set names the set.
+    /// A random number for each block; the sum over a set identifies the set.
     name: Vec<u64>,
     offsets: Vec<u64>,
-    /// By block that is not placed, the height onto which it would drop.
+    /// For each unplaced block, the height onto which it would drop.
     lowest: Vec<u64>,
-    /// By section, the height below which nothing more can be placed.
+    /// For each section, the height below which nothing more can be placed.
     floor: Vec<u64>,
-    /// By section, the sizes that are left to place.
+    /// For each section, the sum of sizes that are left to place.
     rest: Vec<u64>,
-    /// What to restore: (index, old value), for `lowest` and `floor`.
+    /// The values to restore, as (index, old value), for `lowest` and `floor`.
     lowest_trail: Vec<(u32, u64)>,
     floor_trail: Vec<(u32, u64)>,
     touched: Vec<u32>,
@@ -78,7 +78,7 @@ pub(crate) struct Exact<'a> {
 }
 
 impl<'a> Exact<'a> {
-    /// Prepares a search for placements of at most `capacity` units. One lane only.
+    /// Prepares a search for placements of at most `capacity` units. Works with one lane only.
     pub(crate) fn new(instance: &'a Instance, capacity: u64, stop: &'a dyn Fn() -> bool) -> Self {
         let (blocks, sections) = (instance.len(), instance.sections());
         let mut conflicts = vec![Vec::new(); blocks];
@@ -115,8 +115,8 @@ impl<'a> Exact<'a> {
         }
     }
 
-    /// Searches at most `nodes` states, preferring blocks in the order of this number; from [`ORDERS`] on, by
-    /// chance.
+    /// Searches at most `nodes` states, preferring blocks in the order with this number; from [`ORDERS`] on,
+    /// the order is random.
     pub(crate) fn search(&mut self, order: usize, seed: u64, nodes: u64) -> Outcome {
         if self.rest.iter().any(|&load| load > self.capacity) {
             return Outcome::Impossible;
@@ -141,7 +141,7 @@ impl<'a> Exact<'a> {
         }
     }
 
-    /// Ranks the blocks of a part by the order of preference, with what is left to place in their sections.
+    /// Ranks the blocks of a part by the order of preference, with the sizes left to place in their sections.
     fn rank(&mut self, part: &[u32]) {
         let instance = self.instance;
         let key = |index: usize| {
@@ -170,7 +170,7 @@ impl<'a> Exact<'a> {
         }
     }
 
-    /// By block, factors near 1 that change the order of preference by chance.
+    /// Returns factors near 1 for each block, which change the order of preference at random.
     fn shakes(order: usize, seed: u64, blocks: usize) -> Vec<(f64, f64)> {
         let mut random = Random::new(seed ^ order as u64);
         let noise = [0.0, 0.1, 0.3, 0.6][(order / ORDERS) % 4];
@@ -178,8 +178,8 @@ impl<'a> Exact<'a> {
         (0..blocks).map(|_| (shake(), shake())).collect()
     }
 
-    /// Searches each part apart: between two parts, no block that is left crosses. The blocks are in the
-    /// order of births.
+    /// Searches each part separately: no remaining block crosses from one part to another. The blocks are in
+    /// the order of births.
     fn parts(&mut self, blocks: Vec<u32>, after: (u64, u32)) -> Ended {
         let mut parts: Vec<Vec<u32>> = Vec::new();
         let mut end = 0;
@@ -195,10 +195,10 @@ impl<'a> Exact<'a> {
         if parts.len() == 1 {
             return self.remembered(&blocks, after);
         }
-        // The tightest part first: it fails soonest.
+        // The tightest part comes first, because it fails soonest.
         parts.sort_by_cached_key(|part| part.iter().map(|&index| self.slack(index)).min());
         for (number, part) in parts.iter().enumerate() {
-            // What is left decides the order of preference anew, and offsets begin anew.
+            // The remaining blocks get a new order of preference, and offsets start again.
             let ranks: Vec<u32> = part.iter().map(|&index| self.rank[index as usize]).collect();
             self.rank(part);
             let ended = self.remembered(part, (0, 0));
@@ -206,7 +206,7 @@ impl<'a> Exact<'a> {
                 for (&index, rank) in part.iter().zip(ranks) {
                     self.rank[index as usize] = rank;
                 }
-                // The parts before it were placed.
+                // The earlier parts were placed.
                 parts[..number].iter().flatten().for_each(|&index| self.unplace(index as usize));
                 return ended;
             }
@@ -227,7 +227,7 @@ impl<'a> Exact<'a> {
     /// Searches a part unless a state that was no worse has failed.
     fn remembered(&mut self, part: &[u32], after: (u64, u32)) -> Ended {
         if let [index] = *part {
-            // Nothing is left that it could hinder, so it needs no turn in the order of offsets.
+            // The block hinders no other, so it needs no turn in the order of offsets.
             let index = index as usize;
             self.offsets[index] = self.lowest[index];
             let (birth, death) = self.span(index);
@@ -262,7 +262,7 @@ impl<'a> Exact<'a> {
         ended
     }
 
-    /// Tries each block of a part as the next one, at or above the offset of the last one.
+    /// Tries each block of a part as the next one, at or above the last block's offset.
     fn drop_one(&mut self, part: &[u32], after: (u64, u32)) -> Ended {
         if part.is_empty() {
             return Ended::Found;
@@ -292,7 +292,8 @@ impl<'a> Exact<'a> {
                 return ended;
             }
             self.undo(index as usize, marks);
-            // A block that raised no other is never in the way: what failed with it fails without.
+            // A block that raised no other block is never in the way: if the search failed with it, it fails
+            // without it.
             if ended == Ended::Stopped || !hinders {
                 return ended;
             }
@@ -300,7 +301,7 @@ impl<'a> Exact<'a> {
         Ended::Failed
     }
 
-    /// Places a block; `false` if some section of the part is then too full.
+    /// Places a block; returns `false` if that makes some section of the part too full.
     fn place(&mut self, index: usize, offset: u64, part: &[u32]) -> bool {
         let size = self.instance.size[index];
         let top = offset + size;
@@ -330,7 +331,7 @@ impl<'a> Exact<'a> {
                 }
             }
         }
-        // What is placed from now on lies at `offset` or above.
+        // All blocks placed from now on lie at `offset` or above.
         part.iter().all(|&other| {
             let (birth, death) = self.span(other as usize);
             let rest = &self.rest[birth..death];
@@ -339,7 +340,7 @@ impl<'a> Exact<'a> {
         })
     }
 
-    /// Raises the conflicts of a block that was placed to its top, and marks their sections.
+    /// Raises the conflicts of a placed block to its top, and marks their sections.
     fn raise(&mut self, index: usize, top: u64) {
         self.touched.clear();
         self.stamp += 1;
@@ -374,7 +375,7 @@ impl<'a> Exact<'a> {
         self.unplace(index);
     }
 
-    /// Takes a block out that is placed.
+    /// Removes a placed block.
     fn unplace(&mut self, index: usize) {
         let (birth, death) = self.span(index);
         let size = self.instance.size[index];

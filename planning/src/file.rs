@@ -25,33 +25,33 @@ use crate::program::{
     ProgramPlanError, check,
 };
 
-/// The longest line that is read, in bytes. A row of four numbers of 64 bits has 83.
+/// The longest line that is read, in bytes. A row of four 64-bit numbers has 83.
 const LONGEST_LINE: u64 = 100;
 
 const VERSION: &str = "1";
 
 const COLUMNS: &str = "bytes stream life offset";
 
-/// The lines before the lanes.
+/// The number of lines before the lanes.
 const BEFORE_LANES: usize = 4;
 
-/// The lines from the last lane to the first allocation.
+/// The number of lines from the last lane to the first allocation.
 const AFTER_LANES: usize = 5;
 
 impl ProgramPlan {
     /// Reads a plan that was written as text.
     ///
-    /// A wrong text takes no more time than a right one, and some 200 bytes of memory for each line at most;
-    /// no more than [`MOST_ALLOCATIONS`] rows are read.
+    /// A wrong text takes no more time than a valid one, and at most some 200 bytes of memory a line. At most
+    /// [`MOST_ALLOCATIONS`] rows are read.
     ///
     /// # Errors
-    /// The first line that is wrong, with the reason.
+    /// The first wrong line, with the reason.
     ///
     /// ```
     /// use millpond_planning::ProgramPlan;
     ///
     /// let error = ProgramPlan::read(&b"millpond plan 2\n"[..]).unwrap_err();
-    /// assert_eq!(error.to_string(), "line 1: version 2 of plans is not known, but 1");
+    /// assert_eq!(error.to_string(), "line 1: unknown plan version 2; this millpond reads 1");
     /// ```
     pub fn read(text: impl BufRead) -> Result<Self, ProgramPlanError> {
         let mut lines = Lines { text, number: 0, line: Vec::new() };
@@ -80,52 +80,56 @@ impl<R: BufRead> Lines<R> {
         wrong(self.number, what.as_ref())
     }
 
-    /// The next line without its end; `None` at the end of the text.
+    /// Returns the next line without its end; `None` at the end of the text.
     fn next(&mut self) -> Result<Option<&str>, ProgramPlanError> {
         self.number += 1;
         self.line.clear();
         let read = self.text.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut self.line);
-        let read = read.map_err(|error| self.wrong(format!("it cannot be read: {error}")))?;
+        let read = read.map_err(|error| self.wrong(format!("cannot read the line: {error}")))?;
         if read == 0 {
             return Ok(None);
         }
         if self.line.pop() != Some(b'\n') {
             let is_long = read as u64 == LONGEST_LINE;
-            return Err(self.wrong(if is_long { "it is too long" } else { "the file is cut short here" }));
+            return Err(self.wrong(if is_long {
+                "the line is too long"
+            } else {
+                "the file is cut short here"
+            }));
         }
         let line = str::from_utf8(&self.line);
-        Ok(Some(line.map_err(|_| wrong(self.number, "it is no text"))?))
+        Ok(Some(line.map_err(|_| wrong(self.number, "the line is not UTF-8 text"))?))
     }
 
-    /// The value in the next line, which begins with `key`.
+    /// Returns the value of the next line, which begins with `key`.
     fn field(&mut self, key: &str) -> Result<String, ProgramPlanError> {
         let found = self.next()?.map(|line| line.split_once(' ').filter(|(word, _)| *word == key));
         match found {
             Some(Some((_, value))) => Ok(value.to_owned()),
-            Some(None) => Err(self.wrong(format!("it should begin with `{key} `"))),
+            Some(None) => Err(self.wrong(format!("the line should begin with `{key} `"))),
             None => Err(self.wrong(format!("the file ends before its line `{key}`"))),
         }
     }
 
-    /// The number in the next line, which begins with `key`.
+    /// Returns the number of the next line, which begins with `key`.
     fn number(&mut self, key: &str) -> Result<u64, ProgramPlanError> {
         let value = self.field(key)?;
         number(&value).map_err(|what| self.wrong(what))
     }
 
-    /// The number in the next line, which begins with `key`.
+    /// Returns the count of the next line, which begins with `key`; at most `most`.
     fn count(&mut self, key: &str, most: usize) -> Result<usize, ProgramPlanError> {
         let value = self.number(key)?;
         let count = usize::try_from(value).ok().filter(|count| *count <= most);
-        count.ok_or_else(|| self.wrong(format!("{value} {key} are over {most}, the most of a plan")))
+        count.ok_or_else(|| self.wrong(format!("{value} {key} exceed the limit of {most}")))
     }
 }
 
-/// A number of 64 bits, without a sign and without zeros before it.
+/// Reads a 64-bit number without a sign and without leading zeros.
 fn number(text: &str) -> Result<u64, String> {
     let is_plain = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
     let number = text.parse().ok().filter(|_| is_plain);
-    number.ok_or_else(|| format!("`{}` is no whole number of 64 bits", text.escape_debug()))
+    number.ok_or_else(|| format!("`{}` is not a 64-bit whole number", text.escape_debug()))
 }
 
 fn parts<R: BufRead>(lines: &mut Lines<R>) -> Result<PlanParts, ProgramPlanError> {
@@ -134,14 +138,14 @@ fn parts<R: BufRead>(lines: &mut Lines<R>) -> Result<PlanParts, ProgramPlanError
         Some(VERSION) => {}
         Some(version) => {
             let version = version.escape_debug();
-            return Err(lines.wrong(format!("version {version} of plans is not known, but {VERSION}")));
+            return Err(lines.wrong(format!("unknown plan version {version}; this millpond reads {VERSION}")));
         }
-        None => return Err(lines.wrong("this is no plan; its first line would be `millpond plan 1`")),
+        None => return Err(lines.wrong("this is not a plan; a plan begins with `millpond plan 1`")),
     }
     let hash = lines.field("log")?;
     let log = log_hash(&hash).ok_or_else(|| {
         let hash = hash.escape_debug();
-        lines.wrong(format!("`{hash}` is no hash; it would be `sha256:` and 64 hexadecimal digits"))
+        lines.wrong(format!("`{hash}` is not a hash; a hash is `sha256:` and 64 hexadecimal digits"))
     })?;
     let alignment = lines.number("alignment")?;
     let mut lanes = Vec::new();
@@ -153,12 +157,12 @@ fn parts<R: BufRead>(lines: &mut Lines<R>) -> Result<PlanParts, ProgramPlanError
     let (ratio, expected) = (lines.field("ratio")?, format!("{:.5}", parts.ratio()));
     if ratio != expected {
         let ratio = ratio.escape_debug();
-        return Err(lines.wrong(format!("the ratio is {ratio}, and the lanes over the bound are {expected}")));
+        return Err(lines.wrong(format!("the ratio is {ratio}, but lanes divided by bound are {expected}")));
     }
     parts.beside = lines.number("beside")?;
     let count = lines.count("allocations", MOST_ALLOCATIONS)?;
     if lines.next()? != Some(COLUMNS) {
-        return Err(lines.wrong(format!("it should be `{COLUMNS}`")));
+        return Err(lines.wrong(format!("the line should be `{COLUMNS}`")));
     }
     for index in 0..count {
         let Some(row) = lines.next()? else {
@@ -194,10 +198,10 @@ fn allocation(row: &str) -> Result<PlannedAllocation, String> {
     };
     let slot = match (life, offset) {
         ("-", "-") => None,
-        ("-", _) | (_, "-") => return Err("life and offset are both `-`, or none of them is".to_owned()),
+        ("-", _) | (_, "-") => return Err("life and offset must both be `-`, or neither".to_owned()),
         _ => {
             let life = u32::try_from(number(life)?).ok().and_then(|life| life.try_into().ok());
-            let life = life.ok_or("a life is at least 1 and has 32 bits")?;
+            let life = life.ok_or("a life must be at least 1 and fit into 32 bits")?;
             Some(PlannedSlot { life, offset: number(offset)? })
         }
     };
@@ -205,7 +209,7 @@ fn allocation(row: &str) -> Result<PlannedAllocation, String> {
     Ok(PlannedAllocation { bytes: number(bytes)?, stream, slot })
 }
 
-/// Writes the plan as [`read`](ProgramPlan::read) reads it.
+/// Writes the plan in the format that [`read`](ProgramPlan::read) reads.
 impl fmt::Display for ProgramPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parts = self.parts();

@@ -1,24 +1,25 @@
-//! What the searches work on: sizes in units of the problem, and which blocks conflict.
+//! The searches' view of a problem: sizes in units of the problem, and the conflicts of blocks.
 
 use crate::clocks::{Clocks, number_streams};
 use crate::{Block, Problem};
 
-/// The height at which a block lies, in units of the problem; this one means that it is not placed.
+/// Stands for the height, in units of the problem, of a block that is not placed.
 pub(crate) const UNPLACED: u64 = u64::MAX;
 
 /// The nonempty blocks of a problem, sorted by stream and birth.
 #[derive(Debug, Default)]
 pub(crate) struct Instance {
-    /// The block's place in the problem.
+    /// The block's index in the problem.
     pub(crate) ids: Vec<u32>,
     /// The size in units of the problem.
     pub(crate) size: Vec<u64>,
     pub(crate) birth: Vec<u64>,
     pub(crate) death: Vec<u64>,
-    /// How long the block lives in positions of the log.
+    /// How long the block lives, in positions of the log.
     pub(crate) life: Vec<u64>,
     lanes: Vec<Lane>,
-    /// By block and lane: the positions in which the lane's blocks conflict with it. Empty with one lane.
+    /// By block and lane: the positions in which the lane's blocks conflict with the block. Empty with one
+    /// lane.
     windows: Vec<(u64, u64)>,
 }
 
@@ -33,8 +34,8 @@ struct Lane {
 }
 
 impl Instance {
-    /// All blocks in one lane. Births and deaths become numbers of sections: a section is a maximal set of
-    /// blocks that are live together, so two blocks share a section exactly if their lives overlap.
+    /// Puts all blocks in one lane. Births and deaths become numbers of sections. A section is a maximal set
+    /// of blocks that are live together, so two blocks share a section exactly if their lives overlap.
     pub(crate) fn one_lane(problem: &Problem, ids: impl Iterator<Item = u32>) -> Self {
         let blocks = problem.blocks();
         let ids: Vec<u32> = ids.filter(|&id| blocks[id as usize].size > 0).collect();
@@ -65,7 +66,7 @@ impl Instance {
         instance
     }
 
-    /// Each stream in a lane of its own, with the orders of the problem between them.
+    /// Puts each stream in its own lane, with the orders of the problem between them.
     pub(crate) fn by_stream(problem: &Problem) -> Self {
         let blocks = problem.blocks();
         let numbers = number_streams(blocks);
@@ -113,17 +114,17 @@ impl Instance {
         self.lanes.len() == 1
     }
 
-    /// The number of sections; with one lane only.
+    /// Returns the number of sections; with one lane only.
     pub(crate) fn sections(&self) -> usize {
         self.death.iter().max().map_or(0, |&last| last as usize)
     }
 
-    /// The largest sum of sizes of blocks that are live together; with one lane only.
+    /// Returns the largest sum of sizes of blocks that are live together; with one lane only.
     pub(crate) fn load(&self) -> u64 {
         self.loads().into_iter().max().unwrap_or(0)
     }
 
-    /// The sum of sizes of the blocks in each section; with one lane only.
+    /// Returns the sum of sizes of the blocks in each section; with one lane only.
     pub(crate) fn loads(&self) -> Vec<u64> {
         let mut change = vec![0u64; self.sections() + 1];
         for index in 0..self.len() {
@@ -179,7 +180,7 @@ impl Lane {
 
     /// Visits the blocks before `end` that die after `position`.
     fn live_after(&self, position: u64, end: usize, visit: &mut impl FnMut(usize)) {
-        // Each level below the root adds one node that waits, and a tree has fewer than 64 levels.
+        // Each level below the root adds one waiting node, and a tree has fewer than 64 levels.
         let mut waiting = [(0usize, 0usize, 0usize); 64];
         let mut height = 1;
         waiting[0] = (1, 0, self.leaves);

@@ -1,17 +1,17 @@
-//! Offline placement of memory blocks: how much memory a program needs at least, and which address each of
-//! its blocks would take.
+//! Offline placement of memory blocks: the least memory that a program needs, and an address for each of its
+//! blocks.
 //!
-//! This crate has no device, no driver, and no dependency on others of millpond.
+//! This crate has no device, no driver, and no dependency on other millpond crates.
 //!
-//! | here | what it is |
+//! | item | purpose |
 //! |---|---|
-//! | [`Block`], [`Problem`], [`Order`] | blocks, and where the log orders streams |
-//! | [`bounds`] | the least that any placement takes, in host order and stream-safe |
-//! | [`plan`] | a placement, and its height beside the bound |
-//! | [`fits`] | whether the blocks fit into a capacity: yes, proved not to, or unknown |
+//! | [`Block`], [`Problem`], [`Order`] | blocks, and the points at which the log orders streams |
+//! | [`bounds`] | the least height of any placement, in host order and stream-safe |
+//! | [`plan`] | a placement, and its height compared with the bound |
+//! | [`fits`] | whether the blocks fit into a capacity: yes, provably not, or unknown |
 //! | [`validate`] | checks a placement; shares no code with the planner |
-//! | `MinimallocCsv` | minimalloc's CSV in and out, with the feature `csv`, which is on by default |
-//! | [`ProgramPlan`] | the plan of a whole program, as text in and out |
+//! | `MinimallocCsv` | reads and writes minimalloc's CSV (feature `csv`, on by default) |
+//! | [`ProgramPlan`] | the plan of a whole program, which can be written and read as text |
 //! | [`synthetic`] | made-up training loops |
 //!
 //! ```
@@ -28,16 +28,16 @@
 //! ```
 //!
 //! # How it plans
-//! 1. Blocks that live through a whole piece of the log lie below it, and what is left falls into pieces
-//!    between which no block is live, and so on.
-//! 2. Each piece is placed by a skyline from the bottom up, with five keys at once. For training and decoding
-//!    loops that usually reaches the bound.
-//! 3. The highest piece is searched in rounds until it reaches its bound: repair takes blocks out and puts
-//!    them elsewhere below a lower capacity; pieces of up to 1500 blocks are searched exactly as well, which
-//!    can prove that no lower placement exists.
+//! 1. Blocks that live through a whole piece of the log lie at its bottom. The rest may fall into smaller
+//!    pieces with no live block between them, and so on.
+//! 2. A skyline places each piece from the bottom up, with five keys at once. For training and decoding loops
+//!    that usually reaches the bound.
+//! 3. The highest piece is searched in rounds until it reaches its bound. Repair takes blocks out and puts
+//!    them elsewhere below a lower capacity. Pieces of up to 1500 blocks are also searched exactly, which can
+//!    prove that no lower placement exists.
 //!
-//! A round gives each of its workers a fixed amount of work, whatever the number of cores. So the seed alone
-//! decides the result, unless [`Options::time`] ends the search first; [`Plan::timed_out`] says so.
+//! A round gives each worker a fixed amount of work, whatever the number of cores. So the seed alone decides
+//! the result, unless [`Options::time`] ends the search first; [`Plan::timed_out`] tells.
 
 mod bounds;
 mod clocks;

@@ -1,8 +1,8 @@
-//! How long and with what the planner searches.
+//! Limits and settings of the planner's search.
 
 use std::time::Duration;
 
-/// How long and with what the planner searches.
+/// Limits and settings of the planner's search.
 ///
 /// ```
 /// use std::time::Duration;
@@ -13,19 +13,19 @@ use std::time::Duration;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// The time after which the search stops with its best placement. The first placement is always finished.
+    /// The time after which the search stops with its best placement. The first placement always finishes.
     pub time: Duration,
-    /// The rounds of search, after the first placements, that one piece of the problem takes at most. If the
-    /// time suffices for them, the result depends on the seed alone.
+    /// The most rounds of search, after the first placements, for one piece of the problem. If the time
+    /// suffices for them, the result depends on the seed alone.
     pub rounds: u32,
-    /// The seed of what is tried.
+    /// The seed of the search's random choices.
     pub seed: u64,
-    /// The number of threads; 0 for one on each core. It does not change the result, if time suffices.
+    /// The number of threads; 0 means one for each core. It does not change the result, if the time suffices.
     pub threads: usize,
 }
 
 impl Default for Options {
-    /// 30 seconds, 200 rounds, all cores.
+    /// Returns 30 seconds, 200 rounds, all cores.
     fn default() -> Self {
         Self { time: Duration::from_secs(30), rounds: 200, seed: 0, threads: 0 }
     }

@@ -1,14 +1,14 @@
-//! Runs numbered tasks on all cores, with the same result on any number of them.
+//! Runs numbered tasks on all cores, with the same result on any number of cores.
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-/// The stack of a thread. The exact search nests once for each block.
+/// The stack size of a thread. The exact search nests once for each block.
 const STACK_BYTES: usize = 64 << 20;
 
-/// The number of threads that `asked` for; 0 asks for one on each core.
+/// Returns the number of threads for `asked`; 0 asks for one thread for each core.
 pub(crate) fn threads(asked: usize) -> usize {
     if asked > 0 { asked } else { thread::available_parallelism().map_or(1, NonZeroUsize::get) }
 }
@@ -31,7 +31,7 @@ pub(crate) fn run<T: Send>(threads: usize, tasks: usize, task: impl Fn(usize) ->
         let started = (0..threads.min(tasks))
             .filter(|_| thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, work).is_ok())
             .count();
-        // The system may refuse threads: then this one does the work.
+        // If the system refuses all threads, this thread does the work.
         if started == 0 {
             work();
         }
@@ -41,7 +41,7 @@ pub(crate) fn run<T: Send>(threads: usize, tasks: usize, task: impl Fn(usize) ->
     results.into_iter().map(|(_, result)| result).collect()
 }
 
-/// Lets a task that reached the goal end the tasks with higher numbers. Those with lower numbers go on, so
+/// When a task reaches the goal, ends the tasks with higher numbers. Tasks with lower numbers continue, so
 /// the result does not depend on which task was faster.
 #[derive(Debug)]
 pub(crate) struct Race(AtomicUsize);

@@ -1,19 +1,20 @@
-//! Divides a problem in host order into pieces that can be planned apart.
+//! Divides a problem in host order into pieces that can be planned separately.
 
 use crate::Problem;
 use crate::instance::Instance;
 
-/// A piece, and where it begins in units.
+/// A piece, and its base in units.
 pub(crate) type Part = (Instance, u64);
 
-/// How often each block is looked at, on average, before what is left is planned undivided. Each time a piece
-/// falls apart its blocks are sorted anew, and blocks may be nested as deep as there are blocks.
+/// How often each block is examined, on average, before the rest is planned undivided. Each time a piece
+/// falls apart, its blocks are sorted again, and blocks may be nested as deep as there are blocks.
 const LOOKS: usize = 64;
 
-/// The placement of the blocks that outlive their piece, by id in the problem, and the pieces above them.
+/// Returns the placement of the blocks that outlive their piece, by id in the problem, and the pieces above
+/// them.
 ///
-/// A block that is live through a whole piece lies at the bottom without loss: every other block of the piece
-/// conflicts with it. What is left may fall into pieces between which no block is live, and so on.
+/// A block that is live through a whole piece can lie at the bottom without loss: every other block of the
+/// piece conflicts with it. The rest may fall into pieces with no live block between them, and so on.
 pub(crate) fn divide(problem: &Problem, ids: Vec<u32>, base: u64) -> (Vec<(u32, u64)>, Vec<Part>) {
     let (mut placed, mut parts) = (Vec::new(), Vec::new());
     let mut looks = ids.len().saturating_mul(LOOKS);
@@ -51,7 +52,7 @@ pub(crate) fn divide(problem: &Problem, ids: Vec<u32>, base: u64) -> (Vec<(u32, 
     (placed, parts)
 }
 
-/// What is left of an instance from each block on, in the order of births.
+/// For each block in the order of births: the rest of an instance from this block on.
 struct Rest {
     /// The number of pieces.
     pieces: Vec<usize>,
@@ -81,7 +82,7 @@ impl Rest {
     }
 }
 
-/// The ids of the pieces of the blocks from `first` on.
+/// Returns the ids of the pieces of the blocks from `first` on.
 fn split(instance: &Instance, first: usize) -> Vec<Vec<u32>> {
     let mut pieces: Vec<Vec<u32>> = Vec::new();
     let mut end = 0;
@@ -107,7 +108,7 @@ mod tests {
         Problem::new(blocks.collect(), 1).unwrap()
     }
 
-    /// Each lies within the one before: a division that sorted the rest at each level would take days.
+    /// Each block lies within the one before: a division that sorted the rest at each level would take days.
     #[test]
     fn a_million_blocks_within_each_other_lie_one_above_the_other() {
         let count = 1_000_000;
@@ -118,7 +119,7 @@ mod tests {
         assert!(placed.iter().all(|&(id, offset)| u64::from(id) == offset));
     }
 
-    /// At each level one block lives beside those further inside, on alternating sides.
+    /// At each level, one block lives next to the deeper blocks, on alternating sides.
     #[test]
     fn nested_pieces_are_planned_undivided_from_some_depth_on() {
         let count = 2_000;

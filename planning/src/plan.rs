@@ -1,9 +1,9 @@
-//! The public planner: a plan, and whether a capacity suffices.
+//! The public planner: makes a plan, and tells whether a capacity suffices.
 
 use crate::run::Search;
 use crate::{Bounds, Options, Problem, bounds, streams};
 
-/// A placement and what is proved about it.
+/// A placement and its proved bound.
 ///
 /// ```
 /// use millpond_planning::{Block, Options, Problem, plan};
@@ -21,22 +21,22 @@ pub struct Plan {
     pub offsets: Vec<u64>,
     /// The end of the highest block in bytes, its size rounded up to the alignment.
     pub height: u64,
-    /// No placement is lower, in bytes: [`Bounds::bytes`], or more where an exact search proved more.
+    /// No placement is lower, in bytes: [`Bounds::bytes`], or more if an exact search proved more.
     pub bound: u64,
     /// The bounds that were computed before the search.
     pub bounds: Bounds,
-    /// Whether the time ran out, so that another run may find another placement.
+    /// Whether the time ran out. Then another run may find another placement.
     pub timed_out: bool,
 }
 
 impl Plan {
-    /// The height over the bound: 1 is proved to be the least. 1 without blocks.
+    /// Returns the height divided by the bound: 1 is proved to be the least. 1 without blocks.
     #[must_use]
     pub fn ratio(&self) -> f64 {
         if self.bound == 0 { 1.0 } else { self.height as f64 / self.bound as f64 }
     }
 
-    /// Whether the height equals the bound. A plan that is not may be the least as well, without proof.
+    /// Returns whether the height equals the bound. `false` does not mean that a better plan exists.
     #[must_use]
     pub fn is_optimal(&self) -> bool {
         self.height == self.bound
@@ -59,16 +59,16 @@ pub enum Fit {
     Fits(Plan),
     /// No placement fits: each takes at least `bound` bytes.
     Impossible {
-        /// The bound, in bytes, above the capacity.
+        /// The bound in bytes, which exceeds the capacity.
         bound: u64,
     },
-    /// Neither a placement nor a proof was found. This is the lowest plan, which does not fit.
+    /// Neither a placement nor a proof was found. This is the lowest plan; it does not fit.
     Unknown(Plan),
 }
 
-/// Places the blocks of a problem as low as it can.
+/// Places the blocks of a problem as low as possible.
 ///
-/// It searches until the height equals the bound, or `options` end the search.
+/// The search ends when the height equals the bound, or when `options` end it.
 #[must_use]
 pub fn plan(problem: &Problem, options: &Options) -> Plan {
     let search = Search::new(options);
@@ -76,7 +76,7 @@ pub fn plan(problem: &Problem, options: &Options) -> Plan {
     place(problem, None, &search, bounds)
 }
 
-/// Whether the blocks fit into `capacity` bytes.
+/// Returns whether the blocks fit into `capacity` bytes.
 #[must_use]
 pub fn fits(problem: &Problem, capacity: u64, options: &Options) -> Fit {
     let search = Search::new(options);

@@ -1,4 +1,4 @@
-//! The input: blocks, their alignment, and how the log orders streams.
+//! The input: blocks, their alignment, and the orders between streams.
 
 use std::error::Error;
 use std::fmt;
@@ -14,11 +14,11 @@ use std::fmt;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Block {
-    /// The position at which the block is allocated, for example the number of the log's line.
+    /// The position at which the block is allocated, for example the line number in the log.
     pub birth: u64,
     /// The position at which the block is freed: it is live in `birth..death`.
     pub death: u64,
-    /// The size in bytes. A block of 0 bytes takes no place.
+    /// The size in bytes. A block of 0 bytes takes no space.
     pub size: u64,
     /// The stream that uses the block. Ignored in host order.
     pub stream: u64,
@@ -26,9 +26,9 @@ pub struct Block {
 
 /// A point of the log at which work of a stream is ordered before work of others.
 ///
-/// A free at position `d` is ordered before an allocation at position `b` of another stream if there are such
-/// points between them that lead from one stream to the other. A point at the position of the free or of the
-/// allocation counts.
+/// A free at position `d` is ordered before another stream's allocation at position `b` if such points
+/// between them lead from one stream to the other. A point at the position of the free or of the allocation
+/// counts. allocation counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Order {
     /// The host waits for all work of the device.
@@ -36,11 +36,12 @@ pub enum Order {
         /// The position of the wait.
         at: u64,
     },
-    /// The host waits for all work of one stream, so what it enqueues later, on any stream, is after it.
+    /// The host waits for all work of one stream. Work that it enqueues later, on any stream, comes after
+    /// that.
     Stream {
         /// The position of the wait.
         at: u64,
-        /// The stream that is waited for.
+        /// The awaited stream.
         stream: u64,
     },
     /// A stream waits for an event that another stream recorded.
@@ -57,7 +58,7 @@ pub enum Order {
 }
 
 impl Order {
-    /// The position from which the order holds.
+    /// Returns the position from which the order holds.
     #[must_use]
     pub fn at(&self) -> u64 {
         match *self {
@@ -70,11 +71,11 @@ impl Order {
 /// Blocks to place in one range of addresses.
 ///
 /// Two blocks conflict, and may not share an address, if both are live at one position. In a stream-safe
-/// problem, two blocks of different streams conflict as well if one dies before the other is born and no
-/// [`Order`] between the two leads from the first block's stream to the other's. Without any order, blocks of
-/// different streams never share an address.
+/// problem, two blocks of different streams can also conflict if one dies before the other is born. They do
+/// if no [`Order`] between the two leads from the first block's stream to the other's. Without any order,
+/// blocks of different streams never share an address.
 ///
-/// Each block takes its size rounded up to the alignment, and begins at a multiple of it.
+/// Each block takes its size rounded up to the alignment, and begins at a multiple of the alignment.
 ///
 /// ```
 /// use millpond_planning::{Block, Order, Problem, bounds};
@@ -83,7 +84,7 @@ impl Order {
 /// let blocks = vec![block(0, 1, 1), block(2, 3, 2)];
 /// let problem = Problem::new(blocks.clone(), 256)?;
 /// assert_eq!(bounds(&problem).bytes, 256);
-/// // The second stream may still not take what the first one uses on the device.
+/// The first stream may still be using its block on the device, so the second stream may not take it.
 /// let problem = Problem::stream_safe(blocks.clone(), 256, Vec::new())?;
 /// assert_eq!(bounds(&problem).bytes, 512);
 /// // Here the host waited in between.
@@ -100,20 +101,20 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// A problem in host order: streams are ignored.
+    /// Makes a problem in host order: streams are ignored.
     ///
     /// That is right for one stream, and for a program that orders streams before each reuse.
     ///
     /// # Errors
-    /// If the alignment is 0, a block does not die after its birth, or the sizes together exceed `u64`.
+    /// If the alignment is 0, a block does not die after its birth, or the sum of sizes exceeds `u64`.
     pub fn new(blocks: Vec<Block>, alignment: u64) -> Result<Self, ProblemError> {
         Self::checked(blocks, alignment, None)
     }
 
-    /// A problem in which blocks of different streams share addresses only where `orders` allow it.
+    /// Makes a problem in which blocks of different streams share addresses only if `orders` allow it.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new), and if an event is waited for before it is recorded.
+    /// The errors of [`new`](Self::new), and an error if a wait for an event comes before its record.
     pub fn stream_safe(
         blocks: Vec<Block>,
         alignment: u64,
@@ -150,26 +151,25 @@ impl Problem {
         Ok(Self { blocks, alignment, unit: unit.max(alignment), orders })
     }
 
-    /// The blocks, in the order of [`Plan::offsets`](crate::Plan::offsets).
+    /// Returns the blocks, in the order of [`Plan::offsets`](crate::Plan::offsets).
     #[must_use]
     pub fn blocks(&self) -> &[Block] {
         &self.blocks
     }
 
-    /// The alignment of offsets, in bytes.
+    /// Returns the alignment of offsets, in bytes.
     #[must_use]
     pub fn alignment(&self) -> u64 {
         self.alignment
     }
 
-    /// The greatest common divisor of all sizes, rounded up to the alignment. No placement is lower than the
-    /// lowest one whose offsets are all multiples of it: blocks that drop as low as they can lie at sums of
-    /// sizes.
+    /// Returns the greatest common divisor of all sizes, rounded up to the alignment. Some lowest placement
+    /// has only multiples of it as offsets: blocks that drop as low as they can lie at sums of sizes.
     pub(crate) fn unit(&self) -> u64 {
         self.unit
     }
 
-    /// The orders between streams, by position; `None` in host order.
+    /// Returns the orders between streams, by position; `None` in host order.
     #[must_use]
     pub fn orders(&self) -> Option<&[Order]> {
         self.orders.as_deref()
@@ -183,7 +183,7 @@ pub(crate) fn greatest_common_divisor(mut a: u64, mut b: u64) -> u64 {
     a
 }
 
-/// The reason why blocks are no problem to place.
+/// The reason why blocks do not form a problem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ProblemError {
@@ -191,16 +191,16 @@ pub enum ProblemError {
     ZeroAlignment,
     /// A block is never live.
     NeverLive {
-        /// The block's place in the list.
+        /// The block's index in the list.
         index: usize,
         /// Its birth.
         birth: u64,
         /// Its death.
         death: u64,
     },
-    /// An event was waited for before it was recorded.
+    /// A wait for an event comes before the event's record.
     WaitBeforeRecord {
-        /// The order's place in the list.
+        /// The order's index in the list.
         index: usize,
         /// The position of the record.
         recorded: u64,
@@ -216,7 +216,7 @@ impl fmt::Display for ProblemError {
         match self {
             Self::ZeroAlignment => f.write_str("the alignment is 0; use 1 for none"),
             Self::NeverLive { index, birth, death } => {
-                write!(f, "block {index} is born at {birth} and dies at {death}; a death is after its birth")
+                write!(f, "block {index} is born at {birth} and dies at {death}; it must die after its birth")
             }
             Self::WaitBeforeRecord { index, recorded, waited } => write!(
                 f,

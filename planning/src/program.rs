@@ -1,4 +1,4 @@
-//! The plan of a program: what it allocates, in its order, and where each block lies.
+//! The plan of a program: its allocations in order, and the place of each block.
 
 use std::error::Error;
 use std::fmt;
@@ -12,7 +12,7 @@ pub const MOST_ALLOCATIONS: usize = 1 << 20;
 /// The most streams of a [`ProgramPlan`].
 pub const MOST_STREAMS: usize = 256;
 
-/// The SHA-256 of a log, by which a plan says which log it was made from.
+/// The SHA-256 of a log. It names the log that a plan was made from.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct LogHash(pub [u8; 32]);
 
@@ -31,45 +31,45 @@ pub struct PlannedAllocation {
     pub bytes: u64,
     /// The number of the stream. Streams are numbered by their first allocation, from 0.
     pub stream: u32,
-    /// Where the block lies in the memory of its stream; `None` if the plan leaves it to others.
+    /// The block's place in the memory of its stream; `None` if the plan leaves the block to others.
     pub slot: Option<PlannedSlot>,
 }
 
-/// Where a block of a [`ProgramPlan`] lies, and how long.
+/// The place and the life of a block of a [`ProgramPlan`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PlannedSlot {
-    /// The number of allocations until the deallocation, itself included. A block that lives beyond the last
-    /// allocation, into the next pass, has its bytes for the whole of a pass.
+    /// The number of allocations until the deallocation, including this one. If a block lives beyond the last
+    /// allocation into the next pass, it keeps its bytes for a whole pass.
     pub life: NonZeroU32,
     /// The distance from the start of the stream's memory, in bytes.
     pub offset: u64,
 }
 
-/// What a [`ProgramPlan`] says.
+/// The content of a [`ProgramPlan`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PlanParts {
-    /// The log that it was made from.
+    /// The log that the plan was made from.
     pub log: LogHash,
     /// All sizes and offsets are multiples of this, in bytes.
     pub alignment: u64,
     /// The bytes of each stream's memory, which no other stream uses.
     pub lanes: Vec<u64>,
-    /// No placement of the same blocks, with each stream in memory of its own, takes fewer bytes.
+    /// No placement of the same blocks takes fewer bytes, if each stream has its own memory.
     pub bound: u64,
-    /// The bytes that blocks without a slot have in use at a time, at most.
+    /// The most bytes that blocks without a slot have in use at a time.
     pub beside: u64,
     /// The allocations, in the order of the program.
     pub allocations: Vec<PlannedAllocation>,
 }
 
 impl PlanParts {
-    /// The bytes of all lanes.
+    /// Returns the bytes of all lanes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.lanes.iter().fold(0, |sum, lane| sum.saturating_add(*lane))
     }
 
-    /// The bytes of all lanes over the bound: 1 is proved to be the least. 1 without blocks.
+    /// Returns the bytes of all lanes divided by the bound: 1 is proved to be the least. 1 without blocks.
     #[must_use]
     pub fn ratio(&self) -> f64 {
         if self.bound == 0 { 1.0 } else { self.bytes() as f64 / self.bound as f64 }
@@ -78,9 +78,8 @@ impl PlanParts {
 
 /// A plan for a program that makes the same allocations in each run.
 ///
-/// A plan is consistent in itself: no two of its blocks share bytes while both are in use, as far as their
-/// lives are those of the program. It is written as text ([`Display`](fmt::Display)), and read by
-/// [`read`](Self::read).
+/// A plan is consistent: if its blocks' lives match the program's, no two blocks share bytes while both are
+/// in use. A plan is written as text ([`Display`](fmt::Display)) and read by [`read`](Self::read).
 ///
 /// ```
 /// use millpond_planning::{LogHash, PlanParts, PlannedAllocation, PlannedSlot, ProgramPlan};
@@ -104,13 +103,13 @@ impl PlanParts {
 pub struct ProgramPlan(pub(crate) PlanParts);
 
 impl ProgramPlan {
-    /// Checks what a plan says.
+    /// Checks the parts of a plan.
     ///
     /// # Errors
-    /// The first allocation that is wrong, with the reason: a size or an offset that is no multiple of the
-    /// alignment, a block that ends outside of its lane or shares bytes with another one, streams that are
-    /// not numbered by their first allocation. Or that there are no allocations with a slot, or more than
-    /// [`MOST_ALLOCATIONS`], or more than [`MOST_STREAMS`] streams.
+    /// The first wrong allocation, with the reason: a size or an offset that is not a multiple of the
+    /// alignment, a block that ends outside of its lane or shares bytes with another block, or streams that
+    /// are not numbered by their first allocation. Also an error if no allocation has a slot, or if there are
+    /// more than [`MOST_ALLOCATIONS`] allocations or [`MOST_STREAMS`] streams.
     pub fn new(parts: PlanParts) -> Result<Self, ProgramPlanError> {
         let checked = check(&parts);
         checked.map(|()| Self(parts)).map_err(|Defect { allocation, what }| {
@@ -121,7 +120,7 @@ impl ProgramPlan {
         })
     }
 
-    /// What the plan says.
+    /// Returns the parts of the plan.
     #[must_use]
     pub fn parts(&self) -> &PlanParts {
         &self.0
@@ -140,7 +139,7 @@ impl fmt::Display for ProgramPlanError {
 
 impl Error for ProgramPlanError {}
 
-/// What is wrong with a plan, and at which allocation.
+/// A mistake in a plan, and its allocation.
 pub(crate) struct Defect {
     pub(crate) allocation: Option<usize>,
     pub(crate) what: String,
@@ -156,17 +155,20 @@ impl Defect {
     }
 }
 
-/// Checks what a plan says.
+/// Checks the parts of a plan.
 pub(crate) fn check(parts: &PlanParts) -> Result<(), Defect> {
     let PlanParts { alignment, lanes, bound, allocations, .. } = parts;
     if *alignment == 0 {
         return Err(Defect::of_all("the alignment is 0; use 1 for none"));
     }
     if lanes.len() > MOST_STREAMS {
-        return Err(Defect::of_all(format!("{} streams, over {MOST_STREAMS}", lanes.len())));
+        return Err(Defect::of_all(format!("{} streams exceed the limit of {MOST_STREAMS}", lanes.len())));
     }
     if allocations.len() > MOST_ALLOCATIONS {
-        return Err(Defect::of_all(format!("{} allocations, over {MOST_ALLOCATIONS}", allocations.len())));
+        return Err(Defect::of_all(format!(
+            "{} allocations exceed the limit of {MOST_ALLOCATIONS}",
+            allocations.len()
+        )));
     }
     if lanes.iter().try_fold(0u64, |sum, lane| sum.checked_add(*lane)).is_none() {
         return Err(Defect::of_all("the lanes together exceed 64 bits"));
@@ -187,26 +189,29 @@ pub(crate) fn check(parts: &PlanParts) -> Result<(), Defect> {
     overlaps(parts)
 }
 
-/// Checks one allocation, after those of this many streams.
+/// Checks one allocation. `streams` is the number of streams so far.
 fn one(parts: &PlanParts, allocation: &PlannedAllocation, streams: &mut usize) -> Result<(), String> {
     let PlannedAllocation { bytes, stream, slot } = *allocation;
     let alignment = parts.alignment;
     if bytes == 0 || !bytes.is_multiple_of(alignment) {
-        return Err(format!("{bytes} bytes are no multiple of the alignment {alignment}, or none"));
+        return Err(format!("{bytes} bytes are not a positive multiple of the alignment {alignment}"));
     }
     let Some(&lane) = parts.lanes.get(stream as usize) else {
-        return Err(format!("there is no stream {stream}, but {} from 0 on", parts.lanes.len()));
+        return Err(format!(
+            "there is no stream {stream}; the {} streams are numbered from 0",
+            parts.lanes.len()
+        ));
     };
     if stream as usize > *streams {
-        return Err(format!("stream {stream} comes before stream {streams}; they are numbered as they come"));
+        return Err(format!("stream {stream} comes before stream {streams}; number streams by first use"));
     }
     *streams = (*streams).max(stream as usize + 1);
     let Some(PlannedSlot { life, offset }) = slot else { return Ok(()) };
     if life.get() as usize > parts.allocations.len() {
-        return Err(format!("it lives for {life} allocations, more than there are"));
+        return Err(format!("it lives for {life} allocations, more than the plan has"));
     }
     if !offset.is_multiple_of(alignment) {
-        return Err(format!("the offset {offset} is no multiple of the alignment {alignment}"));
+        return Err(format!("the offset {offset} is not a multiple of the alignment {alignment}"));
     }
     if offset.checked_add(bytes).is_none_or(|end| end > lane) {
         return Err(format!("{bytes} bytes at {offset} end outside of its lane of {lane} bytes"));
@@ -222,7 +227,7 @@ fn overlaps(parts: &PlanParts) -> Result<(), Defect> {
         let Some(PlannedSlot { life, offset }) = allocation.slot else { continue };
         let (indices, blocks, offsets) = &mut lanes[allocation.stream as usize];
         let (birth, death) = (index as u64, index as u64 + u64::from(life.get()));
-        // What lives on in the next pass.
+        // A block that lives on in the next pass is live for a whole pass.
         let (birth, death) = if death > length { (0, length) } else { (birth, death) };
         indices.push(index);
         blocks.push(Block { birth, death, size: allocation.bytes, stream: 0 });
@@ -236,7 +241,10 @@ fn overlaps(parts: &PlanParts) -> Result<(), Defect> {
                 let (first, second) = (indices[first], indices[second]);
                 let (first, second) = (first.min(second), first.max(second));
                 let other = first + 1;
-                Defect::at(second, format!("it shares bytes with allocation {other}, which is in use then"))
+                Defect::at(
+                    second,
+                    format!("it shares bytes with allocation {other}, which is in use at the time"),
+                )
             }
             other => Defect::of_all(other.to_string()),
         })?;

@@ -1,21 +1,22 @@
-//! Repair: fits blocks under a capacity by taking out those in the way, and learning which are hard to place.
+//! Repair: fits blocks under a capacity. It removes the blocks in the way, and learns which blocks are hard
+//! to place.
 //!
-//! Each block that finds no gap gets a higher weight; it then takes the place whose blocks weigh least
-//! together, and these wait to be placed again. So hard blocks settle, and easy ones move around them.
+//! Each block that finds no gap gets a higher weight. It then takes the place whose blocks have the least
+//! total weight, and those wait to be placed again. So hard blocks settle, and easy ones move around them.
 
 use crate::instance::{Instance, UNPLACED};
 use crate::random::Random;
 
-/// A placement under way.
+/// A placement in progress.
 pub(crate) struct Repair {
     capacity: u64,
     offsets: Vec<u64>,
     weight: Vec<u64>,
     waiting: Vec<u32>,
     random: Random,
-    /// The placed conflicts of the block at hand, from the lowest: (offset, end, block).
+    /// The placed conflicts of the present block, from the lowest: (offset, end, block).
     around: Vec<(u64, u64, u32)>,
-    /// Sums of weights, from the lowest end.
+    /// Ends of blocks with sums of weights, from the lowest end.
     ends: Vec<(u64, u64)>,
 }
 
@@ -51,8 +52,8 @@ impl Repair {
         }
     }
 
-    /// Places blocks until none waits, `work` is used up (one unit for each conflict that is looked at), or
-    /// `stop` says so. `true` if all blocks are placed.
+    /// Places blocks until none waits, `work` is used up, or `stop` ends it. Each conflict that is examined
+    /// costs one unit of work. Returns `true` if all blocks are placed.
     pub(crate) fn run(&mut self, instance: &Instance, work: &mut u64, stop: &dyn Fn() -> bool) -> bool {
         let mut steps = 0u32;
         while let Some(index) = self.next() {
@@ -86,7 +87,7 @@ impl Repair {
         self.capacity
     }
 
-    /// Most often the block that was taken out last, at times a random one.
+    /// Returns most often the block that was removed last, sometimes a random one.
     fn next(&mut self) -> Option<u32> {
         if self.waiting.len() > 1 && self.random.below(8) == 0 {
             let place = self.random.below(self.waiting.len());
@@ -106,7 +107,7 @@ impl Repair {
         around.sort_unstable();
     }
 
-    /// The tightest gap that is large enough, and at which end of it the block goes.
+    /// Returns the offset in the tightest gap that is large enough, at the better one of its two ends.
     fn gap(&mut self, size: u64) -> Option<u64> {
         let mut best: Option<(u64, u64)> = None;
         let mut top = 0;
@@ -130,14 +131,13 @@ impl Repair {
         Some(if high_side { low + room - size } else { low })
     }
 
-    /// The offset at which the blocks in the way weigh least together.
+    /// Returns the offset at which the blocks in the way have the least total weight.
     fn lightest(&mut self, size: u64) -> u64 {
         let weight = |block: u32| self.weight[block as usize];
         self.ends.clear();
         self.ends.extend(self.around.iter().map(|&(_, end, block)| (end, weight(block))));
         self.ends.sort_unstable();
-        // The sum of weights of all blocks that end at or below a position, and of those that begin below
-        // one.
+        // The total weight of all blocks that end at or below a position, and of blocks that begin below one.
         let mut offsets = Vec::with_capacity(2 * self.around.len() + 2);
         let last = self.capacity - size;
         offsets.push(0);

@@ -11,9 +11,9 @@ use crate::{Options, Problem, parallel, pieces, skyline};
 pub(crate) struct Placed {
     pub(crate) offsets: Vec<u64>,
     pub(crate) height: u64,
-    /// What is proved to be needed.
+    /// The proved lower bound.
     pub(crate) bound: u64,
-    /// The height with which the search is content.
+    /// The height at which the search stops.
     pub(crate) goal: u64,
 }
 
@@ -28,7 +28,7 @@ pub(crate) struct Search {
 impl Search {
     pub(crate) fn new(options: &Options) -> Self {
         Self {
-            // A time beyond the clock's range does not end.
+            // A time beyond the clock's range means no end.
             end: Instant::now().checked_add(options.time),
             threads: parallel::threads(options.threads),
             rounds: options.rounds,
@@ -36,7 +36,7 @@ impl Search {
         }
     }
 
-    /// The same search with its share of the time that is left: one part of this number of parts.
+    /// Returns the same search with an equal share of the remaining time, for one of this number of parts.
     pub(crate) fn part_of(&self, parts: usize) -> Self {
         let parts = u32::try_from(parts).unwrap_or(u32::MAX).max(1);
         let now = Instant::now();
@@ -48,7 +48,7 @@ impl Search {
         self.end.is_some_and(|end| Instant::now() >= end)
     }
 
-    /// Places blocks as if they were of one stream. A capacity, in units, is the goal of the search.
+    /// Places blocks as if all belonged to one stream. A capacity, in units, is the goal of the search.
     pub(crate) fn one_lane(&self, problem: &Problem, ids: Vec<u32>, capacity: Option<u64>) -> Placed {
         let (placed, parts) = pieces::divide(problem, ids, 0);
         let unit = problem.unit();
@@ -101,7 +101,7 @@ impl Search {
         piece.search(self.threads, self.seed, &|| self.is_late());
     }
 
-    /// First fit with each key.
+    /// Runs first fit with each key.
     pub(crate) fn first_fits(&self, instance: &Instance) -> Vec<Option<Vec<u64>>> {
         parallel::run(self.threads, skyline::KEYS, |key| first_fit(instance, key, &|| self.is_late()))
     }

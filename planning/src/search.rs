@@ -1,7 +1,7 @@
 //! The search for one piece of a problem: skylines first, then rounds of repair and exact search.
 //!
-//! A round gives each of a fixed number of workers an amount of work that does not depend on the clock or on
-//! the number of cores, so a search that is not stopped early finds the same placement everywhere.
+//! In a round, each of a fixed number of workers gets an amount of work that depends neither on the clock nor
+//! on the number of cores. So a search that is not stopped early finds the same placement everywhere.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -11,39 +11,40 @@ use crate::parallel::{self, Race};
 use crate::repair::Repair;
 use crate::skyline;
 
-/// Pieces of more blocks are not searched exactly: a search nests once for each block, and seldom ends.
+/// Larger pieces are not searched exactly: a search nests once for each block, and seldom ends.
 const EXACT_BLOCKS: usize = 1500;
-/// The work of a worker in the first round: conflicts that a repair looks at.
+/// The work of a worker in the first round: conflicts that a repair examines.
 const FIRST_WORK: u64 = 1 << 16;
-/// The work doubles every second round, this often.
+/// The work doubles every second round, this many times.
 const DOUBLINGS: u32 = 8;
 /// A drop of the exact search takes about as long as this many conflicts of a repair.
 const WORK_PER_DROP: u64 = 12;
-/// A repair begins anew from the best placement after this many rounds without success.
+/// A repair starts again from the best placement after this many rounds without success.
 const PATIENCE: u32 = 6;
 
 const WORKERS: usize = 8;
-/// How far above the goal each worker aims, in 16ths of the distance between the goal and the best placement:
-/// what is too hard at the goal may still be lower than the best.
+/// How far above the goal each worker aims, in 16ths of the distance between the goal and the best placement.
+/// If the goal is too hard, a worker may still beat the best placement.
 const SHARES: [u64; WORKERS] = [0, 8, 0, 12, 0, 4, 1, 0];
-/// The workers that search exactly where a piece is small enough.
+/// The workers that search exactly if a piece is small enough.
 const EXACT: [usize; 6] = [0, 1, 2, 4, 5, 6];
-/// How far above the goal all of these aim in a round that does not aim at it, one round after the other.
+/// How far above the goal all of these workers aim in rounds that do not aim at the goal, one share after
+/// another.
 const EXACT_SHARES: [u64; 5] = [14, 8, 12, 16, 4];
-/// The first rounds, of which every second one aims at the goal; later ones do in every fourth round.
+/// In this many first rounds, every second round aims at the goal; later, every fourth round does.
 const HALF_ROUNDS: u32 = 12;
 
 #[derive(Default)]
 struct Worker {
     repair: Option<Repair>,
-    /// Rounds since the repair began.
+    /// The rounds since the repair began.
     rounds: u32,
 }
 
 /// One piece: blocks that share no position with other pieces' blocks.
 pub(crate) struct Piece {
     pub(crate) instance: Instance,
-    /// Where the piece begins, in units: below lie blocks that live longer than the piece.
+    /// The base of the piece in units: blocks below it live longer than the piece.
     pub(crate) base: u64,
     /// No lower placement is needed, in units above the base.
     goal: u64,
@@ -65,7 +66,7 @@ enum Found {
 }
 
 impl Piece {
-    /// A piece without a placement yet. `goal` is in units above the base; `None` asks for the bound.
+    /// Makes a piece without a placement. `goal` is in units above the base; `None` asks for the bound.
     pub(crate) fn new(instance: Instance, base: u64, goal: u64, bound: u64, all_or_nothing: bool) -> Self {
         Self {
             instance,
@@ -92,7 +93,7 @@ impl Piece {
         self.bound
     }
 
-    /// Whether more search is of no use.
+    /// Returns whether more search is of no use.
     pub(crate) fn is_done(&self) -> bool {
         self.height <= self.goal.max(self.bound)
     }
@@ -107,12 +108,12 @@ impl Piece {
         }
     }
 
-    /// Whether a placement reaches the goal.
+    /// Returns whether a placement reaches the goal.
     pub(crate) fn is_reached_by(&self, offsets: &[u64]) -> bool {
         offsets.iter().zip(&self.instance.size).all(|(offset, size)| offset + size <= self.goal)
     }
 
-    /// The height at this number of 16ths of the distance between the goal and the best placement.
+    /// Returns the height at this number of 16ths of the distance between the goal and the best placement.
     fn target(&self, share: u64) -> u64 {
         let goal = self.goal.max(self.bound);
         let room = self.height.saturating_sub(goal + 1);
@@ -120,7 +121,8 @@ impl Piece {
         goal + (u128::from(room) * u128::from(share) / 16) as u64
     }
 
-    /// The number of the exact search that a worker makes in this round, and its share; `None` if it repairs.
+    /// Returns the number of the exact search that a worker makes in this round, and its share; `None` if it
+    /// repairs.
     fn exact(&self, worker: usize) -> Option<(usize, u64)> {
         if !self.is_small() {
             return None;
@@ -131,12 +133,13 @@ impl Piece {
         Some((turn as usize * EXACT.len() + place, share))
     }
 
-    /// The rounds with the same aim before this one, and whether exact searches aim at the goal in this one.
+    /// Returns how many earlier rounds had the same aim, and whether exact searches aim at the goal in this
+    /// round.
     fn turn(&self) -> (u32, bool) {
         if self.all_or_nothing || !self.is_small() {
             return (self.round, true);
         }
-        // Every second round at first, later every fourth.
+        // Every second round at first, later every fourth round.
         let early = self.round.min(HALF_ROUNDS);
         let late = self.round - early;
         let at_goal = early.div_ceil(2) + late.div_ceil(4);
@@ -148,11 +151,11 @@ impl Piece {
         self.instance.len() <= EXACT_BLOCKS && self.instance.is_one_lane()
     }
 
-    /// One round of all workers. Some placement must have been offered before.
+    /// Runs one round of all workers. A placement must have been offered before.
     pub(crate) fn search(&mut self, threads: usize, seed: u64, stop: &(dyn Fn() -> bool + Sync)) {
         let race = Race::new();
         let (turn, aims_at_goal) = self.turn();
-        // What is not aimed at the goal is easier: more short searches find more there.
+        // Aims above the goal are easier: more short searches succeed more often there.
         let slowly = if aims_at_goal { 2 } else { 4 };
         let work = FIRST_WORK << (turn / slowly).min(DOUBLINGS);
         let found = parallel::run(threads, self.workers.len(), |number| {
@@ -170,7 +173,7 @@ impl Piece {
         });
         self.round += 1;
         for (number, found) in found.into_iter().enumerate() {
-            // What others did after the race was over depends on the clock.
+            // Results from after the end of the race depend on the clock.
             if race.is_over_for(number) {
                 self.workers[number] = Mutex::default();
                 continue;
@@ -216,7 +219,7 @@ impl Piece {
     }
 }
 
-/// The skylines of all pieces.
+/// Computes the skylines of all pieces.
 pub(crate) fn skylines(pieces: &mut [Piece], threads: usize, stop: &(dyn Fn() -> bool + Sync)) {
     let races: Vec<Race> = pieces.iter().map(|_| Race::new()).collect();
     let found = parallel::run(threads, pieces.len() * skyline::KEYS, |number| {

@@ -5,12 +5,12 @@ use std::collections::BinaryHeap;
 
 use crate::instance::Instance;
 
-/// The largest key of the blocks that are not placed, below each node of a tree over births.
+/// The unplaced blocks' largest key below each node of a tree over births.
 struct Unplaced<'a> {
     instance: &'a Instance,
     key: &'a [u64],
     leaves: usize,
-    /// The largest key and the first death below each node; key 0 where all blocks are placed.
+    /// The largest key and the first death below each node; key 0 if all blocks below are placed.
     nodes: Vec<(u64, u64)>,
 }
 
@@ -42,7 +42,7 @@ impl<'a> Unplaced<'a> {
         }
     }
 
-    /// The block with the largest key that lives within the sections `from..to`; the first of equals.
+    /// Returns the block with the largest key that lives within the sections `from..to`; the first of equals.
     fn best_within(&self, from: u64, to: u64) -> Option<usize> {
         let births = &self.instance.birth;
         let first = births.partition_point(|&birth| birth < from);
@@ -71,7 +71,7 @@ impl<'a> Unplaced<'a> {
     }
 }
 
-/// A stretch of sections whose top lies at one height. Stretches form a list in the order of sections.
+/// A stretch of sections with their tops at one height. Stretches form a list in the order of sections.
 #[derive(Clone, Copy)]
 struct Stretch {
     from: u64,
@@ -97,7 +97,7 @@ impl Skyline {
         Self { stretches: vec![ground], free: Vec::new(), lowest }
     }
 
-    /// The lowest stretch, leftmost of equals.
+    /// Takes the lowest stretch, leftmost of equals.
     fn take_lowest(&mut self) -> Option<u32> {
         while let Some(Reverse((height, from, number))) = self.lowest.pop() {
             let stretch = self.stretches[number as usize];
@@ -135,7 +135,7 @@ impl Skyline {
         }
     }
 
-    /// Puts a block over `from..to` of the stretch, and what is left of it beside.
+    /// Places a block over `from..to` of the stretch, and keeps the rest of the stretch on both sides.
     fn place(&mut self, number: u32, from: u64, to: u64, size: u64) {
         let old = self.stretches[number as usize];
         let (mut before, mut after) = (old.before, old.after);
@@ -157,7 +157,7 @@ impl Skyline {
         self.merge(number);
     }
 
-    /// Raises a stretch in which no block fits to its lower neighbour; `false` if it has none.
+    /// Raises a stretch in which no block fits to its lower neighbour; returns `false` if it has none.
     fn lift(&mut self, number: u32) -> bool {
         let Stretch { before, after, .. } = self.stretches[number as usize];
         let height = |side: u32| (side != NONE).then(|| self.stretches[side as usize].height);
@@ -167,7 +167,7 @@ impl Skyline {
         true
     }
 
-    /// Merges a stretch with neighbours of its height, and lets it wait.
+    /// Merges a stretch with neighbours of its height, and puts it back among the waiting ones.
     fn merge(&mut self, number: u32) {
         for side in [self.stretches[number as usize].before, self.stretches[number as usize].after] {
             let here = self.stretches[number as usize];
@@ -192,7 +192,7 @@ impl Skyline {
     }
 }
 
-/// Places all blocks; larger keys first. Keys are positive. `None` if `stop` says so before the end.
+/// Places all blocks, larger keys first. Keys are positive. `None` if `stop` ends it early.
 pub(crate) fn skyline(instance: &Instance, key: &[u64], stop: &dyn Fn() -> bool) -> Option<Vec<u64>> {
     let mut offsets = vec![0; instance.len()];
     let mut unplaced = Unplaced::new(instance, key);
@@ -221,11 +221,11 @@ pub(crate) fn skyline(instance: &Instance, key: &[u64], stop: &dyn Fn() -> bool)
     Some(offsets)
 }
 
-/// The keys that have proved useful, each by its number: lifetime, size, area, sqrt(size) by lifetime, and
-/// lifetime with size to decide between equals.
+/// The number of useful keys: lifetime, size, area, sqrt(size) by lifetime, and lifetime with size as
+/// tie-breaker.
 pub(crate) const KEYS: usize = 5;
 
-/// The key of each block, positive.
+/// Returns the key of each block, which is positive.
 pub(crate) fn keys(instance: &Instance, number: usize) -> Vec<u64> {
     let key = |index: usize| {
         let size = instance.size[index] as f64;
@@ -237,7 +237,7 @@ pub(crate) fn keys(instance: &Instance, number: usize) -> Vec<u64> {
             3 => size.sqrt() * life,
             _ => life + size / (size + 1e6),
         };
-        // Keys keep their order as bits, since none is negative.
+        // Keys keep their order as bits, because none is negative.
         (key + 1.0).to_bits()
     };
     (0..instance.len()).map(key).collect()

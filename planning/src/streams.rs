@@ -6,11 +6,11 @@ use crate::instance::Instance;
 use crate::run::{Placed, Search};
 use crate::search::Piece;
 
-/// The most pairs of a block and a stream for which orders are looked at; each takes 16 bytes. Beyond it,
-/// streams lie one above the other.
+/// The most pairs of a block and a stream whose orders are examined; each takes 16 bytes. If there are more,
+/// streams lie on top of each other.
 const CONFLICTS: usize = 1 << 25;
 
-/// The blocks of each stream.
+/// Returns the blocks of each stream.
 fn lanes(problem: &Problem) -> Vec<Vec<u32>> {
     let numbers = number_streams(problem.blocks());
     let mut lanes = vec![Vec::new(); numbers.len()];
@@ -20,14 +20,14 @@ fn lanes(problem: &Problem) -> Vec<Vec<u32>> {
     lanes
 }
 
-/// Places blocks so that streams share addresses only where orders allow it.
+/// Places blocks so that streams share addresses only if orders allow it.
 ///
-/// Streams one above the other are always safe, and without an order nothing is better. With orders, first
-/// fit may be lower, and a repair begins from the lowest.
+/// Streams on top of each other are always safe, and nothing is better without an order. With orders, first
+/// fit may be lower, and a repair begins from the lowest result.
 pub(crate) fn place(search: &Search, problem: &Problem, bound: u64, capacity: Option<u64>) -> Placed {
     let mut all = Placed { offsets: vec![0; problem.blocks().len()], height: 0, bound: 0, goal: 0 };
     let lanes = lanes(problem);
-    // With orders, what follows is worth more of the time.
+    // With orders, the later steps deserve more of the time.
     let has_orders = problem.orders().is_some_and(|orders| !orders.is_empty());
     // One stream needs no order with itself.
     let is_many = problem.blocks().len().saturating_mul(lanes.len()) > CONFLICTS;

@@ -1,13 +1,14 @@
-//! Made-up programs, the same for the same seed on every machine, to test and measure planners with.
+//! Made-up programs for tests and measurements of planners; the same seed gives the same program on every
+//! machine.
 
 use crate::Block;
 use crate::random::Random;
 
-/// The blocks of a training loop: weights and optimiser states that stay, and in each step activations that
+/// Makes the blocks of a training loop. Weights and optimizer states stay. Each step has activations that
 /// live from the forward to the backward pass, gradients, and temporaries of each layer.
 ///
-/// Sizes are multiples of 512 bytes and change from step to step by the batch's length. The result has
-/// `blocks` blocks, in the order of births; all are of stream 0.
+/// Sizes are multiples of 512 bytes and change from step to step with the batch's length. The result has
+/// `blocks` blocks, in the order of births; all belong to stream 0.
 ///
 /// ```
 /// let blocks = millpond_planning::synthetic::training(10_000, 1);
@@ -20,7 +21,7 @@ pub fn training(blocks: usize, seed: u64) -> Vec<Block> {
     let layers = 24;
     let widths: Vec<u64> = (0..layers).map(|_| 8 << program.random.below(4)).collect();
     for &width in &widths {
-        // Weight, gradient, and two states of the optimiser.
+        // Weight, gradient, and two optimizer states.
         for _ in 0..4 {
             program.allocate(width * width * 512);
         }
@@ -32,7 +33,7 @@ pub fn training(blocks: usize, seed: u64) -> Vec<Block> {
     program.blocks.truncate(blocks);
     let end = program.now + 1;
     for block in &mut program.blocks {
-        // What the loop did not free lives to the end.
+        // Blocks that the loop did not free live to the end.
         block.death = if block.death == 0 { end } else { block.death };
     }
     program.blocks
@@ -64,7 +65,7 @@ impl Program {
         }
     }
 
-    /// A forward pass, and a backward pass that frees the activations in reverse order.
+    /// Runs a forward pass, and a backward pass that frees the activations in reverse order.
     fn step(&mut self, widths: &[u64], length: u64) {
         let mut saved = Vec::new();
         for &width in widths {

@@ -1,4 +1,4 @@
-//! Checks a placement, with no code of the planner: one sweep over the log with maps of addresses.
+//! Checks a placement without any code of the planner: one sweep over the log with maps of addresses.
 
 use std::collections::{BTreeMap, HashMap};
 use std::error::Error;
@@ -6,11 +6,11 @@ use std::fmt;
 
 use crate::{Block, Order, Problem};
 
-/// The reason why offsets are no placement of a problem.
+/// The reason why offsets are not a placement of a problem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Invalid {
-    /// One offset is needed for each block.
+    /// The number of offsets differs from the number of blocks.
     Count {
         /// The number of blocks.
         blocks: usize,
@@ -19,7 +19,7 @@ pub enum Invalid {
     },
     /// An offset is not a multiple of the alignment.
     Misaligned {
-        /// The block's place in the problem.
+        /// The block's index in the problem.
         block: usize,
         /// Its offset, in bytes.
         offset: u64,
@@ -28,7 +28,7 @@ pub enum Invalid {
     },
     /// A block ends above 2^64 - 1.
     TooHigh {
-        /// The block's place in the problem.
+        /// The block's index in the problem.
         block: usize,
         /// Its offset, in bytes.
         offset: u64,
@@ -40,7 +40,7 @@ pub enum Invalid {
         /// The other block.
         second: usize,
     },
-    /// A block takes an address that another stream freed, and nothing orders the streams.
+    /// A block takes an address that another stream freed, and nothing orders the two streams.
     Unordered {
         /// The block that was freed.
         first: usize,
@@ -76,11 +76,11 @@ impl fmt::Display for Invalid {
 
 impl Error for Invalid {}
 
-/// Checks that no two conflicting blocks share an address, and returns the height in bytes: the end of the
-/// highest block, its size rounded up to the alignment.
+/// Checks that no two conflicting blocks share an address. Returns the height in bytes: the end of the
+/// highest block, with its size rounded up to the alignment.
 ///
 /// # Errors
-/// The first defect that a sweep in the order of positions meets.
+/// The first defect that a sweep in the order of positions finds.
 ///
 /// ```
 /// use millpond_planning::{Block, Invalid, Problem, validate};
@@ -133,11 +133,11 @@ pub fn validate(problem: &Problem, offsets: &[u64]) -> Result<u64, Invalid> {
     Ok(height)
 }
 
-/// What happens at one position, in this order.
+/// The steps at one position, in this order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Step {
     Dies(usize),
-    /// An order's place, and whether it holds from here on; an event is recorded before.
+    /// An order's index, and whether it holds from here on; before that, its event is recorded.
     Order(usize, bool),
     Born(usize),
 }
@@ -193,14 +193,14 @@ impl Sweep<'_> {
     }
 }
 
-/// What each stream freed last at each address, and what each stream knows of the others.
+/// The last frees of each stream at each address, and each stream's knowledge of the others.
 struct Streams<'a> {
     orders: &'a [Order],
-    /// By stream: ranges of addresses, which do not overlap, from start to (end, freed at, block).
+    /// By stream: disjoint ranges of addresses, from start to (end, freed at, block).
     freed: HashMap<u64, BTreeMap<u64, (u64, u64, usize)>>,
     /// By stream, and by the stream that it knows of: frees up to this position are ordered before its work.
     known: HashMap<u64, HashMap<u64, u64>>,
-    /// What the recording stream knew, by the place of the order.
+    /// The knowledge of the recording stream, by the order's index.
     recorded: HashMap<usize, HashMap<u64, u64>>,
 }
 
@@ -237,7 +237,8 @@ impl<'a> Streams<'a> {
         ranges.insert(start, (end, at, block));
     }
 
-    /// A block of another stream that was freed in `start..end`, and is not ordered before `stream`'s work.
+    /// Finds a block of another stream that was freed in `start..end` and is not ordered before `stream`'s
+    /// work.
     fn unordered(&self, stream: u64, start: u64, end: u64) -> Option<usize> {
         for (other, ranges) in self.freed.iter().filter(|(other, _)| **other != stream) {
             let known = self.known[&stream].get(other).copied();

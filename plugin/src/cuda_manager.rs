@@ -11,15 +11,16 @@ use crate::{
 };
 use millpond_core::driver::call;
 
-/// More bytes than any device addresses; drivers answer differently to such sizes.
+/// More bytes than any device can address. Drivers give different errors for such sizes.
 const ADDRESS_SPACE: u64 = 1 << 57;
 
-/// The default manager: plain CUDA, as Numba's own.
+/// The default manager: plain CUDA memory, as in Numba's own manager.
 ///
-/// Each allocation is a `cuMemAlloc`. A dropped one waits in a queue that it shares with host memory, until
-/// more than ten wait or more than a fifth of the device's memory does, or until memory is short.
+/// Each allocation is a `cuMemAlloc`. A dropped allocation waits in a queue, together with host memory. The
+/// queue is freed when more than ten allocations or more than a fifth of the device's memory wait, or when
+/// memory is short.
 ///
-/// While cleanup is deferred nothing is freed, not even when memory is short.
+/// While cleanup is deferred, nothing is freed, not even when memory is short.
 ///
 /// ```
 /// use millpond_driver::sim::{SimConfig, SimDevice};
@@ -40,27 +41,28 @@ pub struct CudaMemoryManager {
 }
 
 impl CudaMemoryManager {
-    /// A manager on a device; without one, it can only be asked for its version.
+    /// Makes a manager on a device. Without a device, it can only report its version.
     pub fn new(driver: Option<DriverHandle>) -> Self {
         Self::with_options(driver, DeferredOptions::default())
     }
 
-    /// A manager with its own limits on pending deallocations.
+    /// Makes a manager with its own limits on pending deallocations.
     pub fn with_options(driver: Option<DriverHandle>, options: DeferredOptions) -> Self {
         Self { host: HostOnlyMemoryManager::new(driver, options) }
     }
 
-    /// A factory of managers, one for each device; see [`set_memory_manager`](crate::set_memory_manager).
+    /// Returns a factory that makes a manager for each device; see
+    /// [`set_memory_manager`](crate::set_memory_manager).
     pub fn factory() -> ManagerFactory {
         Arc::new(|driver| Ok(Arc::new(Self::new(driver))))
     }
 
-    /// Carries out pending deallocations, unless cleanup is deferred; returns their number.
+    /// Runs pending deallocations unless cleanup is deferred; returns their number.
     pub fn flush(&self) -> usize {
         self.host.flush()
     }
 
-    /// The number of pending deallocations.
+    /// Returns the number of pending deallocations.
     pub fn pending(&self) -> usize {
         self.host.pending()
     }

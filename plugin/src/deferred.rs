@@ -1,16 +1,16 @@
-//! The queue of deallocations that wait for a good moment.
+//! A queue of deferred deallocations.
 
 use std::collections::VecDeque;
 use std::fmt;
 
 use parking_lot::Mutex;
 
-/// When pending deallocations are carried out. The defaults are Numba's.
+/// Limits on pending deallocations. The defaults are Numba's.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct DeferredOptions {
-    /// The number of pending deallocations above which all are carried out.
+    /// If more deallocations are pending, all of them run.
     pub max_count: usize,
-    /// The part of the device's memory (0.0 to 1.0) in pending bytes above which all are carried out.
+    /// The share of the device's memory (0.0 to 1.0). If more bytes are pending, all deallocations run.
     pub max_ratio: f64,
 }
 
@@ -25,11 +25,11 @@ impl Default for DeferredOptions {
     }
 }
 
-/// A queue of deallocations that are carried out together: freeing memory synchronises with the device, so a
-/// few large pauses are better than many.
+/// A queue of deallocations that run together. Freeing memory synchronizes with the device, so a few long
+/// pauses are better than many short ones.
 ///
-/// The queue decides only *when*: it returns the deallocations that are due to the caller, which carries them
-/// out after the queue's lock is released. Sizes are in bytes.
+/// The queue decides only *when* to free: it returns the due deallocations, and the caller runs them without
+/// the queue's lock. Sizes are in bytes.
 ///
 /// ```
 /// use millpond_plugin::{DeferredOptions, DeferredQueue};
@@ -53,25 +53,25 @@ struct State<T> {
 }
 
 impl<T> DeferredQueue<T> {
-    /// An empty queue.
+    /// Makes an empty queue.
     pub fn new(options: DeferredOptions) -> Self {
         let state = State { items: VecDeque::new(), bytes: 0, capacity: None, deferrals: 0 };
         Self { options, state: Mutex::new(state) }
     }
 
-    /// The device's memory in bytes. Until it is known, no bytes may be pending.
+    /// Sets the size of the device's memory in bytes. Until it is set, no bytes can be pending.
     pub fn set_capacity(&self, bytes: u64) {
         self.state.lock().capacity = Some(bytes);
     }
 
-    /// Whether the device's memory is known.
+    /// Returns whether the size of the device's memory is known.
     pub fn has_capacity(&self) -> bool {
         self.state.lock().capacity.is_some()
     }
 
-    /// Adds a deallocation of `bytes` bytes (0 if they are not the device's) and returns those that are due
-    /// now, oldest first.
-    #[must_use = "what comes back must be carried out"]
+    /// Adds a deallocation of `bytes` bytes (0 if it frees no device memory). Returns the deallocations that
+    /// are due now, oldest first.
+    #[must_use = "the returned deallocations must be run"]
     pub fn push(&self, item: T, bytes: u64) -> Vec<T> {
         let mut state = self.state.lock();
         state.items.push_back(item);
@@ -79,55 +79,55 @@ impl<T> DeferredQueue<T> {
         state.due(&self.options)
     }
 
-    /// Adds a deallocation that cannot be carried out now; nothing becomes due.
+    /// Adds a deallocation that cannot run now; nothing becomes due.
     pub fn park(&self, item: T, bytes: u64) {
         let mut state = self.state.lock();
         state.items.push_back(item);
         state.bytes = state.bytes.saturating_add(bytes);
     }
 
-    /// Takes all pending deallocations, unless deallocation is deferred: then none.
-    #[must_use = "what comes back must be carried out"]
+    /// Takes all pending deallocations, or none while deallocation is deferred.
+    #[must_use = "the returned deallocations must be run"]
     pub fn take(&self) -> Vec<T> {
         let mut state = self.state.lock();
         if state.deferrals > 0 { Vec::new() } else { state.take() }
     }
 
-    /// Takes all pending deallocations, even if deallocation is deferred.
-    #[must_use = "what comes back must be carried out"]
+    /// Takes all pending deallocations, even while deallocation is deferred.
+    #[must_use = "the returned deallocations must be run"]
     pub fn take_all(&self) -> Vec<T> {
         self.state.lock().take()
     }
 
-    /// Defers deallocation until as many calls of [`resume`](Self::resume) follow: it nests.
+    /// Defers deallocation until the matching call of [`resume`](Self::resume). Calls nest.
     pub fn defer(&self) {
         self.state.lock().deferrals += 1;
     }
 
-    /// Ends one [`defer`](Self::defer); the outermost returns the deallocations that are due then.
-    #[must_use = "what comes back must be carried out"]
+    /// Ends one [`defer`](Self::defer). The outermost call returns the deallocations that are due.
+    #[must_use = "the returned deallocations must be run"]
     pub fn resume(&self) -> Vec<T> {
         let mut state = self.state.lock();
         state.deferrals = state.deferrals.saturating_sub(1);
         state.due(&self.options)
     }
 
-    /// Whether deallocation is deferred.
+    /// Returns whether deallocation is deferred.
     pub fn is_deferred(&self) -> bool {
         self.state.lock().deferrals > 0
     }
 
-    /// The number of pending deallocations.
+    /// Returns the number of pending deallocations.
     pub fn len(&self) -> usize {
         self.state.lock().items.len()
     }
 
-    /// Whether no deallocation is pending.
+    /// Returns whether no deallocation is pending.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The number of pending bytes.
+    /// Returns the number of pending bytes.
     pub fn pending_bytes(&self) -> u64 {
         self.state.lock().bytes
     }
@@ -225,7 +225,7 @@ mod tests {
         assert_eq!(queue.push(0, 8), [0]);
         queue.defer();
         assert!(queue.push(1, 8).is_empty());
-        assert_eq!(queue.take_all(), [1], "taking all does not ask for deferral");
+        assert_eq!(queue.take_all(), [1], "taking all ignores the deferral");
         assert!(queue.push(2, 8).is_empty());
         assert_eq!(queue.resume(), [2]);
         queue.park(3, 8);

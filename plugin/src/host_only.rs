@@ -15,12 +15,12 @@ use crate::{
 };
 use millpond_core::driver::call;
 
-/// The host half of a memory manager: pinned, mapped, registered and managed memory from the driver, with
-/// deallocation deferred as [`DeferredOptions`] say.
+/// The host half of a memory manager: pinned, mapped, registered and managed memory from the driver.
+/// [`DeferredOptions`] limit how long deallocations wait.
 ///
-/// It is not a [`MemoryManager`](crate::MemoryManager), since it hands out no device memory. A manager holds
-/// one, forwards to it, and calls its [`reset`](Self::reset) and [`defer_cleanup`](Self::defer_cleanup) in
-/// its own. Clones share the state.
+/// It allocates no device memory, so it is not a [`MemoryManager`](crate::MemoryManager). A manager holds one
+/// and forwards to it. The manager's own [`reset`](Self::reset) and [`defer_cleanup`](Self::defer_cleanup)
+/// call this one's. Clones share the state.
 #[derive(Clone, Debug)]
 pub struct HostOnlyMemoryManager {
     shared: Arc<Shared>,
@@ -31,14 +31,14 @@ pub struct HostOnlyMemoryManager {
 enum Plain {
     /// Device or managed memory.
     Device { ptr: DevicePtr, bytes: u64 },
-    /// Pinned host memory; `bytes` is 0 unless it is mapped, since only mapped memory counts as the device's.
+    /// Pinned host memory. `bytes` is 0 if it is not mapped: only mapped memory counts as device memory.
     Host { ptr: HostPtr, bytes: u64 },
     /// The caller's memory, pinned.
     Registered { ptr: HostPtr },
 }
 
 impl Plain {
-    /// The bytes that count as the device's.
+    /// Returns the bytes that count as device memory.
     const fn bytes(self) -> u64 {
         match self {
             Self::Device { bytes, .. } | Self::Host { bytes, .. } => bytes,
@@ -47,8 +47,8 @@ impl Plain {
     }
 }
 
-/// Memory with the driver that it came from, which is lost with the context. So a free from before a reset
-/// ends no memory of the new context.
+/// Memory with the driver that it came from. The driver is lost with the context, so a free from before a
+/// reset frees no memory of the new context.
 struct Kept {
     plain: Plain,
     driver: DriverHandle,
@@ -63,7 +63,7 @@ struct Shared {
 }
 
 impl HostOnlyMemoryManager {
-    /// A manager on a device; without one, it can only be asked for its version.
+    /// Makes a manager on a device. Without a device, it can only report its version.
     pub fn new(driver: Option<DriverHandle>, options: DeferredOptions) -> Self {
         let pending = DeferredQueue::new(options);
         let driver = RwLock::new(driver);
@@ -71,11 +71,12 @@ impl HostOnlyMemoryManager {
         Self { shared: Arc::new(shared) }
     }
 
-    /// The driver of the device. If the device's context was reset, opens it again and forgets all earlier
-    /// memory, which was lost with the context.
+    /// Returns the driver of the device. If the device's context was reset, opens the device again and
+    /// forgets all earlier memory, which was lost with the context.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if the manager was made without a device, and those of opening it.
+    /// [`ErrorKind::InvalidArgument`] if the manager was made without a device, or an error of opening the
+    /// device.
     pub fn driver(&self) -> Result<DriverHandle> {
         let driver = self.shared.driver()?;
         if driver.was_reset() { self.open_again(&driver) } else { Ok(driver) }
@@ -90,7 +91,7 @@ impl HostOnlyMemoryManager {
                 _ => *driver = Some(Arc::clone(&fresh)),
             }
         }
-        // Lost with the context, and dropped without a lock.
+        // These were lost with the context, and are dropped without a lock.
         let of_before = |kept: &Kept| Arc::ptr_eq(&kept.driver, lost);
         drop(self.shared.take_live(of_before));
         for kept in self.shared.pending.take_all().into_iter().filter(|kept| !of_before(kept)) {
@@ -100,10 +101,10 @@ impl HostOnlyMemoryManager {
         Ok(fresh)
     }
 
-    /// Reads the size of the device's memory, of which pending deallocations may hold a part.
+    /// Reads the size of the device's memory. Pending deallocations may hold a share of it.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// An error of the driver.
     pub fn initialize(&self) -> Result<()> {
         if !self.shared.pending.has_capacity() {
             let memory = call(&*self.driver()?, |driver| driver.mem_get_info())?;
@@ -115,7 +116,7 @@ impl HostOnlyMemoryManager {
     /// See [`MemoryManager::memhostalloc`](crate::MemoryManager::memhostalloc).
     ///
     /// # Errors
-    /// Those of [`MemoryManager::memhostalloc`](crate::MemoryManager::memhostalloc).
+    /// The errors of [`MemoryManager::memhostalloc`](crate::MemoryManager::memhostalloc).
     pub fn memhostalloc(&self, bytes: u64, flags: HostAllocFlags) -> Result<HostMemory> {
         if bytes == 0 {
             return Err(Error::invalid_argument("zero bytes cannot be pinned; ask for at least one"));
@@ -133,10 +134,10 @@ impl HostOnlyMemoryManager {
     /// See [`MemoryManager::mempin`](crate::MemoryManager::mempin).
     ///
     /// # Errors
-    /// That of [`MemoryManager::mempin`](crate::MemoryManager::mempin).
+    /// The errors of [`MemoryManager::mempin`](crate::MemoryManager::mempin).
     ///
     /// # Safety
-    /// Those of [`MemoryManager::mempin`](crate::MemoryManager::mempin).
+    /// As for [`MemoryManager::mempin`](crate::MemoryManager::mempin).
     pub unsafe fn mempin(&self, owner: Owner, ptr: HostPtr, bytes: u64, mapped: bool) -> Result<HostMemory> {
         if bytes == 0 {
             return Err(Error::invalid_argument("zero bytes cannot be pinned; pin at least one"));
@@ -144,7 +145,7 @@ impl HostOnlyMemoryManager {
         let driver = self.driver()?;
         check_mapping(&*driver, mapped)?;
         let flags = HostAllocFlags { mapped, ..HostAllocFlags::default() };
-        // SAFETY: the caller vouches for the range, which `owner` keeps until the pin is lifted.
+        // SAFETY: the caller vouches for the range, and `owner` keeps it until the pin is lifted.
         let pin = |driver: &dyn Driver| unsafe { driver.mem_host_register(ptr, bytes, flags) };
         self.attempt(&driver, "a pin", bytes, pin).map_err(explain_pin)?;
         let plain = Plain::Registered { ptr };
@@ -155,22 +156,22 @@ impl HostOnlyMemoryManager {
     /// See [`MemoryManager::memallocmanaged`](crate::MemoryManager::memallocmanaged).
     ///
     /// # Errors
-    /// Those of the driver.
+    /// An error of the driver.
     pub fn memallocmanaged(&self, bytes: u64, attach_global: bool) -> Result<MemoryPointer> {
         let driver = self.driver()?;
-        // If host and device may use managed memory at the same time, the attachment makes no difference.
+        // If host and device can use managed memory at the same time, the attachment makes no difference.
         let concurrent = DeviceAttribute::ConcurrentManagedAccess;
         if !attach_global && call(&*driver, |driver| driver.attribute(concurrent))? == 0 {
             return Err(Error::new(
                 ErrorKind::Unsupported,
-                "managed memory attached to the host only is not offered here; pass attach_global = true",
+                "this device does not support host-only managed memory; pass attach_global = true",
             )
             .on_device(driver.device()));
         }
         self.alloc_device("managed memory", bytes, |driver| driver.mem_alloc_managed(bytes))
     }
 
-    /// Memory that is freed with `cuMemFree`.
+    /// Allocates memory that `cuMemFree` frees.
     pub(crate) fn alloc_device(
         &self,
         what: &str,
@@ -193,7 +194,7 @@ impl HostOnlyMemoryManager {
         self.shared.end_all(self.shared.pending.take_all());
     }
 
-    /// Defers deallocation until the guard, and every other one, is dropped. Pins are still lifted at once.
+    /// Defers deallocation until this guard and every other one is dropped. Pins are still lifted at once.
     pub fn defer_cleanup(&self) -> DeferCleanup {
         self.shared.pending.defer();
         let shared = Arc::clone(&self.shared);
@@ -202,22 +203,22 @@ impl HostOnlyMemoryManager {
         })
     }
 
-    /// Carries out pending deallocations, unless deallocation is deferred; returns their number.
+    /// Runs pending deallocations unless deallocation is deferred; returns their number.
     pub fn flush(&self) -> usize {
         self.shared.end_all(self.shared.pending.take())
     }
 
-    /// The number of pending deallocations.
+    /// Returns the number of pending deallocations.
     pub fn pending(&self) -> usize {
         self.shared.pending.len()
     }
 
-    /// The number of allocations and pins that were neither dropped nor reset.
+    /// Returns the number of allocations and pins that were neither dropped nor reset.
     pub fn live(&self) -> usize {
         self.shared.live.len()
     }
 
-    /// Calls the driver; if memory is short, carries out the pending deallocations and calls again.
+    /// Calls the driver. If memory is short, runs the pending deallocations and calls again.
     fn attempt<T>(
         &self,
         driver: &DriverHandle,
@@ -234,7 +235,7 @@ impl HostOnlyMemoryManager {
         outcome.map_err(|error| error.for_layout(Layout::new(bytes)).context(what))
     }
 
-    /// The device's address of mapped memory; frees the memory if there is none.
+    /// Returns the device's address of mapped memory. If there is none, frees the memory.
     fn device_pointer_of(&self, driver: &DriverHandle, ptr: HostPtr, plain: Plain) -> Result<DevicePtr> {
         call(&**driver, |driver| driver.mem_host_get_device_pointer(ptr)).map_err(|error| {
             self.shared.end(Kept { plain, driver: Arc::clone(driver) });
@@ -266,15 +267,15 @@ impl HostOnlyMemoryManager {
     }
 }
 
-/// The error of a manager that was made without a device.
+/// Returns the error of a manager that was made without a device.
 pub(crate) fn no_device() -> Error {
     Error::invalid_argument(
-        "this memory manager has no device: it was made to be asked for its version only; \
+        "this memory manager has no device: it was made only to report its version; \
          get one from get_memory_manager",
     )
 }
 
-/// Adds advice to the error of a range that is pinned twice.
+/// Adds advice to the error for a range that is pinned twice.
 fn explain_pin(error: Error) -> Error {
     let already = DriverError::HOST_MEMORY_ALREADY_REGISTERED;
     if error.driver_error().is_some_and(|driver| driver.code() == already) {
@@ -284,13 +285,13 @@ fn explain_pin(error: Error) -> Error {
     }
 }
 
-/// Refuses mapped memory where the device cannot map it, as NBEP 7's own manager does.
+/// Refuses mapped memory if the device cannot map it, as NBEP 7's own manager does.
 fn check_mapping(driver: &dyn Driver, is_mapped: bool) -> Result<()> {
     if !is_mapped || call(driver, |driver| driver.attribute(DeviceAttribute::CanMapHostMemory))? != 0 {
         return Ok(());
     }
-    let why = "the device cannot map memory of the host (CAN_MAP_HOST_MEMORY is 0); ask for memory that is \
-               not mapped, and copy";
+    let why = "the device cannot map host memory (CAN_MAP_HOST_MEMORY is 0); ask for memory that is not \
+               mapped, and copy";
     Err(Error::new(ErrorKind::Unsupported, why).on_device(driver.device()))
 }
 
@@ -305,7 +306,7 @@ impl Shared {
         token
     }
 
-    /// Takes live memory, which no finalizer finds then.
+    /// Takes live memory. Finalizers no longer find it.
     fn take_live(&self, is_wanted: impl Fn(&Kept) -> bool) -> Vec<Kept> {
         let wanted = self.live.iter().filter(|entry| is_wanted(entry.value()));
         let tokens: Vec<Token> = wanted.map(|entry| *entry.key()).collect();
@@ -323,9 +324,9 @@ impl Shared {
     fn end(&self, kept: Kept) {
         let Kept { plain, driver } = kept;
         let _captures = CaptureModeGuard::relaxed(&*driver);
-        // SAFETY: the code that took `plain` out of `live` or `pending` (or never put it there) has the only
-        // copy, so the memory ends once; the last pointer to it is gone or no longer live, so it is not used
-        // any more.
+        // SAFETY: this code took `plain` out of `live` or `pending`, or never put it there. So it has the
+        // only copy, and the memory ends once. The last pointer is gone or no longer live, so nothing uses
+        // the memory.
         let outcome = call(&*driver, |driver| unsafe {
             match plain {
                 Plain::Device { ptr, .. } => driver.mem_free(ptr),
@@ -335,12 +336,12 @@ impl Shared {
         });
         let Err(error) = outcome else { return };
         if error.driver_error().is_some_and(DriverError::is_capture_refusal) {
-            // Not while a graph is captured: it is freed with the next deallocations.
+            // It cannot be freed while a graph is captured, so it is freed with the next deallocations.
             self.pending.park(Kept { plain, driver: Arc::clone(&driver) }, plain.bytes());
         } else {
             // Expected while the process exits, or after another library reset the context: it cannot be
             // prevented.
-            tracing::debug!(target: "millpond::plugin", %error, ?plain, "could not end memory");
+            tracing::debug!(target: "millpond::plugin", %error, ?plain, "could not free memory");
         }
     }
 }
@@ -374,7 +375,7 @@ impl Finalizer for Shared {
         let Some((_, kept)) = self.live.remove(&token) else { return };
         let plain = kept.plain;
         match plain {
-            // A pin that stays pending would make the next pin of the same memory fail.
+            // If a pin stayed pending, the next pin of the same memory would fail.
             Plain::Registered { .. } => self.end(kept),
             Plain::Device { .. } | Plain::Host { .. } => {
                 self.end_all(self.pending.push(kept, plain.bytes()));

@@ -1,16 +1,16 @@
 //! Shares memory with another process.
 //!
-//! CUDA's legacy handles, which NBEP 7 passes on, exist for memory of `cuMemAlloc` only. So the pools of a
-//! stack whose memory is shared this way need `pages=off`: `cuda+pool:pages=off`. Memory that a pool maps
-//! itself is shared by file descriptors: `cuda+pool:share=fd` and `millpond_resources::share`.
+//! NBEP 7 uses CUDA's legacy handles, which exist only for memory of `cuMemAlloc`. So stacks that share
+//! memory this way need pools with `pages=off`: `cuda+pool:pages=off`. A pool that maps its memory itself can
+//! share it through file descriptors: `cuda+pool:share=fd` and `millpond_resources::share`.
 //!
-//! CUDA shares whole allocations; a block of a pool lies somewhere inside one. An [`IpcHandle`] therefore
-//! carries the offset of the memory inside its allocation. Its form in bytes:
+//! CUDA shares whole allocations, and a block of a pool lies inside one. So an [`IpcHandle`] carries the
+//! offset of the memory inside its allocation. Its format in bytes:
 //!
 //! ```text
 //! magic "MPIPC\r\n\x1a"   8 bytes
 //! version                 u16     1
-//! length of all           u32     bytes, this header included
+//! total length            u32     bytes, this header included
 //! CUDA's handle           64 bytes
 //! bytes                   u64     how long the memory is
 //! offset                  u64     where it starts inside the allocation
@@ -27,24 +27,24 @@ use crate::MemoryPointer;
 
 const MAGIC: [u8; 8] = *b"MPIPC\r\n\x1a";
 const VERSION: u16 = 1;
-/// Everything up to and including the source's flag.
+/// The bytes up to and including the source's flag.
 const FIXED_BYTES: usize = 8 + 2 + 4 + 64 + 8 + 8 + 1;
 const SIM_BIT: u32 = 1 << 31;
 
 /// The device of shared memory, as the sharing process numbers it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SourceInfo {
-    /// The device; another process may see it under another ordinal.
+    /// The device. Another process may see it under another ordinal.
     pub device: DeviceId,
     /// The device's name.
     pub name: String,
 }
 
-/// Names memory so that another process can open it.
+/// A handle by which another process can open memory.
 ///
-/// In the process that made it, the handle keeps the memory alive ([`base`](Self::base)); the copy that
-/// arrives in the other process through [`to_bytes`](Self::to_bytes) and [`from_bytes`](Self::from_bytes)
-/// does not. The sharing process must keep the memory until the other has closed it.
+/// In the process that made it, the handle keeps the memory alive ([`base`](Self::base)). A copy that reaches
+/// another process through [`to_bytes`](Self::to_bytes) and [`from_bytes`](Self::from_bytes) does not. The
+/// sharing process must keep the memory until the other process has closed it.
 ///
 /// ```no_run
 /// # use millpond_plugin::{IpcHandle, MemoryManager};
@@ -71,8 +71,8 @@ pub struct IpcHandle {
 }
 
 impl IpcHandle {
-    /// A handle of `bytes` bytes at `offset` inside the allocation that CUDA's `handle` names. `base` is the
-    /// memory itself, in the process that has it.
+    /// Makes a handle of `bytes` bytes at `offset` inside the allocation that CUDA's `handle` names. In the
+    /// process that owns the memory, `base` is the memory itself.
     pub fn new(
         base: Option<MemoryPointer>,
         handle: IpcMemHandle,
@@ -83,42 +83,42 @@ impl IpcHandle {
         Self { base, handle, bytes, source_info, offset, opened: None }
     }
 
-    /// The memory, in the process that shares it.
+    /// Returns the memory, in the process that shares it.
     pub fn base(&self) -> Option<&MemoryPointer> {
         self.base.as_ref()
     }
 
-    /// CUDA's handle of the whole allocation.
+    /// Returns CUDA's handle of the whole allocation.
     pub fn handle(&self) -> &IpcMemHandle {
         &self.handle
     }
 
-    /// The length of the memory in bytes.
+    /// Returns the length of the memory in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The device of the memory, as the sharing process numbers it.
+    /// Returns the device of the memory, as the sharing process numbers it.
     pub fn source_info(&self) -> Option<&SourceInfo> {
         self.source_info.as_ref()
     }
 
-    /// The offset of the memory inside the allocation, in bytes.
+    /// Returns the offset of the memory inside the allocation, in bytes.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Maps the memory into this process. The returned pointer keeps the mapping open, as this handle does;
+    /// Maps the memory into this process. This handle and the returned pointer both keep the mapping open;
     /// [`close`](Self::close) ends it in any case.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] in the process that made the handle, if it is open already, or if it
-    /// names bytes beyond the allocation; and those of the driver.
+    /// [`ErrorKind::InvalidArgument`] in the process that made the handle, if the handle is already open, or
+    /// if it names bytes beyond the allocation; or an error of the driver.
     pub fn open(&mut self, driver: &DriverHandle) -> Result<MemoryPointer> {
         let device = driver.device();
         if self.base.is_some() {
             return Err(Error::invalid_argument(
-                "this process made the handle and has the memory; open it in another process",
+                "this process made the handle and owns the memory; open it in another process",
             ));
         }
         if self.opened.as_ref().is_some_and(MemoryPointer::is_live) {
@@ -131,13 +131,13 @@ impl IpcHandle {
         let closer = DriverHandle::clone(driver);
         let whole = MemoryPointer::with_finalizer(device, ptr, end, move |_| {
             let _captures = CaptureModeGuard::relaxed(&*closer);
-            // SAFETY: the pointer came from `ipc_open_mem_handle`, and this closure runs at most once, when
-            // no pointer is left or `close` declared them dead.
+            // SAFETY: the pointer came from `ipc_open_mem_handle`. This closure runs at most once: either no
+            // pointer is left, or `close` has declared them dead.
             if let Err(error) = call(&*closer, |driver| unsafe { driver.ipc_close_mem_handle(ptr) }) {
                 tracing::debug!(target: "millpond::plugin", %error, "could not close shared memory");
             }
         });
-        // The handle came from outside: its statements about the allocation are checked against the driver's.
+        // The handle came from outside, so its claims about the allocation are checked against the driver.
         if let Ok((base, size)) = call(&**driver, |driver| driver.mem_get_address_range(ptr))
             && end > size.saturating_sub(ptr.address().saturating_sub(base.address()))
         {
@@ -148,7 +148,7 @@ impl IpcHandle {
         Ok(memory)
     }
 
-    /// Ends the mapping. Pointers that [`open`](Self::open) returned are not live afterwards.
+    /// Ends the mapping. Pointers from [`open`](Self::open) are not live afterwards.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if the handle is not open.
@@ -159,12 +159,12 @@ impl IpcHandle {
         }
     }
 
-    /// The handle as bytes for another process.
+    /// Returns the handle as bytes for another process.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(FIXED_BYTES + 64);
         out.extend(MAGIC);
         out.extend(VERSION.to_le_bytes());
-        out.extend([0; 4]); // the length, below
+        out.extend([0; 4]); // the length, written below
         out.extend(self.handle.0);
         out.extend(self.bytes.to_le_bytes());
         out.extend(self.offset.to_le_bytes());
@@ -184,19 +184,19 @@ impl IpcHandle {
     /// Reads the bytes of [`to_bytes`](Self::to_bytes).
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for bytes that are not exactly one handle of this version.
+    /// [`ErrorKind::InvalidArgument`] if the bytes are not exactly one handle of this version.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader { rest: bytes };
         if reader.array::<8>()? != MAGIC {
-            return Err(malformed("they do not start as one"));
+            return Err(malformed("they do not start with the magic bytes"));
         }
         let version = u16::from_le_bytes(reader.array()?);
         if version != VERSION {
-            return Err(malformed(&format!("their version is {version}, and this millpond reads {VERSION}")));
+            return Err(malformed(&format!("their version is {version}, but this millpond reads {VERSION}")));
         }
         let length = u32::from_le_bytes(reader.array()?) as usize;
         if length != bytes.len() {
-            return Err(malformed(&format!("they say {length} bytes, and there are {}", bytes.len())));
+            return Err(malformed(&format!("the header says {length} bytes, but there are {}", bytes.len())));
         }
         let handle = IpcMemHandle(reader.array()?);
         let size = u64::from_le_bytes(reader.array()?);
@@ -210,27 +210,27 @@ impl IpcHandle {
             _ => return Err(malformed("the source's flag is neither 0 nor 1")),
         };
         if !reader.rest.is_empty() {
-            return Err(malformed("something follows the handle"));
+            return Err(malformed("extra bytes follow the handle"));
         }
         Ok(Self::new(None, handle, size, source_info, offset))
     }
 
     fn out_of_bounds(&self, size: u64) -> Error {
         Error::invalid_argument(format!(
-            "the handle names {} bytes at {} of an allocation of {size} bytes; ask the sharing process for \
-             a new one",
+            "the handle names {} bytes at offset {}, but the allocation has {size} bytes; ask the sharing \
+             process for a new handle",
             self.bytes, self.offset
         ))
     }
 }
 
-/// A handle of `memory` for another process, as most managers need it: CUDA's handle of the allocation around
-/// the memory, and the offset inside it.
+/// Makes a handle of `memory` for another process, as most managers need it. It holds CUDA's handle of the
+/// allocation around the memory, and the offset inside it.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] for memory that was freed or is empty, [`ErrorKind::Unsupported`] for
-/// memory that CUDA cannot share this way: managed, stream-ordered, or mapped by a pool (which needs
-/// `pages=off`).
+/// [`ErrorKind::InvalidArgument`] if the memory was freed or is empty, [`ErrorKind::Unsupported`] if CUDA
+/// cannot share it this way: managed memory, stream-ordered memory, or memory that a pool mapped (such a pool
+/// needs `pages=off`).
 pub fn get_ipc_handle(driver: &dyn Driver, memory: &MemoryPointer) -> Result<IpcHandle> {
     if !memory.is_live() {
         return Err(memory.gone("share"));
@@ -254,8 +254,8 @@ fn explain_share(error: Error) -> Error {
     if let Some(cause) = error.driver_error().filter(refused) {
         return Error::new(
             ErrorKind::Unsupported,
-            "CUDA's legacy IPC handles, which NBEP 7 passes on, are of memory from cuMemAlloc only: take it \
-             from a stack on `cuda` whose pools say `pages=off`, such as cuda+pool:pages=off (a pool with \
+            "NBEP 7 uses CUDA's legacy IPC handles, which exist only for memory of cuMemAlloc: take the \
+             memory from a stack on `cuda` with `pages=off` pools, such as cuda+pool:pages=off (a pool with \
              `share=fd` shares its blocks by file descriptors)",
         )
         .caused_by(cause.clone());
@@ -263,7 +263,7 @@ fn explain_share(error: Error) -> Error {
     error.context("sharing memory with another process")
 }
 
-/// The longest prefix of `text` that has at most `bytes` bytes.
+/// Returns the longest prefix of `text` that has at most `bytes` bytes.
 fn cut(text: &str, bytes: u16) -> &str {
     let mut end = text.len().min(usize::from(bytes));
     while !text.is_char_boundary(end) {
@@ -362,10 +362,10 @@ mod tests {
         };
         assert!(message(&|bytes| bytes[0] = b'X').contains("do not start"));
         assert!(message(&|bytes| bytes[8] = 9).contains("version is 9"));
-        assert!(message(&|bytes| bytes[10] ^= 1).contains("and there are"));
+        assert!(message(&|bytes| bytes[10] ^= 1).contains("but there are"));
         assert!(message(&|bytes| bytes[78..94].fill(0xFF)).contains("overflow"));
         assert!(message(&|bytes| bytes[FIXED_BYTES - 1] = 2).contains("flag"));
-        assert!(message(&|bytes| bytes[FIXED_BYTES - 1] = 0).contains("follows"));
+        assert!(message(&|bytes| bytes[FIXED_BYTES - 1] = 0).contains("extra bytes"));
         assert!(message(&|bytes| bytes[FIXED_BYTES + 4] = 0xFF).contains("end too soon"));
         assert!(message(&|bytes| *bytes.last_mut().unwrap() = 0xFF).contains("UTF-8"));
     }

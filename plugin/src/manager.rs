@@ -10,46 +10,47 @@ use crate::{HostMemory, IpcHandle, MemoryPointer, Owner};
 
 pub use millpond_core::driver::HostFlags as HostAllocFlags;
 
-/// The version of the interface that this crate speaks: NBEP 7's.
+/// The version of NBEP 7's interface that this crate implements.
 pub const INTERFACE_VERSION: u32 = 1;
 
-/// A memory manager as NBEP 7 describes it, from which a framework takes all its memory on one device.
+/// A memory manager as NBEP 7 describes it. A framework takes all its memory on one device from it.
 ///
-/// One instance serves one device. Methods are called from any thread, and pointers are dropped on any
-/// thread, at any time, also after the manager itself was dropped and while the process exits.
+/// One instance serves one device. Methods are called on any thread. Pointers are dropped on any thread at
+/// any time, even after the manager itself was dropped and while the process exits.
 ///
-/// To write one for a library that knows device memory only, hold a
-/// [`HostOnlyMemoryManager`](crate::HostOnlyMemoryManager) and hand the host half to it.
+/// To write a manager for a library that knows device memory only, hold a
+/// [`HostOnlyMemoryManager`](crate::HostOnlyMemoryManager) and leave the host half to it.
 pub trait MemoryManager: fmt::Debug + Send + Sync + 'static {
-    /// Device memory. Zero bytes give a null pointer that owns nothing.
+    /// Allocates device memory. Zero bytes give a null pointer that owns nothing.
     ///
     /// # Errors
-    /// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) after all pending deallocations were carried
-    /// out, or those of the driver.
+    /// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) after all pending deallocations have run, or an
+    /// error of the driver.
     fn memalloc(&self, bytes: u64) -> Result<MemoryPointer>;
 
-    /// Pinned host memory, mapped into the device's addresses if the flags ask for it.
+    /// Allocates pinned host memory, mapped into the device's address space if the flags ask for it.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for zero bytes,
-    /// [`Unsupported`](millpond_core::ErrorKind::Unsupported) for mapped memory where the device cannot map
-    /// it, or those of the driver.
+    /// [`Unsupported`](millpond_core::ErrorKind::Unsupported) for mapped memory if the device cannot map it,
+    /// or an error of the driver.
     fn memhostalloc(&self, bytes: u64, flags: HostAllocFlags) -> Result<HostMemory>;
 
-    /// Managed memory: one address for host and device. With `attach_global`, any stream of any device may
-    /// use it at once.
+    /// Allocates managed memory, which has one address for host and device. With `attach_global`, any stream
+    /// of any device may use it at once.
     ///
     /// # Errors
-    /// [`Unsupported`](millpond_core::ErrorKind::Unsupported) for memory attached to the host only, on a
-    /// device where that differs, or those of the driver.
+    /// [`Unsupported`](millpond_core::ErrorKind::Unsupported) for host-only memory on a device that treats it
+    /// differently, or an error of the driver.
     fn memallocmanaged(&self, bytes: u64, attach_global: bool) -> Result<MemoryPointer>;
 
-    /// Pins host memory that the caller allocated. `owner` is kept until the pin is lifted, which happens
-    /// when the last reference is dropped, at once and never deferred, so that it can be pinned again.
+    /// Pins host memory that the caller allocated, and keeps `owner` until the pin is lifted. The pin is
+    /// lifted at once when the last reference is dropped, never deferred, so that the memory can be pinned
+    /// again.
     ///
     /// # Errors
-    /// [`Unsupported`](millpond_core::ErrorKind::Unsupported) for a mapped pin where the device cannot map
-    /// it, and those of the driver, for instance that a part of the range is pinned already.
+    /// [`Unsupported`](millpond_core::ErrorKind::Unsupported) for a mapped pin if the device cannot map it,
+    /// or an error of the driver, for instance if part of the range is already pinned.
     ///
     /// # Safety
     /// `bytes` bytes at `ptr` are host memory that stays allocated as long as `owner` lives.
@@ -59,33 +60,33 @@ pub trait MemoryManager: fmt::Debug + Send + Sync + 'static {
     /// cheap and keep existing state.
     ///
     /// # Errors
-    /// Those of the driver, or of building the stack.
+    /// An error of the driver, or of building the stack.
     fn initialize(&self) -> Result<()>;
 
-    /// Free and total memory in bytes.
+    /// Returns the free and total memory in bytes.
     ///
     /// # Errors
-    /// [`Unsupported`](millpond_core::ErrorKind::Unsupported) from a manager that cannot tell, or those of
+    /// [`Unsupported`](millpond_core::ErrorKind::Unsupported) from a manager that cannot tell, or an error of
     /// the driver.
     fn get_memory_info(&self) -> Result<MemoryInfo>;
 
-    /// A handle by which another process opens this memory. It keeps the memory alive.
+    /// Returns a handle by which another process opens this memory. The handle keeps the memory alive.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for memory that was freed,
-    /// [`Unsupported`](millpond_core::ErrorKind::Unsupported) for memory that CUDA cannot share this way: a
-    /// stack's pools need `pages=off`.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the memory was freed,
+    /// [`Unsupported`](millpond_core::ErrorKind::Unsupported) if CUDA cannot share it this way: a stack's
+    /// pools need `pages=off`.
     fn get_ipc_handle(&self, memory: &MemoryPointer) -> Result<IpcHandle>;
 
-    /// Frees all memory of this manager, also memory with pointers left: they are not live afterwards and
-    /// dropping them does nothing. Called before the context is reset, perhaps before
+    /// Frees all memory of this manager, even if pointers to it remain. Those are not live afterwards, and
+    /// dropping them does nothing. It is called before the context is reset, perhaps before
     /// [`initialize`](Self::initialize). The manager can be used again afterwards.
     fn reset(&self);
 
-    /// Defers costly cleanup until the guard, and every other one, is dropped. It nests.
+    /// Defers costly cleanup until this guard and every other one is dropped. Guards nest.
     fn defer_cleanup(&self) -> DeferCleanup;
 
-    /// The version of the interface. It is read from a manager without a device, and must not touch CUDA.
+    /// Returns the version of the interface. A manager without a device must answer without touching CUDA.
     fn interface_version(&self) -> u32;
 }
 
@@ -96,12 +97,12 @@ pub struct DeferCleanup {
 }
 
 impl DeferCleanup {
-    /// A guard that calls `on_exit` when it is dropped.
+    /// Makes a guard that calls `on_exit` when it is dropped.
     pub fn new(on_exit: impl FnOnce() + Send + 'static) -> Self {
         Self { on_exit: vec![Box::new(on_exit)] }
     }
 
-    /// Combines this guard with another, for a manager that wraps another manager. `other` ends first.
+    /// Combines this guard with another guard, for a manager that wraps another manager. `other` ends first.
     pub fn and(mut self, mut other: Self) -> Self {
         self.on_exit.append(&mut other.on_exit);
         self
@@ -122,7 +123,7 @@ impl fmt::Debug for DeferCleanup {
     }
 }
 
-/// Makes the manager of one device. Called with `None` to read the interface's version, and once for each
-/// device at its first use (by threads that race for it, more than once; one result stays). Making a
-/// manager must not touch CUDA: that is for [`MemoryManager::initialize`].
+/// Makes the manager of one device. It is called with `None` to read the interface's version, and once for
+/// each device at its first use. If threads race for a device, it is called more than once, and one result
+/// stays. It must not touch CUDA: that is for [`MemoryManager::initialize`].
 pub type ManagerFactory = Arc<dyn Fn(Option<DriverHandle>) -> Result<Arc<dyn MemoryManager>> + Send + Sync>;

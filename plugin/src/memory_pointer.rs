@@ -11,46 +11,46 @@ use millpond_core::driver::HostPtr;
 use millpond_core::{DeviceId, DevicePtr, Error, ErrorKind, Result, format_bytes};
 use parking_lot::Mutex;
 
-/// The owner of host memory that was pinned: kept alive until the pin is lifted, and never inspected.
+/// The owner of pinned host memory. It is kept alive until the pin is lifted, and never inspected.
 pub type Owner = Box<dyn Any + Send + Sync>;
 
-/// The identity of an allocation, as opposed to its address, which may belong to another allocation by the
-/// time a late finalizer runs. Unique for the life of the process.
+/// The identity of an allocation. Unlike an address, it is unique for the life of the process: when a late
+/// finalizer runs, the address may belong to another allocation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Token(u64);
 
 impl Token {
-    /// A new token.
+    /// Makes a new token.
     pub fn next() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The token as a number.
+    /// Returns the token as a number.
     pub const fn get(self) -> u64 {
         self.0
     }
 }
 
-/// Receives the token of an allocation whose last reference was dropped.
+/// Receives the token of an allocation when its last reference is dropped.
 ///
-/// Called on any thread, with any CUDA context or none, perhaps after a reset, perhaps while the process
-/// exits. An implementation looks the token up and does nothing if the token is unknown.
+/// It is called on any thread, with any CUDA context or none, perhaps after a reset or while the process
+/// exits. An implementation looks the token up and ignores an unknown token.
 pub trait Finalizer: Send + Sync + 'static {
-    /// Frees the allocation. Called at most once per token; must not panic.
+    /// Frees the allocation. It is called at most once per token, and must not panic.
     fn finalize(&self, token: Token);
 
-    /// Whether the allocation is still live: neither finalized nor ended by a reset.
+    /// Returns whether the allocation is still live: neither finalized nor ended by a reset.
     fn is_live(&self, token: Token) -> bool;
 }
 
-/// The part that all pointers into one allocation share; the finalizer runs when the last one is dropped.
+/// The part that all pointers into one allocation share. The finalizer runs when the last pointer is dropped.
 struct Allocation {
     device: DeviceId,
     token: Token,
     finalizer: Option<Arc<dyn Finalizer>>,
     finalized: AtomicBool,
-    /// Dropped after the finalizer ran: pinned memory is unpinned before its owner may free it.
+    /// Dropped after the finalizer ran, so that memory is unpinned before its owner may free it.
     _owner: Option<Owner>,
 }
 
@@ -64,13 +64,13 @@ impl Allocation {
             && self.finalizer.as_ref().is_none_or(|finalizer| finalizer.is_live(self.token))
     }
 
-    /// Runs the finalizer unless it ran before; returns whether it ran now.
+    /// Runs the finalizer unless it has already run; returns whether it ran now.
     fn finalize(&self) -> bool {
         if self.finalized.swap(true, Ordering::AcqRel) {
             return false;
         }
         if let Some(finalizer) = &self.finalizer {
-            // A finalizer runs in `drop`, where a panic on top of a panic would abort the process.
+            // A finalizer runs in `drop`, where a second panic would abort the process.
             let outcome = catch_unwind(AssertUnwindSafe(|| finalizer.finalize(self.token)));
             if outcome.is_err() {
                 tracing::error!(target: "millpond::plugin", token = self.token.0, "a finalizer panicked");
@@ -96,7 +96,7 @@ impl fmt::Debug for Allocation {
     }
 }
 
-/// A finalizer that is a closure.
+/// A finalizer made from a closure.
 struct Once(Mutex<Option<OnceClosure>>);
 
 type OnceClosure = Box<dyn FnOnce(Token) + Send>;
@@ -116,12 +116,12 @@ impl Finalizer for Once {
 
 /// A counted reference to device memory, or to a part of it.
 ///
-/// Clones, [`own`](Self::own)ed references and [views](Self::view) share one allocation and keep it alive;
-/// when the last of them is dropped the finalizer runs, once. It is an address and a length, not memory
-/// that the host could touch.
+/// Clones, [`own`](Self::own)ed references and [views](Self::view) share one allocation and keep it alive.
+/// When the last of them is dropped, the finalizer runs once. The reference is an address and a length, not
+/// memory that the host can access.
 ///
-/// A manager's reset ends the memory although pointers to it are left: they are then not
-/// [live](Self::is_live), and dropping them does nothing.
+/// A manager's reset ends the memory even if pointers to it remain. They are then not [live](Self::is_live),
+/// and dropping them does nothing.
 ///
 /// ```
 /// use millpond_core::{DeviceId, DevicePtr};
@@ -148,7 +148,7 @@ pub struct MemoryPointer {
 }
 
 impl MemoryPointer {
-    /// The first reference to an allocation that `finalizer` knows as `token`.
+    /// Makes the first reference to an allocation that `finalizer` knows as `token`.
     pub fn new(
         device: DeviceId,
         device_pointer: DevicePtr,
@@ -160,7 +160,8 @@ impl MemoryPointer {
         Self { device_pointer, bytes, allocation }
     }
 
-    /// The first reference to an allocation that `finalizer` ends; it is called at most once, on any thread.
+    /// Makes the first reference to an allocation that `finalizer` ends. It is called at most once, on any
+    /// thread.
     pub fn with_finalizer(
         device: DeviceId,
         device_pointer: DevicePtr,
@@ -171,54 +172,54 @@ impl MemoryPointer {
         Self::new(device, device_pointer, bytes, Token::next(), finalizer)
     }
 
-    /// A pointer to memory that another owner keeps alive and frees.
+    /// Makes a pointer to memory that another owner keeps alive and frees.
     pub fn unowned(device: DeviceId, device_pointer: DevicePtr, bytes: u64) -> Self {
         let allocation = Arc::new(Allocation::new(device, Token::next(), None));
         Self { device_pointer, bytes, allocation }
     }
 
-    /// The null pointer: the result of a request for zero bytes.
+    /// Returns the null pointer, the result of a request for zero bytes.
     pub fn null(device: DeviceId) -> Self {
         Self::unowned(device, DevicePtr::NULL, 0)
     }
 
-    /// The device whose memory this is.
+    /// Returns the device that owns the memory.
     pub fn device(&self) -> DeviceId {
         self.allocation.device
     }
 
-    /// The address on the device.
+    /// Returns the address on the device.
     pub fn device_pointer(&self) -> DevicePtr {
         self.device_pointer
     }
 
-    /// The length in bytes.
+    /// Returns the length in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The identity of the allocation.
+    /// Returns the identity of the allocation.
     pub fn token(&self) -> Token {
         self.allocation.token
     }
 
-    /// The number of references to the allocation: this one, its clones and all views.
+    /// Returns the number of references to the allocation: this one, its clones and all views.
     pub fn references(&self) -> usize {
         Arc::strong_count(&self.allocation)
     }
 
-    /// Whether the memory is still live: not freed, and not ended by a reset of its manager.
+    /// Returns whether the memory is still live: not freed, and not ended by a reset of its manager.
     pub fn is_live(&self) -> bool {
         self.allocation.is_live()
     }
 
-    /// One more reference, under NBEP 7's name.
+    /// Returns one more reference, under NBEP 7's name.
     #[must_use]
     pub fn own(&self) -> Self {
         self.clone()
     }
 
-    /// A reference to the bytes `range` of this one, which keeps the whole allocation alive.
+    /// Returns a reference to the bytes `range` of this one. It keeps the whole allocation alive.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if the range is reversed or reaches beyond the end.
@@ -239,21 +240,21 @@ impl MemoryPointer {
         })
     }
 
-    /// Runs the finalizer now, although references may be left; they are not live afterwards.
+    /// Runs the finalizer now, even if references remain; they are not live afterwards.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if the memory was freed before.
+    /// [`ErrorKind::InvalidArgument`] if the memory is already free.
     pub fn free(&self) -> Result<()> {
         if self.is_live() && self.allocation.finalize() { Ok(()) } else { Err(self.gone("free")) }
     }
 
-    /// The error of using this pointer after its memory was freed.
+    /// Returns the error for a use of this pointer after its memory was freed.
     pub(crate) fn gone(&self, what: &str) -> Error {
         Error::new(
             ErrorKind::InvalidArgument,
             format!(
-                "cannot {what} the memory at {}: it was freed before, or its manager was reset; use each \
-                 allocation before its end",
+                "cannot {what} the memory at {}: it is already free, or its manager was reset; use an \
+                 allocation only while it is live",
                 self.device_pointer
             ),
         )
@@ -261,9 +262,10 @@ impl MemoryPointer {
     }
 }
 
-/// Pinned host memory, or host memory that was pinned, without an address on the device.
+/// Pinned host memory without an address on the device. The driver allocated it, or pinned existing memory.
 ///
-/// Clones share the allocation. The memory is valid while one is left and [`is_live`](Self::is_live) holds.
+/// Clones share the allocation. The memory is valid while a clone remains and [`is_live`](Self::is_live)
+/// holds.
 #[derive(Clone, Debug)]
 pub struct PinnedMemory {
     host_pointer: HostPtr,
@@ -272,8 +274,8 @@ pub struct PinnedMemory {
 }
 
 impl PinnedMemory {
-    /// The first reference to memory that `finalizer` knows as `token`. `owner` is the memory's owner, if the
-    /// memory was pinned later.
+    /// Makes the first reference to memory that `finalizer` knows as `token`. If the memory existed before it
+    /// was pinned, `owner` is its owner.
     pub fn new(
         device: DeviceId,
         host_pointer: HostPtr,
@@ -287,34 +289,34 @@ impl PinnedMemory {
         Self { host_pointer, bytes, allocation: Arc::new(allocation) }
     }
 
-    /// The address on the host.
+    /// Returns the address on the host.
     pub fn host_pointer(&self) -> HostPtr {
         self.host_pointer
     }
 
-    /// The length in bytes.
+    /// Returns the length in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The identity of the allocation.
+    /// Returns the identity of the allocation.
     pub fn token(&self) -> Token {
         self.allocation.token
     }
 
-    /// Whether the memory is still pinned by this reference.
+    /// Returns whether this reference still pins the memory.
     pub fn is_live(&self) -> bool {
         self.allocation.is_live()
     }
 
-    /// One more reference, under NBEP 7's name.
+    /// Returns one more reference, under NBEP 7's name.
     #[must_use]
     pub fn own(&self) -> Self {
         self.clone()
     }
 }
 
-/// Pinned host memory that the device sees too: an address on either side.
+/// Pinned host memory that the device can access too, with an address on each side.
 #[derive(Clone, Debug)]
 pub struct MappedMemory {
     host_pointer: HostPtr,
@@ -322,8 +324,9 @@ pub struct MappedMemory {
 }
 
 impl MappedMemory {
-    /// The first reference to memory that `finalizer` knows as `token`, at `host_pointer` for the host and at
-    /// `device_pointer` for the device. `owner` is the memory's owner, if the memory was pinned later.
+    /// Makes the first reference to memory that `finalizer` knows as `token`, at `host_pointer` for the host
+    /// and at `device_pointer` for the device. If the memory existed before it was pinned, `owner` is its
+    /// owner.
     pub fn new(
         device: DeviceId,
         (host_pointer, device_pointer): (HostPtr, DevicePtr),
@@ -338,49 +341,49 @@ impl MappedMemory {
         Self { host_pointer, memory }
     }
 
-    /// The address on the host.
+    /// Returns the address on the host.
     pub fn host_pointer(&self) -> HostPtr {
         self.host_pointer
     }
 
-    /// The address on the device.
+    /// Returns the address on the device.
     pub fn device_pointer(&self) -> DevicePtr {
         self.memory.device_pointer
     }
 
-    /// The length in bytes.
+    /// Returns the length in bytes.
     pub fn bytes(&self) -> u64 {
         self.memory.bytes
     }
 
-    /// The device's side, which keeps the memory alive as well.
+    /// Returns the device's side, which keeps the memory alive as well.
     pub fn memory(&self) -> &MemoryPointer {
         &self.memory
     }
 
-    /// Whether the memory is still mapped by this reference.
+    /// Returns whether this reference still maps the memory.
     pub fn is_live(&self) -> bool {
         self.memory.is_live()
     }
 
-    /// One more reference, under NBEP 7's name.
+    /// Returns one more reference, under NBEP 7's name.
     #[must_use]
     pub fn own(&self) -> Self {
         self.clone()
     }
 }
 
-/// Host memory as `memhostalloc` and `mempin` return it: mapped into the device's addresses or not.
+/// Host memory from `memhostalloc` and `mempin`, mapped into the device's address space or not.
 #[derive(Clone, Debug)]
 pub enum HostMemory {
-    /// Pinned, and not mapped.
+    /// Pinned, not mapped.
     Pinned(PinnedMemory),
-    /// Pinned and mapped into the device's addresses.
+    /// Pinned, and mapped into the device's address space.
     Mapped(MappedMemory),
 }
 
 impl HostMemory {
-    /// The address on the host.
+    /// Returns the address on the host.
     pub fn host_pointer(&self) -> HostPtr {
         match self {
             Self::Pinned(memory) => memory.host_pointer(),
@@ -388,7 +391,7 @@ impl HostMemory {
         }
     }
 
-    /// The address on the device, if there is one.
+    /// Returns the address on the device, if there is one.
     pub fn device_pointer(&self) -> Option<DevicePtr> {
         match self {
             Self::Pinned(_) => None,
@@ -396,7 +399,7 @@ impl HostMemory {
         }
     }
 
-    /// The length in bytes.
+    /// Returns the length in bytes.
     pub fn bytes(&self) -> u64 {
         match self {
             Self::Pinned(memory) => memory.bytes(),
@@ -404,7 +407,7 @@ impl HostMemory {
         }
     }
 
-    /// Whether the memory is still pinned by this reference.
+    /// Returns whether this reference still pins the memory.
     pub fn is_live(&self) -> bool {
         match self {
             Self::Pinned(memory) => memory.is_live(),
@@ -412,7 +415,7 @@ impl HostMemory {
         }
     }
 
-    /// The mapped memory, if it is mapped.
+    /// Returns the memory if it is mapped.
     pub fn mapped(&self) -> Option<&MappedMemory> {
         match self {
             Self::Pinned(_) => None,

@@ -25,24 +25,25 @@ use crate::{
 };
 use millpond_core::driver::call;
 
-/// A manager whose device memory comes from a stack of millpond's resources.
+/// A manager that takes its device memory from a stack of millpond's resources.
 ///
-/// - `memalloc` allocates on the legacy default stream, or on the one that
-///   [`with_stream`](crate::with_stream) names. Announce memory that other non-blocking streams use by
-///   [`record_stream`](Self::record_stream).
-/// - A dropped pointer gives its block back to the stack at once; the stack's pool keeps it for the next.
-/// - While cleanup is deferred, dropped device memory is parked: it does not even reach the stack until the
-///   outermost guard is dropped, or until memory is short.
-/// - `get_memory_info` counts what the stack's pools could hand out again as free.
-/// - `reset` gives all memory back to the driver. A stack that the manager built is dropped and built again
-///   at the next use; one that was passed in is trimmed and stays. While a stream captures a graph, memory
-///   whose use cannot be waited for stays parked, and with it the stack: reset again afterwards.
-/// - After the device's context was reset (Numba's `cuda.close()`), a stack that the manager built is built
-///   again in the new context; one that was passed in is lost, and so is the manager.
+/// - `memalloc` allocates on the legacy default stream, or on the stream that
+///   [`with_stream`](crate::with_stream) names. If another non-blocking stream uses the memory, announce it
+///   with [`record_stream`](Self::record_stream).
+/// - A dropped pointer frees its block to the stack at once; the stack's pool keeps it for the next request.
+/// - While cleanup is deferred, dropped device memory is parked. It reaches the stack only when the outermost
+///   guard is dropped or memory is short.
+/// - `get_memory_info` counts reusable memory of the stack's pools as free.
+/// - `reset` returns all memory to the driver. If the manager built the stack, it drops it and builds another
+///   at the next use; a stack that was passed in is trimmed and stays. While a stream captures a graph, the
+///   reset cannot wait for all memory. Then such memory stays parked together with the stack: reset again
+///   afterwards.
+/// - After a reset of the device's context (Numba's `cuda.close()`), a manager that built its stack builds
+///   another in the new context. A manager whose stack was passed in is lost with it.
 ///
-/// `reset` must not be called from inside the stack, for instance from a callback of a resource. Callbacks
-/// that it leads to may drop pointers, as finalizers that run there do, and allocate. They must not wait for
-/// another thread that allocates, since that one waits for the reset.
+/// `reset` must not be called from inside the stack, for instance from a resource's callback. Callbacks that
+/// it leads to may allocate and drop pointers, as finalizers there do. They must not wait for another thread
+/// that allocates, because that thread waits for the reset.
 ///
 /// ```
 /// use millpond_core::DriverHandle;
@@ -63,48 +64,47 @@ use millpond_core::driver::call;
 /// ```
 pub struct MillpondMemoryManager {
     host: HostOnlyMemoryManager,
-    /// The device's part; replaced after each reset of the context.
+    /// The device's half; replaced after each reset of the context.
     device: RwLock<Option<Arc<DeviceHalf>>>,
 }
 
 /// Builds a stack on a device.
 pub type StackBuilder = Arc<dyn Fn(&DriverHandle) -> Result<AnyResource> + Send + Sync>;
 
-/// The source of the stack.
+/// Where the stack comes from.
 #[derive(Clone)]
 enum Source {
     Given(AnyResource),
     Built(StackBuilder),
 }
 
-/// The device's part of a manager, which pointers keep alive for their finalizers.
+/// The device's half of a manager. Pointers keep it alive for their finalizers.
 struct DeviceHalf {
     driver: DriverHandle,
     source: Source,
-    /// The stack that serves requests. No lock is held while it is used: each user has a handle, and so
-    /// has each block, which goes back to the stack that it came from.
+    /// The stack that serves requests. No lock is held while it is used. Each user and each block has its own
+    /// handle, so a block goes back to the stack that it came from.
     stack: Mutex<Option<AnyResource>>,
-    /// Held while the stack is built: two at a time would reserve memory twice. Says whether the thread that
-    /// has it is building.
+    /// Held while the stack is built: two stacks at a time would reserve memory twice. The value says whether
+    /// the thread that holds it is building.
     building: ReentrantMutex<Cell<bool>>,
-    /// Held during a reset: a new stack is built once the memory of the one before has gone back. A callback
-    /// of the stack may need it on the thread that resets, or for a while on another one.
+    /// Held during a reset: a new stack is built after the old stack's memory has gone back. A callback of
+    /// the stack may need this lock on the resetting thread, or for a while on another thread.
     resetting: ReentrantMutex<()>,
     live: DashMap<Token, Block>,
     parked: DeferredQueue<Block>,
     order: ReleaseOrder,
-    /// Whether the context was reset, and this part was replaced.
+    /// Whether the context was reset and this half was replaced.
     is_lost: AtomicBool,
 }
 
-/// How long a request waits for a reset. The reset may wait for the request, in a callback of the stack.
+/// How long a request waits for a reset. In a callback of the stack, the reset may wait for the request.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long a request waits for another thread that builds the stack. The function that builds it may wait
-/// for the request.
+/// How long a request waits for another thread that builds the stack. The builder may wait for the request.
 const BUILD_PATIENCE: Duration = Duration::from_secs(20);
 
-/// A block that is handed out.
+/// A live block.
 struct Block {
     stack: AnyResource,
     ptr: DevicePtr,
@@ -113,20 +113,20 @@ struct Block {
 }
 
 impl MillpondMemoryManager {
-    /// A manager over a stack that exists.
+    /// Makes a manager over an existing stack.
     pub fn new(resource: AnyResource) -> Self {
         let driver = DriverHandle::clone(resource.driver());
         Self::with_source(Some(driver), Source::Given(resource))
     }
 
-    /// A manager that builds its stack at the first use, and again after a reset. Without a device it can
-    /// only be asked for its version. `build` must not use the manager.
+    /// Makes a manager that builds its stack at the first use, and again after a reset. Without a device it
+    /// can only report its version. `build` must not use the manager.
     pub fn with_builder(driver: Option<DriverHandle>, build: StackBuilder) -> Self {
         Self::with_source(driver, Source::Built(build))
     }
 
-    /// A manager over the device's [default resource](millpond_resources::registry), whichever that is at the
-    /// first use, and at the first use after a reset.
+    /// Makes a manager over the device's [default resource](millpond_resources::registry). It looks the
+    /// default up at the first use, and at the first use after a reset.
     ///
     /// ```
     /// use millpond_core::DeviceMemoryResource;
@@ -135,7 +135,7 @@ impl MillpondMemoryManager {
     ///
     /// let manager = MillpondMemoryManager::over_default(SimDevice::new(SimConfig::h200()));
     /// let memory = manager.memalloc(1000)?;
-    /// assert_eq!(manager.stack()?.to_string(), "cuda"); // no other was set
+    /// assert_eq!(manager.stack()?.to_string(), "cuda"); // no other default was set
     /// # drop(memory);
     /// # Ok::<(), millpond_core::Error>(())
     /// ```
@@ -144,16 +144,16 @@ impl MillpondMemoryManager {
         Self::with_builder(Some(driver), Arc::new(build))
     }
 
-    /// The driver of the manager's device, opened again after a reset of the context.
+    /// Returns the driver of the manager's device, opened again after a reset of the context.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the manager was made without a
-    /// device, and those of opening it.
+    /// device, or an error of opening the device.
     pub fn driver(&self) -> Result<DriverHandle> {
         self.host.driver()
     }
 
-    /// A factory of managers over the stack `spec`, one for each device; see
+    /// Returns a factory that makes a manager over the stack `spec` for each device; see
     /// [`set_memory_manager`](crate::set_memory_manager).
     pub fn factory(spec: StackSpec, layers: LayerTable) -> ManagerFactory {
         let build: StackBuilder = Arc::new(move |driver| spec.build(&layers, driver));
@@ -166,45 +166,45 @@ impl MillpondMemoryManager {
         Self { host, device: RwLock::new(device) }
     }
 
-    /// The stack, built on first use. A caller that keeps it keeps its memory from a reset.
+    /// Returns the stack, built on first use. While a caller keeps it, a reset cannot free its memory.
     ///
     /// # Errors
-    /// Those of building the stack.
+    /// An error of building the stack.
     pub fn stack(&self) -> Result<AnyResource> {
         self.device()?.with_stack(|resource| Ok(Arc::clone(resource)))
     }
 
     /// Announces that work on `stream` uses `memory`, so that the block goes back only after that work. The
-    /// stream is alive at the call.
+    /// stream must be alive at the call.
     ///
-    /// Needed for every stream but the one that the memory was allocated on. Memory that was allocated on the
-    /// legacy default stream waits for blocking streams implicitly, so there only non-blocking ones need it.
+    /// Every stream needs this call, except the stream that the memory was allocated on. Memory of the legacy
+    /// default stream waits for blocking streams anyway, so there only non-blocking streams need it.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for memory that was freed or is not
-    /// this manager's.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the memory was freed or belongs to
+    /// another manager.
     pub fn record_stream(&self, memory: &MemoryPointer, stream: StreamRef) -> Result<()> {
         let device = self.device()?;
         let mut block = device
             .live
             .get_mut(&memory.token())
-            .ok_or_else(|| memory.gone("record a use of").context("it must be this manager's, and in use"))?;
+            .ok_or_else(|| memory.gone("record a use of").context("it must be this manager's live memory"))?;
         block.uses.add(stream);
         Ok(())
     }
 
-    /// The number of device allocations that were dropped and wait for the end of a deferral.
+    /// Returns the number of device allocations that were dropped and wait for the end of a deferral.
     pub fn parked(&self) -> usize {
         self.device.read().as_ref().map_or(0, |device| device.parked.len())
     }
 
-    /// The number of device allocations that were neither dropped nor reset.
+    /// Returns the number of device allocations that were neither dropped nor reset.
     pub fn live(&self) -> usize {
         self.device.read().as_ref().map_or(0, |device| device.live.len())
     }
 
-    /// The device's part in the present context. It checks for a reset itself, since a pool that has enough
-    /// memory makes no driver call.
+    /// Returns the device's half in the present context. It checks for a reset itself, because a pool with
+    /// enough memory makes no driver call.
     fn device(&self) -> Result<Arc<DeviceHalf>> {
         let device = self.device.read().clone().ok_or_else(no_device)?;
         if !device.driver.was_reset() {
@@ -216,12 +216,12 @@ impl MillpondMemoryManager {
         }
     }
 
-    /// Starts again after a reset of the context: opens the device again, with another stack, and forgets all
-    /// earlier memory.
+    /// Starts again after a reset of the context: opens the device again, takes another stack, and forgets
+    /// all earlier memory.
     fn open_again(&self, lost: &Arc<DeviceHalf>) -> Result<Arc<DeviceHalf>> {
         let driver = self.host.driver()?;
         let fresh = Arc::new(DeviceHalf::new(driver, lost.source.clone()));
-        // Other threads build the new stack once the lost one has given back its memory.
+        // Other threads build the new stack after the lost stack has given back its memory.
         let resetting = fresh.resetting.lock();
         {
             let mut device = self.device.write();
@@ -314,8 +314,8 @@ impl DeviceHalf {
         }
     }
 
-    /// Handles a reset of the context: blocks were lost with it, and the stack gives back what outlives it,
-    /// when no call uses it any more.
+    /// Handles a reset of the context: the blocks were lost with it. The stack gives back memory that
+    /// outlives the context when no call uses the stack any more.
     fn forget(&self) {
         self.is_lost.store(true, Ordering::SeqCst);
         let lost = (self.known_stack_taken(), self.take_blocks());
@@ -330,7 +330,7 @@ impl DeviceHalf {
         self.stack.lock().take()
     }
 
-    /// Calls `body` with the stack; builds it first if needed.
+    /// Calls `body` with the stack, and builds it first if necessary.
     fn with_stack<T>(&self, body: impl FnOnce(&AnyResource) -> Result<T>) -> Result<T> {
         let known = match self.known_stack() {
             Some(known) => known,
@@ -343,8 +343,8 @@ impl DeviceHalf {
     fn build(&self) -> Result<AnyResource> {
         drop(self.resetting.try_lock_for(PATIENCE)); // waits for a reset
         let busy = || {
-            let why = "another thread builds the memory manager's stack and does not end; let the function \
-                       that builds it wait for no thread that uses the manager";
+            let why = "another thread builds the memory manager's stack and does not finish; the builder \
+                       must not wait for a thread that uses the manager";
             Error::new(ErrorKind::Busy, why).on_device(self.driver.device())
         };
         let building = self.building.try_lock_for(BUILD_PATIENCE).ok_or_else(busy)?;
@@ -355,8 +355,8 @@ impl DeviceHalf {
             return Ok(known);
         }
         if building.replace(true) {
-            let why = "the memory manager's stack is being built by this call; let the function that builds \
-                       it use no memory of the manager";
+            let why = "the memory manager's stack is being built by this call; the builder must not use the \
+                       manager's memory";
             return Err(Error::invalid_argument(why).on_device(self.driver.device()));
         }
         let is_building = IsBuilding(&building);
@@ -369,8 +369,8 @@ impl DeviceHalf {
         Ok(built)
     }
 
-    /// Allocates a block from the stack. When memory is short, all parked blocks and those that `flush_host`
-    /// finds go back first: running out would be worse than a pause.
+    /// Allocates a block from the stack. When memory is short, first frees all parked blocks and the blocks
+    /// that `flush_host` finds: running out would be worse than a pause.
     fn allocate(
         &self,
         resource: &AnyResource,
@@ -378,7 +378,7 @@ impl DeviceHalf {
         flush_host: impl FnOnce() -> usize,
     ) -> Result<(DevicePtr, Token)> {
         let (layout, stream) = (Layout::new(bytes), current_stream());
-        self.give_back_all(self.parked.take()); // what could not be ordered when it was dropped
+        self.give_back_all(self.parked.take()); // blocks that could not be ordered when they were dropped
         let mut outcome = resource.allocate(layout, stream);
         if outcome.as_ref().is_err_and(Error::is_out_of_memory)
             && self.give_back_all(self.parked.take_all()) + flush_host() > 0
@@ -392,7 +392,7 @@ impl DeviceHalf {
         Ok((ptr, token))
     }
 
-    /// Frees blocks to their stacks, and parks those that cannot be ordered now; returns how many it freed.
+    /// Frees blocks to their stacks and parks blocks that cannot be ordered now; returns how many it freed.
     fn give_back_all(&self, blocks: Vec<Block>) -> usize {
         let count = blocks.len();
         let left: Vec<Block> = self.give_back(blocks).collect();
@@ -408,7 +408,7 @@ impl DeviceHalf {
         }
     }
 
-    /// Frees blocks to their stacks, each after its uses; returns those that cannot be ordered now.
+    /// Frees blocks to their stacks, each after its uses; returns the blocks that cannot be ordered now.
     fn give_back(&self, blocks: Vec<Block>) -> impl Iterator<Item = Block> {
         blocks.into_iter().filter_map(|block| {
             // A stack that is not stream-ordered waits for the device anyway.
@@ -416,14 +416,14 @@ impl DeviceHalf {
             let order = if is_ordered { self.order.after(&block.uses) } else { Ok(StreamRef::LEGACY) };
             let stream = match order {
                 Ok(stream) => stream,
-                Err(error) if error.is_sticky() => StreamRef::LEGACY, // the device runs nothing any more
+                Err(error) if error.is_sticky() => StreamRef::LEGACY, // the device no longer runs anything
                 Err(error) => {
                     tracing::debug!(target: "millpond::plugin", %error, ?block, "cannot be ordered now");
                     return Some(block);
                 }
             };
-            // SAFETY: pointer and layout come from `allocate` on this stack and were taken out of `live`,
-            // where each is once. `stream` comes after every use that was announced.
+            // SAFETY: pointer and layout come from `allocate` on this stack. They were taken out of `live`,
+            // which holds each once. `stream` comes after every announced use.
             unsafe { block.stack.deallocate(block.ptr, block.layout, stream) };
             None
         })
@@ -433,15 +433,15 @@ impl DeviceHalf {
         self.give_back_all(self.parked.resume());
     }
 
-    /// Takes all live and parked blocks, which no finalizer finds then.
+    /// Takes all live and parked blocks. Finalizers no longer find them.
     fn take_blocks(&self) -> Vec<Block> {
         let tokens: Vec<Token> = self.live.iter().map(|entry| *entry.key()).collect();
         let live = tokens.iter().filter_map(|token| self.live.remove(token)).map(|(_, block)| block);
         self.parked.take_all().into_iter().chain(live).collect()
     }
 
-    /// Gives blocks back to their stacks, after waiting for the device. If that fails, each block goes back
-    /// after its own uses; returns those that cannot be ordered.
+    /// Waits for the device, then frees blocks to their stacks. If the wait fails, each block goes back after
+    /// its own uses. Returns the blocks that cannot be ordered.
     fn give_back_at_once(&self, blocks: Vec<Block>) -> Vec<Block> {
         if blocks.is_empty() {
             return blocks;
@@ -456,16 +456,16 @@ impl DeviceHalf {
             }
         }
         for Block { stack, ptr, layout, .. } in blocks {
-            // SAFETY: pointer and layout as in `give_back`. All work that may use the block is done: the
-            // device was waited for, or it is lost and runs none any more.
+            // SAFETY: pointer and layout as in `give_back`. All work that may use the block is done: the wait
+            // for the device succeeded, or the device is lost and runs no work any more.
             unsafe { stack.deallocate(ptr, layout, StreamRef::LEGACY) };
         }
         Vec::new()
     }
 
     fn reset(&self) {
-        // Resets wait for each other, unless one of them waits for the other in a callback of the stack: then
-        // each gives back the blocks that it finds.
+        // Resets wait for each other. If one waits for the other in a callback of the stack, each gives back
+        // the blocks that it finds.
         let _resetting = self.resetting.try_lock_for(PATIENCE);
         let Some(resource) = self.known_stack_taken() else { return };
         let left = self.give_back_at_once(self.take_blocks());
@@ -478,11 +478,11 @@ impl DeviceHalf {
                  reset again when no stream captures a graph"
             );
         }
-        // A stack that was built may have other owners: the default resource of the device has.
+        // Even a stack that the manager built may have other owners, as the device's default resource has.
         if let Err(error) = resource.trim(0) {
             tracing::debug!(target: "millpond::plugin", %error, "could not trim the stack");
         }
-        // What could not be taken is given back later. A callback of the stack may have built another one.
+        // Blocks that could not be freed go back later. A callback of the stack may have built another stack.
         let goes_on = !left.is_empty() || matches!(self.source, Source::Given(_));
         self.park(left);
         if goes_on && !self.is_lost.load(Ordering::SeqCst) {
@@ -491,7 +491,7 @@ impl DeviceHalf {
     }
 }
 
-/// Says that the thread builds the stack, while it lives.
+/// Marks that the thread is building the stack, while it lives.
 struct IsBuilding<'a>(&'a Cell<bool>);
 
 impl Drop for IsBuilding<'_> {
@@ -531,17 +531,17 @@ impl fmt::Debug for Block {
 
 impl Drop for DeviceHalf {
     fn drop(&mut self) {
-        // Every pointer keeps this alive, so only blocks that could not be ordered when they were dropped are
+        // Every pointer keeps this alive. So only blocks that could not be ordered when they were dropped are
         // left.
         let left = self.give_back_at_once(self.take_blocks());
         if !left.is_empty() {
             tracing::warn!(
                 target: "millpond::plugin",
                 blocks = left.len(),
-                "a memory manager went while work on the device could not be waited for; the memory that may \
+                "a memory manager was dropped and could not wait for work on the device; memory that may \
                  be in use is lost until the process ends"
             );
-            // With their stack: dropping that would free the memory under them.
+            // This includes their stack: dropping it would free the memory under them.
             std::mem::forget(left);
         }
     }

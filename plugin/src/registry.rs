@@ -1,4 +1,4 @@
-//! Chooses the memory manager of the process, and keeps one per device.
+//! Chooses the memory manager of the process, and keeps one for each device.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -14,15 +14,16 @@ use crate::{
     CudaMemoryManager, INTERFACE_VERSION, ManagerFactory, MemoryManager, MillpondMemoryManager, StackBuilder,
 };
 
-/// The environment variable whose stack, as text, becomes the memory manager.
+/// The environment variable that names the memory manager's stack.
 pub const MEMORY_MANAGER_VARIABLE: &str = "MILLPOND_MEMORY_MANAGER";
 
-/// A stack for users to copy. Its pool maps no pages, so that programs can get IPC handles of its memory.
+/// An example stack for users to copy. Its pool maps no pages, so that programs can get IPC handles of its
+/// memory.
 const ADVISED_STACK: &str = "cuda+pool:initial=1GiB,pages=off";
 
 /// Chooses the memory manager of a process, and keeps one for each device.
 ///
-/// The process has one ([`ManagerRegistry::process`]), which [`set_memory_manager`] and
+/// The process has one registry ([`ManagerRegistry::process`]), which [`set_memory_manager`] and
 /// [`get_memory_manager`] use; tests make their own.
 ///
 /// ```
@@ -60,18 +61,18 @@ struct State {
 }
 
 impl ManagerRegistry {
-    /// A separate registry. `layers` are the names that the environment variable's stack may use.
+    /// Makes a separate registry. `layers` are the layers that the environment variable's stack may name.
     pub fn new(environment: Environment, open: OpenDevice, layers: LayerTable) -> Self {
         Self { environment, open, layers, state: Mutex::default() }
     }
 
-    /// The registry of the process.
+    /// Returns the registry of the process.
     pub fn process() -> &'static Self {
         static PROCESS: LazyLock<ManagerRegistry> = LazyLock::new(|| {
             let layers =
                 LayerTable::new(millpond_resources::LAYERS.iter().chain(millpond_plan::LAYERS).copied())
                     .with(millpond_adaptors::LAYERS.iter().copied());
-            // A value that is not Unicode is not a stack either: it must be refused, not overlooked.
+            // A value that is not Unicode is no stack either: it must be refused, not ignored.
             let lossy = |value: std::ffi::OsString| value.to_string_lossy().into_owned();
             let environment = Box::new(move |name: &str| variable(name).map(lossy));
             ManagerRegistry::new(environment, Box::new(millpond_driver::open), layers)
@@ -79,16 +80,16 @@ impl ManagerRegistry {
         &PROCESS
     }
 
-    /// Sets the memory manager, once, before the first [`get`](Self::get); [`MEMORY_MANAGER_VARIABLE`] in the
-    /// environment overrides it: then the call warns through `tracing`, returns `Ok` and changes nothing.
+    /// Sets the memory manager once, before the first [`get`](Self::get). If [`MEMORY_MANAGER_VARIABLE`] is
+    /// set in the environment, it wins: the call warns through `tracing`, returns `Ok` and changes nothing.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidStack`] if the variable is set to text that is not a stack,
-    /// [`ErrorKind::InvalidArgument`] at the second call or after a device has its manager,
-    /// [`ErrorKind::Unsupported`] for another version of the interface, and those of `factory`.
+    /// [`ErrorKind::InvalidStack`] if the variable's text is not a stack, [`ErrorKind::InvalidArgument`] at
+    /// the second call or after a device has its manager, [`ErrorKind::Unsupported`] for another version of
+    /// the interface, or an error of `factory`.
     pub fn set(&self, factory: ManagerFactory) -> Result<()> {
         if let Some(text) = self.stack_text() {
-            self.factory_of(&text)?; // what is wrong with it is said at the first use, and this is one
+            self.factory_of(&text)?; // mistakes are reported at the first use, and this is one
             tracing::warn!(
                 target: "millpond::plugin",
                 "{MEMORY_MANAGER_VARIABLE}={text} chooses the memory manager; set_memory_manager is ignored"
@@ -96,13 +97,13 @@ impl ManagerRegistry {
             return Ok(());
         }
         self.state.lock().refuse_change()?;
-        // Outside of the lock, since a factory is foreign code.
+        // Without the lock, because a factory is foreign code.
         let version = factory(None)?.interface_version();
         if version != INTERFACE_VERSION {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 format!(
-                    "the memory manager speaks version {version} of the plug-in interface; \
+                    "the memory manager implements version {version} of the plug-in interface; \
                      version {INTERFACE_VERSION} is required"
                 ),
             ));
@@ -113,11 +114,11 @@ impl ManagerRegistry {
         Ok(())
     }
 
-    /// The manager of a device, initialised; made at the first call.
+    /// Returns the initialized manager of a device, made at the first call.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidStack`] if [`MEMORY_MANAGER_VARIABLE`] is set to text that is not a stack, and
-    /// those of opening the device, making the manager and initialising it.
+    /// [`ErrorKind::InvalidStack`] if the text of [`MEMORY_MANAGER_VARIABLE`] is not a stack, or an error of
+    /// opening the device, making the manager or initializing it.
     pub fn get(&self, device: DeviceId) -> Result<Arc<dyn MemoryManager>> {
         let known = self.state.lock().managers.get(&device).cloned();
         let manager = match known {
@@ -126,8 +127,8 @@ impl ManagerRegistry {
                 let chosen = self.stack_text().map(|text| self.factory_of(&text)).transpose()?;
                 let driver = (self.open)(device)?;
                 let made = self.settle(chosen)(Some(driver))?;
-                // Another thread may have been faster; making a manager touches no device, so this one is
-                // simply dropped, without the lock.
+                // Another thread may have been faster. Making a manager touches no device, so this one is
+                // just dropped, without the lock.
                 let known = match self.state.lock().managers.entry(device) {
                     Entry::Occupied(known) => Some(Arc::clone(known.get())),
                     Entry::Vacant(slot) => {
@@ -148,13 +149,13 @@ impl ManagerRegistry {
         managers.iter().for_each(|manager| manager.reset());
     }
 
-    /// The factory of managers: the one from the environment (`chosen`), the one that was set, or the
+    /// Returns the factory of managers: the one from the environment (`chosen`), the one that was set, or the
     /// default. The first call decides.
     fn settle(&self, chosen: Option<ManagerFactory>) -> ManagerFactory {
-        // Declared before the lock is taken, and so dropped after it.
+        // Declared before the lock is taken, so it is dropped after the lock.
         let mut _before = None;
         let mut state = self.state.lock();
-        // Once a manager exists the environment is not read again: all devices have the same one.
+        // After the first manager, the environment is not read again: all devices use the same factory.
         if state.managers.is_empty()
             && let Some(chosen) = chosen
         {
@@ -169,7 +170,7 @@ impl ManagerRegistry {
             self.layers.get(&layer.name).map_err(|error| explain(text, error))?;
         }
         let (layers, text) = (self.layers.clone(), text.to_owned());
-        // Only building shows whether the layers fit together, and whether their parameters are right.
+        // Only building shows whether the layers fit together and whether their parameters are valid.
         let build: StackBuilder =
             Arc::new(move |driver| spec.build(&layers, driver).map_err(|error| explain(&text, error)));
         Ok(Arc::new(move |driver| {
@@ -183,7 +184,7 @@ impl ManagerRegistry {
     }
 }
 
-/// Adds to an error that the stack came from the environment, and a stack that would be right.
+/// Adds to an error that the stack came from the environment, and an example of a valid stack.
 fn explain(text: &str, error: Error) -> Error {
     if matches!(error.kind(), ErrorKind::InvalidStack | ErrorKind::InvalidArgument) {
         error.context(format_args!(
@@ -198,9 +199,9 @@ fn explain(text: &str, error: Error) -> Error {
 impl State {
     fn refuse_change(&self) -> Result<()> {
         let why = if !self.managers.is_empty() {
-            "a device has its memory manager already; call set_memory_manager before anything uses a device"
+            "a device already has its memory manager; call set_memory_manager before anything uses a device"
         } else if self.factory.is_some() {
-            "the memory manager is set already; call set_memory_manager once per process, before any use"
+            "the memory manager is already set; call set_memory_manager once per process, before any use"
         } else {
             return Ok(());
         };
@@ -221,20 +222,20 @@ impl fmt::Debug for ManagerRegistry {
     }
 }
 
-/// Sets the memory manager of the process, once, before a device is used; [`MEMORY_MANAGER_VARIABLE`]
-/// (`MILLPOND_MEMORY_MANAGER`) in the environment overrides it: then the call warns through `tracing`,
-/// returns `Ok` and changes nothing.
+/// Sets the memory manager of the process once, before a device is used. If [`MEMORY_MANAGER_VARIABLE`]
+/// (`MILLPOND_MEMORY_MANAGER`) is set in the environment, it wins: the call warns through `tracing`, returns
+/// `Ok` and changes nothing.
 ///
 /// # Errors
-/// Those of [`ManagerRegistry::set`].
+/// The errors of [`ManagerRegistry::set`].
 pub fn set_memory_manager(factory: ManagerFactory) -> Result<()> {
     ManagerRegistry::process().set(factory)
 }
 
-/// The process's memory manager of a device, initialised; see [`ManagerRegistry::get`].
+/// Returns the process's initialized memory manager of a device; see [`ManagerRegistry::get`].
 ///
 /// # Errors
-/// Those of [`ManagerRegistry::get`].
+/// The errors of [`ManagerRegistry::get`].
 pub fn get_memory_manager(device: DeviceId) -> Result<Arc<dyn MemoryManager>> {
     ManagerRegistry::process().get(device)
 }

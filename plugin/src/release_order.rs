@@ -1,4 +1,4 @@
-//! Orders the release of a block after all streams that used it.
+//! Orders the free of a block after all streams that used it.
 
 use millpond_core::driver::{CaptureModeGuard, Event, EventFlags};
 use millpond_core::{DriverError, DriverHandle, Error, Result, StreamId, StreamRef};
@@ -7,8 +7,8 @@ use parking_lot::Mutex;
 use crate::current_stream;
 use millpond_core::driver::call;
 
-/// A stream that uses a block, with its identity at the time: the per-thread stream is another stream on the
-/// thread of a late finalizer.
+/// A stream that uses a block, with the stream's identity at that time. On the thread of a late finalizer,
+/// the name of the per-thread stream means another stream.
 #[derive(Clone, Copy, Debug)]
 struct StreamUse {
     stream: StreamRef,
@@ -18,20 +18,20 @@ struct StreamUse {
 /// All streams that use a block.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Uses {
-    /// The legacy default stream, and with it perhaps blocking streams that were never announced.
+    /// The legacy default stream, perhaps together with blocking streams that were never announced.
     legacy: bool,
     others: Vec<StreamUse>,
 }
 
 impl Uses {
-    /// The uses of a block that is allocated on `stream`.
+    /// Returns the uses of a block that is allocated on `stream`.
     pub(crate) fn of(stream: StreamRef) -> Self {
         let mut uses = Self::default();
         uses.add(stream);
         uses
     }
 
-    /// Adds a stream that is alive and uses the block.
+    /// Adds a live stream that uses the block.
     pub(crate) fn add(&mut self, stream: StreamRef) {
         let id = stream.id();
         if stream.is_legacy() {
@@ -42,16 +42,16 @@ impl Uses {
     }
 }
 
-/// Finds the stream in whose order a block may go back, long after it was taken, on any thread.
+/// Finds the stream in whose order a block can go back, long after its allocation and on any thread.
 ///
-/// The streams that used the block may have been destroyed by then. So a block goes back in the order of the
-/// legacy default stream, which comes after all blocking streams implicitly and is made to wait for the
-/// others: by an event on a stream that is known to be alive, and by waiting for the device otherwise.
+/// By then, the streams that used the block may have been destroyed. So a block goes back in the order of the
+/// legacy default stream. That stream comes after all blocking streams implicitly. For other streams it
+/// waits: with an event if the stream is known to be alive, by waiting for the device otherwise.
 #[derive(Debug)]
 pub(crate) struct ReleaseOrder {
     driver: DriverHandle,
-    /// A spare event. It is recorded and waited for repeatedly, by one thread at a time: an enqueued wait
-    /// keeps the record that it waits for.
+    /// A spare event. One thread at a time records it and waits for it; an enqueued wait keeps the record
+    /// that it waits for.
     event: Mutex<Option<Event>>,
 }
 
@@ -60,22 +60,23 @@ impl ReleaseOrder {
         Self { driver, event: Mutex::new(None) }
     }
 
-    /// The stream to give a block back on after `uses`.
+    /// Returns the stream on which a block goes back after `uses`.
     ///
     /// # Errors
-    /// Those of the driver, if the block cannot be ordered now, for instance while a stream captures a graph.
+    /// An error of the driver, if the block cannot be ordered now, for instance while a stream captures a
+    /// graph.
     pub(crate) fn after(&self, uses: &Uses) -> Result<StreamRef> {
         let scope = current_stream();
         if let [only] = uses.others[..]
             && !uses.legacy
             && only.id == scope.id()
         {
-            return Ok(scope); // alive, as it is this thread's stream now
+            return Ok(scope); // alive, because it is this thread's stream now
         }
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
         let mut device_wide = false;
         for StreamUse { stream, .. } in &uses.others {
-            // Per-thread streams are blocking: the legacy stream comes after them implicitly.
+            // Per-thread streams are blocking streams: the legacy stream comes after them implicitly.
             if !stream.is_per_thread() && !self.join(*stream)? {
                 device_wide = true;
             }
@@ -89,7 +90,7 @@ impl ReleaseOrder {
 
     /// Makes the legacy stream wait for `stream` if that is known to be alive; returns whether it did.
     fn join(&self, stream: StreamRef) -> Result<bool> {
-        // The event is this thread's until it is put back, and the driver is called without the lock.
+        // This thread owns the event until it puts it back, and calls the driver without the lock.
         let spare = self.event.lock().take();
         let event = match spare {
             Some(event) => event,
@@ -120,9 +121,10 @@ impl ReleaseOrder {
 
     fn destroy(&self, event: Option<Event>) {
         if let Some(event) = event {
-            // SAFETY: created by `join` on this driver and taken out of the slot, so it is not named again.
+            // SAFETY: `join` created the event on this driver, and it was taken out of the slot, so it is not
+            // named again.
             if let Err(error) = call(&*self.driver, |driver| unsafe { driver.event_destroy(event) }) {
-                tracing::debug!(target: "millpond::plugin", %error, "could not end an event");
+                tracing::debug!(target: "millpond::plugin", %error, "could not destroy an event");
             }
         }
     }

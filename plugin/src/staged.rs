@@ -1,4 +1,4 @@
-//! Shared memory for a device that cannot use it where it is: a copy.
+//! Copies shared memory for a device that cannot access it.
 
 use millpond_core::driver::{CaptureModeGuard, Event, EventFlags, StreamFlags, call};
 use millpond_core::{DeviceId, DriverHandle, Error, Result, StreamRef};
@@ -6,12 +6,12 @@ use millpond_core::{DeviceId, DriverHandle, Error, Result, StreamRef};
 use crate::{IpcHandle, MemoryManager, MemoryPointer, current_stream, with_stream};
 
 impl IpcHandle {
-    /// Whether `driver`'s device can use the memory where it is, which [`open`](Self::open) needs: `source`
-    /// is the driver of the memory's own device in this process. If not,
-    /// [`open_staged`](Self::open_staged) copies it.
+    /// Returns whether `driver`'s device can access the memory directly, as [`open`](Self::open) requires.
+    /// `source` is the driver of the memory's own device in this process. If not,
+    /// [`open_staged`](Self::open_staged) copies the memory.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// An error of the driver.
     pub fn can_access_peer(source: &DriverHandle, driver: &DriverHandle) -> Result<bool> {
         let peer = driver.device();
         if source.device() == peer {
@@ -20,12 +20,12 @@ impl IpcHandle {
         call(&**source, |source| source.can_be_accessed_by(peer))
     }
 
-    /// Copies the memory to another device: into memory of `manager`, which is `driver`'s, by way of
-    /// `source`, the driver of the memory's own device in this process. The mapping ends before this returns;
-    /// the copy is the caller's, and the sharing process keeps its memory.
+    /// Copies the memory to `driver`'s device, into memory of `manager`, which belongs to that device.
+    /// `source` is the driver of the memory's own device in this process. The mapping ends before this
+    /// returns. The caller owns the copy; the sharing process keeps its memory.
     ///
     /// # Errors
-    /// Those of [`open`](Self::open) and of [`MemoryManager::memalloc`], and those of the driver.
+    /// The errors of [`open`](Self::open) and of [`MemoryManager::memalloc`], or an error of the driver.
     pub fn open_staged(
         &mut self,
         source: &DriverHandle,
@@ -41,7 +41,7 @@ impl IpcHandle {
     }
 }
 
-/// Copies memory of another device, and waits for it.
+/// Copies memory of another device, and waits for the copy.
 fn copy_to(
     driver: &DriverHandle,
     manager: &dyn MemoryManager,
@@ -54,7 +54,7 @@ fn copy_to(
     let _captures = CaptureModeGuard::relaxed(&**driver);
     let mut copying = Copying::new(driver)?;
     let owner = current_stream();
-    // A record on a stream that captures would end the capture, or become a part of it.
+    // On a capturing stream, a record would end the capture or become a part of it.
     let is_captured = match call(&**driver, |driver| Ok(driver.stream_is_capturing(owner)))? {
         Ok(is_captured) => is_captured,
         Err(error) if error.is_unsupported() => false,
@@ -62,22 +62,22 @@ fn copy_to(
         Err(error) => return call(&**driver, |_| Err(error)),
     };
     let copy = if is_captured {
-        // It goes back after all work of the device, since this stream ends.
+        // The block goes back after all work of the device, because this stream ends.
         with_stream(copying.stream, || manager.memalloc(memory.bytes()))
     } else {
         manager.memalloc(memory.bytes())
     }?;
     if copy.device() != driver.device() {
-        let why = format!("the manager is of {}, and the driver of {}", copy.device(), driver.device());
+        let why = format!("the manager belongs to {}, but the driver to {}", copy.device(), driver.device());
         return Err(Error::invalid_argument(why));
     }
     let outcome = if is_captured { Ok(()) } else { copying.after(owner) };
     let outcome = outcome.and_then(|()| copying.run(from, memory, &copy));
-    drop(copying); // both blocks live until the copy is done
+    drop(copying); // waits for the copy: both blocks live until it is done
     outcome.map(|()| copy)
 }
 
-/// A copy between devices on a stream of its own: the legacy default stream would end captures of blocking
+/// A copy between devices on its own stream. The legacy default stream would end captures of blocking
 /// streams, and the block may be for another stream. Waits for the copy when dropped.
 struct Copying<'a> {
     driver: &'a DriverHandle,
@@ -92,7 +92,8 @@ impl<'a> Copying<'a> {
         Ok(Self { driver, stream, event: None, is_running: false })
     }
 
-    /// Comes after the work of the stream that the block is for, which may have used it.
+    /// Orders the copy after the work of the stream that the block is for. That stream may have used the
+    /// block.
     fn after(&mut self, owner: StreamRef) -> Result<()> {
         let event = call(&**self.driver, |driver| driver.event_create(EventFlags::default()))?;
         self.event = Some(event);
@@ -106,9 +107,9 @@ impl<'a> Copying<'a> {
         let (to, source, bytes) = (copy.device_pointer(), memory.device_pointer(), memory.bytes());
         self.is_running = true;
         call(&**self.driver, |driver| {
-            // SAFETY: both blocks have that many bytes and live until this value is dropped, which waits; the
-            // contents are complete, as the other process vouches. The block is for this stream, or the
-            // stream comes after the work of the one that it is for.
+            // SAFETY: both blocks have that many bytes and live until this value is dropped, which waits. The
+            // contents are complete, as the other process guarantees. The block is for this stream, or this
+            // stream comes after the work of the block's stream.
             unsafe {
                 if from == driver.device() {
                     driver.memcpy_dtod_async(to, source, bytes, self.stream)?;
@@ -129,7 +130,7 @@ impl Drop for Copying<'_> {
         if self.is_running
             && let Err(error) = call(driver, |driver| driver.stream_synchronize(self.stream))
         {
-            tracing::warn!(target: "millpond::plugin", %error, "a copy of shared memory was not waited for");
+            tracing::warn!(target: "millpond::plugin", %error, "could not wait for a copy of shared memory");
         }
         if let Some(event) = self.event {
             // SAFETY: the event is this value's own.

@@ -1,4 +1,4 @@
-//! The stream of a thread's allocations.
+//! The stream on which a thread allocates.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -13,8 +13,8 @@ thread_local! {
 ///
 /// NBEP 7 names no stream, so [`MillpondMemoryManager`](crate::MillpondMemoryManager) uses the legacy default
 /// stream, which is right for every blocking stream. Inside `with_stream`, memory is ready for use on
-/// `stream` instead, and memory that only `stream` uses goes back in its order if it is dropped inside;
-/// announce other uses by [`record_stream`](crate::MillpondMemoryManager::record_stream). Calls nest; the
+/// `stream` instead. If only `stream` uses memory that is dropped inside, the memory goes back in its order;
+/// announce other uses with [`record_stream`](crate::MillpondMemoryManager::record_stream). Calls nest. The
 /// stream must be alive until `body` returns.
 ///
 /// ```
@@ -29,13 +29,13 @@ pub fn with_stream<T>(stream: StreamRef, body: impl FnOnce() -> T) -> T {
     body()
 }
 
-/// The stream on which this thread's `memalloc` allocates; see [`with_stream`].
+/// Returns the stream on which this thread's `memalloc` allocates; see [`with_stream`].
 pub fn current_stream() -> StreamRef {
-    // At a thread's end, after its locals are destroyed, late finalizers run outside of every scope.
+    // At the end of a thread, after its locals are destroyed, late finalizers run outside of every scope.
     CURRENT.try_with(Cell::get).ok().flatten().unwrap_or(StreamRef::LEGACY)
 }
 
-/// [`with_stream`] as a guard, for callers that cannot pass a closure. Scopes end in the reverse order.
+/// [`with_stream`] as a guard, for callers that cannot pass a closure. Scopes end in reverse order.
 #[derive(Debug)]
 #[must_use = "the stream is in use only while the guard lives"]
 pub struct StreamScope {
@@ -54,7 +54,7 @@ impl StreamScope {
 
 impl Drop for StreamScope {
     fn drop(&mut self) {
-        // Fails only at the thread's end, when the scope is no longer in use.
+        // Fails only at the end of the thread, when the scope is no longer in use.
         let _ = CURRENT.try_with(|current| current.set(self.previous));
     }
 }

@@ -1,5 +1,5 @@
-//! Tests that graphs that another thread captures stay valid beside each call of the resources and containers
-//! that `tests/it/captures` does not have.
+//! Tests that graphs captured on another thread stay valid during each call of the resources and containers
+//! that `tests/it/captures` does not cover.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ fn stream(device: &SimDevice) -> StreamRef {
     device.stream_create(StreamFlags::NON_BLOCKING).unwrap()
 }
 
-/// Runs a call on another thread while this one captures in the mode that forbids most.
+/// Runs a call on another thread while this thread captures in the strictest mode.
 fn beside_a_capture(call: &str, device: &Arc<SimDevice>, act: impl FnOnce() + Send) {
     let capturing = stream(device);
     device.begin_capture(capturing, CaptureMode::Global).unwrap();

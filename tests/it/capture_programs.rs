@@ -1,7 +1,7 @@
-//! Tests seeded programs that capture graphs in scopes, with work before, beside and after the captures, on
-//! stacks of each kind. The canary's scopes make known mistakes, which the same programs must find.
+//! Tests seeded programs that capture graphs in scopes, with work before, during and after the captures, on
+//! each kind of stack. The canary's scopes make known mistakes, and the same programs must find them.
 //!
-//! `MILLPOND_SEED` runs one seed, `MILLPOND_CAPTURE_OPS` says how many operations are run over each stack.
+//! `MILLPOND_SEED` runs one seed; `MILLPOND_CAPTURE_OPS` sets the number of operations over each stack.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use millpond_testkit::captured::{Broken, Scopes, Summary, run};
 const OPERATIONS: u64 = 100_000;
 /// Operations of one program.
 const STEPS: u64 = 400;
-/// The programs that must find each mistake.
+/// How many programs may be needed to find each mistake.
 const SEEDS: u64 = 2_000;
 
 const STACKS: [&str; 6] = [
@@ -65,7 +65,7 @@ impl Scopes for OfStack {
     }
 
     fn deallocate(&mut self, ptr: DevicePtr, bytes: u64, stream: StreamRef) -> DriverResult<()> {
-        // SAFETY: the program gives each block back once, with its size, after its uses on the stream.
+        // SAFETY: the program frees each block once, with its size, after its uses on the stream.
         unsafe { self.stack.deallocate_bytes(ptr, bytes, stream) };
         Ok(())
     }
@@ -105,7 +105,7 @@ fn programs_with_captures_keep_the_order_on_every_stack() {
     for (text, index) in STACKS.into_iter().zip(0..) {
         let mut total = Summary::default();
         for seed in seeds.clone() {
-            // Each stack gets programs of its own.
+            // Each stack gets its own programs.
             total += play(if is_one { seed } else { index * 10_000_000 + seed }, text);
         }
         println!("`{text}`: {total:?}");
@@ -127,7 +127,7 @@ fn every_mistake_of_scopes_is_found() {
         let found = (0..SEEDS).find_map(|seed| canary(seed, Some(*wrong)).err());
         let found = found.unwrap_or_else(|| panic!("{wrong:?} is not found in {SEEDS} seeds"));
         println!("{wrong:?}: seed {}, {}, {} steps", found.seed, found.why, found.done.len());
-        // The program that finds it passes over the stacks.
+        // The program that finds the mistake passes on all stacks.
         for text in STACKS {
             play(found.seed, text);
         }

@@ -1,5 +1,5 @@
-//! Replays captured graphs, whose memory is that of a scope, while other threads allocate from the same
-//! stack, and checks the contents of all.
+//! Replays captured graphs that use a scope's memory while other threads allocate from the same stack, and
+//! checks the contents of all blocks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,14 +20,14 @@ const REPLAYS: u64 = 1000;
 const HELD: u8 = 0x55;
 const SECOND: u8 = 0xEE;
 
-/// A device on which graphs are captured.
+/// A device that captures graphs.
 #[derive(Clone)]
 enum Rig {
     Sim(Arc<SimDevice>),
     Cuda(Arc<CudaDriver>),
 }
 
-/// Work that a graph has.
+/// Work in a graph.
 #[derive(Clone, Copy)]
 enum Op {
     Fill(DevicePtr, u8, u64),
@@ -38,7 +38,7 @@ enum Op {
 /// Captures work.
 type Submit<'a> = dyn FnMut(Op) + 'a;
 
-/// A captured graph. The simulated device keeps none: there, the same work is submitted again.
+/// A captured graph. The simulated device keeps no graph: there, the same work is submitted again.
 enum Graph {
     Sim(Vec<Op>),
     Cuda(GraphExec),
@@ -54,8 +54,8 @@ impl Rig {
 
     fn submit(&self, op: Op, stream: StreamRef) -> DriverResult<()> {
         let driver = self.driver();
-        // SAFETY: every caller names living blocks with their sizes, ordered for the stream; the canary's
-        // graphs use memory that has other owners, which is what it shows.
+        // SAFETY: every caller names live blocks with their sizes, ordered for the stream. The canary's
+        // graphs use memory with other owners on purpose.
         unsafe {
             match op {
                 Op::Fill(ptr, value, bytes) => driver.memset_d8_async(ptr, value, bytes, stream),
@@ -68,7 +68,7 @@ impl Rig {
         self.submit(Op::Fill(ptr, value, bytes), stream).expect("the block is alive");
     }
 
-    /// Captures what `act` submits through its argument.
+    /// Captures the work that `act` submits through its argument.
     fn capture(&self, stream: StreamRef, mode: CaptureMode, act: impl FnOnce(&mut Submit<'_>)) -> Graph {
         let mut ops = Vec::new();
         let mut record = |op| {
@@ -98,12 +98,12 @@ impl Rig {
     fn launch(&self, graph: &Graph, stream: StreamRef) -> DriverResult<()> {
         match graph {
             Graph::Sim(ops) => ops.iter().try_for_each(|op| self.submit(*op, stream)),
-            // SAFETY: the scope lives; all graphs, and all that reads what they write, run on this stream.
+            // SAFETY: the scope lives; all graphs, and all work that reads their results, run on this stream.
             Graph::Cuda(exec) => unsafe { exec.launch(stream) },
         }
     }
 
-    /// The bytes of a block that are not `value`, after all work on the stream.
+    /// Returns how many bytes of a block are not `value`, after all work on the stream.
     fn wrong_bytes(&self, ptr: DevicePtr, bytes: u64, value: u8, stream: StreamRef) -> usize {
         let driver = self.driver();
         let mut found = vec![!value; bytes as usize];
@@ -115,11 +115,11 @@ impl Rig {
 }
 
 fn give(stack: &AnyResource, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
-    // SAFETY: every caller gives a block back once, with its size, after its uses on the stream.
+    // SAFETY: every caller frees a block once, with its size, after its uses on the stream.
     unsafe { stack.deallocate_bytes(ptr, bytes, stream) }
 }
 
-/// Allocates, fills, checks and frees blocks of its own until `done`; returns the number of wrong bytes.
+/// Allocates, fills, checks and frees its own blocks until `done`; returns the number of wrong bytes.
 fn churn(
     rig: &Rig,
     stack: &AnyResource,
@@ -129,7 +129,7 @@ fn churn(
     turns: &AtomicU64,
 ) -> usize {
     let driver = rig.driver();
-    // What this test itself asks the driver must not end a capture either.
+    // The test's own driver calls must not end a capture either.
     let _captures = CaptureModeGuard::relaxed(&*driver);
     let stream = driver.stream_create(StreamFlags::NON_BLOCKING).expect("a stream");
     let (mut random, mut wrong) = (Rng::new(seed), 0);
@@ -148,8 +148,8 @@ fn churn(
     wrong
 }
 
-/// Captures two graphs, the second of which reads what the first writes, and replays them. Returns the number
-/// of wrong bytes, in what the graphs wrote and in others' blocks.
+/// Captures two graphs and replays them; the second graph reads the first graph's results. Returns the number
+/// of wrong bytes in the graphs' results and in others' blocks.
 fn replay(rig: &Rig, text: &str, mode: CaptureMode, bytes: u64, has_scope: bool, threads: u64) -> usize {
     let driver = rig.driver();
     let stack = text.parse::<StackSpec>().expect("the text is right").build(&millpond::layers(), &driver);
@@ -219,12 +219,12 @@ fn replay_beside(
     let driver = rig.driver();
     let _captures = CaptureModeGuard::relaxed(&*driver);
     for round in 0..REPLAYS {
-        // Between launches, the stream is used by others.
+        // Between launches, other work uses the stream.
         let held = [bytes, 2 * bytes].map(|bytes| (take(bytes), bytes));
         held.iter().for_each(|(ptr, bytes)| rig.fill(*ptr, HELD, *bytes, s));
         let value = round as u8;
         rig.fill(input, value, bytes, s);
-        // A graph whose memory went back to the driver cannot run.
+        // A graph cannot run if its memory went back to the driver.
         wrong += [&first, &second].into_iter().filter(|graph| rig.launch(graph, s).is_err()).count();
         wrong += rig.wrong_bytes(a.get(), bytes, value, s);
         wrong += rig.wrong_bytes(b.get(), 2 * bytes, SECOND, s);
@@ -243,8 +243,8 @@ fn replay_beside(
     wrong
 }
 
-/// A block of a scope, in use by work outside of captures and freed while its stream captures, goes back to
-/// the scope. Returns the wrong bytes of the block that another stream then takes there.
+/// Frees a scope's block, which work outside of captures uses, while its stream captures. The block goes back
+/// to the scope, and another stream takes a block there. Returns that block's wrong bytes.
 fn take_after_captured_free(rig: &Rig, text: &str, second_captures: bool, bytes: u64) -> usize {
     let driver = rig.driver();
     let stack = text.parse::<StackSpec>().expect("the text is right").build(&millpond::layers(), &driver);
@@ -252,7 +252,7 @@ fn take_after_captured_free(rig: &Rig, text: &str, second_captures: bool, bytes:
     let [s, t] = [(); 2].map(|()| driver.stream_create(StreamFlags::NON_BLOCKING).expect("a stream"));
     let scope = CaptureScope::of(&stack).expect("the layer is there");
     let take = |bytes, stream| stack.allocate_bytes(bytes, stream).expect("there is memory");
-    // Work that keeps the stream behind the host for a while.
+    // This work keeps the stream behind the host for a while.
     let long = 256 * bytes;
     let busy = take(long, s);
     let opened = scope.begin(s).expect("the stream is open nowhere");
@@ -309,7 +309,7 @@ fn replayed_graphs_and_others_keep_their_contents() {
     }
 }
 
-/// The canary: without a scope, the memory of a graph is shared with others, and that is seen.
+/// The canary: without a scope, a graph shares memory with others, and the test notices.
 #[test]
 fn graphs_without_a_scope_are_caught() {
     for text in STACKS {

@@ -1,5 +1,6 @@
-//! Tests that graphs stay valid that are captured while the library makes driver calls: each slow path,
-//! beside captures of each mode on blocking and non-blocking streams, of another thread and of its own.
+//! Tests that graphs stay valid if the library makes driver calls during their capture. The test runs each
+//! slow path during captures of each mode, on blocking and non-blocking streams, on another thread and on its
+//! own.
 
 mod cases;
 mod stage;
@@ -12,16 +13,16 @@ use millpond::driver::{CaptureMode, StreamFlags};
 use millpond::{Driver, StreamRef};
 use stage::{Rig, Stage};
 
-/// The capturing thread, and the stream on which the library is called.
+/// The capturing thread, and the stream of the library's call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Place {
-    /// Another thread captures; the request names a stream of its own.
+    /// Another thread captures; the request names its own stream.
     OtherThread,
-    /// The same, but the request names the legacy default stream.
+    /// Another thread captures; the request names the legacy default stream.
     OtherThreadLegacy,
-    /// The thread that asks captures, on another stream.
+    /// The requesting thread captures on another stream.
     OwnThread,
-    /// The request names the stream that captures.
+    /// The request names the capturing stream.
     OwnStream,
 }
 
@@ -43,7 +44,7 @@ fn captures() -> impl Iterator<Item = Capture> {
     })
 }
 
-/// Plays one case during one capture; says what ended the capture, if something did.
+/// Plays one case during one capture. If something ended the capture, returns it as an error.
 fn play(case: &Case, rig: &Rig, capture: Capture, has_guard: bool) -> Result<(), String> {
     let Capture { mode, is_blocking, place } = capture;
     let flags = if is_blocking { StreamFlags::BLOCKING } else { StreamFlags::NON_BLOCKING };
@@ -96,8 +97,8 @@ fn issue_9_every_slow_path_leaves_captures_alone() {
     assert_eq!(ended, [""; 0]);
 }
 
-/// The canary: where the thread's mode is not exchanged, the same calls end a global capture of another
-/// thread, and one of their own.
+/// The canary: if the thread's capture mode is not exchanged, the same calls end another thread's global
+/// capture, and also their own thread's.
 #[test]
 fn without_the_guard_slow_paths_end_captures() {
     let mut different = Vec::new();

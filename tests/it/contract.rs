@@ -1,5 +1,5 @@
-//! Tests that every resource, every adaptor and every ordered pair of adaptors that keep accounts keeps the
-//! contract of the trait.
+//! Tests that every resource, every adaptor and every ordered pair of accounting adaptors keeps the contract
+//! of the trait.
 
 #[allow(dead_code, reason = "its `main` is not called here")]
 #[path = "../../examples/own_driver.rs"]
@@ -40,7 +40,7 @@ fn every_stack_on_the_simulated_device() {
     check(subjects::all().iter().map(conformance::run));
 }
 
-/// The bodies that fail over a layer with a mistake.
+/// Returns the test bodies that fail over a layer with a mistake.
 fn failed(mistake: Mistake) -> Vec<&'static str> {
     let subject = Subject::new("cuda+pool+wrong", move |driver| {
         let upstream = "cuda+pool".parse::<StackSpec>()?.build(&millpond::layers(), driver)?;
@@ -49,7 +49,7 @@ fn failed(mistake: Mistake) -> Vec<&'static str> {
     conformance::run(&subject.refuses(Refusals::ALL)).failures().map(|(body, _)| body).collect()
 }
 
-/// One class for each size, a report with each error, and counts that follow what was taken back.
+/// Covers one error kind per size, a report in each error, and counts that follow accepted frees.
 #[test]
 fn the_suite_finds_mistakes_about_memory_that_is_out() {
     assert_eq!(failed(Mistake::None), [""; 0]);
@@ -86,7 +86,7 @@ fn the_suite_finds_mistakes_about_memory_that_is_out() {
 fn every_stack_on_a_gpu() {
     let driver = millpond::driver::open(millpond::DeviceId::cuda(0)).expect("a CUDA GPU");
     let subjects = subjects::all();
-    // Not every system lets its GPU reach pageable memory.
+    // Not every system lets its GPU access pageable memory.
     let is_supported = |subject: &&Subject| match subject.build(&driver) {
         Err(error) if error.kind() == ErrorKind::Unsupported => {
             println!("`{}` is skipped: {error}", subject.name());
@@ -97,7 +97,7 @@ fn every_stack_on_a_gpu() {
     check(subjects.iter().filter(is_supported).map(|subject| conformance::run_on(subject, &driver)));
 }
 
-/// A driver that has no more than the methods without a default serves all that needs no more.
+/// A driver with only the required methods serves every stack that needs no more.
 #[test]
 fn every_stack_on_a_driver_of_ones_own() {
     let subjects = subjects::all();
@@ -117,7 +117,7 @@ fn every_stack_on_a_driver_of_ones_own() {
     }));
 }
 
-/// Of a program's own: over memory that is handed on, memory that the host reaches, and a pool.
+/// A user's own adaptor works over memory that is handed on, memory that the host can access, and a pool.
 #[test]
 fn an_adaptor_of_ones_own() {
     zeroing_adaptor::main().expect("the example runs");
@@ -131,12 +131,13 @@ fn an_adaptor_of_ones_own() {
     check(subjects.iter().map(conformance::run));
 }
 
-/// So that a comment or an error can name one, and stays right when another is added.
+/// The duties have numbers, so that a comment or an error can name a duty and stays right when another is
+/// added.
 #[test]
 fn each_duty_of_the_contract_has_its_number() {
     let contract = include_str!("../../core/src/resource.rs");
     let duties = contract.split("# Duties of the resource").nth(1).expect("the duties");
-    let duties = duties.split("# Captured graphs").next().expect("what follows them");
+    let duties = duties.split("# Captured graphs").next().expect("the text after them");
     let numbered = duties.lines().filter_map(|line| line.strip_prefix("/// - "));
     let count = (1..).zip(numbered).inspect(|(number, duty)| {
         assert!(duty.starts_with(&format!("**Duty {number}.** ")), "number {number}: {duty}");

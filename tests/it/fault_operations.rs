@@ -1,5 +1,6 @@
-//! Tests every public operation that calls the driver, with each of its driver calls failing: no panic, no
-//! leak, no double free, and it works afterwards, or says that the device is lost.
+//! Tests every public operation that calls the driver, with each of its driver calls failing in turn. There
+//! must be no panic, no leak and no double free. Afterwards the operation works, or reports that the device
+//! is lost.
 #![cfg(unix)]
 
 mod completeness;
@@ -13,7 +14,7 @@ mod table;
 use millpond_testkit::faults::exhaust_operation;
 use table::CRATES;
 
-/// All operations, or those whose name has MILLPOND_SUBJECT in it.
+/// Runs all operations, or only those with MILLPOND_SUBJECT in their name.
 #[test]
 fn every_driver_call_of_every_operation_may_fail() {
     let wanted = std::env::var("MILLPOND_SUBJECT").unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Tests every stack with failing driver calls: no panic, no block freed twice, no memory left, and the stack
-//! works again afterwards or is poisoned.
+//! Tests every stack with failing driver calls: no panic, no double free, no leak. Afterwards the stack works
+//! again or is poisoned.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -14,10 +14,10 @@ use crate::subjects;
 #[test]
 fn every_driver_call_of_every_stack_may_fail() {
     let subjects = subjects::wanted();
-    // A pair of adaptors makes the driver calls that each makes alone.
+    // A pair of adaptors makes the same driver calls as each alone.
     let pairs: Vec<String> = subjects::pairs().collect();
     let (next, runs, failed) = (AtomicUsize::new(0), AtomicU64::new(0), Mutex::new(Vec::new()));
-    // Stacks share nothing, and what is misused is recorded for each thread.
+    // Stacks share nothing, and misuse is recorded for each thread.
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     std::thread::scope(|scope| {
         for _ in 0..threads {
@@ -43,8 +43,8 @@ fn every_driver_call_of_every_stack_may_fail() {
     assert!(is_limited || runs > 5_000, "only {runs} runs: the scenario does not reach the driver");
 }
 
-/// A layer with a mistake on the path of an error is found, in every way and in turns; without the mistake
-/// nothing is.
+/// The tests find a layer that mishandles errors, in every way and in turns. Without the mistake they find
+/// nothing.
 #[test]
 fn a_layer_that_is_wrong_about_errors_is_found() {
     let subject = |wrong: Option<WrongLayer>| {
@@ -55,12 +55,12 @@ fn a_layer_that_is_wrong_about_errors_is_found() {
     };
     for ways in [Ways::Every, Ways::Turns] {
         let right = faults::exhaust(&subject(None), ways);
-        assert!(right.is_ok(), "{ways:?}: {}", right.expect_err("it is not ok"));
+        assert!(right.is_ok(), "{ways:?}: {}", right.expect_err("the layer fails"));
         for (wrong, says) in [
             (WrongLayer::BlursErrors, "out of memory"),
-            (WrongLayer::WaitsWhenLost, "driver calls when a poisoned resource is dropped"),
+            (WrongLayer::WaitsWhenLost, "dropping a poisoned resource calls the driver"),
         ] {
-            let found = faults::exhaust(&subject(Some(wrong)), ways).expect_err("it is wrong");
+            let found = faults::exhaust(&subject(Some(wrong)), ways).expect_err("the layer is wrong");
             assert!(found.call.is_some() && found.message.contains(says), "{wrong:?}, {ways:?}: {found}");
         }
     }

@@ -1,5 +1,5 @@
-//! Tests that a forked process drops its copies of stacks, in any state of the other threads: those of the
-//! test, which has a process of its own.
+//! Tests that a forked process drops its copies of stacks, whatever the other threads are doing. The test has
+//! its own process, so all threads are the test's.
 #![cfg(all(unix, not(miri)))]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ const MIB: u64 = 1 << 20;
 const THREADS: u64 = 3;
 const ROUNDS: usize = 150;
 
-/// A stack whose pool decays in the background, as on a real device.
+/// Makes a stack whose pool decays in the background, as on a real device.
 fn stack(text: &str) -> AnyResource {
     let driver = HookedDriver::new(SimDevice::new(SimConfig::with_capacity(1024 * MIB)));
     driver.hide_virtual_time();
@@ -24,7 +24,7 @@ fn stack(text: &str) -> AnyResource {
         .unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
-/// Takes and gives back blocks of all sorts of sizes, until it is told to end.
+/// Allocates and frees blocks of many sizes until it is told to end.
 fn hammer(stack: &AnyResource, seed: u64, is_over: &AtomicBool) {
     let mut rng = Rng::new(seed);
     let mut blocks = Vec::new();
@@ -47,14 +47,14 @@ fn hammer(stack: &AnyResource, seed: u64, is_over: &AtomicBool) {
     }
 }
 
-/// Forks; the copy drops the stack and ends, with the end of a program or at once.
+/// Forks. The copy drops the stack and ends, either like an ending program or at once.
 fn fork_and_drop(stack: &AnyResource, with_handlers: bool) -> bool {
-    // SAFETY: the child calls what is tested, and ends.
+    // SAFETY: the child makes the tested calls, and ends.
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "a process can be forked");
     if child == 0 {
-        // SAFETY: this process has one thread, and does nothing with the stack any more. The alarm ends it
-        // where it would wait for ever.
+        // SAFETY: this process has one thread, and does not use the stack any more. The alarm ends it if it
+        // would wait forever.
         unsafe {
             libc::alarm(20);
             std::ptr::drop_in_place(std::ptr::from_ref(stack).cast_mut());

@@ -1,4 +1,4 @@
-//! A program that imports everything of millpond keeps the names that it had.
+//! Tests that a program which imports everything from millpond keeps its own names.
 
 use std::fmt;
 

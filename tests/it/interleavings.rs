@@ -1,7 +1,7 @@
 //! Tests interleavings of two threads at one driver call, and refusals of the driver.
 //!
-//! Each test tells one story with [`HookedDriver`]: what the other thread does is done in the middle of the
-//! call. The oracles of the simulated device say whether a block came too early; the other assertions say
+//! Each test tells one story with [`HookedDriver`], which runs the other thread's part in the middle of the
+//! call. The oracles of the simulated device report a block that came too early; the other assertions show
 //! that the story took place.
 
 use std::sync::{Arc, Mutex};
@@ -17,15 +17,16 @@ use millpond_testkit::Checked;
 use millpond_testkit::hooked::HookedDriver;
 
 const MIB: u64 = 1 << 20;
-/// The pool's first region, where the test needs one that it can fill. It is so small that the pool's slack,
-/// a part of its live memory, is not a page: the pool takes no memory that the story does not ask for.
+/// The size of the pool's first region, if the test needs one that it can fill. It is so small that the
+/// pool's slack, a fraction of its live memory, is less than a page. So the pool takes no memory that the
+/// story does not request.
 const FIRST: u64 = 100 * MIB;
-/// A block that keeps neighbours apart: small ones lie elsewhere.
+/// The size of a block that keeps neighbours apart: smaller blocks lie elsewhere.
 const APART: u64 = MIB + 256;
 /// Milliseconds of work that outlast the test's driver calls.
 const LONG: u64 = 800;
 
-/// A pool under the oracles, over a driver that counts what it is asked and then lets something else happen.
+/// A pool under the oracles, over a driver that counts its calls and then runs the other thread's part.
 struct Setup {
     device: Arc<SimDevice>,
     hooks: Arc<HookedDriver>,
@@ -47,7 +48,7 @@ impl Setup {
         self.device.stream_create(StreamFlags::NON_BLOCKING).expect("a stream")
     }
 
-    /// A stream that only its owner may record on.
+    /// Makes a stream that only its owner may record on.
     fn foreign_stream(&self) -> StreamRef {
         let stream = self.stream();
         self.hooks.foreign(stream);
@@ -62,31 +63,33 @@ impl Setup {
         self.try_take(bytes, stream).expect("there is memory")
     }
 
-    /// A block with a neighbour that stays in use: given back, it joins nothing.
+    /// Allocates a block with a neighbour that stays in use, so that the block joins nothing when it is
+    /// freed.
     fn take_apart(&self, bytes: u64, stream: StreamRef) -> DevicePtr {
         let block = self.take(bytes, stream);
         self.take(APART, stream);
         block
     }
 
-    /// Takes blocks until one is `wanted`.
+    /// Allocates blocks until one is `wanted`.
     fn take_until(&self, wanted: DevicePtr, bytes: u64, stream: StreamRef) {
         let found = (0..50).any(|_| self.take(bytes, stream) == wanted);
         assert!(found, "{wanted} is not handed to {stream}");
     }
 
-    /// Runs a part of the story while the device has no memory left: a stream waits for another only then.
+    /// Runs a part of the story while the device has no memory left: only then does a stream wait for
+    /// another.
     fn without_memory<T>(&self, part: impl FnOnce() -> T) -> T {
         let free = self.device.mem_get_info().expect("the device tells").free;
-        // Neither call waits for the device, as cuMemFree does.
-        let taken = self.device.mem_create(free, PhysicalProps::default()).expect("it is free");
+        // Unlike cuMemFree, neither call waits for the device.
+        let taken = self.device.mem_create(free, PhysicalProps::default()).expect("the memory is free");
         let told = part();
         // SAFETY: the memory is mapped nowhere.
-        unsafe { self.device.mem_release(taken) }.expect("it is this test's");
+        unsafe { self.device.mem_release(taken) }.expect("the memory is this test's own");
         told
     }
 
-    /// Takes what is left of the first region.
+    /// Takes the rest of the first region.
     fn fill(&self, stream: StreamRef) {
         let used = self.pool.statistics().expect("a pool counts").bytes_in_use;
         self.take(FIRST - used, stream);
@@ -109,7 +112,7 @@ impl Setup {
         self.counter.counts().get(kind).calls
     }
 
-    /// The calls made so far that have no place in the capture of a graph.
+    /// Returns the calls so far that are not allowed in the capture of a graph.
     fn calls_about_order(&self) -> Vec<CallKind> {
         use CallKind::{EventQuery, EventRecord, StreamSynchronize, StreamWaitEvent, Synchronize};
         let kinds = [EventRecord, EventQuery, StreamWaitEvent, StreamSynchronize, Synchronize];
@@ -124,13 +127,13 @@ impl Setup {
 }
 
 fn give(pool: &impl DeviceMemoryResource, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
-    // SAFETY: each test gives a block back once, with its size, and the device is simulated.
+    // SAFETY: each test frees a block once, with its size, and the device is simulated.
     unsafe { pool.deallocate_bytes(ptr, bytes, stream) };
 }
 
-/// The donor records point 1. Then it is made to wait for another stream. A third stream waits for point 1;
-/// just after that wait, the donor records point 2, by the same event. The third stream waited for point 1
-/// only: it is not ordered after the other stream, and must wait for the other stream's blocks itself.
+/// The donor records point 1. Then it waits for another stream. A third stream waits for point 1; just after
+/// that wait, the donor records point 2 with the same event. The third stream waited for point 1 only. It is
+/// not ordered after the other stream, so it must wait for the other stream's blocks itself.
 #[test]
 fn a_wait_inherits_only_what_it_waited_for() {
     for hooked in [true, false] {
@@ -153,8 +156,8 @@ fn a_wait_inherits_only_what_it_waited_for() {
         setup.busy(others_quick, 6 * MIB, other, LONG / 4);
         setup.give(slow, 2 * MIB, donor); // point 1
         assert_eq!(setup.calls(CallKind::EventRecord), 1);
-        // The fourth stream wants what the donor gives next, and has to do with another block: the donor's
-        // call after that records point 2.
+        // The fourth stream wants the block that the donor frees next, and uses another block first: the
+        // donor's call after that records point 2.
         setup.give(wanted, 3 * MIB, donor);
         setup.busy(others_spare, 5 * MIB, other, LONG / 8);
         setup.give(others_spare, 5 * MIB, other);
@@ -182,9 +185,9 @@ fn a_wait_inherits_only_what_it_waited_for() {
     }
 }
 
-/// The pool numbers its streams, and forgets idle ones as others come. A call that is about to record a point
-/// holds a list of numbers: the streams that it is ordered after. Meanwhile enough streams come that a
-/// forgotten stream's number would go to a new one, which no stream is ordered after.
+/// The pool numbers its streams, and forgets idle streams as new ones come. A call that is about to record a
+/// point holds a list of numbers: the streams that it is ordered after. Meanwhile enough streams come for a
+/// new stream to get a forgotten stream's number. No stream is ordered after that new stream.
 #[test]
 fn a_ticket_outlives_no_sweep() {
     for hooked in [true, false] {
@@ -194,7 +197,7 @@ fn a_ticket_outlives_no_sweep() {
         let [first, second] = [(); 2].map(|()| setup.take_apart(4 * MIB, donor));
         [third, fourth].into_iter().for_each(|stream| _ = setup.take(APART, stream));
         (0..11).for_each(|_| _ = setup.take(APART, setup.stream()));
-        // The last to come: once it is forgotten, its number is the next to be given away.
+        // The last stream to come: after it is forgotten, its number is the next to be reused.
         let others = setup.take_apart(6 * MIB, other);
         setup.fill(fourth);
 
@@ -232,14 +235,14 @@ fn a_ticket_outlives_no_sweep() {
         });
         setup.assert_ordered();
         assert_eq!(setup.ladder().waited, waited + 2, "for the donor, and for the new stream");
-        // Without the ticket the pool does forget: the number of streams is right for this test.
+        // Without the ticket the pool does forget, so the number of streams is right for this test.
         if hooked { assert_eq!(known, 17) } else { assert!(known < 10, "{known}") }
     }
 }
 
-/// Out of memory, but for a busy block of another stream: the pool synchronises. Before the driver does, the
-/// block's neighbour is given back. The two join to a block that is newer than the synchronisation, which
-/// therefore frees nothing; the memory is there all the same.
+/// Memory is out, except for a busy block of another stream: the pool synchronizes. Before the driver does,
+/// the block's neighbour is freed. The two join to a block that is newer than the synchronization, so the
+/// synchronization frees nothing. The memory must be available anyway.
 #[test]
 fn what_comes_back_during_the_last_synchronisation_is_found() {
     for hooked in [true, false] {
@@ -264,16 +267,16 @@ fn what_comes_back_during_the_last_synchronisation_is_found() {
     }
 }
 
-/// A stream that only its owner may record on asks for larger and larger blocks, and its own are all too
-/// small. The pool queries its progress; but the stream is alive, since it calls. So its blocks are not lost,
-/// and no synchronisation is due to reclaim them.
+/// A stream that only its owner may record on requests larger and larger blocks, and its own free blocks are
+/// too small. The pool queries the stream's progress. But the stream is alive, because it calls. So its
+/// blocks are not lost, and the pool need not synchronize to reclaim them.
 #[test]
 fn a_foreign_stream_does_not_wait_for_its_own_blocks() {
     let setup = Setup::new(PoolLayer::new());
     let (stream, other) = (setup.foreign_stream(), setup.foreign_stream());
-    setup.take(64 * MIB, other); // So that what the other owns is not much of the pool.
+    setup.take(64 * MIB, other); // So that the other stream owns little of the pool.
     let small = setup.take(4 * MIB, other);
-    setup.give(small, 4 * MIB, other); // Another owner: there is something to ask for.
+    setup.give(small, 4 * MIB, other); // Another owner: now the pool has a stream to ask about.
     for round in 0..6 {
         let bytes = (8 + round) * MIB;
         let block = setup.take_apart(bytes, stream);
@@ -285,7 +288,7 @@ fn a_foreign_stream_does_not_wait_for_its_own_blocks() {
     setup.assert_ordered();
 }
 
-/// What [`hand_around`] needs if blocks pass between streams.
+/// The memory that [`hand_around`] needs if blocks pass between streams.
 const ENOUGH: u64 = 36 * MIB;
 
 /// Streams that hand blocks around: records, queries, waits, and a stream that must record for itself.
@@ -302,7 +305,7 @@ fn hand_around(setup: &Setup) -> Result<()> {
             setup.busy(block, bytes, stream, LONG / 8);
             setup.give(block, bytes, stream);
         }
-        // What one stream gave back, another wants.
+        // One stream wants the blocks that another freed.
         let taker = streams[round as usize % streams.len()];
         for bytes in [4 * MIB, 6 * MIB, 2 * MIB, 4 * MIB, 4 * MIB] {
             let block = setup.try_take(bytes, taker)?;
@@ -314,11 +317,11 @@ fn hand_around(setup: &Setup) -> Result<()> {
     Ok(())
 }
 
-/// A pool passes blocks between streams to save memory. Where the driver refuses a call that is only about
-/// that, the request is served by other means: the error is not the caller's.
+/// A pool passes blocks between streams to save memory. If the driver refuses a call that only serves this,
+/// the pool serves the request in another way: the caller sees no error.
 #[test]
 fn errors_of_reuse_are_not_the_callers() {
-    // So little that streams have to wait for each other.
+    // So little memory that streams have to wait for each other.
     let layer = || PoolLayer::new().maximum_bytes(ENOUGH);
     let undisturbed = Setup::new(layer());
     hand_around(&undisturbed).expect("nothing fails");
@@ -345,8 +348,8 @@ fn errors_of_reuse_are_not_the_callers() {
     }
 }
 
-/// While a stream captures a graph, a record on it would be a part of the graph, and a query would break it.
-/// Others do without its blocks.
+/// While a stream captures a graph, a record on it would become part of the graph, and a query would break
+/// it. Other streams do without its blocks.
 #[test]
 fn a_stream_that_captures_is_left_alone() {
     for capturing in [true, false] {
@@ -373,9 +376,8 @@ fn a_stream_that_captures_is_left_alone() {
 }
 
 /// The donor's own call records a point for others. Just before the record, another thread begins a capture
-/// on the donor, so that the record becomes a part of the graph: the event may not be queried or waited for,
-/// which would be an error and end the capture. The pool forgets the point, and records another one after the
-/// capture.
+/// on the donor, so that the record becomes part of the graph. Querying the event or waiting for it would be
+/// an error and end the capture. The pool forgets the point, and records another one after the capture.
 #[test]
 fn a_capture_that_begins_at_a_record_costs_only_the_point() {
     for hooked in [true, false] {
@@ -400,7 +402,7 @@ fn a_capture_that_begins_at_a_record_costs_only_the_point() {
         if hooked {
             setup.device.end_capture(donor).expect("the event was not queried");
             setup.give(third, 4 * MIB, donor);
-            assert_eq!(setup.calls(CallKind::EventRecord), 2, "it is recorded anew");
+            assert_eq!(setup.calls(CallKind::EventRecord), 2, "the point is recorded again");
             assert!([first, second, third].contains(&setup.without_memory(take)));
         }
         assert_eq!(setup.ladder().waited, waited + 1);
@@ -408,8 +410,8 @@ fn a_capture_that_begins_at_a_record_costs_only_the_point() {
     }
 }
 
-/// A stream that captures a graph may ask for memory. It gets its own blocks and new memory, and no driver
-/// call that would end up in the graph; without new memory, it is out of memory.
+/// A stream that captures a graph may request memory. It gets its own blocks and new memory, without any
+/// driver call that would end up in the graph. If there is no new memory, it is out of memory.
 #[test]
 fn a_stream_that_captures_gets_new_memory() {
     let layer = || PoolLayer::new().initial_bytes(FIRST);
@@ -437,8 +439,8 @@ fn a_stream_that_captures_gets_new_memory() {
 }
 
 /// All memory is allocated, except a busy block of a donor that may record no event: the pool waits for the
-/// device. Just after the wait, work begins on another block, which then comes back. The wait says nothing
-/// about it.
+/// device. Just after the wait, work begins on another block, which is then freed. The wait does not cover
+/// this work.
 #[test]
 fn a_wait_for_the_device_covers_nothing_that_comes_back_after_it() {
     for hooked in [true, false] {
@@ -454,7 +456,7 @@ fn a_wait_for_the_device_covers_nothing_that_comes_back_after_it() {
             let (pool, device) = (setup.pool.clone(), setup.device.clone());
             setup.hooks.after_synchronize(move || {
                 device.launch_for(donor, &[Access::write(late, 8 * MIB, 1)], LONG * 1_000_000);
-                // The thread keeps one large block, so that the pool gets the other.
+                // The thread's cache keeps one large block, so the pool gets the other one.
                 give(&pool, late, 8 * MIB, donor);
                 give(&pool, last, 8 * MIB, donor);
             });
@@ -469,7 +471,7 @@ fn a_wait_for_the_device_covers_nothing_that_comes_back_after_it() {
     }
 }
 
-/// The driver refuses to say how far the donor is. Before the pool asks again, it records another event.
+/// The driver refuses to report the donor's progress. Before the pool asks again, it records another event.
 #[test]
 fn an_event_that_the_driver_refused_is_recorded_anew() {
     for fails in [true, false] {

@@ -1,4 +1,4 @@
-//! Tests of every stack: the contract, faults, order programs, captures; and the mistakes they must find.
+//! Tests every stack: the contract, faults, order programs, captures; and the mistakes that these must find.
 
 mod subjects;
 

@@ -1,4 +1,4 @@
-//! Tests the report of a stack's memory: what it says, while the stack works and when memory is out.
+//! Tests the report of a stack's memory while the stack works and when memory is out.
 
 use std::sync::Arc;
 
@@ -23,8 +23,7 @@ fn device() -> Arc<SimDevice> {
 }
 
 fn put(resource: &AnyResource, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
-    // SAFETY: tests pass each block that `allocate_bytes` returned once, and no work uses it on other
-    // streams.
+    // SAFETY: tests pass each block from `allocate_bytes` once, and no work uses it on other streams.
     unsafe { resource.deallocate_bytes(ptr, bytes, stream) }
 }
 
@@ -82,7 +81,7 @@ fn every_layer_says_what_it_knows() {
     model[1..].iter().for_each(|ptr| put(&stack, *ptr, 4 * MIB, S));
 }
 
-/// What the report promises is what a trim does.
+/// Tests that a trim releases as much as the report promises.
 #[test]
 fn what_could_go_back_goes_back() {
     for text in ["cuda+pool", "cuda+pool:pages=off", "managed+pool", "cuda+arena:size=8MiB"] {

@@ -1,8 +1,8 @@
-//! Makes the mistakes that programs make with memory, and checks the exact text of what each is told.
+//! Makes the usual mistakes with memory, and checks the exact text of each message.
 //!
-//! Each entry of the tables in `tests/it/misuse/` is a program: what it does wrong, and what it is told. A
-//! text says what is wrong and what to do. Devices, streams and addresses have names in it: `DEVICE` and
-//! `PEER`, `A` and `B`, `P` for the pointer that the program is about.
+//! Each entry of the tables in `tests/it/misuse/` is a program: its mistake and the expected text. A text
+//! names the mistake and the remedy. Names replace devices, streams and addresses: `DEVICE` and `PEER`, `A`
+//! and `B`, `P` for the pointer that the program is about.
 #![cfg(unix)]
 
 mod bench;
@@ -46,7 +46,7 @@ fn every_mistake_is_told_what_to_do_in_these_words() {
                     program.mistake, program.says
                 ));
             }
-            assert!(mistakes.insert(program.mistake), "{} is there twice", program.mistake);
+            assert!(mistakes.insert(program.mistake), "{} appears twice", program.mistake);
             texts.insert(told);
         }
     }

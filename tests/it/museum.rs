@@ -1,8 +1,8 @@
 //! Tests that the random programs find mistakes.
 //!
 //! They find each mistake of the canary pool within 80 seeds, shrink it to a few operations, and find nothing
-//! without a mistake. The programs that find a mistake pass over every pool of this repository. The
-//! same tests find mistakes in the source of the pool itself.
+//! without a mistake. The programs that find a mistake pass on every pool of this repository. The same tests
+//! find mistakes in the pool's own source.
 
 mod pool;
 
@@ -12,9 +12,10 @@ use millpond_testkit::program::{self, Config, Failure, StatisticsCheck, Sweep};
 
 use crate::subjects;
 
-/// Programs for each mistake: as many as the ordinary run of `order` has for each stack on the device.
+/// The number of programs for each mistake: as many as the ordinary run of `order` has for each stack on the
+/// device.
 const SEEDS: u64 = 80;
-/// Programs in which nothing is found without a mistake.
+/// The number of programs that must find nothing without a mistake.
 const RIGHT_SEEDS: u64 = 10_000;
 const HANDFUL: usize = 12;
 
@@ -49,7 +50,7 @@ fn every_mistake_is_found_and_shrunk() {
     }
 }
 
-/// Runs a program that found a mistake over every pool of this repository.
+/// Runs a program that found a mistake on every pool of this repository.
 fn keeps_the_order_over_our_pools(found: &Failure) {
     let pools: Vec<Subject> = subjects::all().into_iter().filter(|subject| is_pool(subject.name())).collect();
     assert!(pools.len() >= 8, "{pools:?}");
@@ -77,8 +78,8 @@ fn without_a_mistake_nothing_is_found() {
     }
 }
 
-/// A layer that submits work and is wrong about its order is found: by programs over a stack with it, below a
-/// pool and alone, and by the suite where it says that its blocks are ready for every stream.
+/// The tests find a layer that submits work and breaks its order. Programs find it in a stack with the layer,
+/// below a pool and alone. The suite finds it if the layer claims that its blocks are ready for every stream.
 #[test]
 fn every_mistake_of_a_layer_that_submits_work_is_found() {
     let table = subjects::layers();

@@ -1,7 +1,7 @@
 //! Tests seeded programs over several streams, on every stack, under the oracles of stream order.
 //!
-//! `MILLPOND_SEED` runs one seed, `MILLPOND_SUBJECT` one stack, `MILLPOND_ORDER_OPS` says how many
-//! operations are run in all, and `MILLPOND_ORDER_RACES` how many races over each stack.
+//! `MILLPOND_SEED` runs one seed, `MILLPOND_SUBJECT` one stack. `MILLPOND_ORDER_OPS` sets the number of
+//! operations of all stacks together, and `MILLPOND_ORDER_RACES` the number of races over each stack.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex};
@@ -18,15 +18,15 @@ use millpond_testkit::shadow::ShadowAllocator;
 
 use crate::subjects;
 
-/// Operations in the ordinary test run, all stacks together: 80 programs over each stack on the device's
-/// memory. The museum's mistakes are found in as many; `.ci/full` runs 50 times as many.
+/// The number of operations in the ordinary test run, all stacks together: 80 programs over each stack on
+/// device memory. The museum's mistakes are found in this many; `.ci/full` runs 50 times as many.
 const OPERATIONS: u64 = 2_000_000;
 
 /// Races of eight threads over each stack.
 const RACES: u64 = 2;
 
-/// Memory that the host reaches is real, and each block of it a mapping: one operation there costs what a
-/// hundred cost elsewhere.
+/// Returns a stack's share of the operations. Host-accessible memory is real memory, and each block is a
+/// mapping: one operation there costs as much as a hundred elsewhere.
 fn share(subject: &Subject) -> u64 {
     let of_host = ["managed", "pinned_host", "host", "system", "sam_headroom"];
     if of_host.iter().any(|base| subject.name().contains(base)) { 1 } else { 20 }
@@ -48,7 +48,7 @@ fn programs_on_every_stack_keep_the_order() {
         let start = Instant::now();
         let command = "cargo test --test it order::".to_owned();
         let config = Config { command, ..Config::for_subject(subject) };
-        // Each stack gets programs of its own.
+        // Each stack gets its own programs.
         let seeds = (index * 10_000_000)..u64::MAX;
         let operations = (wanted * share(subject)).div_ceil(shares);
         let sweep = Sweep { seeds, ..Sweep::operations(operations) }.or_seed_of_environment();
@@ -68,8 +68,8 @@ fn programs_on_every_stack_keep_the_order() {
     }
 }
 
-/// A layer of a user's clears blocks on the stream of each call, and says that it submits work. It keeps the
-/// order below every layer and above every stack, and each layer of ours above it does.
+/// A user's layer clears blocks on the stream of each call, and declares that it submits work. It keeps the
+/// order below every layer and above every stack, and so does each of our layers above it.
 #[test]
 fn a_layer_that_submits_work_keeps_the_order_wherever_it_stands() {
     let mut failed = Vec::new();
@@ -86,7 +86,7 @@ fn a_layer_that_submits_work_keeps_the_order_wherever_it_stands() {
     assert!(failed.is_empty(), "\n{}", failed.join("\n\n"));
 }
 
-/// Tests that no single thread can run: blocks change hands while others free, allocate, record and wait.
+/// Tests what no single thread can: blocks change hands while others free, allocate, record and wait.
 #[test]
 fn racing_threads_keep_the_order() {
     let races = number("MILLPOND_ORDER_RACES", RACES);
@@ -103,7 +103,7 @@ fn racing_threads_keep_the_order() {
     }
 }
 
-/// A writer whose bytes are looked at afterwards.
+/// A writer whose bytes can be read afterwards.
 #[derive(Clone, Default)]
 struct Shared(Arc<Mutex<Vec<u8>>>);
 
@@ -117,13 +117,13 @@ impl Write for Shared {
     }
 }
 
-/// Oracle 10: what the log says is what happened. Its rows, followed by an allocator that does what they say,
-/// never contradict each other, and they lead to where the program ended.
+/// Oracle 10: the log tells what happened. A simple allocator follows the log's rows. They never contradict
+/// each other, and they lead to the state in which the program ended.
 #[test]
 fn a_log_replays_to_the_same_state() {
     let config = Config {
         statistics: StatisticsCheck::Exact,
-        verify_out_of_memory: false, // It would try again, which the log would rightly tell.
+        verify_out_of_memory: false, // The check would try again, and the log would contain that.
         ..Config::new("cuda+pool+logging")
     };
     for seed in 0..200 {

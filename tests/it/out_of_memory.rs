@@ -1,5 +1,5 @@
 //! Tests that an out-of-memory report reaches the caller through any layers above the pool.
-//! (`resources/src/pool/oom_advice/tests.rs` tests whether it is true.)
+//! (`resources/src/pool/oom_advice/tests.rs` tests that it is true.)
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ fn report(error: &Error) -> &OutOfMemoryReport {
     error.out_of_memory_report().unwrap_or_else(|| panic!("no report: {error}"))
 }
 
-/// The error of a stack that holds 16 MiB and may hold 20 MiB, asked for 12 MiB.
+/// Returns the error of a request for 12 MiB from a stack that holds 16 MiB and may hold 20 MiB.
 fn refusal(text: &str) -> Error {
     let stack = stack(text, &device(64 * MIB));
     let block = stack.allocate_bytes(16 * MIB, S).unwrap();
@@ -38,7 +38,7 @@ fn refusal(text: &str) -> Error {
 }
 
 fn give(stack: &AnyResource, ptr: DevicePtr, bytes: u64) {
-    // SAFETY: the block came from this stack with this size and is given back once; nothing uses it.
+    // SAFETY: the block came from this stack with this size and is freed once; nothing uses it.
     unsafe { stack.deallocate_bytes(ptr, bytes, S) };
 }
 
@@ -57,7 +57,7 @@ fn adaptors_pass_a_report_on_as_it_is() {
     let adaptors = ["statistics", "tracking", "thread_safe", "limiting:limit=60MiB", "statistics+tracking"];
     for adaptors in adaptors {
         let error = refusal(&format!("cuda+pool:max=20MiB+{adaptors}"));
-        // Tracking adds who holds the memory, and changes nothing else.
+        // Tracking adds the holders of the memory, and changes nothing else.
         let mut as_below = report(&error).clone();
         let holders = std::mem::take(&mut as_below.holders);
         assert_eq!(&as_below, report(&bare), "{adaptors}");
@@ -118,7 +118,7 @@ fn the_text_is_short_and_says_what_to_do() {
     assert_eq!(error.to_string(), expected);
 }
 
-/// Another pool releases its free memory automatically; for this pool, the blocks in use there are held by
+/// Another pool releases its free memory automatically. To this pool, the live blocks there are held by
 /// others.
 #[test]
 fn another_pool_gives_what_it_can() {
@@ -156,13 +156,13 @@ fn blocks_over_a_pool_take_over_what_the_pool_advises() {
     let error = stack.allocate_bytes(4 * MIB, S).unwrap_err();
     let said = report(&error);
     assert!(said.remedies.contains(&Remedy::raise_maximum(4 * MIB, true)), "{said}");
-    assert_eq!(blocks(said).len(), 1, "of the blocks, not of the pool's");
+    assert_eq!(blocks(said).len(), 1, "of the blocks above, not of the pool's");
     let below = said.upstream.as_ref().expect("the pool said something");
     assert_eq!((below.held_bytes, below.maximum_bytes), (8 * MIB, Some(8 * MIB)));
     assert!(error.to_string().contains("below, where it asked for 4MiB"), "{error}");
 }
 
-/// Bins hold regions of the pool's, which no caller has: what callers have of them is named.
+/// Bins hold the pool's regions, which no caller has. The report names the callers' blocks in these regions.
 #[test]
 fn what_bins_hold_is_named_by_what_callers_have() {
     let device = device(32 * MIB);
@@ -179,8 +179,8 @@ fn what_bins_hold_is_named_by_what_callers_have() {
     assert!(stack.allocate_bytes(16 * MIB, S).is_ok());
 }
 
-/// During a capture bins wait for no stream, so they keep regions that no caller has a block in: the caller
-/// has no block to free, and outside the capture the bins release the regions automatically.
+/// During a capture, bins wait for no stream, so they keep regions without live blocks. The caller has no
+/// block to free, and outside of the capture the bins release the regions automatically.
 #[test]
 fn regions_that_bins_keep_during_a_capture_are_reclaimed_after_it() {
     let device = device(64 * MIB);

@@ -1,5 +1,5 @@
-//! Tests that no layer hangs when its upstream, the driver, the misuse hook or a subscriber calls the stack
-//! back: on the same thread, and on another one that it waits for.
+//! Tests that no layer hangs when its upstream, the driver, the misuse hook or a subscriber calls back into
+//! the stack, on the same thread or on another thread that it waits for.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use millpond::adaptors::logging::Flush;
 use millpond::adaptors::{FailedRequest, FailureCallbackLayer, LoggingLayer};
 use millpond_testkit::reentrancy::{Case, Finding, Probe, check};
 
-/// The stacks that are checked. Each layer that text can name is in one of them.
+/// The stacks that are checked. Each layer that a stack's text can name is in one of them.
 const STACKS: &[&str] = &[
     "cuda+limiting:limit=40MiB+statistics",
     "cuda+tracking+aligned:alignment=4KiB",
@@ -39,8 +39,8 @@ const STACKS: &[&str] = &[
     "cuda_async_managed",
 ];
 
-/// Stacks with a layer that lets one thread in at a time, by its purpose: another thread that comes from
-/// inside has an error soon.
+/// Stacks with a layer that lets one thread in at a time, on purpose. Another thread that comes from inside
+/// gets an error soon.
 const SERIAL: &[&str] = &[
     "cuda+thread_safe:patience=1ms",
     "cuda+limiting:limit=40MiB+retry:timeout=1ms+thread_safe:patience=1ms",
@@ -52,7 +52,7 @@ fn assert_well(found: Vec<Finding>) {
     assert!(text.is_empty(), "\n{}", text.join("\n"));
 }
 
-/// Checks cases at the same time: they wait most of it.
+/// Checks cases at the same time, because they mostly wait.
 fn check_all(cases: impl Iterator<Item = Case>) {
     let checks: Vec<_> = cases.map(|case| thread::spawn(move || check(&case))).collect();
     assert_well(checks.into_iter().flat_map(|check| check.join().expect("it was built")).collect());

@@ -1,9 +1,9 @@
-//! Tests that a log takes as much memory on a simulated device as on a real one, byte for byte, if the
-//! devices have the same size and are otherwise idle.
+//! Tests that a log takes exactly as much memory on a simulated device as on a real one, if the devices have
+//! the same size and are otherwise idle.
 //!
-//! Differences between devices must not matter: the addresses that the driver gives, the costs of calls, and
-//! the identities of streams. The time at which work is done does matter; so here a query of an event waits
-//! for it. And time matters where a pool decays; so here no pool does.
+//! Differences between devices must not matter: the addresses from the driver, the costs of calls, and the
+//! identities of streams. The time at which work is done does matter, so here a query of an event waits for
+//! the event. Time also matters when a pool decays, so no pool does here.
 //!
 //! `MILLPOND_LOGS` names a folder with more logs.
 
@@ -20,7 +20,7 @@ use millpond_engine::program::{Limits, Program};
 use millpond_engine::{self as engine, Options, Threads, Watch};
 use millpond_testkit::hooked::HookedDriver;
 
-/// Every sort of pool, over pages and over regions, and what else keeps blocks.
+/// Every kind of pool, over pages and over regions, and other layers that keep blocks.
 const STACKS: [&str; 6] = [
     "cuda+pool:decay=off",
     "cuda+pool:decay=off,reuse=own",
@@ -30,15 +30,15 @@ const STACKS: [&str; 6] = [
     "cuda+binning",
 ];
 
-/// Several, since a pool is another one after its first pass.
+/// Several passes, because a pool behaves differently after its first pass.
 const PASSES: u32 = 2;
 
 /// The memory that a log took, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Peak {
-    /// From the driver.
+    /// Taken from the driver.
     taken: u64,
-    /// By the outermost resource that counts; 0 where none does.
+    /// Reserved by the outermost resource that counts; 0 if none counts.
     reserved: u64,
 }
 
@@ -58,7 +58,7 @@ fn peak(program: &Program, stack: &str, device: DriverHandle) -> Peak {
     Peak { taken: counter.peak_bytes_taken(), reserved }
 }
 
-/// The device as a driver that waits for each event that it is asked for.
+/// Returns the device as a driver that waits for each event that it is asked about.
 fn quiet(device: DriverHandle) -> DriverHandle {
     let device = HookedDriver::new(device);
     device.wait_at_queries();
@@ -67,7 +67,7 @@ fn quiet(device: DriverHandle) -> DriverHandle {
 
 fn logs() -> Vec<(PathBuf, Program)> {
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/logs");
-    // The GPU lane has them beside the tests.
+    // On the GPU lane, the logs lie in a folder next to the tests.
     let lane = std::env::current_exe().ok().and_then(|test| Some(test.parent()?.parent()?.join("logs")));
     let more = std::env::var_os("MILLPOND_LOGS").map(PathBuf::from);
     let folders = [Some(own), lane, more].into_iter().flatten().filter(|folder| folder.is_dir());
@@ -91,7 +91,7 @@ fn assert_same(log: &Path, stack: &str, one: Peak, other: Peak) {
     assert!(one.taken > 0);
 }
 
-/// A device with other addresses and streams, which is slow to say that work is done.
+/// Returns a device with other addresses and streams, which reports finished work late.
 fn other_device() -> DriverHandle {
     let device = HookedDriver::new(SimDevice::new(SimConfig::h200().falling_addresses()));
     device.answer_late();
@@ -110,7 +110,7 @@ fn simulated_devices_agree_with_any_addresses_and_speed() {
     }
 }
 
-/// The canary: if queries are answered without waiting, the peaks differ, and the tests here would fail.
+/// The canary: if queries do not wait, the peaks differ, and the tests here would fail.
 #[test]
 fn without_waiting_at_queries_devices_do_not_agree() {
     let own = |(path, _): &(PathBuf, Program)| path.ends_with("rmm_cupy_4streams.csv.gz");

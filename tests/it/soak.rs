@@ -1,17 +1,17 @@
-//! Stream order on a real GPU: a kernel writes a tag into each block, and another checks it before the block
-//! is freed.
+//! Tests stream order on a real GPU: a kernel writes a tag into each block, and another kernel checks it
+//! before the block is freed.
 //!
-//! Host threads with several streams each allocate, free, pass blocks from stream to stream and from thread
-//! to thread, destroy streams and trim, over one shared resource. A resource that hands a block to a stream
-//! too early, or to two owners, lets one owner's tag destroy another's, and the count of mismatches is not 0.
+//! Host threads with several streams each allocate, free, pass blocks between streams and between threads,
+//! destroy streams and trim, all on one shared resource. If a resource gives a block to a stream too early,
+//! or to two owners, one owner overwrites another owner's tag, and mismatches are counted.
 //! `tests/it/order.rs` runs similar programs on the simulated device, which can produce every order of
 //! execution; here the hardware chooses.
 //!
-//! | variable | what it sets | default |
+//! | variable | setting | default |
 //! |---|---|---|
 //! | `MILLPOND_SOAK_OPS` | operations on each stack | 1000000 |
-//! | `MILLPOND_SOAK_STACKS` | the stacks, with `;` between | several over `cuda` |
-//! | `MILLPOND_SOAK_SEED` | what all random choices follow from | 1 |
+//! | `MILLPOND_SOAK_STACKS` | the stacks, separated by `;` | several over `cuda` |
+//! | `MILLPOND_SOAK_SEED` | the seed of all random choices | 1 |
 
 mod kernels;
 mod worker;
@@ -34,7 +34,7 @@ use worker::{Shared, Trims, Worker};
 const DEFAULT_STACKS: &str =
     "cuda+pool; cuda+pool:initial=64MiB+statistics; cuda+pool+binning:bins=1KiB/64KiB/1MiB";
 
-/// How the operations are split: first one thread, then several. Each has its own streams.
+/// How the operations are split: first one thread, then several. Each thread has its own streams.
 const PHASES: [Phase; 2] = [Phase { threads: 1, streams: 8 }, Phase { threads: 4, streams: 4 }];
 
 #[derive(Clone, Copy, Debug)]
@@ -123,12 +123,12 @@ fn no_block_is_shared_or_handed_out_too_early() {
     }
 }
 
-/// The canary: mistakes of a pool that this soak has to see, or it proves nothing.
+/// The canary: the soak must see these mistakes of a pool, or it proves nothing.
 #[test]
 #[ignore = "needs a CUDA GPU; the GPU lane runs it"]
 fn wrong_pools_are_seen() {
     const OPERATIONS: u64 = 200_000;
-    // An owner of a shared block gives back what the pool took back from the other owner.
+    // An owner of a shared block frees a block that the pool took back from the other owner.
     let hook = misuse::set_hook(Some(Arc::new(|_misuse| {})));
     let driver = CudaDriver::open(0).expect("a CUDA GPU");
     let handle: DriverHandle = driver.clone();
@@ -139,7 +139,7 @@ fn wrong_pools_are_seen() {
         Some(Wrong::HandsOutTwice),
     ] {
         let pool = CanaryPool::build(&handle, wrong).expect("the pool can be built");
-        // A pool that shares blocks would give memory back to the driver that an owner still uses.
+        // A pool that shares blocks would return memory to the driver that an owner still uses.
         let trims = if wrong == Some(Wrong::HandsOutTwice) { Trims::No } else { Trims::Yes };
         let report = soak(&driver, &pool, trims, OPERATIONS, 1).expect("every call succeeds");
         println!("{wrong:?}: {report}");
@@ -148,7 +148,7 @@ fn wrong_pools_are_seen() {
     misuse::set_hook(hook);
 }
 
-/// A setting from the environment.
+/// Returns a setting from the environment.
 fn setting<T: FromStr>(name: &str, default: T) -> T {
     match env::var(name) {
         Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name}={text} cannot be read")),

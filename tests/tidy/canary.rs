@@ -1,4 +1,4 @@
-//! Tests that each rule of style finds what it refuses.
+//! Tests that each style rule finds the problems that it refuses.
 
 use super::*;
 
@@ -40,7 +40,7 @@ fn house_phrases_are_found() {
     for (phrase, _) in words::PHRASES {
         let good = File::of("a.rs", format!("// It uses_{phrase} {phrase}_of {phrase}ly.\n"));
         finds(house_phrases, &File::of("a.rs", format!("//! Then {phrase}.\n")), &good);
-        // Across two lines of a comment, and with a capital letter.
+        // The phrase is also found across two comment lines and with a capital letter.
         let broken =
             phrase.replacen(' ', "\n    /// ", 1).replacen(&phrase[..1], &phrase[..1].to_uppercase(), 1);
         finds(house_phrases, &File::of("a.rs", format!("    /// {broken}\n")), &good);
@@ -142,7 +142,7 @@ fn unlisted_layers_are_found() {
     let told = format!("mod silent; // no text: it has a function\n{library}");
     assert_eq!(unlisted("resources", &found, &told, "cuda+pool"), [""; 0]);
     let told = format!("mod pool; // no text\n{}", library.replace("pool::ENTRY", ""));
-    assert_eq!(unlisted("resources", &found[..1], &told, "cuda+pool").len(), 1, "it has one");
+    assert_eq!(unlisted("resources", &found[..1], &told, "cuda+pool").len(), 1, "it has a text");
 }
 
 #[test]
@@ -210,12 +210,12 @@ fn circles_between_files_are_found() {
     let root = "mod one;\nmod two;\npub use two::Two;\n";
     let uses_two = "use crate::Two;\nfn f(_: Two) {}\n";
     assert_eq!(found(files([root, uses_two, "pub struct Two;"]), &[]), 0);
-    // Through a re-export, through a path without `use`, through a group, and in a module of the file.
+    // A circle can go through a re-export, a path without `use`, a group, or a module of the file.
     let back = ["use super::one::f;", "fn g() { crate::one::f() }", "use crate::{one::{self as x, f}};"];
     for back in back.into_iter().chain(["mod inner { use crate::one::f; }"]) {
         assert_eq!(found(files([root, uses_two, &format!("pub struct Two;\n{back}")]), &[]), 1, "{back}");
     }
-    // A child that uses what its parent defines, and the parent uses the child.
+    // A circle: a child uses an item of its parent, and the parent uses the child.
     let parent = "mod one;\nuse one::f;\npub struct Two;\n";
     assert_eq!(found(files([parent, uses_two, ""]), &[]), 1);
     assert_eq!(found(files([parent, uses_two, ""]), &["a/"]), 0);

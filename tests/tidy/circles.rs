@@ -1,42 +1,42 @@
 //! Finds files of one crate that use each other in a circle.
 //!
-//! A file uses another if a path in its code leads there; re-exports are followed to the file that defines
-//! the item. Declaring or re-exporting a child does not count, nor does anything in test code.
+//! A file uses another file if a path in its code leads there. Re-exports are followed to the file that
+//! defines the item. Declaring or re-exporting a child does not count, and neither does test code.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::repo::File;
 use super::rust;
 
-/// The names along a path, from the crate's root for a module.
+/// The names along a path; for a module, from the crate's root.
 type Names = Vec<String>;
 
 /// A module: a file, or a part of one.
 #[derive(Default, Debug)]
 struct Module {
-    /// The file's place in the list of files.
+    /// The file's index in the list of files.
     file: usize,
     is_test: bool,
     /// The imported names, and the paths that they stand for.
     imports: BTreeMap<String, Names>,
-    /// All other paths, and those of imports that are not re-exports.
+    /// All other paths, including the paths of imports that are not re-exported.
     paths: Vec<Names>,
 }
 
 type Modules = BTreeMap<Names, Module>;
 
-/// The shortest circle of each crate; crates below the `excluded` folders are skipped.
+/// Returns the shortest circle of each crate; skips crates below the `excluded` folders.
 pub(crate) fn circles(files: &[File], excluded: &[&str]) -> Vec<String> {
     let is_in = |file: &File| !excluded.iter().any(|folder| file.path.starts_with(folder));
     let roots = (0..files.len()).filter(|&at| is_root(&files[at].path) && is_in(&files[at]));
     roots.filter_map(|root| circle(files, &uses(&modules(files, root)))).collect()
 }
 
-/// Each use of a file in a folder of a crate by a file in a folder further down the list; `root` is the file
-/// that the crate starts in.
+/// Returns each use of a file by a file in a folder further down the list. The crate starts in the file
+/// `root`.
 pub(crate) fn upward_uses(files: &[File], root: &str, folders: &[&str]) -> Vec<String> {
     let Some(root) = files.iter().position(|file| file.path == root) else {
-        return vec![format!("there is no {root}")];
+        return vec![format!("{root} does not exist")];
     };
     let base = files[root].path.rsplit_once('/').map_or("", |(folder, _)| folder);
     let level = |file: usize| {
@@ -52,7 +52,7 @@ pub(crate) fn upward_uses(files: &[File], root: &str, folders: &[&str]) -> Vec<S
         .collect()
 }
 
-/// Whether cargo starts a crate from this file.
+/// Returns whether cargo starts a crate from this file.
 fn is_root(path: &str) -> bool {
     let Some((folder, name)) = path.rsplit_once('/') else { return false };
     let is_target = ["tests", "examples", "benches"]
@@ -63,7 +63,7 @@ fn is_root(path: &str) -> bool {
     is_source || is_main || (is_target && name.ends_with(".rs"))
 }
 
-/// All modules of the crate that starts in a file.
+/// Returns all modules of the crate that starts in a file.
 fn modules(files: &[File], root: usize) -> Modules {
     let folder = files[root].path.rsplit_once('/').map_or("", |(folder, _)| folder);
     let mut modules = Modules::new();
@@ -87,7 +87,7 @@ fn modules(files: &[File], root: usize) -> Modules {
     modules
 }
 
-/// A module that a file declares and another holds.
+/// A module that one file declares and another file contains.
 struct Child {
     path: Names,
     is_test: bool,
@@ -113,7 +113,7 @@ impl<'a> Reader<'a> {
 
     fn read(mut self, file: usize, path: Names, is_test: bool, modules: &mut Modules) -> Vec<Child> {
         let mut children = Vec::new();
-        // The modules around this place, and how many braces were open where each began.
+        // The modules around this place, each with the number of open braces where it began.
         let mut around = vec![(path.clone(), is_test, 0_usize)];
         let mut braces = 0_usize;
         modules.insert(path, Module { file, is_test, ..Module::default() });
@@ -153,7 +153,8 @@ impl<'a> Reader<'a> {
                 (word, _) if is_name(word) => {
                     let word = word.to_owned();
                     let path = self.path();
-                    // A name alone is a type or a constant; what else it may be is a variable or a field.
+                    // A single name is a type or a constant if it starts with a capital; otherwise it is a
+                    // variable or a field.
                     if path.len() > 1 || word.starts_with(char::is_uppercase) {
                         module.paths.push(path);
                     }
@@ -164,7 +165,7 @@ impl<'a> Reader<'a> {
         children
     }
 
-    /// A path, from its first name to its last.
+    /// Reads a path, from its first name to its last.
     fn path(&mut self) -> Names {
         let mut names = vec![self.word(0).to_owned()];
         self.at += 1;
@@ -175,7 +176,7 @@ impl<'a> Reader<'a> {
         names
     }
 
-    /// Reads the tree after `use`, or between braces in it.
+    /// Reads the tree after `use`, or between its braces.
     fn tree(&mut self, before: &mut Names, is_public: bool, module: &mut Module) {
         let start = before.len();
         while is_name(self.word(0)) || self.word(0) == "::" {
@@ -217,7 +218,7 @@ impl<'a> Reader<'a> {
         before[since.map_or(0, |at| at + 1)..].iter().any(|(_, word)| word == "pub")
     }
 
-    /// The lines of attributes directly before the word.
+    /// Returns the attribute lines directly before the word.
     fn attributes(&self) -> impl Iterator<Item = &str> {
         let line = self.words[self.at].0;
         let before: Vec<&str> = self.source.lines().take(line).collect();
@@ -234,7 +235,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The words and signs of code, each with its line from 0.
+/// Returns the words and signs of code, each with its line, counted from 0.
 fn words(code: &str) -> Vec<(usize, String)> {
     let mut words: Vec<(usize, String)> = Vec::new();
     for (line, text) in code.lines().enumerate() {
@@ -260,7 +261,7 @@ fn is_name(word: &str) -> bool {
     word.starts_with(|c: char| c.is_alphabetic() || c == '_')
 }
 
-/// Which file uses which, by their places.
+/// Returns which file uses which, by their indices.
 fn uses(modules: &Modules) -> BTreeSet<(usize, usize)> {
     let mut uses = BTreeSet::new();
     for (path, module) in modules.iter().filter(|(_, module)| !module.is_test) {
@@ -271,9 +272,9 @@ fn uses(modules: &Modules) -> BTreeSet<(usize, usize)> {
     uses
 }
 
-/// The module that holds what a path leads to, if it is one of this crate.
+/// Returns the module that contains the item at the end of a path, if the module is in this crate.
 fn resolve(modules: &Modules, from: &[String], names: &[String], depth: usize) -> Option<Names> {
-    // An import may lead to itself only in code that does not compile.
+    // Only code that does not compile can have an import that leads to itself.
     if depth > 20 {
         return None;
     }
@@ -292,7 +293,7 @@ fn resolve(modules: &Modules, from: &[String], names: &[String], depth: usize) -
                     let rest = import.iter().chain(&names[index + 1..]).cloned().collect::<Names>();
                     return resolve(modules, &at, &rest, depth + 1);
                 } else {
-                    // Here, or, for a first name, of another crate.
+                    // The item is here, or, for a first name, in another crate.
                     return (index > 0).then_some(at);
                 }
             }
@@ -301,7 +302,7 @@ fn resolve(modules: &Modules, from: &[String], names: &[String], depth: usize) -
     Some(at)
 }
 
-/// A shortest way from a file back to itself.
+/// Returns a shortest way from a file back to itself.
 fn circle(files: &[File], uses: &BTreeSet<(usize, usize)>) -> Option<String> {
     let way = |start: usize| {
         let mut ways = vec![vec![start]];

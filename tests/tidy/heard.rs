@@ -1,13 +1,13 @@
-//! Tests what a program in Python, C or a shell hears and says: texts without Rust, and one rule for the
-//! environment.
+//! Tests that texts which reach programs in Python, C or a shell use no Rust terms, and that one rule governs
+//! reading the environment.
 
 use super::{File, files, none, rust};
 
 /// The crates whose errors reach Python and C.
 const HEARD: [&str; 7] = ["adaptors", "capi", "core", "driver", "plugin", "python", "resources"];
-/// Files whose texts only a program in Rust gets.
+/// Files whose texts reach only programs in Rust.
 const RUST_ONLY: [&str; 1] = ["driver/src/cuda/beside_cudarc.rs"];
-/// What says nothing to a reader who does not know Rust.
+/// Words that mean nothing to a reader who does not know Rust.
 const RUST: [&str; 12] = [
     "Arc",
     "Box",
@@ -23,7 +23,7 @@ const RUST: [&str; 12] = [
     "::",
 ];
 
-/// The part of a source before its tests; nothing for a file of tests.
+/// Returns the part of a source before its tests; nothing for a file of tests.
 fn without_tests(file: &File) -> &str {
     let is_test = ["/tests/", "/tests.rs", "_tests.rs", "/benches/", "/examples/", "/build.rs"];
     if !file.is("rs") || !file.path.contains("/src/") || is_test.iter().any(|it| file.path.contains(it)) {
@@ -41,7 +41,7 @@ fn holds(text: &str, word: &str) -> bool {
     })
 }
 
-/// Sentences alone: a text without a space is a name, as the target of an event.
+/// Checks sentences only: a text without a space is a name, such as the target of an event.
 fn rust_in_sentences(file: &File) -> Vec<String> {
     let is_heard = HEARD.iter().any(|member| file.path.starts_with(&format!("{member}/src/")));
     if !is_heard || RUST_ONLY.contains(&file.path.as_str()) {
@@ -88,8 +88,8 @@ fn rust_in_texts_is_found() {
     }
 }
 
-/// The function that reads a variable, and those that may not use it: the Python module has nothing of
-/// `core`, and keeps to the rule by itself.
+/// The file with the function that reads a variable, and a file that cannot use it. The Python module has
+/// nothing from `core`, and follows the rule by itself.
 const READERS: [&str; 2] = ["core/src/environment.rs", "python/src/device.rs"];
 
 fn reads_the_environment(file: &File) -> Vec<String> {

@@ -1,6 +1,6 @@
-//! Reads Markdown as far as the rules need it: links, headings, code and tables.
+//! Reads as much Markdown as the rules need: links, headings, code and tables.
 
-/// The lines outside fenced code, with their numbers from 1.
+/// Returns the lines outside of fenced code, with their numbers from 1.
 pub(crate) fn prose(text: &str) -> Vec<(usize, &str)> {
     let mut fence: Option<&str> = None;
     let mut lines = Vec::new();
@@ -17,7 +17,7 @@ pub(crate) fn prose(text: &str) -> Vec<(usize, &str)> {
     lines
 }
 
-/// The lines of the fenced blocks whose info string is `language`.
+/// Returns the lines of the fenced blocks with the info string `language`.
 pub(crate) fn fenced<'a>(text: &'a str, language: &str) -> Vec<&'a str> {
     let mut inside = false;
     let mut lines = Vec::new();
@@ -31,7 +31,7 @@ pub(crate) fn fenced<'a>(text: &'a str, language: &str) -> Vec<&'a str> {
     lines
 }
 
-/// The targets of all links, with their lines.
+/// Returns the targets of all links, with their lines.
 pub(crate) fn links(text: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     for (number, line) in prose(text) {
@@ -56,7 +56,7 @@ pub(crate) fn links(text: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// The anchors that the headings make, as GitHub names them, and those that are written out.
+/// Returns the anchors of the headings, as GitHub names them, and the explicit anchors.
 pub(crate) fn anchors(text: &str) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     for (_, line) in prose(text) {
@@ -95,7 +95,7 @@ fn slug(heading: &str) -> String {
         .collect()
 }
 
-/// The texts between single backticks.
+/// Returns the texts between single backticks.
 pub(crate) fn code_spans(line: &str) -> Vec<&str> {
     line.split('`').skip(1).step_by(2).collect()
 }
@@ -104,8 +104,8 @@ fn without_code(line: &str) -> String {
     line.split('`').step_by(2).collect::<Vec<_>>().join("`")
 }
 
-/// The rows of all tables in the section under the first heading that contains `heading`; the row of
-/// column names is among them.
+/// Returns the rows of all tables in the section under the first heading that contains `heading`. The row of
+/// column names is included.
 pub(crate) fn table_rows<'a>(text: &'a str, heading: &str) -> Vec<&'a str> {
     prose(text)
         .into_iter()
@@ -117,7 +117,7 @@ pub(crate) fn table_rows<'a>(text: &'a str, heading: &str) -> Vec<&'a str> {
         .collect()
 }
 
-/// Feeds the reader what readers trip over.
+/// Feeds the reader difficult cases.
 mod canary {
     use super::*;
 

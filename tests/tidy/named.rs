@@ -1,4 +1,4 @@
-//! Finds what documents name and no source has: paths, types, functions, and tests in the file named before.
+//! Finds names in documents that no source has: paths, types, functions, and tests of the file named before.
 
 use crate::markdown;
 use crate::repo::File;
@@ -13,7 +13,7 @@ const OF_OTHERS: [&str; 6] = [
     "allocate",
 ];
 
-/// Each function, type, constant or file that the guide to the pool names in backticks and no source has.
+/// Returns each function, type, constant or file in the pool guide's backticks that no source has.
 pub(crate) fn unknown_in_guide(document: &File, sources: &[File]) -> Vec<String> {
     let is_known = |name: &str| match name.strip_suffix('/').or(name.strip_suffix(".rs")) {
         Some(path) => sources.iter().any(|file| {
@@ -24,7 +24,7 @@ pub(crate) fn unknown_in_guide(document: &File, sources: &[File]) -> Vec<String>
     };
     let mut problems = Vec::new();
     for (index, line) in document.text.lines().enumerate().filter(|(_, line)| !line.starts_with("```")) {
-        // What CUDA and Rust define, and what a stack's text says, is not ours.
+        // Names from CUDA and Rust, and parts of a stack's text, are not ours.
         let ours = markdown::code_spans(line)
             .into_iter()
             .filter(|name| is_name(name) && !name.starts_with("cu") && !name.starts_with("limits."));
@@ -35,8 +35,8 @@ pub(crate) fn unknown_in_guide(document: &File, sources: &[File]) -> Vec<String>
     problems
 }
 
-/// Each path and name in backticks that no file of the repository has. The first column of a table has
-/// another project's names. In the other columns, a name that follows the path of a file is in that file.
+/// Returns each path and name in backticks that no file of the repository has. The first column of a table
+/// has another project's names. In the other columns, a name that follows a file's path must be in that file.
 pub(crate) fn unknown_names(document: &File, files: &[File]) -> Vec<String> {
     let sources: Vec<&File> = files.iter().filter(|file| file.is("rs")).collect();
     let mut problems = Vec::new();
@@ -50,7 +50,7 @@ pub(crate) fn unknown_names(document: &File, files: &[File]) -> Vec<String> {
                     inside = files.iter().find(|file| file.path == name);
                     let exists = inside.is_some()
                         || name.ends_with('/') && files.iter().any(|file| file.path.starts_with(name));
-                    (!exists).then(|| format!("there is no `{name}`"))
+                    (!exists).then(|| format!("`{name}` does not exist"))
                 } else if let Some(file) = inside {
                     (!has(&file.text, name)).then(|| format!("`{}` has no `{name}`", file.path))
                 } else {
@@ -64,7 +64,8 @@ pub(crate) fn unknown_names(document: &File, files: &[File]) -> Vec<String> {
     problems
 }
 
-/// Each line of code in the second column of a section's table that the program below it lacks.
+/// Returns each line of code in the second column of a section's table that is not in the program below the
+/// table.
 pub(crate) fn code_outside_the_program(document: &File, heading: &str) -> Vec<String> {
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let program = words(&markdown::fenced(&document.text, "rust").join("\n"));
@@ -79,19 +80,21 @@ pub(crate) fn code_outside_the_program(document: &File, heading: &str) -> Vec<St
     missing.map(|line| format!("{}: the program has no `{line}`", document.path)).collect()
 }
 
-/// The cells of a table's row; of another line, the line. `\|` stands for a bar inside a cell.
+/// Returns the cells of a table's row; for another line, the line itself. `\|` stands for a bar inside a
+/// cell.
 fn cells(line: &str) -> Vec<String> {
     let Some(row) = line.trim().strip_prefix('|') else { return vec![line.to_owned()] };
     let row = row.replace("\\|", "\0");
     row.trim_end_matches('|').split('|').map(|cell| cell.replace('\0', "\\|")).collect()
 }
 
-/// Whether a quoted text is a path or a name, and not code or a stack's text.
+/// Returns whether a quoted text is a path or a name, and not code or a stack's text.
 fn is_name(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_alphanumeric() || "_:/.".contains(c))
 }
 
-/// Whether a source defines the name, as an item, a test of a macro, a variant, a field, or a stack's layer.
+/// Returns whether a source defines the name, as an item, a macro's test, a variant, a field, or a stack's
+/// layer.
 fn has(text: &str, name: &str) -> bool {
     let is_line = |line: &str| {
         let line = line.trim();
@@ -106,7 +109,7 @@ fn has(text: &str, name: &str) -> bool {
         || text.lines().any(is_line)
 }
 
-/// Whether a source defines an item of this name.
+/// Returns whether a source defines an item of this name.
 fn defines(text: &str, name: &str) -> bool {
     ["fn ", "struct ", "enum ", "trait ", "type ", "const ", "mod ", "static "].iter().any(|keyword| {
         text.match_indices(&format!("{keyword}{name}")).any(|(at, found)| {

@@ -1,10 +1,10 @@
-//! Lists the files of the repository, and reads them.
+//! Lists and reads the files of the repository.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The root of the repository.
+/// Returns the root of the repository.
 pub(crate) fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
@@ -12,43 +12,43 @@ pub(crate) fn root() -> PathBuf {
 /// A text file of the repository.
 #[derive(Clone, Debug)]
 pub(crate) struct File {
-    /// From the root, with `/` between parts.
+    /// The path from the root, with `/` between parts.
     pub(crate) path: String,
-    /// All of it.
+    /// The whole text.
     pub(crate) text: String,
 }
 
 impl File {
-    /// A file that exists only in a test.
+    /// Makes a file that exists only in a test.
     pub(crate) fn of(path: &str, text: impl Into<String>) -> Self {
         Self { path: path.to_owned(), text: text.into() }
     }
 
-    /// Whether the name ends in this extension.
+    /// Returns whether the name ends in this extension.
     pub(crate) fn is(&self, extension: &str) -> bool {
         Path::new(&self.path).extension().is_some_and(|found| found == extension)
     }
 }
 
-/// Every text file that git tracks, sorted: not the output of a command, or notes beside the sources. Without
-/// git, as in a packaged crate, every file outside build folders.
+/// Returns every text file that git tracks, sorted. This excludes outputs of commands and notes in the same
+/// folders. Without git, as in a packaged crate, returns every file outside of build folders.
 pub(crate) fn files() -> Vec<File> {
     let paths = paths();
     assert!(paths.iter().any(|path| path == "Cargo.toml"), "the listing of files is broken: {paths:?}");
     paths
         .into_iter()
-        // A file that was deleted but not yet committed is listed and cannot be read; data is not UTF-8.
+        // A file that was deleted but not committed is listed and cannot be read; data files are not UTF-8.
         .filter_map(|path| Some(File { text: fs::read_to_string(root().join(&path)).ok()?, path }))
         .collect()
 }
 
-/// One file that must be there.
+/// Returns one file that must exist.
 pub(crate) fn file(path: &str) -> File {
     let text = fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"));
     File::of(path, text)
 }
 
-/// The names in a folder, sorted.
+/// Returns the names in a folder, sorted.
 pub(crate) fn names(folder: &str) -> Vec<String> {
     let below = |path: &String| {
         let name = path.strip_prefix(folder)?.strip_prefix('/')?.split('/').next()?;
@@ -59,7 +59,7 @@ pub(crate) fn names(folder: &str) -> Vec<String> {
     names
 }
 
-/// The folders of the workspace's members, from the root manifest.
+/// Returns the folders of the workspace's members, from the root manifest.
 pub(crate) fn members() -> Vec<String> {
     let manifest = file("Cargo.toml").text;
     let (_, list) = manifest.split_once("members = [").expect("the root manifest lists its members");
@@ -67,7 +67,7 @@ pub(crate) fn members() -> Vec<String> {
     list.split(',').map(|name| name.trim().trim_matches('"').to_owned()).filter(|n| !n.is_empty()).collect()
 }
 
-/// The paths of all files, sorted.
+/// Returns the paths of all files, sorted.
 fn paths() -> Vec<String> {
     let mut paths = tracked(&root()).unwrap_or_else(walked);
     paths.sort();
@@ -116,7 +116,7 @@ fn both_listings_find_the_same_sources() {
     assert!(missed.is_empty(), "without git these are not read: {missed:?}");
 }
 
-/// `cargo test >test.log` writes into the checkout what no rule is for.
+/// `cargo test >test.log` writes a file into the checkout that no rule should check.
 #[test]
 fn files_that_git_does_not_track_are_not_read() {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("tracked");
@@ -127,7 +127,7 @@ fn files_that_git_does_not_track_are_not_read() {
         status.is_ok_and(|status| status.success())
     };
     if !git(&["init", "--quiet"]) {
-        return println!("SKIPPED: there is no git");
+        return println!("SKIPPED: git is not installed");
     }
     for name in ["a.rs", "test.log", "notes.md"] {
         fs::write(folder.join(name), "").expect("a file can be written");

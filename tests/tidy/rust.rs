@@ -6,12 +6,11 @@ pub(crate) struct Function {
     pub(crate) name: String,
     /// The line of its `fn`, from 1.
     pub(crate) line: usize,
-    /// From that line to the one with the closing brace.
+    /// The number of lines from that line to the closing brace's line.
     pub(crate) lines: usize,
 }
 
-/// The source with all strings, characters and comments turned to blanks.
-/// Lines stay where they are.
+/// Returns the source with all strings, characters and comments replaced by blanks. Lines keep their numbers.
 pub(crate) fn code(source: &str) -> String {
     let chars: Vec<char> = source.chars().collect();
     let mut out = String::with_capacity(source.len());
@@ -25,7 +24,7 @@ pub(crate) fn code(source: &str) -> String {
     out
 }
 
-/// The strings of a source, each with its line, from 1, and without its quotes.
+/// Returns the strings of a source without quotes, each with its line, from 1.
 pub(crate) fn strings(source: &str) -> Vec<(usize, String)> {
     let chars: Vec<char> = source.chars().collect();
     let (mut found, mut at, mut line) = (Vec::new(), 0, 1);
@@ -42,7 +41,7 @@ pub(crate) fn strings(source: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// Where the comment, string or character that starts at `at` ends; `at + 1` if none starts there.
+/// Returns the end of the comment, string or character that starts at `at`; `at + 1` if none starts there.
 fn token_end(chars: &[char], at: usize) -> usize {
     let starts = |text: &str| chars[at..].iter().copied().take(text.len()).eq(text.chars());
     let in_word = at > 0 && is_word(chars[at - 1]);
@@ -84,7 +83,7 @@ fn string_end(chars: &[char], at: usize) -> usize {
     (end + 1).min(chars.len())
 }
 
-/// A character ends at its quote; a lifetime is not a character.
+/// Returns the end of a character at its quote; a lifetime is not a character.
 fn char_end(chars: &[char], at: usize) -> usize {
     match (chars.get(at + 1), chars.get(at + 2)) {
         (Some('\\'), Some(_)) => {
@@ -117,7 +116,7 @@ fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// All functions with bodies in code from [`code`], those inside others included.
+/// Returns all functions with bodies in code from [`code`], including nested functions.
 pub(crate) fn functions(code: &str) -> Vec<Function> {
     let chars: Vec<char> = code.chars().collect();
     let line_of = |at: usize| 1 + chars[..at].iter().filter(|&&c| c == '\n').count();
@@ -128,7 +127,7 @@ pub(crate) fn functions(code: &str) -> Vec<Function> {
             .skip_while(|c| c.is_whitespace())
             .take_while(|&&c| is_word(c) || "$#".contains(c))
             .collect();
-        // A function pointer's type has no name, a required method no body.
+        // A function pointer's type has no name, and a required method has no body.
         if let (false, Some(end)) = (name.is_empty(), body_end(&chars, at)) {
             found.push(Function { name, line: line_of(at), lines: line_of(end) - line_of(at) + 1 });
         }
@@ -136,7 +135,7 @@ pub(crate) fn functions(code: &str) -> Vec<Function> {
     found
 }
 
-/// Where a word stands alone.
+/// Returns the places where a word stands alone.
 fn words(chars: &[char], word: &str) -> Vec<usize> {
     let length = word.chars().count();
     let goes_on_before = |at: usize| at > 0 && is_word(chars[at - 1]);
@@ -147,7 +146,7 @@ fn words(chars: &[char], word: &str) -> Vec<usize> {
         .collect()
 }
 
-/// Where the body of the function that starts at `at` ends, if it has one.
+/// Returns the end of the body of the function that starts at `at`, if it has a body.
 fn body_end(chars: &[char], at: usize) -> Option<usize> {
     let (mut brackets, mut braces) = (0_i32, 0_i32);
     for (index, c) in chars.iter().enumerate().skip(at) {
@@ -168,7 +167,7 @@ fn body_end(chars: &[char], at: usize) -> Option<usize> {
     None
 }
 
-/// The `#[ignore…]` attributes: their lines, and the reason where one is given.
+/// Returns the lines of the `#[ignore…]` attributes, and their reasons if given.
 pub(crate) fn ignores(source: &str) -> Vec<(usize, Option<String>)> {
     let code = code(source);
     let mut found = Vec::new();
@@ -192,7 +191,7 @@ pub(crate) fn ignores(source: &str) -> Vec<(usize, Option<String>)> {
     found
 }
 
-/// Feeds the scanner what scanners trip over.
+/// Feeds the scanner difficult cases.
 mod canary {
     use super::*;
 

@@ -1,6 +1,6 @@
-//! Phrases that the sources and documents do not use: house phrases without an actor, or without a number.
+//! Phrases that the sources and documents must not use, because they hide the actor or the number.
 
-/// Each refused phrase, in lower case, and what to write in its place.
+/// Each refused phrase, in lower case, and its replacement.
 pub(crate) const PHRASES: [(&str, &str); 27] = [
     ("whoever", "name the actor"),
     ("whomever", "name the actor"),
@@ -31,7 +31,8 @@ pub(crate) const PHRASES: [(&str, &str); 27] = [
     ("goes by", "depends on"),
 ];
 
-/// The lines and places in `PHRASES` of the refused phrases of a text, those across two lines included.
+/// Returns the lines of a text's refused phrases, with the phrases' indices in `PHRASES`. Phrases across two
+/// lines count.
 pub(crate) fn refused(text: &str) -> Vec<(usize, usize)> {
     let lines: Vec<String> = text.lines().map(prose).collect();
     let mut found = Vec::new();
@@ -47,7 +48,7 @@ pub(crate) fn refused(text: &str) -> Vec<(usize, usize)> {
     found
 }
 
-/// A line without the marks of comments and lists, in lower case.
+/// Returns a line without the marks of comments and lists, in lower case.
 fn prose(line: &str) -> String {
     line.trim().trim_start_matches(['/', '!', '#', '*', '>', '-']).trim().to_lowercase()
 }

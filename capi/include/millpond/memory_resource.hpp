@@ -1,4 +1,4 @@
-/* A memory resource of millpond for CCCL's concept (cuda::mr), and with it for RAPIDS in C++ and Thrust. */
+/* millpond's memory resources for CCCL's concept (cuda::mr), and so for RAPIDS in C++ and for Thrust. */
 
 #ifndef MILLPOND_MEMORY_RESOURCE_HPP
 #define MILLPOND_MEMORY_RESOURCE_HPP
@@ -14,7 +14,7 @@
 #include <cuda/stream_ref>
 
 static_assert(CCCL_VERSION >= 3002000,
-              "millpond/memory_resource.hpp needs CCCL 3.2 or later: those before have another concept");
+              "millpond/memory_resource.hpp needs CCCL 3.2 or later: earlier versions have another concept");
 
 #include <cstddef>
 #include <new>
@@ -35,7 +35,7 @@ class error : public std::runtime_error {
   millpond_status status_;
 };
 
-/// Memory is out; what() says why, and what would help.
+/// Memory is out; what() gives the reason and advice.
 class out_of_memory : public std::bad_alloc {
  public:
   out_of_memory() : text_(millpond_error_message()) {}
@@ -54,7 +54,7 @@ inline void check(millpond_status status) {
 /// A stack of resources, shared by its copies.
 class memory_resource {
  public:
-  /// Builds a stack from text, as "cuda+pool:initial=1GiB", on a device, as "cuda:0".
+  /// Builds a stack from text, such as "cuda+pool:initial=1GiB", on a device, such as "cuda:0".
   explicit memory_resource(const char* stack, const char* device = nullptr) {
     millpond_device* opened = nullptr;
     check(millpond_device_open(device, &opened));
@@ -63,7 +63,7 @@ class memory_resource {
     check(made);
   }
 
-  /// The default resource of a CUDA device.
+  /// Returns the default resource of a CUDA device.
   static memory_resource per_device(int ordinal) {
     millpond_device* found = nullptr;
     check(millpond_device_find(static_cast<uint32_t>(ordinal), false, &found));
@@ -74,7 +74,7 @@ class memory_resource {
     return memory_resource(handle);
   }
 
-  /// Takes a handle over.
+  /// Takes ownership of a handle.
   explicit memory_resource(millpond_resource* handle) noexcept : handle_(handle) {}
 
   memory_resource(const memory_resource& other) {

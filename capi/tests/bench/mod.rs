@@ -15,14 +15,14 @@ pub(crate) const KIB: u64 = 1 << 10;
 pub(crate) const MIB: u64 = 1 << 20;
 
 pub(crate) fn message() -> String {
-    // SAFETY: the text is the thread's, and is copied at once.
+    // SAFETY: the text belongs to this thread and is copied at once.
     unsafe { CStr::from_ptr(millpond_error_message()) }.to_string_lossy().into_owned()
 }
 
-/// The tables behind `millpond_malloc` are the process's: what one test parks there is seen by all others.
+/// The tables behind `millpond_malloc` belong to the process: every test sees the blocks that one test parks.
 static ALONE: ReentrantMutex<()> = ReentrantMutex::new(());
 
-/// A simulated device of its own, with what looks at it. The tests that have one run one at a time.
+/// A simulated device of its own and a handle to inspect it. Tests with a bench run one at a time.
 pub(crate) struct Bench {
     pub(crate) device: *mut Device,
     pub(crate) sim: Arc<SimDevice>,
@@ -36,7 +36,7 @@ impl Bench {
         // SAFETY: no other code of these tests writes variables, and CUDA reads them later.
         HIDE_CUDA.call_once(|| unsafe { std::env::set_var("CUDA_VISIBLE_DEVICES", "") });
         let mut device = null_mut();
-        // SAFETY: the name is a string, and the result may be written.
+        // SAFETY: the name is a string, and the result is valid for writes.
         let opened = unsafe { millpond_device_open(c"sim:64MiB".as_ptr(), &raw mut device) };
         assert_eq!(opened, Status::Ok);
         // SAFETY: the handle is new.
@@ -47,7 +47,7 @@ impl Bench {
 
     pub(crate) fn resource(&self, stack: &str) -> *mut Resource {
         let (mut resource, stack) = (null_mut(), CString::new(stack).unwrap());
-        // SAFETY: all arguments are as asked for.
+        // SAFETY: all arguments are valid.
         let made = unsafe { millpond_resource_new(self.device, stack.as_ptr(), &raw mut resource) };
         assert_eq!(made, Status::Ok, "{}", message());
         resource
@@ -55,7 +55,7 @@ impl Bench {
 
     pub(crate) fn stream(&self) -> *mut c_void {
         let mut stream = null_mut();
-        // SAFETY: all arguments are as asked for.
+        // SAFETY: all arguments are valid.
         assert_eq!(unsafe { millpond_stream_create(self.device, true, &raw mut stream) }, Status::Ok);
         stream
     }
@@ -63,7 +63,7 @@ impl Bench {
 
 impl Drop for Bench {
     fn drop(&mut self) {
-        // SAFETY: the handle ends here.
+        // SAFETY: the handle is not used again.
         unsafe { millpond_device_free(self.device) };
     }
 }

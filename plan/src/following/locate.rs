@@ -1,54 +1,54 @@
-//! Where in the plan the program is.
+//! The program's position in the plan.
 
 use millpond_core::StreamId;
 
 use crate::slots::{GRAM, Slots};
 
-/// How far ahead of its position a request is looked for after the program left something out.
+/// How many positions ahead a request is searched for after the program skipped some.
 const WINDOW: u32 = 8;
 
-/// The requests in a row without a position in the plan after which the program is elsewhere.
+/// After this many requests in a row without a position, the program is elsewhere.
 const LOST: u32 = GRAM as u32;
 
-/// The requests in a row after which a plan begins although those before did not fit. Fewer may fit by
-/// chance, and its memory is much.
+/// After this many fitting requests in a row, a plan begins even if earlier requests did not fit. Fewer may
+/// fit by chance, and a plan takes much memory.
 const LATE_FITS: u32 = 64;
 
-/// The position of the next expected request, and how well the last ones fitted.
+/// The position of the next expected request, and how well the last requests fitted.
 #[derive(Debug)]
 pub(super) struct Position {
     next: u32,
-    /// The requests in a row that must fit before slots are handed out; 0 once they are.
+    /// The number of requests in a row that must fit before the plan serves slots; 0 after they did.
     awaited_fits: u32,
     /// The last requests, up to the last one that did not fit.
     recent: [(u64, StreamId); GRAM],
-    /// The requests since then, each of which fitted.
+    /// The number of requests since then. Each of them fitted.
     fits: u32,
-    /// The requests in a row that did not fit.
+    /// The number of requests in a row that did not fit.
     slips: u32,
 }
 
 impl Position {
-    /// Before the first request.
+    /// Returns the position before the first request.
     pub(super) fn new(slots: &Slots) -> Self {
-        // Those before the first one that has a slot, and that one.
+        // The requests before the first one that has a slot, and that one.
         let lead = (0..slots.length()).take_while(|at| !slots.is_placed(*at)).count() as u32;
         let awaited_fits = (lead + 1).min(GRAM as u32);
         Self { next: 0, awaited_fits, recent: [(0, StreamId::LEGACY); GRAM], fits: 0, slips: 0 }
     }
 
-    /// Whether slots are handed out.
+    /// Returns whether the plan serves slots.
     pub(super) fn is_begun(&self) -> bool {
         self.awaited_fits == 0
     }
 
-    /// Whether the program may be in another part than the plan.
+    /// Returns whether the program may have left the plan's position.
     pub(super) fn is_lost(&self) -> bool {
         self.slips >= LOST
     }
 
-    /// Returns the position of a request, which the program may have reached in another order; `None` for a
-    /// request that the plan does not know.
+    /// Returns the position of a request, which the program may have reached in another order; `None` if the
+    /// plan does not know the request.
     pub(super) fn locate(&mut self, slots: &mut Slots, bytes: u64, stream: StreamId) -> Option<u32> {
         let is_expected = slots.has(self.next, bytes, stream) || slots.name_stream(self.next, bytes, stream);
         if !is_expected {
@@ -77,13 +77,13 @@ impl Position {
             return Some(self.skip_to(slots, found));
         }
         let slot = slots.at(self.next);
-        // A smaller request in the place of the expected one, after one that fitted. The first one of
-        // another program would keep the lane for as long as its block lives.
+        // A smaller request may take the place of the expected one, but only after a request that fitted. The
+        // first request of another program would keep the lane as long as its block lives.
         let may_differ = self.slips == 1 && self.next != 0 && slots.stream_at(self.next) == Some(stream);
         if may_differ && bytes < slot.bytes && bytes >= slot.bytes / 2 {
             return Some(self.advance(slots, self.next));
         }
-        // After some that were left out.
+        // The program may have skipped some requests.
         if self.slips < 2 {
             return None;
         }
@@ -93,7 +93,7 @@ impl Position {
         found.map(|found| self.skip_to(slots, found))
     }
 
-    /// Adds a request that does not fit to the recent ones, after those before it that did.
+    /// Adds a request that does not fit to the recent ones, after the fitting requests before it.
     fn note_misfit(&mut self, slots: &Slots, bytes: u64, stream: StreamId) {
         if self.awaited_fits > 0 {
             self.awaited_fits = LATE_FITS;
@@ -111,12 +111,12 @@ impl Position {
         self.fits = 0;
     }
 
-    /// Moves to a position further on. The slots in between pass their bytes on where they can.
+    /// Moves to a position further on. The skipped slots pass their bytes on if they can.
     fn skip_to(&mut self, slots: &mut Slots, found: u32) -> u32 {
         self.slips = 0;
         let length = slots.length();
         let left_out = (found + length - self.next) % length;
-        // A position that is rather behind than ahead leaves nothing out.
+        // If the position is more likely behind than ahead, nothing was skipped.
         if self.is_begun() && left_out <= length / 2 {
             (0..left_out).for_each(|step| slots.pass_over((self.next + step) % length));
         }

@@ -1,4 +1,4 @@
-//! A plan in use: where in it the program is, and the memory of each stream.
+//! A plan in use: the program's position in it, and the memory of each stream.
 
 mod locate;
 mod window;
@@ -16,48 +16,50 @@ use crate::slots::Slots;
 
 pub(crate) use crate::following::window::Verdict;
 
-/// Slots catch up once in this part of a pass at most, as that looks at all of them.
+/// Slots catch up at most once in this fraction of a pass, because that looks at all of them.
 const CATCH_UP_SHARE: u32 = 4;
 
-/// The program may take this part of the plan's bytes above what the log says, for what differs from it.
+/// The program may exceed the log's bytes by this fraction of the plan's bytes, because it may differ from
+/// the log.
 const SPARE_SHARE: u64 = 16;
 
-/// A plan ends when it keeps more than this part of its bytes from streams without a lane.
+/// A plan ends when it keeps more than this fraction of its bytes from streams without a lane.
 const CROWDED_SHARE: u64 = 16;
 
-/// A mistake that tests must find.
+/// A mistake that the tests must find.
 #[cfg(test)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Mistake {
-    /// Slots are handed out whatever they hold.
+    /// Slots are handed out even if they hold a block.
     Unchecked,
     /// A slot is free for its stream as soon as its block was freed on any stream.
     TooEarly,
-    /// Slots are handed out whatever guests lie there.
+    /// Slots are handed out even if guests lie there.
     OverGuests,
-    /// A lane without blocks goes back on any stream, whatever work it has.
+    /// A lane without blocks goes back on any stream, even if it has unfinished work.
     LeavesEarly,
 }
 
-/// A plan that the program follows, or that has yet to give its memory back.
+/// A plan that the program follows, or that still has to give its memory back.
 #[derive(Debug)]
 pub(crate) struct Following {
     /// The hash of the log that the plan was made from.
     pub(crate) log: String,
     pub(crate) slots: Slots,
-    /// One for each stream of the plan.
+    /// The lanes, one for each stream of the plan.
     pub(crate) lanes: Vec<Lane>,
     /// The bytes of all lanes.
     pub(crate) bytes: u64,
-    /// The bytes that allocations without a slot have in use at a time, at most.
+    /// The most bytes that allocations without a slot have in use at a time.
     beside: u64,
-    /// The most bytes that the plan and upstream may have in use together, once its first memory is taken.
+    /// The most bytes that the plan and upstream may have in use together, known after the plan first takes
+    /// memory.
     pub(crate) limit_bytes: Option<u64>,
     position: Position,
     window: Window,
-    /// The requests since slots caught up.
+    /// How many requests were made since slots caught up.
     since_catching_up: u32,
-    /// The mistake that tests must find.
+    /// The mistake that the tests must find.
     #[cfg(test)]
     pub(crate) mistake: Option<Mistake>,
 }
@@ -80,7 +82,7 @@ impl Following {
         }
     }
 
-    /// Returns the position of a request in the plan; `None` for one that the plan does not know.
+    /// Returns the position of a request in the plan; `None` if the plan does not know the request.
     #[inline]
     pub(crate) fn locate(&mut self, bytes: u64, stream: StreamId) -> Option<u32> {
         let at = self.position.locate(&mut self.slots, bytes, stream);
@@ -90,12 +92,12 @@ impl Following {
         at
     }
 
-    /// Whether slots are handed out.
+    /// Returns whether the plan serves slots.
     pub(crate) fn is_begun(&self) -> bool {
         self.position.is_begun()
     }
 
-    /// Whether the program may be in another part than the plan.
+    /// Returns whether the program may have left the plan's position.
     pub(crate) fn is_lost(&self) -> bool {
         self.position.is_lost()
     }
@@ -111,7 +113,7 @@ impl Following {
         self.lanes[lane].base.is_some().then_some(lane)
     }
 
-    /// Returns the lane that an address lies in, and its distance from the start of that.
+    /// Returns the lane that an address lies in, and its distance from the lane's start.
     pub(crate) fn lane_at(&self, ptr: DevicePtr) -> Option<(usize, u64)> {
         let mut lanes = self.lanes.iter().enumerate();
         lanes.find_map(|(number, lane)| Some((number, lane.offset_of(ptr)?)))
@@ -122,7 +124,7 @@ impl Following {
         self.bytes - self.held().0
     }
 
-    /// Returns the bytes taken from upstream, and those of them in lanes without blocks.
+    /// Returns the bytes taken from upstream, and how many of them are in lanes without blocks.
     pub(crate) fn held(&self) -> (u64, u64) {
         self.lanes.iter().fold((0, 0), |(all, idle), lane| {
             let held = lane.held_bytes();
@@ -130,8 +132,8 @@ impl Following {
         })
     }
 
-    /// Sets the limit when the first lane is taken: no one knows what the program takes without the plan, but
-    /// the log says what it takes with it.
+    /// Sets the limit when the first lane is taken. The log tells how much the program takes with the plan;
+    /// how much it takes without one is unknown.
     pub(crate) fn set_limit(&mut self, in_use_bytes: u64) {
         if self.limit_bytes.is_none() {
             let spare = self.beside.saturating_add(self.bytes / SPARE_SHARE);
@@ -139,7 +141,7 @@ impl Following {
         }
     }
 
-    /// Counts a request, and says at the end of a window whether the plan is worth keeping.
+    /// Counts a request. At the end of a window, decides whether the plan is worth keeping.
     #[inline]
     pub(crate) fn judge(&mut self, is_miss: bool, bytes: u64) -> Verdict {
         self.since_catching_up = self.since_catching_up.saturating_add(1);
@@ -151,13 +153,14 @@ impl Following {
         }
     }
 
-    /// Counts bytes that upstream serves, or gets back.
+    /// Counts bytes that upstream serves or gets back.
     #[inline]
     pub(crate) fn count_beside(&mut self, bytes: i64) {
         self.window.count_beside(bytes);
     }
 
-    /// How much more upstream served at most in this window and the one before than now, in bytes.
+    /// Returns how many bytes upstream served at its highest in this window and the last one, minus the bytes
+    /// it serves now.
     pub(crate) fn most_beside(&self) -> u64 {
         self.window.most_beside()
     }
@@ -168,7 +171,7 @@ impl Following {
         self.window.count_crowded(bytes) > self.bytes / CROWDED_SHARE
     }
 
-    /// Hands out a slot, unless a block has some of its bytes, or its lane has no memory.
+    /// Hands out a slot, unless a block has some of its bytes or its lane has no memory.
     pub(crate) fn claim(&mut self, at: u32, bytes: u64) -> Option<DevicePtr> {
         let slot = *self.slots.at(at);
         let lane = &mut self.lanes[slot.stream as usize];
@@ -195,15 +198,16 @@ impl Following {
         Some(base.offset(slot.offset))
     }
 
-    /// Leaves out the slot of a request that did not get it.
+    /// Skips the slot of a request that did not get it.
     pub(crate) fn leave_out(&mut self, at: u32) {
         if self.lane_of(at).is_some_and(|lane| self.lanes[lane].base.is_some()) {
             self.slots.pass_over(at);
         }
     }
 
-    /// Serves a request that has no slot from a gap of a lane for its stream: from the bytes of the slot
-    /// that it would have (`at`), if they are free. `bytes` is the request, `rounded` a multiple of 256.
+    /// Serves a request that has no slot from a gap of a lane for its stream. It uses the bytes of the slot
+    /// that the request would have (`at`), if they are free. `bytes` is the request, `rounded` is a multiple
+    /// of 256.
     pub(crate) fn claim_gap(
         &mut self,
         lane: usize,
@@ -221,7 +225,7 @@ impl Following {
         Some(base.offset(offset))
     }
 
-    /// The guests of a lane, which may have some from now on.
+    /// Returns the guests of a lane, which may have guests from now on.
     fn guests(&mut self, lane: usize) -> &mut Guests {
         let Lane { guests, bytes, .. } = &mut self.lanes[lane];
         guests.get_or_insert_with(|| {
@@ -230,7 +234,7 @@ impl Following {
         })
     }
 
-    /// Goes back to the counters of slots alone where no guest is left. A pass begins.
+    /// If no guest is left, goes back to the slots' counters alone. A pass begins.
     fn forget_gaps(&mut self) {
         for lane in &mut self.lanes {
             if lane.guests.is_some() && !lane.has_guests() {
@@ -239,7 +243,7 @@ impl Following {
         }
     }
 
-    /// Returns what is at an offset of a lane if a block starts there, and the bytes that were asked for.
+    /// Returns the kind of block that starts at an offset of a lane, and its requested bytes.
     pub(crate) fn block_at(&self, lane: usize, offset: u64) -> Option<(Bytes, u64)> {
         let guests = self.lanes[lane].guests.as_ref();
         if let Some(&(requested, bytes)) = guests.and_then(|guests| guests.blocks.get(&offset)) {
@@ -248,8 +252,8 @@ impl Following {
         self.slots.block_at(lane, offset).map(|(at, requested)| (Bytes::Slot(at), requested))
     }
 
-    /// Takes the block at an offset of a lane back, in the order of `stream`. Returns the number of the mark
-    /// of that stream behind which the bytes are free, if it is not the lane's.
+    /// Frees the block at an offset of a lane in the order of `stream`. If `stream` is not the lane's,
+    /// returns the number of a mark: the bytes are free after that mark.
     pub(crate) fn free(
         &mut self,
         (lane, offset): (usize, u64),
@@ -298,7 +302,7 @@ impl Following {
         }
     }
 
-    /// The questions about the blocks of the stream's lane that were freed on other streams.
+    /// Returns the questions about blocks of the stream's lane that were freed on other streams.
     pub(crate) fn ask_foreign(&self, stream: StreamId, marks: &mut Marks) -> Vec<Question> {
         let mut questions = Vec::new();
         let lane = self.lane_for(stream).map(|lane| &self.lanes[lane]);
@@ -314,7 +318,7 @@ impl Following {
         }
     }
 
-    /// The questions about all work that lanes without blocks wait for.
+    /// Returns the questions about all work that lanes without blocks wait for.
     pub(crate) fn ask_idle(&mut self, marks: &mut Marks) -> Vec<Question> {
         self.mark_idle(marks);
         let mut questions = Vec::new();
@@ -327,7 +331,7 @@ impl Following {
         self.lanes.iter_mut().find_map(|lane| lane.find_mark(number))
     }
 
-    /// Ends the waits for all work whose marks `is_done` names.
+    /// Ends the waits for work whose marks `is_done` accepts.
     pub(crate) fn end_waits(&mut self, marks: &mut Marks, is_done: impl Fn(u64) -> bool) {
         for lane in 0..self.lanes.len() {
             for what in self.lanes[lane].end_waits(marks, &is_done) {
@@ -336,8 +340,8 @@ impl Following {
         }
     }
 
-    /// Takes the memory of a lane without blocks out of it, for a caller whose stream is `stream`. The caller
-    /// gives it back to upstream on that stream.
+    /// Takes the memory out of a lane without blocks, for a caller whose stream is `stream`. The caller gives
+    /// it back to upstream on that stream.
     pub(crate) fn take_idle(
         &mut self,
         lane: usize,

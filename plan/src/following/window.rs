@@ -1,39 +1,39 @@
-//! Whether the program follows its plan.
+//! Checks whether the program follows its plan.
 
 /// The fewest requests over which a plan is judged.
 const LEAST_REQUESTS: u32 = 64;
 
-/// The most requests over which a plan is judged before it begins: it may be that of a whole log.
+/// The most requests over which a plan is judged before it begins: a plan may cover a whole log.
 const MOST_BEFORE_BEGIN: u32 = 1024;
 
-/// What became of a plan at the end of a window of requests.
+/// The verdict on a plan at the end of a window of requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Verdict {
     Good,
-    /// The plan serves, so that upstream needs no more than in this window. Said after 1, 2, 4 and so on good
-    /// windows, since the device may have work yet.
+    /// The plan serves, so upstream needs no more than in this window. Reported after 1, 2, 4 and so on good
+    /// windows, because the device may still have work.
     Steady,
     /// The program does not follow the plan.
     Left,
 }
 
-/// The requests of a pass over the plan, or of 64 if it is shorter.
+/// The requests of one pass over the plan, at least 64.
 #[derive(Debug, Default)]
 pub(super) struct Window {
-    /// The requests of the present window, and those of them that found no slot.
+    /// The number of requests in the present window, and how many of them found no slot.
     requests: (u32, u32),
-    /// Their bytes.
+    /// The bytes of these two groups.
     bytes: (u64, u64),
-    /// The bad windows in a row.
+    /// The number of bad windows in a row.
     bad: u32,
-    /// The good windows so far.
+    /// The number of good windows so far.
     good: u32,
-    /// The bytes that upstream serves beside the plan, over those at the begin; the most of them in the
-    /// present window, and in the one before.
+    /// The bytes that upstream serves outside the plan, above those at the begin; their highest value in the
+    /// present window, and in the last one.
     beside: i64,
     most_beside: i64,
     most_beside_before: i64,
-    /// The bytes of this window's requests on streams without a lane for which upstream had no room.
+    /// The bytes of this window's requests on streams without a lane that upstream had no room for.
     crowded_bytes: u64,
 }
 
@@ -51,9 +51,9 @@ impl Window {
         self.requests.0 >= length.clamp(LEAST_REQUESTS, most)
     }
 
-    /// Ends the window, and says whether the plan is worth keeping: not after two windows in a row in which
-    /// more than a quarter of the requests, or of their bytes, found no slot, or in which the plan had not
-    /// begun.
+    /// Ends the window, and decides whether the plan is worth keeping. It is not after two bad windows in a
+    /// row. A window is bad if the plan had not begun, or if more than a quarter of the requests, or of their
+    /// bytes, found no slot.
     pub(super) fn end(&mut self, is_begun: bool) -> Verdict {
         let (requests, misses) = std::mem::take(&mut self.requests);
         let (bytes, missed_bytes) = std::mem::take(&mut self.bytes);
@@ -69,20 +69,21 @@ impl Window {
         }
     }
 
-    /// Counts bytes that upstream serves, or gets back.
+    /// Counts bytes that upstream serves or gets back.
     #[inline]
     pub(super) fn count_beside(&mut self, bytes: i64) {
         self.beside += bytes;
         self.most_beside = self.most_beside.max(self.beside);
     }
 
-    /// How much more upstream served at most in this window and the one before than now, in bytes.
+    /// Returns how many bytes upstream served at its highest in this window and the last one, minus the bytes
+    /// it serves now.
     pub(super) fn most_beside(&self) -> u64 {
         (self.most_beside.max(self.most_beside_before) - self.beside).max(0) as u64
     }
 
-    /// Counts bytes for which upstream has no room, of a request on a stream without a lane; returns those of
-    /// the window.
+    /// Counts the bytes of a request on a stream without a lane that upstream has no room for; returns the
+    /// window's sum.
     pub(super) fn count_crowded(&mut self, bytes: u64) -> u64 {
         self.crowded_bytes = self.crowded_bytes.saturating_add(bytes);
         self.crowded_bytes

@@ -1,3 +1,3 @@
-//! Tests of the layer's page of documentation.
+//! Tests the layer's documentation page.
 
 mod layer_docs;

@@ -1,4 +1,4 @@
-//! minimalloc's CSV: what is read, what is written, and what is refused with its line.
+//! Tests minimalloc's CSV: reading, writing, and errors with their line.
 
 use millpond_planning::{Block, MinimallocCsv, Problem};
 
@@ -34,7 +34,7 @@ fn an_offset_is_replaced() {
     assert_eq!(csv.with_offsets(&[12]), "id,lower,upper,size,hint,offset\na,0,5,1,-1,12\n");
 }
 
-/// As csv writes it.
+/// The csv crate writes such fields.
 #[test]
 fn a_field_in_quotes_may_have_commas() {
     let csv = MinimallocCsv::parse("id,lower,upper,size\n\"a, \"\"b\"\"\",0,5,1\n").unwrap();
@@ -57,18 +57,18 @@ fn mistakes_are_named_with_their_line() {
     let cases = [
         ("", "line 1: the file is empty; its first line names the columns"),
         ("id,lower,upper\n", "line 1: the column `size` is missing"),
-        ("id,lower,upper,size,color\n", "line 1: the column `color` is not known"),
-        ("id,lower,upper,size,end\n", "line 1: the column `end` is there twice"),
+        ("id,lower,upper,size,color\n", "line 1: unknown column `color`"),
+        ("id,lower,upper,size,end\n", "line 1: the column `end` appears twice"),
         ("id,lower,upper,size\na,0,1\n", "line 2: 3 fields for 4 columns"),
         (
             "id,lower,upper,size\na,0,1,2\n\nb,x,1,2\n",
-            "line 4: `x` in column `lower` is no whole number of 64 bits",
+            "line 4: `x` in column `lower` is not a 64-bit whole number",
         ),
         (
             "id,lower,upper,size\r\na,0,1,2\r\n\r\nb,x,1,2",
-            "line 4: `x` in column `lower` is no whole number of 64 bits",
+            "line 4: `x` in column `lower` is not a 64-bit whole number",
         ),
-        ("id,lower,upper,size\na,5,5,2\n", "line 2: the buffer begins at 5 and ends at 5, not later"),
+        ("id,lower,upper,size\na,5,5,2\n", "line 2: the buffer begins at 5 but ends at 5, not later"),
         ("id,lower,end,size\na,5,18446744073709551615,2\n", "line 2: `end` exceeds 64 bits"),
         ("id,lower,upper,size,alignment\na,0,1,2,0\n", "line 2: the alignment is 0; use 1 for none"),
         (

@@ -1,4 +1,4 @@
-//! Tests of plans against an exhaustive search, bounds, and files of minimalloc.
+//! Tests plans against an exhaustive search, bounds, and files of minimalloc.
 
 mod csv;
 mod minimalloc;

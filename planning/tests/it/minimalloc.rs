@@ -1,4 +1,4 @@
-//! Places minimalloc's hard problems into the capacity that each of them fits into.
+//! Places minimalloc's hard problems into the capacity that each fits into.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,7 +12,7 @@ fn fits_from_a_file(name: &str) {
     let problem = MinimallocCsv::parse(&std::fs::read_to_string(path).unwrap()).unwrap().problem().unwrap();
     assert!(problem.blocks().len() >= 150, "{} blocks", problem.blocks().len());
     assert!(bounds(&problem).bytes <= CAPACITY);
-    // The rounds end the search, whatever the machine.
+    // The rounds end the search, on any machine.
     let options = Options { time: Duration::from_secs(3600), ..Options::default() };
     let Fit::Fits(plan) = fits(&problem, CAPACITY, &options) else { panic!("no placement was found") };
     let height = validate(&problem, &plan.offsets).unwrap();

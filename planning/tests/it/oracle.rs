@@ -1,11 +1,11 @@
-//! Random problems against oracles that try everything, and against each other.
+//! Tests random problems against exhaustive oracles, and against each other.
 
 use std::time::Duration;
 
 use millpond_planning::{Block, Fit, Invalid, Options, Order, Problem, bounds, fits, plan, validate};
 use proptest::prelude::*;
 
-/// Enough for tiny problems, and the same on every machine.
+/// Returns options that are enough for tiny problems, with the same result on every machine.
 fn options() -> Options {
     Options { time: Duration::from_secs(600), rounds: 4, seed: 1, threads: 2 }
 }
@@ -27,7 +27,7 @@ fn orders(count: usize, positions: u64, streams: u64) -> impl Strategy<Value = V
     let order = (0..positions, 0..positions, 0..streams, 0..streams, 0..4u8);
     prop::collection::vec(order, 0..=count).prop_map(|orders| {
         let of = |(index, (first, second, from, to, kind)): (usize, (u64, u64, u64, u64, u8))| {
-            // Positions of orders differ: the sequence of equal ones would decide.
+            // The orders have different positions: among equal positions, the sequence would decide.
             let at = |position: u64| position * 64 + 2 * index as u64;
             match kind {
                 0 => Order::Device { at: at(first) },
@@ -54,8 +54,8 @@ fn stream_safe() -> impl Strategy<Value = Problem> {
     })
 }
 
-/// The first position from which each stream is ordered after a free, by trying all orders until none tells
-/// more.
+/// Returns the first position from which the stream is ordered after a free: repeats all orders until none
+/// adds knowledge.
 fn ready(problem: &Problem, freed: &Block, stream: u64) -> u64 {
     let streams = 8;
     let mut ready = vec![u64::MAX; streams];
@@ -94,7 +94,7 @@ fn taken(problem: &Problem, block: &Block) -> u64 {
     block.size.next_multiple_of(problem.alignment())
 }
 
-/// The least height of all: each order of dropping blocks onto each other is tried.
+/// Finds the least height of all by trying each order of dropping blocks onto each other.
 fn least(problem: &Problem, placed: &mut Vec<(usize, u64)>, height: u64, best: &mut u64) {
     if height >= *best {
         return;
@@ -117,7 +117,7 @@ fn least(problem: &Problem, placed: &mut Vec<(usize, u64)>, height: u64, best: &
     }
 }
 
-/// Each pair of blocks, one by one.
+/// Checks each pair of blocks, one by one.
 fn is_placement(problem: &Problem, offsets: &[u64]) -> bool {
     let blocks = problem.blocks();
     let shares = |a: usize, b: usize| {
@@ -198,7 +198,7 @@ proptest! {
     fn a_placement_that_overlaps_by_a_byte_is_caught(blocks in blocks(40, 20, 1), pick: prop::sample::Index) {
         let problem = Problem::new(blocks, 1).unwrap();
         let mut plan = plan(&problem, &options());
-        // A block that lies right on top of one that is live with it.
+        // A block that lies directly on top of a block that is live with it.
         let lies_on_another = |&index: &usize| {
             let block = &problem.blocks()[index];
             problem.blocks().iter().zip(&plan.offsets).any(|(below, offset)| {
@@ -214,7 +214,8 @@ proptest! {
     }
 }
 
-/// A rectangle cut into blocks: its height is reached by the cut itself, and no less is possible.
+/// Cuts a rectangle into blocks. The cut itself reaches the rectangle's height, and no lower height is
+/// possible.
 fn cut(random: &mut impl FnMut(u64) -> u64, area: [u64; 4], pieces: usize, blocks: &mut Vec<Block>) {
     let [birth, death, low, high] = area;
     if pieces == 1 || death - birth < 2 || high - low < 2 {
@@ -267,7 +268,7 @@ fn streams_without_orders_lie_one_above_the_other() {
     let blocks = vec![of(0, 2, 100, 1), of(2, 4, 60, 1), of(4, 6, 30, 2), of(5, 6, 50, 2)];
     let plan = plan(&Problem::stream_safe(blocks.clone(), 1, Vec::new()).unwrap(), &options());
     assert_eq!((plan.height, plan.bound, plan.bounds.host_order), (180, 180, 100));
-    // The second stream waits for what the first one did before 3: it may take what was freed at 2.
+    // The second stream waits for the first stream's work before 3, so it may take the block freed at 2.
     let event = Order::Event { recorded: 3, waited: 3, from: 1, to: 2 };
     let problem = Problem::stream_safe(blocks, 1, vec![event]).unwrap();
     let plan = millpond_planning::plan(&problem, &options());
@@ -284,7 +285,7 @@ fn a_million_blocks_of_a_training_loop_reach_the_bound() {
     assert!(plan.is_optimal(), "{}", plan.ratio());
 }
 
-/// Positions are any 64 bits, whatever the search counts by them.
+/// Positions may be any 64-bit numbers, whatever the search uses them for.
 #[test]
 fn one_stream_with_orders_is_placed_at_any_positions() {
     let rows = [(5, 8, 4), (3, 7, 1), (4, 7, 2), (3, 5, 3), (0, 3, 4), (7, 8, 4), (2, 4, 4)];

@@ -1,4 +1,4 @@
-//! Plans of programs as text: round trips, and what is refused.
+//! Tests plans of programs as text: round trips and refusals.
 
 use std::io::{self, BufReader, Read};
 
@@ -57,7 +57,7 @@ fn a_plan_is_written_as_it_is_read() {
 }
 
 fn refusal(text: &[u8]) -> String {
-    ProgramPlan::read(text).expect_err("it is no plan").to_string()
+    ProgramPlan::read(text).expect_err("the text is not a plan").to_string()
 }
 
 #[test]
@@ -68,42 +68,42 @@ fn a_wrong_line_is_named_with_the_reason() {
         refusal((lines.join("\n") + "\n").as_bytes())
     };
     let cases = [
-        (1, "id,lower,upper,size", "line 1: this is no plan; its first line would be `millpond plan 1`"),
-        (1, "millpond plan 12", "line 1: version 12 of plans is not known, but 1"),
-        (2, "hash 1", "line 2: it should begin with `log `"),
+        (1, "id,lower,upper,size", "line 1: this is not a plan; a plan begins with `millpond plan 1`"),
+        (1, "millpond plan 12", "line 1: unknown plan version 12; this millpond reads 1"),
+        (2, "hash 1", "line 2: the line should begin with `log `"),
         (
             2,
             "log sha256:A7",
-            "line 2: `sha256:A7` is no hash; it would be `sha256:` and 64 hexadecimal digits",
+            "line 2: `sha256:A7` is not a hash; a hash is `sha256:` and 64 hexadecimal digits",
         ),
-        (3, "alignment -1", "line 3: `-1` is no whole number of 64 bits"),
+        (3, "alignment -1", "line 3: `-1` is not a 64-bit whole number"),
         (3, "alignment 0", "the alignment is 0; use 1 for none"),
-        (4, "streams 257", "line 4: 257 streams are over 256, the most of a plan"),
-        (4, "streams 1", "line 6: it should begin with `bound `"),
-        (4, "streams 3", "line 7: it should begin with `lane `"),
-        (5, "lane 18446744073709551615", "line 8: the ratio is 1.14286, and the lanes over the bound are"),
-        (7, "bound 01792", "line 7: `01792` is no whole number of 64 bits"),
-        (7, "bound +1792", "line 7: `+1792` is no whole number of 64 bits"),
-        (8, "ratio 1", "line 8: the ratio is 1, and the lanes over the bound are 1.14286"),
+        (4, "streams 257", "line 4: 257 streams exceed the limit of 256"),
+        (4, "streams 1", "line 6: the line should begin with `bound `"),
+        (4, "streams 3", "line 7: the line should begin with `lane `"),
+        (5, "lane 18446744073709551615", "line 8: the ratio is 1.14286, but lanes divided by bound are"),
+        (7, "bound 01792", "line 7: `01792` is not a 64-bit whole number"),
+        (7, "bound +1792", "line 7: `+1792` is not a 64-bit whole number"),
+        (8, "ratio 1", "line 8: the ratio is 1, but lanes divided by bound are 1.14286"),
         (10, "allocations 6", "line 17: the file ends after 5 of 6 allocations"),
         (10, "allocations 4", "line 16: the file goes on after its 4 allocations"),
-        (10, "allocations 1048577", "line 10: 1048577 allocations are over 1048576, the most of a plan"),
-        (11, "bytes stream", "line 11: it should be `bytes stream life offset`"),
+        (10, "allocations 1048577", "line 10: 1048577 allocations exceed the limit of 1048576"),
+        (11, "bytes stream", "line 11: the line should be `bytes stream life offset`"),
         (12, "1024 0 2", "line 12: 3 words for the 4 columns `bytes stream life offset`"),
-        (12, "1024 0 - 0", "line 12: life and offset are both `-`, or none of them is"),
-        (12, "1024 0 0 0", "line 12: a life is at least 1 and has 32 bits"),
-        (12, "1024 0 4294967296 0", "line 12: a life is at least 1 and has 32 bits"),
-        (12, "1024 0 6 0", "line 12: it lives for 6 allocations, more than there are"),
-        (12, "1024 x 2 0", "line 12: `x` is no whole number of 64 bits"),
-        (12, "1024 1 2 0", "line 12: stream 1 comes before stream 0; they are numbered as they come"),
-        (12, "1024 2 2 0", "line 12: there is no stream 2, but 2 from 0 on"),
-        (12, "1000 0 2 0", "line 12: 1000 bytes are no multiple of the alignment 256, or none"),
-        (12, "0 0 2 0", "line 12: 0 bytes are no multiple of the alignment 256, or none"),
-        (12, "1024 0 2 128", "line 12: the offset 128 is no multiple of the alignment 256"),
+        (12, "1024 0 - 0", "line 12: life and offset must both be `-`, or neither"),
+        (12, "1024 0 0 0", "line 12: a life must be at least 1 and fit into 32 bits"),
+        (12, "1024 0 4294967296 0", "line 12: a life must be at least 1 and fit into 32 bits"),
+        (12, "1024 0 6 0", "line 12: it lives for 6 allocations, more than the plan has"),
+        (12, "1024 x 2 0", "line 12: `x` is not a 64-bit whole number"),
+        (12, "1024 1 2 0", "line 12: stream 1 comes before stream 0; number streams by first use"),
+        (12, "1024 2 2 0", "line 12: there is no stream 2; the 2 streams are numbered from 0"),
+        (12, "1000 0 2 0", "line 12: 1000 bytes are not a positive multiple of the alignment 256"),
+        (12, "0 0 2 0", "line 12: 0 bytes are not a positive multiple of the alignment 256"),
+        (12, "1024 0 2 128", "line 12: the offset 128 is not a multiple of the alignment 256"),
         (12, "1024 0 2 768", "line 12: 1024 bytes at 768 end outside of its lane of 1536 bytes"),
         (12, "1024 0 2 18446744073709551360", "line 12: 1024 bytes at 18446744073709551360 end outside"),
-        (13, "512 0 1 768", "line 13: it shares bytes with allocation 1, which is in use then"),
-        (16, "512 0 5 0", "line 16: it shares bytes with allocation 1, which is in use then"),
+        (13, "512 0 1 768", "line 13: it shares bytes with allocation 1, which is in use at the time"),
+        (16, "512 0 5 0", "line 16: it shares bytes with allocation 1, which is in use at the time"),
         (15, "512 0 1 0", "stream 1 has no allocation"),
     ];
     for (line, new, why) in cases {
@@ -114,11 +114,11 @@ fn a_wrong_line_is_named_with_the_reason() {
 
 #[test]
 fn what_is_no_text_or_has_no_end_is_refused() {
-    assert_eq!(refusal(b""), "line 1: this is no plan; its first line would be `millpond plan 1`");
+    assert_eq!(refusal(b""), "line 1: this is not a plan; a plan begins with `millpond plan 1`");
     assert_eq!(refusal(b"millpond plan 1"), "line 1: the file is cut short here");
     assert_eq!(refusal(b"millpond plan 1\n"), "line 2: the file ends before its line `log`");
-    assert_eq!(refusal(b"millpond plan 1\nlog \xff\n"), "line 2: it is no text");
-    // A row without its end may have lost digits.
+    assert_eq!(refusal(b"millpond plan 1\nlog \xff\n"), "line 2: the line is not UTF-8 text");
+    // A row without its line end may have lost digits.
     assert_eq!(refusal(TEXT.trim_end().as_bytes()), "line 16: the file is cut short here");
     let nothing = TEXT.replace(" 2 0\n", " - -\n").replace(" 1 0\n", " - -\n").replace(" 1 1024\n", " - -\n");
     assert_eq!(refusal(nothing.as_bytes()), "no allocation has a slot");
@@ -126,7 +126,7 @@ fn what_is_no_text_or_has_no_end_is_refused() {
 
 #[test]
 fn endless_lines_and_files_are_not_read_to_their_end() {
-    /// Counts what is read.
+    /// Counts the bytes that are read.
     struct Counted<R>(R, u64);
     impl<R: Read> Read for Counted<R> {
         fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
@@ -137,7 +137,7 @@ fn endless_lines_and_files_are_not_read_to_their_end() {
     }
     let mut endless = BufReader::new(Counted(io::repeat(b'1'), 0));
     let error = ProgramPlan::read(&mut endless).unwrap_err().to_string();
-    assert_eq!(error, "line 1: it is too long");
+    assert_eq!(error, "line 1: the line is too long");
     assert!(endless.get_ref().1 < 1 << 16);
     let rows = TEXT.replace("allocations 5", "allocations 4");
     let mut endless = BufReader::new(Counted(rows.as_bytes().chain(io::repeat(b'\n')), 0));
@@ -159,7 +159,7 @@ fn a_file_that_cannot_be_read_says_why() {
     let text = BufReader::new(TEXT.as_bytes()[..20].chain(Broken));
     assert_eq!(
         ProgramPlan::read(text).unwrap_err().to_string(),
-        "line 2: it cannot be read: the disk is gone"
+        "line 2: cannot read the line: the disk is gone"
     );
 }
 
@@ -168,29 +168,29 @@ fn parts_that_are_wrong_are_refused() {
     let refused = |change: &dyn Fn(&mut PlanParts)| {
         let mut parts = parts();
         change(&mut parts);
-        ProgramPlan::new(parts).expect_err("it is wrong").to_string()
+        ProgramPlan::new(parts).expect_err("the plan is wrong").to_string()
     };
     assert_eq!(refused(&|it| it.bound = 2049), "the lanes have 2048 bytes, below the bound");
     assert_eq!(refused(&|it| it.lanes[1] = u64::MAX), "the lanes together exceed 64 bits");
-    assert_eq!(refused(&|it| it.lanes.resize(257, 0)), "257 streams, over 256");
+    assert_eq!(refused(&|it| it.lanes.resize(257, 0)), "257 streams exceed the limit of 256");
     assert_eq!(
         refused(&|it| it.allocations = vec![block(256, 0, 1, 0); MOST_ALLOCATIONS + 1]),
         "1048577 allocations, over 1048576"
     );
     assert_eq!(
         refused(&|it| it.allocations[1].slot.as_mut().unwrap().offset = 512),
-        "allocation 2: it shares bytes with allocation 1, which is in use then"
+        "allocation 2: it shares bytes with allocation 1, which is in use at the time"
     );
 }
 
-/// A plan of random allocations on one or two streams, in the memory that a planner gives them.
+/// Returns plans of random allocations on one or two streams, in the memory that a planner gives them.
 fn plans() -> impl Strategy<Value = ProgramPlan> {
     let row = (1..40u64, any::<bool>(), 0..12u32);
     prop::collection::vec(row, 1..40).prop_map(|rows| {
         let length = rows.len() as u32;
         let mut allocations: Vec<_> = (0..)
             .zip(&rows)
-            // The first one is of stream 0.
+            // The first allocation is on stream 0.
             .map(|(at, (size, other, life))| {
                 let life = if at == 0 { 1 } else { (*life).min(length - at) };
                 block(size * 256, u32::from(at > 0 && *other), life, 0)
@@ -224,7 +224,7 @@ proptest! {
         prop_assert_eq!(ProgramPlan::read(plan.to_string().as_bytes()).unwrap(), plan);
     }
 
-    /// A damaged file is refused with a sentence, or is another plan that is right in itself.
+    /// A damaged file is refused with a message, or is another valid plan.
     #[test]
     fn a_damaged_file_is_refused_or_right(
         plan in plans(),
@@ -257,7 +257,7 @@ proptest! {
         prop_assert!(ProgramPlan::read(bytes.as_slice()).is_err());
     }
 
-    /// A plan cut anywhere is no plan.
+    /// A plan that is cut anywhere is not a plan.
     #[test]
     fn a_file_that_is_cut_is_refused(plan in plans(), at in any::<prop::sample::Index>()) {
         let text = plan.to_string();

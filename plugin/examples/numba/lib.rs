@@ -1,7 +1,8 @@
-//! The plug-in interface as C functions, as many as Numba's device memory needs; `millpond_numba.py` calls
-//! them through ctypes.
+//! Shows how to offer the plug-in interface to Python: C functions for Numba's device memory, which
+//! `millpond_numba.py` calls through ctypes.
 //!
-//! A function that fails returns null or `false`, and [`millpond_error`] says why. No call unwinds into C.
+//! A function that fails returns null or `false`, and [`millpond_error`] gives the reason. No call unwinds
+//! into C.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -16,8 +17,8 @@ use millpond_plugin::{
     get_memory_manager, set_memory_manager,
 };
 
-/// The stack that is used unless the environment names one. CUDA shares plain memory with other processes,
-/// but not mapped pages.
+/// The stack, unless the environment names another one. CUDA can share plain memory with other processes, but
+/// not mapped pages.
 const DEFAULT_STACK: &str = "cuda+pool:pages=off";
 
 /// The manager of one device; lives as long as the process.
@@ -29,7 +30,7 @@ thread_local! {
 }
 
 fn remember(text: &str, is_out_of_memory: bool) {
-    // The first letter says what Python should raise.
+    // The first letter tells Python which exception to raise.
     let text = format!("{}{text}", if is_out_of_memory { 'M' } else { 'E' }).replace('\0', " ");
     LAST_ERROR.with_borrow_mut(|last| *last = CString::new(text).unwrap_or_default());
 }
@@ -38,7 +39,7 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
     panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref().map(String::as_str)).unwrap_or("?")
 }
 
-/// The result of `body`; on failure, stores the error and returns `None`.
+/// Returns the result of `body`. If it fails, stores the error and returns `None`.
 fn guarded<T>(body: impl FnOnce() -> Result<T>) -> Option<T> {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(value)) => Some(value),
@@ -67,14 +68,14 @@ fn default_manager() -> Result<()> {
     outcome
 }
 
-/// Why the last call on this thread failed: `M` (out of memory) or `E`, then the text. Valid until the next
-/// call that fails.
+/// Returns the reason of the last failure on this thread: `M` (out of memory) or `E`, then the text. Valid
+/// until the next call that fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_error() -> *const c_char {
     LAST_ERROR.with_borrow(|last| last.as_ptr())
 }
 
-/// The manager of a CUDA device, made at the first call for it.
+/// Returns the manager of a CUDA device. The first call for a device makes it.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_manager(device: u32) -> *const Manager {
     let manager = guarded(|| {
@@ -84,7 +85,7 @@ pub extern "C" fn millpond_manager(device: u32) -> *const Manager {
     manager.map_or(std::ptr::null(), |manager| Box::into_raw(Box::new(Manager(manager))))
 }
 
-/// Makes it ready, again after a reset.
+/// Makes the manager ready. Call it again after a reset.
 ///
 /// # Safety
 /// `manager` is from [`millpond_manager`].
@@ -95,10 +96,10 @@ pub unsafe extern "C" fn millpond_initialize(manager: *const Manager) -> bool {
     guarded(|| manager.0.initialize()).is_some()
 }
 
-/// Memory, and its address. Ends with [`millpond_free`].
+/// Allocates memory and writes its address. Free it with [`millpond_free`].
 ///
 /// # Safety
-/// `manager` is from [`millpond_manager`], and `address` may be written to.
+/// `manager` is from [`millpond_manager`]; `address` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_alloc(
     manager: *const Manager,
@@ -113,10 +114,10 @@ pub unsafe extern "C" fn millpond_alloc(
     Box::into_raw(Box::new(memory))
 }
 
-/// Gives memory back; does nothing if a reset did before.
+/// Frees memory; does nothing if a reset has already freed it.
 ///
 /// # Safety
-/// `memory` is from [`millpond_alloc`], and this is its only end.
+/// `memory` is from [`millpond_alloc`] and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_free(memory: *mut MemoryPointer) {
     // SAFETY: the caller's promise.
@@ -127,10 +128,10 @@ pub unsafe extern "C" fn millpond_free(memory: *mut MemoryPointer) {
     });
 }
 
-/// Free and total bytes, written to `info`.
+/// Writes the free and total bytes to `info`.
 ///
 /// # Safety
-/// `manager` is from [`millpond_manager`], and two numbers may be written at `info`.
+/// `manager` is from [`millpond_manager`]; `info` is valid for writes of two numbers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_memory_info(manager: *const Manager, info: *mut u64) -> bool {
     // SAFETY: managers are never freed.
@@ -158,7 +159,7 @@ pub unsafe extern "C" fn millpond_reset(manager: *const Manager) {
     });
 }
 
-/// Puts cleanup off, until [`millpond_resume`].
+/// Defers cleanup until [`millpond_resume`].
 ///
 /// # Safety
 /// `manager` is from [`millpond_manager`].
@@ -173,7 +174,7 @@ pub unsafe extern "C" fn millpond_defer(manager: *const Manager) -> *mut DeferCl
 /// Ends a deferral.
 ///
 /// # Safety
-/// `guard` is from [`millpond_defer`], and this is its only end.
+/// `guard` is from [`millpond_defer`] and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_resume(guard: *mut DeferCleanup) {
     // SAFETY: the caller's promise.

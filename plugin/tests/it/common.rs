@@ -1,4 +1,4 @@
-//! The contract of NBEP 7, one function for each clause, so that the same runs over every manager on the
+//! The contract of NBEP 7, one function per clause, so that every manager runs the same checks on the
 //! simulated device and on a GPU.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,7 +14,7 @@ use millpond_plugin::{
 
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// A device, and how the manager under test is made.
+/// A device, and a function that makes the manager under test.
 pub(crate) struct Bench {
     pub(crate) driver: DriverHandle,
     pub(crate) factory: ManagerFactory,
@@ -30,14 +30,14 @@ impl Bench {
         Self { driver, factory }
     }
 
-    /// Checks free bytes: exactly on the simulated device; on a GPU the driver rounds and keeps a little.
+    /// Checks free bytes: exactly on the simulated device; a GPU's driver rounds and keeps a little.
     #[track_caller]
     fn assert_free(&self, free: u64, expected: u64) {
         let slack = if self.driver.device().is_sim() { 0 } else { 8 * MIB };
         assert!(free.abs_diff(expected) <= slack, "{free} bytes are free instead of {expected}");
     }
 
-    /// A manager of its own, initialised.
+    /// Makes a new, initialized manager.
     pub(crate) fn manager(&self) -> Arc<dyn MemoryManager> {
         let manager = (self.factory)(Some(Arc::clone(&self.driver))).unwrap();
         manager.initialize().unwrap();
@@ -50,8 +50,8 @@ pub(crate) fn layers() -> LayerTable {
         .with(millpond_adaptors::LAYERS.iter().copied())
 }
 
-/// How often a resource of this test binary refused a `deallocate`. Finalizers may not panic, so a test that
-/// provokes them asks here, once before.
+/// Returns how often a resource of this test binary has refused a `deallocate`. Finalizers must not panic, so
+/// a test that provokes refusals calls this once beforehand.
 pub(crate) fn misuses() -> usize {
     static COUNT: AtomicUsize = AtomicUsize::new(0);
     static WATCH: Once = Once::new();
@@ -66,7 +66,7 @@ pub(crate) fn misuses() -> usize {
 
 /// Copies to the device and waits.
 pub(crate) fn write(driver: &DriverHandle, ptr: DevicePtr, bytes: &[u8]) {
-    // SAFETY: the tests pass memory of at least this length, and wait before `bytes` goes.
+    // SAFETY: the tests pass memory of at least this length, and wait before `bytes` is dropped.
     unsafe {
         driver.memcpy_htod_async(ptr, bytes.as_ptr(), bytes.len() as u64, StreamRef::LEGACY).unwrap();
     }
@@ -84,7 +84,7 @@ pub(crate) fn read(driver: &DriverHandle, ptr: DevicePtr, bytes: usize) -> Vec<u
     out
 }
 
-/// Bytes that differ from place to place.
+/// Returns bytes that differ from place to place.
 pub(crate) fn pattern(bytes: usize, seed: u8) -> Vec<u8> {
     (0..bytes).map(|index| (index as u8).wrapping_mul(31).wrapping_add(seed)).collect()
 }
@@ -113,7 +113,7 @@ pub(crate) fn all(bench: &Bench) {
     assert_eq!(misuses(), 0);
 }
 
-/// A manager without a device says its version and refuses everything else.
+/// A manager without a device reports its version and refuses everything else.
 pub(crate) fn version_without_a_device(bench: &Bench) {
     let manager = (bench.factory)(None).unwrap();
     assert_eq!(manager.interface_version(), INTERFACE_VERSION);
@@ -191,7 +191,7 @@ pub(crate) fn reset_ends_all_memory(bench: &Bench) {
     assert!(again.is_live());
 }
 
-/// RMM's bug: array A, reset, B gets A's address, the late finalizer of A frees B.
+/// RMM's bug: after a reset, B gets the address of A; then the late finalizer of A frees B.
 pub(crate) fn stale_pointers_free_nothing(bench: &Bench) {
     const BYTES: u64 = 2 * MIB;
     let manager = bench.manager();
@@ -202,7 +202,7 @@ pub(crate) fn stale_pointers_free_nothing(bench: &Bench) {
         fresh.push(manager.memalloc(BYTES).unwrap());
     }
     let heir = fresh.pop().unwrap();
-    // A GPU's driver may choose other addresses for ever; the simulated device does not.
+    // A GPU's driver may always choose other addresses; the simulated device reuses them.
     if bench.driver.device().is_sim() {
         assert_eq!(
             heir.device_pointer(),
@@ -215,7 +215,7 @@ pub(crate) fn stale_pointers_free_nothing(bench: &Bench) {
     write(&bench.driver, heir.device_pointer(), &sent);
     drop(stale);
     assert!(heir.is_live());
-    // Had the heir's block been freed, it would be handed out again.
+    // If the heir's block had been freed, a new allocation would get it.
     for _ in 0..4 {
         fresh.push(manager.memalloc(BYTES).unwrap());
         let next = fresh.last().unwrap().device_pointer().address();
@@ -283,7 +283,7 @@ pub(crate) fn too_much_is_an_error_and_no_harm(bench: &Bench) {
     assert!(manager.memalloc(4096).unwrap().is_live());
 }
 
-/// Memory that is dropped while cleanup is deferred is in use until the outermost guard goes.
+/// Memory that is dropped while cleanup is deferred stays in use until the outermost guard ends.
 pub(crate) fn deferral_nests(bench: &Bench) {
     let manager = bench.manager();
     let first = manager.memalloc(32 * MIB).unwrap();
@@ -294,7 +294,7 @@ pub(crate) fn deferral_nests(bench: &Bench) {
     bench.assert_free(manager.get_memory_info().unwrap().free, during);
     drop(inner);
     bench.assert_free(manager.get_memory_info().unwrap().free, during);
-    // More than any queue holds, so that the exit of the outermost guard ends them all.
+    // More memory than any queue holds, so that the end of the outermost guard frees it all.
     let more: Vec<_> = (0..16).map(|_| manager.memalloc(2 * MIB).unwrap()).collect();
     drop(more);
     bench.assert_free(manager.get_memory_info().unwrap().free, during - 32 * MIB);
@@ -302,11 +302,11 @@ pub(crate) fn deferral_nests(bench: &Bench) {
     bench.assert_free(manager.get_memory_info().unwrap().free, during + 32 * MIB);
 }
 
-/// Writes through the host's address and reads through it again.
+/// Writes through the host's address and reads back through it.
 fn touch(memory: &HostMemory, seed: u8) {
     let sent = pattern(memory.bytes() as usize, seed);
     let ptr = memory.host_pointer().as_mut_ptr();
-    // SAFETY: the memory is live, host memory of that length, and only this test touches it.
+    // SAFETY: this is live host memory of that length, and only this test accesses it.
     let seen = unsafe {
         ptr.copy_from_nonoverlapping(sent.as_ptr(), sent.len());
         std::slice::from_raw_parts(ptr, sent.len())
@@ -328,12 +328,12 @@ pub(crate) fn host_memory_is_usable(bench: &Bench) {
             let view = device.memory().view(100..200).unwrap();
             assert_eq!(read(&bench.driver, view.device_pointer(), 100), pattern(10_000, 5)[100..200]);
             drop(memory);
-            assert!(view.is_live(), "the device's view keeps the memory");
+            assert!(view.is_live(), "the device's view keeps the memory alive");
         }
     }
 }
 
-/// Memory of the host's own, on pages of its own.
+/// Returns new host memory on its own pages.
 fn host_pages() -> (Box<[u8]>, HostPtr, u64) {
     const PAGE: usize = 4096;
     let pages = vec![0; 4 * PAGE].into_boxed_slice();
@@ -355,7 +355,7 @@ pub(crate) fn pins_are_lifted_at_once(bench: &Bench) {
         touch(&pinned, 6);
         let error = pin(mapped).unwrap_err();
         assert!(error.to_string().contains("pinned already"), "{error}");
-        // A pin has to do with no stream, so the advice names none.
+        // A pin involves no stream, so the advice names none.
         assert_eq!((error.stream(), error.requested_bytes()), (None, Some(bytes)));
         assert!(!error.to_string().contains("stream"), "{error}");
     }
@@ -405,17 +405,17 @@ pub(crate) fn managed_memory_has_one_address(bench: &Bench) {
     write(&bench.driver, memory.device_pointer(), &sent);
     bench.driver.synchronize().unwrap();
     let ptr: *const u8 = std::ptr::with_exposed_provenance(memory.device_pointer().address() as usize);
-    // SAFETY: managed memory of that length, and no work of the device is left.
+    // SAFETY: this is managed memory of that length, and the device has no work left.
     assert_eq!(unsafe { std::slice::from_raw_parts(ptr, 4096) }, sent);
     assert!(manager.memallocmanaged(0, true).unwrap().device_pointer().is_null());
 }
 
-/// Memory that a non-blocking stream still writes to is dropped and taken again for the legacy stream.
+/// A non-blocking stream still writes to memory when it is dropped and allocated again for the legacy stream.
 pub(crate) fn streams_keep_their_order(bench: &Bench) {
     const BYTES: u64 = 8 * MIB;
     let (manager, driver) = (bench.manager(), &bench.driver);
     let fill = |ptr, value, stream| {
-        // SAFETY: memory of that length, which no other code uses until the copy that waits for it.
+        // SAFETY: this is memory of that length, and no other code uses it until the copy that waits for it.
         unsafe { driver.memset_d8_async(ptr, value, BYTES, stream).unwrap() };
     };
     for round in 0..16 {
@@ -424,7 +424,7 @@ pub(crate) fn streams_keep_their_order(bench: &Bench) {
         for _ in 0..8 {
             fill(memory.device_pointer(), 1, stream);
         }
-        // SAFETY: the stream is not named again by this test; its work goes on.
+        // SAFETY: the test does not name the stream again; its work still runs.
         let destroy = || unsafe { driver.stream_destroy(stream).unwrap() };
         if round % 2 == 0 {
             destroy();
@@ -455,7 +455,7 @@ pub(crate) fn ipc_handles_carry_the_offset(bench: &Bench) {
     }
     let handle = manager.get_ipc_handle(&memory).unwrap();
     drop(memory);
-    assert!(handle.base().unwrap().is_live(), "the handle keeps the memory");
+    assert!(handle.base().unwrap().is_live(), "the handle keeps the memory alive");
 
     let null = manager.memalloc(0).unwrap();
     assert_eq!(manager.get_ipc_handle(&null).unwrap_err().kind(), ErrorKind::InvalidArgument);

@@ -1,4 +1,4 @@
-//! Every clause of the contract, over every manager, on the simulated device.
+//! Runs every clause of the contract over every manager on the simulated device.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use millpond_testkit::hooked::HookedDriver;
 
 use crate::common::{self, Bench, MIB, pattern, read, write};
 
-/// Runs every clause on a device of its own and checks that nothing is left on it.
+/// Runs every clause on a new device and checks that nothing is left on it.
 fn check(bench: impl FnOnce(DriverHandle) -> Bench) {
     let device = SimDevice::new(SimConfig::with_capacity(256 * MIB));
     common::all(&bench(Arc::<SimDevice>::clone(&device)));
@@ -44,7 +44,7 @@ fn binning_keeps_the_contract() {
     check(|driver| Bench::stack(driver, "cuda+pool:pages=off+binning"));
 }
 
-/// The simulated device opens its own handles, at another address, as another process would.
+/// The simulated device opens its own handles at another address, as another process would.
 #[test]
 fn shared_memory_is_opened_at_its_offset_and_closed_once() {
     let device = SimDevice::new(SimConfig::with_capacity(256 * MIB));
@@ -65,13 +65,13 @@ fn shared_memory_is_opened_at_its_offset_and_closed_once() {
     assert!(!opened.is_live() && handle.close().is_err());
     drop(opened);
 
-    // Left open, the last reference closes it.
+    // If the handle was left open, the last reference closes it.
     let opened = handle.open(&driver).unwrap();
     drop(handle);
     assert_eq!(read(&driver, opened.device_pointer(), 4000), pattern(4000, 1));
     drop(opened);
 
-    // A handle that claims bytes beyond its allocation is refused and leaves nothing open.
+    // A handle that claims bytes beyond its allocation is refused, and nothing stays open.
     let good = IpcHandle::from_bytes(&bytes).unwrap();
     let (_, size) = driver.mem_get_address_range(memory.device_pointer()).unwrap();
     for (bytes, offset) in [(4000, size - 3999), (size + 1, 0), (u64::MAX, 1)] {
@@ -84,7 +84,7 @@ fn shared_memory_is_opened_at_its_offset_and_closed_once() {
     assert!(IpcHandle::from_bytes(&bytes).unwrap().open(&driver).is_err(), "the memory is gone");
 }
 
-/// A device that cannot use the memory where it is gets a copy in its own manager's memory.
+/// A device that cannot access the memory gets a copy in its own manager's memory.
 #[test]
 fn shared_memory_is_copied_to_another_device_and_the_mapping_ends() {
     let machine = SimMachine::new();
@@ -108,14 +108,14 @@ fn shared_memory_is_copied_to_another_device_and_the_mapping_ends() {
         let copy = handle.open_staged(&driver, &**manager, to).unwrap();
         assert_eq!((copy.device(), copy.bytes()), (to.device(), 4000));
         assert_eq!(read(to, copy.device_pointer(), 4000), pattern(4000, 1));
-        assert!(handle.close().is_err(), "it is closed");
+        assert!(handle.close().is_err(), "the handle is closed");
         write(to, copy.device_pointer(), &pattern(4000, 2));
-        assert_eq!(read(&driver, memory.device_pointer(), 4000), pattern(4000, 1), "a copy");
+        assert_eq!(read(&driver, memory.device_pointer(), 4000), pattern(4000, 1), "the copy is separate");
         drop((copy, handle));
         assert_eq!(first.live_allocations(), before);
     }
 
-    // Where the copy cannot be made, nothing stays open.
+    // If the copy fails, nothing stays open.
     let mut handle = IpcHandle::new(None, *open().handle(), 4000, None, 1000);
     second.set_faults(FaultPlan::nth_of(CallKind::Copy, 0, DriverError::NOT_PERMITTED));
     assert!(handle.open_staged(&driver, &*copies, &other).is_err());
@@ -125,7 +125,7 @@ fn shared_memory_is_copied_to_another_device_and_the_mapping_ends() {
     assert_eq!((first.live_allocations(), second.live_allocations()), (0, 0));
 }
 
-/// In `with_stream` the copy gets a block that the stream may still write to, in the stream's order.
+/// In `with_stream`, the copy gets a block that the stream may still write to, in the stream's order.
 #[test]
 fn a_staged_copy_comes_after_the_work_of_the_stream_that_it_is_for() {
     let machine = SimMachine::new();
@@ -147,7 +147,7 @@ fn a_staged_copy_comes_after_the_work_of_the_stream_that_it_is_for() {
         assert!(!other.stream_query(stream).unwrap(), "the work runs");
         let copy = handle.open_staged(&driver, &*copies, &other).unwrap();
         assert_eq!(copy.device_pointer(), at, "the stream's own block");
-        assert!(other.stream_query(stream).unwrap(), "the copy came after it");
+        assert!(other.stream_query(stream).unwrap(), "the copy came after the work");
         assert_eq!(read(&other, at, MIB as usize), pattern(MIB as usize, 1));
     });
     assert_eq!(second.violations(), []);

@@ -1,4 +1,4 @@
-//! What is particular to the default manager: when pending deallocations are carried out.
+//! Tests when the default manager runs pending deallocations.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ fn manager(device: &Arc<SimDevice>, options: DeferredOptions) -> CudaMemoryManag
     manager
 }
 
-/// Keeps everything pending until memory is short.
+/// Keeps all deallocations pending until memory is short.
 const HOARD: DeferredOptions = DeferredOptions { max_count: usize::MAX, max_ratio: 1.0 };
 
 #[test]

@@ -1,4 +1,4 @@
-//! Tests the contract on a real GPU. The tests run one at a time, as they check its free memory.
+//! Tests the contract on a real GPU. The tests run one at a time, because they check the GPU's free memory.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -10,17 +10,17 @@ use parking_lot::Mutex;
 
 use crate::common::{self, Bench, MIB, pattern, read, write};
 
-/// Carries a handle, in hexadecimal digits, to the child process.
+/// Passes a handle to the child process, in hexadecimal digits.
 const HANDLE_VARIABLE: &str = "MILLPOND_TEST_IPC_HANDLE";
 const CHILD: &str = "gpu::ipc_child";
-/// The value that the child writes over the memory that it opened.
+/// The value that the child writes over the shared memory.
 const ANSWER: u8 = 0xA5;
 
 fn gpu() -> DriverHandle {
     millpond_driver::open(DeviceId::cuda(0)).expect("these tests need a CUDA GPU")
 }
 
-/// Runs `test` on a bench when no other test runs.
+/// Runs `test` on a bench while no other test runs.
 fn alone(bench: impl FnOnce(DriverHandle) -> Bench, test: fn(&Bench)) {
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock();
@@ -51,7 +51,7 @@ fn a_pool_under_adaptors_keeps_the_contract() {
     alone(|gpu| Bench::stack(gpu, "cuda+pool:initial=64MiB,pages=off+statistics+thread_safe"), common::all);
 }
 
-/// Shares memory with a child process, which reads what is there and writes its answer.
+/// Shares memory with a child process. The child reads the memory and writes its answer.
 fn share_with_a_child(bench: &Bench) {
     let manager = bench.manager();
     let _before = manager.memalloc(3 * MIB).unwrap();
@@ -92,7 +92,7 @@ fn a_pool_shares_memory_with_another_process() {
     alone(|gpu| Bench::stack(gpu, "cuda+pool:initial=64MiB,pages=off"), share_with_a_child);
 }
 
-/// The other process of the tests above, which start it; it has nothing to do on its own.
+/// The other process of the tests above, which start it. Alone it does nothing.
 #[test]
 #[ignore = "needs a CUDA GPU; run by the GPU lane"]
 fn ipc_child() {
@@ -107,7 +107,7 @@ fn ipc_child() {
     assert_eq!(handle.source_info().unwrap().name, driver.name());
     let memory = handle.open(&driver).unwrap();
     assert_eq!(memory.bytes(), 10_000);
-    assert!(handle.open(&driver).is_err(), "it is open already");
+    assert!(handle.open(&driver).is_err(), "the handle is already open");
     assert_eq!(read(&driver, memory.device_pointer(), 10_000), pattern(10_000, 10));
     // SAFETY: the parent keeps the memory and does not touch it until this process is done.
     unsafe { driver.memset_d8_async(memory.device_pointer(), ANSWER, 10_000, StreamRef::LEGACY).unwrap() };
@@ -115,7 +115,7 @@ fn ipc_child() {
     handle.close().unwrap();
     assert!(!memory.is_live() && handle.close().is_err());
 
-    // Opened again, the last pointer closes it.
+    // If the handle is opened again, the last pointer closes it.
     let again = handle.open(&driver).unwrap();
     assert_eq!(read(&driver, again.device_pointer(), 16), [ANSWER; 16]);
     drop((again, handle));
@@ -126,7 +126,7 @@ fn ipc_child() {
         let mut handle = IpcHandle::from_bytes(&bytes).unwrap();
         let copy = handle.open_staged(&driver, &*theirs.manager(), &second).unwrap();
         assert_eq!(read(&second, copy.device_pointer(), 10_000), [ANSWER; 10_000]);
-        assert!(handle.close().is_err(), "it is closed");
+        assert!(handle.close().is_err(), "the handle is closed");
     }
 }
 

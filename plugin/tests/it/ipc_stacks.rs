@@ -1,5 +1,5 @@
-//! Tests which stacks give a legacy IPC handle: those that the plug-in chooses or recommends; and the advice
-//! in the errors of the others.
+//! Tests that the stacks which the plug-in chooses or recommends give a legacy IPC handle. Also tests the
+//! advice in the errors of the other stacks.
 
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{DriverHandle, ErrorKind};
@@ -29,11 +29,11 @@ fn issue_9_the_default_and_every_stack_that_the_plug_in_names_give_an_ipc_handle
 
     let device = SimDevice::new(SimConfig::h200());
     assert!(shares(&*registry(None).get(device.device()).unwrap()), "the default");
-    // What the error about a wrong stack advises.
+    // The stack that the error about a wrong stack recommends.
     let error = registry(Some("nonsense")).get(device.device()).unwrap_err().to_string();
     let advised = error.split('`').nth(1).unwrap();
     assert!(shares(&*registry(Some(advised)).get(device.device()).unwrap()), "{advised}");
-    // What the pages say.
+    // The stacks that the documentation names.
     for text in [
         include_str!("../../src/lib.rs"),
         include_str!("../../examples/numba/README.md"),

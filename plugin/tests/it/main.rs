@@ -1,4 +1,4 @@
-//! Tests of the memory managers: the contract of NBEP 7, the registry, and the C functions for Numba.
+//! Tests the memory managers: the contract of NBEP 7, the registry, and the C functions for Numba.
 
 mod common;
 

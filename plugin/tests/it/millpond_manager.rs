@@ -1,4 +1,4 @@
-//! What is particular to the manager over stacks: streams, parking, building and resetting the stack.
+//! Tests the manager over stacks: streams, parking, building and resetting the stack.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -19,14 +19,14 @@ use parking_lot::Mutex;
 
 use crate::common::{MIB, layers, misuses};
 
-/// The value that the last work on a block writes, where that is checked.
+/// The value that the last work on a block writes, if a test checks it.
 const WRITTEN: u64 = 1;
 
-/// A resource that writes down on which streams it is used.
+/// A resource that records the stream of each call.
 #[derive(Debug)]
 struct Recorder {
     upstream: AnyResource,
-    /// Where a block that comes back must hold [`WRITTEN`], for the stream on which it does.
+    /// If set, a block must hold [`WRITTEN`] on this device when it comes back, as its stream sees it.
     check: Option<Arc<SimDevice>>,
     calls: Arc<Mutex<Vec<(&'static str, StreamRef)>>>,
 }
@@ -77,7 +77,7 @@ impl Setup {
         Self::with(SimDevice::new(SimConfig::with_capacity(64 * MIB)), None)
     }
 
-    /// Blocks that come back too early show as violations.
+    /// Makes a setup that reports blocks as violations if they come back too early.
     fn checking(seed: u64) -> Self {
         let config = SimConfig::with_capacity(64 * MIB).seed(seed).schedule(Schedule::Seeded(seed));
         let device = SimDevice::new(config);
@@ -153,7 +153,7 @@ fn another_threads_per_thread_stream_needs_no_event() {
     let setup = Setup::new();
     let memory = with_stream(StreamRef::PER_THREAD, || setup.manager.memalloc(64).unwrap());
     setup.device.launch(StreamRef::PER_THREAD, &[Access::write(memory.device_pointer(), 64, 1)]);
-    // The other thread's per-thread stream is another stream, even inside its scope.
+    // The other thread's per-thread stream is another stream, even inside of its scope.
     std::thread::spawn(move || with_stream(StreamRef::PER_THREAD, || drop(memory))).join().unwrap();
     assert!(setup.take_calls()[1].1.is_legacy());
     assert_eq!(setup.device.violations(), []);
@@ -176,10 +176,10 @@ fn a_block_that_cannot_be_ordered_waits_for_the_next_allocation() {
     assert_eq!(setup.device.violations(), []);
 }
 
-/// How a block is used in [`mixed_up`].
+/// How [`mixed_up`] uses a block.
 #[derive(Clone, Copy, Default)]
 struct Use {
-    /// It is taken on the stream that writes to it.
+    /// The block is allocated on the stream that writes to it.
     taken: bool,
     /// The stream is recorded.
     recorded: bool,
@@ -187,8 +187,8 @@ struct Use {
     destroyed: bool,
 }
 
-/// Work on a stream writes to a block; the block is dropped and taken again, and work on the legacy stream
-/// writes to it and checks. Returns whether any seed shows the two mixed up.
+/// Work on a stream writes to a block. The block is dropped and allocated again, and work on the legacy
+/// stream writes to it and checks. Returns whether the two writes mix for any seed.
 fn mixed_up(how: Use) -> bool {
     (0..64).any(|seed| {
         let config = SimConfig::with_capacity(64 * MIB).seed(seed).schedule(Schedule::Seeded(seed));
@@ -204,12 +204,12 @@ fn mixed_up(how: Use) -> bool {
         let ptr = memory.device_pointer();
         device.launch(stream, &[Access::write(ptr, 4096, 1)]);
         if how.destroyed {
-            // SAFETY: the stream is not named again; that is what is tested.
+            // SAFETY: the stream is not named again, which is the point of the test.
             unsafe { device.stream_destroy(stream).unwrap() };
         }
         drop(memory);
         let next = take();
-        assert_eq!(next.device_pointer(), ptr, "the pool hands the block out again");
+        assert_eq!(next.device_pointer(), ptr, "the pool reuses the block");
         device.launch(StreamRef::LEGACY, &[Access::write(ptr, 4096, 2)]);
         device.launch(StreamRef::LEGACY, &[Access::check(ptr, 4096, 2)]);
         device.synchronize().unwrap();
@@ -235,8 +235,8 @@ fn work_that_was_not_announced_is_seen_to_be_mixed_up() {
     }
 }
 
-/// Work on the legacy stream writes to a block that is dropped, and taken again, in the scope of another
-/// stream, whose work writes to it and checks. Returns whether any seed shows the two mixed up.
+/// Work on the legacy stream writes to a block. The block is dropped and allocated again in the scope of
+/// another stream, whose work writes to it and checks. Returns whether the two writes mix for any seed.
 fn mixed_up_in_a_scope(announce: fn(&MillpondMemoryManager, StreamRef) -> MemoryPointer) -> bool {
     (0..64).any(|seed| {
         let config = SimConfig::with_capacity(64 * MIB).seed(seed).schedule(Schedule::Seeded(seed));
@@ -277,7 +277,7 @@ fn uses_on_the_legacy_stream_count_in_a_scope_of_the_only_other_stream() {
     assert!(mixed_up_in_a_scope(unannounced), "the tests above could not fail");
 }
 
-/// The device as a whole cannot be waited for, as while a stream captures a graph.
+/// Faults that prevent waiting for the whole device, as while a stream captures a graph.
 fn no_device_wide_wait() -> FaultPlan {
     FaultPlan::nth_of(CallKind::Synchronize, 0, DriverError::STREAM_CAPTURE_UNSUPPORTED).persistent()
 }
@@ -335,7 +335,7 @@ fn reset_and_drop_keep_what_cannot_be_ordered() {
     let Setup { device, manager, calls } = setup;
     drop(manager);
     assert!(calls.lock().iter().all(|(call, _)| *call == "allocate"));
-    assert_eq!(device.live_allocations(), 1, "not even the stack ended");
+    assert_eq!(device.live_allocations(), 1, "even the stack was kept");
     assert_eq!(device.violations(), []);
 }
 
@@ -373,7 +373,7 @@ fn a_device_that_is_lost_is_called_no_more() {
     let take = |stream| with_stream(stream, || setup.manager.memalloc(64).unwrap());
     let (ordered, shared, left) = (take(first), take(first), take(second));
     setup.manager.record_stream(&shared, second).unwrap();
-    drop(ordered); // outside of the scope: by an event, which is kept
+    drop(ordered); // outside of the scope: ordered by an event, which is kept
     setup.device.set_faults(FaultPlan::nth_call(0, DriverError::ILLEGAL_ADDRESS));
     drop(shared);
     assert!(setup.device.health().is_lost(), "the error was noted");
@@ -432,7 +432,7 @@ fn a_stack_is_built_once_by_the_first_caller_and_again_after_a_reset() {
     let counted = Arc::clone(&builds);
     let builder: StackBuilder = Arc::new(move |driver| {
         counted.fetch_add(1, Ordering::SeqCst);
-        // Two at a time would not fit.
+        // Two stacks at a time would not fit.
         "cuda+pool:initial=40MiB,pages=off"
             .parse::<millpond_core::stack::StackSpec>()?
             .build(&layers(), driver)
@@ -507,13 +507,13 @@ fn a_threads_last_breath_may_drop_pointers() {
     let setup = Setup::new();
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
-            // Dropped with the thread's locals, when this crate's own locals may be gone already.
+            // This is dropped with the thread's locals, when this crate's own locals may already be gone.
             KEPT.with_borrow_mut(|kept| kept.push(setup.manager.memalloc(64).unwrap()));
             let take = || setup.manager.memalloc(64).unwrap();
             KEPT.with_borrow_mut(|kept| kept.push(with_stream(StreamRef::PER_THREAD, take)));
             assert_eq!(setup.manager.live(), 2);
         });
-        thread.join().unwrap(); // waits for the thread's locals as well, which the scope's end does not
+        thread.join().unwrap(); // also waits for the thread's locals; the scope's end does not
     });
     assert_eq!(setup.manager.live(), 0);
     assert_eq!(setup.take_calls().len(), 4);

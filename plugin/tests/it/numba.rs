@@ -1,7 +1,7 @@
-//! The C functions of examples/numba, over a simulated device.
+//! Tests the C functions of examples/numba on a simulated device.
 
 #[path = "../../examples/numba/lib.rs"]
-#[allow(unreachable_pub, clippy::module_inception)] // a library there, of the same name
+#[allow(unreachable_pub, clippy::module_inception)] // a library of the same name there
 mod numba;
 
 use std::ffi::CStr;
@@ -12,7 +12,7 @@ use numba::*;
 
 use crate::common::{Bench, MIB};
 
-/// The manager as a pointer for C.
+/// Returns the manager as a pointer for C.
 fn manager() -> *const Manager {
     let bench = Bench::stack(SimDevice::new(SimConfig::h200()), "cuda+pool:pages=off");
     Box::into_raw(Box::new(Manager(bench.manager())))
@@ -44,12 +44,12 @@ fn memory_comes_from_the_stack_and_goes_back() {
     let (memory, address) = alloc(manager, 3 * MIB);
     assert!(!memory.is_null() && address != 0);
     assert!(free_bytes(manager) <= before - 3 * MIB);
-    // SAFETY: it is from above, and this is its end.
+    // SAFETY: the pointer is from above and is not used again.
     unsafe { millpond_free(memory) };
     assert_eq!(free_bytes(manager), before);
     let (again, same) = alloc(manager, 3 * MIB);
-    assert_eq!(same, address, "the pool kept it");
-    // SAFETY: it is from above, and this is its end.
+    assert_eq!(same, address, "the pool kept the block");
+    // SAFETY: the pointer is from above and is not used again.
     unsafe { millpond_free(again) };
 }
 
@@ -58,7 +58,7 @@ fn cleanup_that_is_put_off_comes_with_the_end_of_the_deferral() {
     let manager = manager();
     let (memory, _) = alloc(manager, MIB);
     let held = free_bytes(manager);
-    // SAFETY: all of these are from this manager, and each ends once.
+    // SAFETY: all of these are from this manager, and each is freed once.
     unsafe {
         let guard = millpond_defer(manager);
         millpond_free(memory);
@@ -72,7 +72,7 @@ fn cleanup_that_is_put_off_comes_with_the_end_of_the_deferral() {
 fn a_pointer_that_outlives_a_reset_frees_nothing() {
     let manager = manager();
     let (stale, _) = alloc(manager, MIB);
-    // SAFETY: the managers and pointers are from above, and each pointer ends once.
+    // SAFETY: the managers and pointers are from above, and each pointer is freed once.
     unsafe {
         millpond_reset(manager);
         assert!(millpond_initialize(manager));

@@ -1,5 +1,5 @@
-//! Tests that managers hold no lock while the driver, or a function of the program, runs: what those call may
-//! use the manager, on the same thread and on another one that it waits for.
+//! Tests that managers hold no lock while they call the driver or a function of the program. The called code
+//! may use the manager, on the same thread or on another thread that it waits for.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,10 +15,10 @@ use millpond_plugin::{
 };
 use millpond_resources::CudaMemoryResource;
 
-/// After this time a call hangs.
+/// A call that takes longer than this hangs.
 const WATCHDOG: Duration = Duration::from_secs(60);
 
-/// Runs `body` on a thread of its own, which is left behind if it hangs.
+/// Runs `body` on a new thread. If it hangs, the thread is left behind.
 fn watch(name: &str, body: impl FnOnce() + Send + 'static) {
     let (done, ended) = mpsc::channel();
     thread::spawn(move || {
@@ -29,11 +29,11 @@ fn watch(name: &str, body: impl FnOnce() + Send + 'static) {
 }
 
 thread_local! {
-    /// Whether the thread is inside already.
+    /// Whether the thread is already inside.
     static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Makes each call of a manager, and accepts any answer: another call may be in the middle.
+/// Makes each call of a manager and accepts any answer, because another call may be in progress.
 fn use_all(manager: &dyn MemoryManager) {
     for bytes in [100, 3 << 20] {
         drop(manager.memalloc(bytes));
@@ -91,7 +91,7 @@ fn code_that_the_driver_calls_may_use_the_manager() {
     }
 }
 
-/// The function that builds a stack asks the manager for memory: for that the stack would have to be there.
+/// The builder of a stack asks the manager for memory, which needs the finished stack.
 #[test]
 fn a_stack_that_is_built_from_its_own_memory_is_refused() {
     static MANAGER: OnceLock<Weak<MillpondMemoryManager>> = OnceLock::new();
@@ -112,7 +112,7 @@ fn a_stack_that_is_built_from_its_own_memory_is_refused() {
     });
 }
 
-/// The function that builds a stack waits for a thread that asks the manager for memory.
+/// The builder of a stack waits for a thread that asks the manager for memory.
 #[test]
 fn issue_29_a_thread_that_the_builder_of_a_stack_waits_for_has_an_error() {
     static MANAGER: OnceLock<Weak<MillpondMemoryManager>> = OnceLock::new();
@@ -134,7 +134,7 @@ fn issue_29_a_thread_that_the_builder_of_a_stack_waits_for_has_an_error() {
     });
 }
 
-/// The registry drops and prints these under no lock: a factory, and a manager that came too late.
+/// The registry drops and prints these without a lock: a factory, and a manager that came too late.
 #[test]
 fn a_factory_may_use_the_registry() {
     static REGISTRY: OnceLock<ManagerRegistry> = OnceLock::new();
@@ -146,7 +146,7 @@ fn a_factory_may_use_the_registry() {
     watch("a factory", move || {
         let factory: ManagerFactory = Arc::new(move |driver| {
             if driver.is_some() && !IS_INSIDE.replace(true) {
-                // The manager that this makes is the one that stays.
+                // The manager that this call makes is the one that stays.
                 drop((registry.get(id), format!("{registry:?}")));
                 IS_INSIDE.set(false);
             }

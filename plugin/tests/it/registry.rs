@@ -1,4 +1,4 @@
-//! Which manager a process uses, on registries of the tests' own.
+//! Tests which manager a process uses, on the tests' own registries.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ use millpond_plugin::{
 
 use crate::common::{MIB, layers};
 
-/// A registry of simulated devices, with this value of the environment variable.
+/// Makes a registry of simulated devices with this value of the environment variable.
 fn registry(value: Option<&str>) -> (ManagerRegistry, Vec<Arc<SimDevice>>) {
     let devices: Vec<_> = (0..2).map(|_| SimDevice::new(SimConfig::with_capacity(64 * MIB))).collect();
     let value = value.map(str::to_owned);
@@ -31,7 +31,7 @@ fn registry(value: Option<&str>) -> (ManagerRegistry, Vec<Arc<SimDevice>>) {
     (ManagerRegistry::new(environment, open, layers()), devices)
 }
 
-/// A manager of plain CUDA that claims another version.
+/// A manager of plain CUDA memory that claims another version.
 #[derive(Debug)]
 struct Version(CudaMemoryManager, u32);
 
@@ -78,7 +78,7 @@ impl MemoryManager for Version {
     }
 }
 
-/// A factory that counts, apart, how often it is called without and with a device.
+/// A factory that counts its calls without and with a device separately.
 fn counting(version: u32) -> (ManagerFactory, Arc<[AtomicUsize; 2]>) {
     let calls = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
     let counted = Arc::clone(&calls);

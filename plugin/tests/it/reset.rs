@@ -1,5 +1,5 @@
-//! What managers do when the device's context is reset, as Numba's `cuda.close()` does it, with and without
-//! telling them first.
+//! Tests managers when the device's context is reset, as Numba's `cuda.close()` does. The program tells the
+//! managers first, or does not.
 
 use std::sync::{Arc, OnceLock, Weak, mpsc};
 use std::time::Duration;
@@ -67,7 +67,7 @@ fn issue_9_managers_go_on_in_the_new_context() {
                 assert!(new.is_live() && !old.is_live(), "{label}");
                 drop((old, dropped_later, managed, pinned, pin));
                 assert!(new.is_live(), "{label}");
-                // SAFETY: the memory is the new context's.
+                // SAFETY: the memory belongs to the new context.
                 unsafe {
                     now.memset_d8_async(new.device_pointer(), 7, 3 * MIB, millpond_core::StreamRef::LEGACY)
                 }
@@ -100,7 +100,7 @@ fn issue_9_a_registrys_manager_goes_on_in_the_new_context() {
     assert_eq!(device.violations(), []);
 }
 
-/// Neither by a driver call nor from what the pool has free.
+/// After the reset the manager serves nothing: neither by a driver call nor from the pool's free memory.
 #[test]
 fn issue_9_a_manager_over_a_stack_that_was_passed_in_says_what_to_do() {
     for text in ["cuda", "cuda+pool", "cuda+pool:pages=off", "cuda+pool+statistics"] {
@@ -123,8 +123,8 @@ fn issue_9_a_manager_over_a_stack_that_was_passed_in_says_what_to_do() {
     }
 }
 
-/// A reset may be found out inside a call of the stack, as where a callback of a resource allocates from the
-/// same manager: that waits for nothing of its own.
+/// The manager may notice a reset inside a call of the stack, for instance when a resource's callback
+/// allocates from the same manager. The allocation does not wait for its own call.
 #[test]
 fn issue_9_a_reset_is_found_out_inside_a_call_of_the_stack() {
     let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
@@ -161,7 +161,7 @@ impl Garbage {
             && let Some(manager) = manager
         {
             drop(found);
-            assert!(manager.memalloc(MIB).unwrap().is_live(), "it may allocate as well");
+            assert!(manager.memalloc(MIB).unwrap().is_live(), "the callback may allocate as well");
         }
     }
 }
@@ -187,7 +187,7 @@ fn a_reset_and_the_end_of_a_lost_stack_let_callbacks_drop_pointers() {
             let allocate = move |layout, stream| for_allocate.allocate(layout, stream);
             let deallocate = move |ptr, layout, stream| {
                 garbage.collect();
-                // SAFETY: the block is of such a resource, and comes back once.
+                // SAFETY: the block belongs to such a resource and is freed once.
                 unsafe { for_deallocate.deallocate(ptr, layout, stream) }
             };
             // SAFETY: both keep the contract of plain CUDA memory.
@@ -195,7 +195,7 @@ fn a_reset_and_the_end_of_a_lost_stack_let_callbacks_drop_pointers() {
             made.layer(PoolLayer::new()).map(DeviceMemoryResourceExt::into_any)
         });
         let manager = Arc::new(MillpondMemoryManager::with_builder(Some(driver), builder));
-        known.set(Arc::downgrade(&manager)).expect("it is set once");
+        known.set(Arc::downgrade(&manager)).expect("the manager is set once");
         garbage.lock().extend([(); 2].map(|()| manager.memalloc(MIB).unwrap()));
         let (done, ended) = mpsc::channel();
         let resets = Arc::clone(&device);

@@ -9,16 +9,16 @@ use millpond::{DeviceMemoryResource, DeviceMemoryResourceExt, Driver, Result};
 
 use super::stage::{MIB, Stage, give, pass, take};
 
-/// The call that is made while the graph is captured. An error is that of the request.
+/// The call that is made while the graph is captured. Returns the error of the request.
 pub(crate) type Act = Box<dyn FnOnce() -> Result<()> + Send>;
 
 pub(crate) struct Case {
     pub(crate) name: &'static str,
-    /// Whether one of its calls ends another thread's capture, if nothing is done about it.
+    /// Whether one of its calls would end another thread's capture without the guard.
     pub(crate) is_unsafe: bool,
     /// The remedy that an error names.
     pub(crate) advice: &'static str,
-    /// Sets the scene, before the capture begins. `Some` names a call that the act must make.
+    /// Prepares the stage before the capture begins. `Some` names a call that the act must make.
     pub(crate) prepare: fn(&Stage) -> (Act, Option<CallKind>),
 }
 
@@ -67,8 +67,8 @@ pub(crate) const CASES: &[Case] = &[
     case("trim over regions", true, |stage| trim(stage, "cuda+pool:pages=off")),
     case("trim of binning", true, |stage| trim(stage, "cuda+pool:pages=off+binning:bins=40MiB")),
     case("a step of the decay", true, decay),
-    // What another resource holds is its own to give, during a capture and outside.
-    case("pressure of another pool", true, pressure).advising("trim or end what else is on the device"),
+    // Another resource releases its own memory, both during a capture and outside.
+    case("pressure of another pool", true, pressure).advising("trim or end other users of the device"),
     case("blocks back from bins", true, bins),
     case("a new pool that reserves", true, new_pool),
     case("the end of a pool over pages", true, |stage| end(stage, "cuda+pool:decay=off")),
@@ -84,7 +84,7 @@ fn grow(stage: &Stage, stack: &str, call: CallKind) -> (Act, Option<CallKind>) {
     (Box::new(move || pass(&resource, 64 * MIB, stream)), Some(call))
 }
 
-/// All memory is free, for two other streams.
+/// Makes all memory free, but owned by two other streams.
 fn other_streams(stage: &Stage, mib: u64, is_busy: bool, call: CallKind) -> (Act, Option<CallKind>) {
     let (resource, stream) = (stage.checked("cuda+pool:pages=off,initial=80MiB,max=80MiB"), stage.stream);
     stage.others_give_back(&resource, 40 * MIB, is_busy);
@@ -129,7 +129,7 @@ fn decay(stage: &Stage) -> (Act, Option<CallKind>) {
     let act = move || {
         let steps = (0..200).map(|second| pool.decay_step(Duration::from_secs(second)));
         let released: u64 = steps.sum::<Result<u64>>()?;
-        // On a real device the library's own thread may release a part of it.
+        // On a real device, the library's own thread may release a part of it.
         assert!(!is_simulated || released >= 80 * MIB, "{released}");
         assert_eq!(pool.pool_bytes(), 0);
         Ok(())
@@ -176,7 +176,7 @@ fn new_driver_pool(stage: &Stage) -> (Act, Option<CallKind>) {
     (Box::new(act), Some(CallKind::MemPool))
 }
 
-/// With blocks that are at work: given back, and still in use.
+/// Ends a stack while it has blocks with unfinished work, both freed and still in use.
 fn end(stage: &Stage, stack: &str) -> (Act, Option<CallKind>) {
     let resource = stage.build(stack);
     let kept = take(&resource, MIB, stage.others[0]).expect("there is memory");
@@ -189,12 +189,12 @@ fn end(stage: &Stage, stack: &str) -> (Act, Option<CallKind>) {
     (Box::new(act), Some(CallKind::Synchronize))
 }
 
-/// A stream's own call records a point, since another one wanted its blocks and could not; not where it
-/// would be a part of a graph.
+/// A stream's own call records a point, because another stream wanted its blocks and could not have them. It
+/// records none if the record would become part of a graph.
 fn point_for_others(stage: &Stage) -> (Act, Option<CallKind>) {
     let resource = stage.checked("cuda+pool:decay=off");
     let (donor, other, counter) = (stage.stream, stage.others[0], stage.counter.clone());
-    // Only its own calls may record on the donor.
+    // Only the donor's own calls may record on it.
     stage.hooks.foreign(donor);
     let kept = take(&resource, MIB, donor).expect("there is memory");
     // Takes so much memory that the donor's block is too small to justify a wait for the device.
@@ -217,7 +217,7 @@ fn memory_info(stage: &Stage) -> (Act, Option<CallKind>) {
     (Box::new(move || resource.memory_info().map(drop)), Some(CallKind::MemGetInfo))
 }
 
-/// A manager, and memory of it that another stream uses.
+/// Returns a manager, and memory of it that another stream uses.
 fn manager(stage: &Stage) -> (MillpondMemoryManager, millpond::plugin::MemoryPointer) {
     let manager = MillpondMemoryManager::new(stage.build("cuda+pool:pages=off"));
     let memory = with_stream(stage.others[0], || manager.memalloc(MIB).expect("there is memory"));

@@ -17,7 +17,7 @@ use millpond_testkit::hooked::HookedDriver;
 
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// A device on which graphs are captured.
+/// A device that captures graphs.
 #[derive(Clone)]
 pub(crate) enum Rig {
     Sim(Arc<SimDevice>),
@@ -51,14 +51,14 @@ impl Rig {
     }
 }
 
-/// The resource under test, under the oracles where the device is simulated.
+/// The resource under test, under the oracles if the device is simulated.
 pub(crate) type Tested = Arc<Checked<AnyResource>>;
 
 pub(crate) struct Stage {
     pub(crate) rig: Rig,
     pub(crate) hooks: Arc<HookedDriver>,
     pub(crate) counter: Arc<CountingDriver>,
-    /// Streams that gave blocks back.
+    /// Streams that freed blocks.
     pub(crate) others: [StreamRef; 2],
     /// The stream of requests.
     pub(crate) stream: StreamRef,
@@ -67,7 +67,7 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// `stream` is the one that requests name; `None` for one of its own.
+    /// Makes a stage. Requests name `stream`; `None` makes a new stream.
     pub(crate) fn new(rig: Rig, stream: Option<StreamRef>) -> Self {
         let hooks = HookedDriver::new(rig.driver());
         let counter = CountingDriver::new(hooks.clone());
@@ -80,18 +80,18 @@ impl Stage {
         self.counter.clone()
     }
 
-    /// Lets it live as long as the stage.
+    /// Keeps a value as long as the stage.
     pub(crate) fn keep(&self, thing: Box<dyn Any + Send>) {
         self.kept.lock().expect("no test panics meanwhile").push(thing);
     }
 
-    /// A stack on the device.
+    /// Builds a stack on the device.
     pub(crate) fn build(&self, stack: &str) -> AnyResource {
         let spec: StackSpec = stack.parse().expect("the stack's text is right");
         spec.build(&millpond::layers(), &self.driver()).expect("there is memory")
     }
 
-    /// The same under the oracles; it ends after the capture.
+    /// Builds a stack under the oracles; it ends after the capture.
     pub(crate) fn checked(&self, stack: &str) -> Tested {
         let device = match &self.rig {
             Rig::Sim(device) => Some(device.clone()),
@@ -102,15 +102,15 @@ impl Stage {
         resource
     }
 
-    /// Work on a block, enough to be under way for some time.
+    /// Submits work on a block that runs for some time.
     pub(crate) fn busy(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         for value in 0..100 {
-            // SAFETY: every caller passes a living block of that size, for use on this stream.
+            // SAFETY: every caller passes a live block of that size, for use on this stream.
             unsafe { self.counter.memset_d8_async(ptr, value, bytes, stream) }.expect("the block is living");
         }
     }
 
-    /// Each of the other streams takes a block, works on it, and gives it back.
+    /// Makes each of the other streams allocate a block, work on it, and free it.
     pub(crate) fn others_give_back(&self, resource: &dyn DeviceMemoryResource, bytes: u64, is_busy: bool) {
         let blocks = self.others.map(|other| take(resource, bytes, other).expect("there is memory"));
         for (ptr, other) in blocks.into_iter().zip(self.others) {
@@ -121,9 +121,9 @@ impl Stage {
         }
     }
 
-    /// Ends a stream of others, whose work goes on.
+    /// Destroys another stream; its work still runs.
     pub(crate) fn destroy(&self, stream: StreamRef) {
-        // SAFETY: every caller passes a stream of the stage, for the last time.
+        // SAFETY: every caller passes a stream of the stage and does not use it again.
         unsafe { self.counter.stream_destroy(stream) }.expect("the stream is living");
     }
 
@@ -131,12 +131,12 @@ impl Stage {
         self.counter.counts().get(kind).calls
     }
 
-    /// Most of what the device has free.
+    /// Returns most of the device's free bytes.
     pub(crate) fn most_of_the_device(&self) -> u64 {
         self.counter.mem_get_info().expect("the driver answers").free / 8 * 7 / (2 * MIB) * (2 * MIB)
     }
 
-    /// No rule of the simulated device was broken.
+    /// Asserts that no rule of the simulated device was broken.
     pub(crate) fn assert_order_was_kept(&self) {
         if let Rig::Sim(device) = &self.rig {
             assert_eq!(device.take_violations(), []);
@@ -149,11 +149,11 @@ pub(crate) fn take(resource: &dyn DeviceMemoryResource, bytes: u64, stream: Stre
 }
 
 pub(crate) fn give(resource: &dyn DeviceMemoryResource, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
-    // SAFETY: every caller gives a block back once, with its size, after its uses on the stream.
+    // SAFETY: every caller frees a block once, with its size, after its uses on the stream.
     unsafe { resource.deallocate_bytes(ptr, bytes, stream) };
 }
 
-/// Takes a block and gives it back.
+/// Allocates a block and frees it.
 pub(crate) fn pass(resource: &dyn DeviceMemoryResource, bytes: u64, stream: StreamRef) -> Result<()> {
     take(resource, bytes, stream).map(|ptr| give(resource, ptr, bytes, stream))
 }

@@ -1,4 +1,4 @@
-//! A layer that makes one mistake about memory that is out, or about frees that are refused.
+//! A layer that makes one mistake, either when memory is out or when a free is refused.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,17 +11,17 @@ use millpond::{
 /// The mistake that the layer makes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Mistake {
-    /// Nothing.
+    /// No mistake.
     None,
     /// Its errors have no report.
     NoReport,
-    /// A request that no state of memory can serve is an invalid argument.
+    /// If no state of memory can serve a request, it reports an invalid argument.
     InvalidArgument,
-    /// It counts a free that is refused below.
+    /// It counts a free that the layer below refused.
     CountsRefusedFrees,
 }
 
-/// Counts bytes, and makes a mistake.
+/// Counts bytes and makes a mistake.
 #[derive(Debug)]
 pub(crate) struct Wrong {
     pub(crate) upstream: AnyResource,
@@ -40,8 +40,8 @@ impl Wrong {
     }
 }
 
-// SAFETY: every call goes to the upstream with the same arguments, so its contract holds, except that the
-// errors are others.
+// SAFETY: every call goes to the upstream with the same arguments, so its contract holds; only the errors
+// differ.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl DeviceMemoryResource for Wrong {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {

@@ -1,4 +1,4 @@
-//! Checks that every public function whose call of the driver may fail is in the table of operations.
+//! Checks that the table of operations has every public function whose driver call may fail.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,10 +8,10 @@ use millpond_testkit::faults::Operation;
 
 use super::table::CRATES;
 
-/// The sources whose public functions call the driver.
+/// The sources with public functions that call the driver.
 const SOURCES: [&str; 4] = ["containers/src", "resources/src", "plan/src", "plugin/src"];
 
-/// Functions that return a result and call no driver, or that only pass on to one of the table.
+/// Functions that return a result and call no driver, or that only forward to a function in the table.
 const WITHOUT_CALLS: &[(&str, &str)] = &[
     ("CudaBuffer::", "cudarc's streams are real ones: containers/tests/it/cuda_buffer.rs"),
     ("DeviceBuffer::cuda_view", "cudarc's streams are real ones: containers/tests/it/cuda_buffer.rs"),
@@ -45,7 +45,7 @@ fn files(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The type of an `impl` line: `impl<R: Bound> Type<R> {` and `impl Trait for Type {`.
+/// Returns the type of an `impl` line: `impl<R: Bound> Type<R> {` and `impl Trait for Type {`.
 fn owner_of(line: &str) -> Option<String> {
     let mut rest = line.strip_prefix("impl")?;
     if rest.starts_with('<') {
@@ -65,7 +65,7 @@ fn owner_of(line: &str) -> Option<String> {
     Some(name[..end].to_owned())
 }
 
-/// `Type::function` of each public function of a source that returns a result.
+/// Collects `Type::function` for each public function of a source that returns a result.
 fn fallible(source: &str, found: &mut BTreeSet<String>) {
     let source = source.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
     let mut owner = None;

@@ -31,7 +31,7 @@ fn managed(stage: &Stage) -> ManagedMemoryResource {
     ManagedMemoryResource::new(stage.driver())
 }
 
-/// A pool in stream order, whose requests make no call where it has free memory.
+/// Makes a pool in stream order. Its requests make no call while it has free memory.
 fn pool(stage: &Stage) -> Result<Pool> {
     PoolMemoryResource::new(cuda(stage), PoolOptions::default()).map(Arc::new)
 }
@@ -52,7 +52,7 @@ fn scalar(stage: &Stage) -> Result<DeviceScalar<u32, Pool>> {
     DeviceScalar::from_value(7, stage.a(), pool(stage)?)
 }
 
-/// An operation on a buffer of [`VALUES`], which keeps them also where it fails.
+/// An operation on a buffer of [`VALUES`]. The buffer keeps the values even if the operation fails.
 fn on_buffer(
     stage: &Stage,
     mut body: impl FnMut(&mut DeviceBuffer<Pool>, &Stage) -> Result<()> + 'static,
@@ -81,7 +81,7 @@ fn on_scalar(
     act(move || body(&mut scalar, &stage))
 }
 
-/// A failed change leaves size and capacity as they were.
+/// Changes a buffer. A failed change leaves size and capacity as they were.
 fn changes(
     buffer: &mut DeviceBuffer<Pool>,
     change: impl FnOnce(&mut DeviceBuffer<Pool>) -> Result<()>,
@@ -404,7 +404,7 @@ pub(crate) const OPERATIONS: &[Operation] = &[
         act(move || {
             let layout = Layout::new(1000);
             let block = memory.allocate(layout)?;
-            // SAFETY: the block is live, unused, and given back with its layout.
+            // SAFETY: the block is live and unused, and is freed with its layout.
             unsafe { memory.deallocate(block, layout) };
             Ok(())
         })
@@ -459,7 +459,7 @@ pub(crate) const OPERATIONS: &[Operation] = &[
     }),
 ];
 
-/// An event behind the present work of the first stream.
+/// Returns an event after the present work of the first stream.
 fn recorded(stage: &Stage) -> Result<Event> {
     let event = Event::new(stage.driver(), EventFlags::default())?;
     event.record(stage.a())?;

@@ -1,4 +1,4 @@
-//! The operations of `millpond-resources` on pools of the driver.
+//! The operations of `millpond-resources` on driver pools.
 
 use std::os::fd::AsFd;
 
@@ -29,7 +29,7 @@ fn exportable(stage: &Stage) -> Result<MemoryPool> {
     MemoryPool::new(stage.driver(), MemoryPoolOptions::new().handles(HandleTypes::POSIX_FD))
 }
 
-/// A pool with one block, and that pool as another process imports it.
+/// A pool with one block, and the same pool as another process imports it.
 struct Shared {
     resource: CudaAsyncViewMemoryResource,
     imported: MemoryPool,
@@ -61,7 +61,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // SAFETY: the block came from this resource with this size, and imports of it are freed.
+        // SAFETY: the block came from this resource with this size, and its imports are freed.
         unsafe { self.resource.deallocate_bytes(self.ptr, BYTES, self.stage.a()) }
     }
 }
@@ -172,11 +172,11 @@ pub(crate) const OPERATIONS: &[Operation] = &[
             let stage = &shared.stage;
             stage.device().launch(stage.b(), &[Access::read(block.device_pointer(), BYTES)]);
             block.free_on(stage.b())?;
-            // The hand-shake tells the exporter only then.
+            // The handshake tells the exporter only then.
             call(&**stage.device(), |driver| driver.stream_synchronize(stage.b()))
         })
     }),
-    // --- The resources over them ---
+    // --- The resources on top of them ---
     Operation::new("CudaAsyncMemoryResource::new", |stage| {
         on_stage(stage, |stage| {
             let options = CudaAsyncOptions {

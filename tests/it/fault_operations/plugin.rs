@@ -59,7 +59,7 @@ fn on_host_half(
     act(move || body(&manager))
 }
 
-/// Memory of the host at an address of its own: a pin that could not be lifted stays.
+/// Returns host memory at an address of its own: a pin that could not be lifted stays.
 fn memory_to_pin() -> (Box<u64>, HostPtr) {
     let kept = Box::leak(Box::new(0_u64));
     (Box::new(0), HostPtr(std::ptr::from_mut(kept).expose_provenance()))
@@ -71,7 +71,7 @@ fn pin(manager: &dyn MemoryManager, mapped: bool) -> Result<()> {
     unsafe { manager.mempin(owner, ptr, 8, mapped) }.map(drop)
 }
 
-/// A log of two streams; the engine makes the second one's stream itself.
+/// A log of two streams. The engine makes the second stream itself.
 const LOG: &str = "Thread,Time,Action,Pointer,Size,Stream\n\
     1,0,allocate,0x1000,1000,0\n\
     1,1,allocate,0x2000,2000,5\n\
@@ -91,7 +91,7 @@ fn replayed(stage: &Stage, text: &str) -> Result<()> {
         millpond_engine::Error::Stack(error) => error,
         other => failed(&other),
     })?;
-    // A refused request is no error of the replay.
+    // A refused request is not an error of the replay.
     match outcome.first_failure {
         Some(_) if driver.health().is_lost() => Err(driver.health().error()),
         Some(failure) => Err(Error::invalid_argument(failure.error)),

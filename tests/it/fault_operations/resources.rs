@@ -38,7 +38,7 @@ fn build(stage: &Stage, text: &str) -> Result<AnyResource> {
     text.parse::<StackSpec>()?.build(&millpond::layers(), &stage.driver())
 }
 
-/// A plan of what `use_of` does.
+/// Returns a plan for the requests of `use_of`.
 fn plan() -> ProgramPlan {
     let lines = [
         "millpond plan 1\nlog sha256:",

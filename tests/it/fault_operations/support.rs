@@ -1,4 +1,4 @@
-//! What the operations share.
+//! Helpers that the operations share.
 
 use millpond::{DeviceMemoryResource, DeviceMemoryResourceExt, Result};
 use millpond_testkit::faults::{Act, Stage};
@@ -7,13 +7,13 @@ pub(crate) fn act(body: impl FnMut() -> Result<()> + 'static) -> Result<Act> {
     Ok(Box::new(body))
 }
 
-/// An operation with nothing prepared but what it owns.
+/// Makes an operation that needs no preparation.
 pub(crate) fn on_stage(stage: &Stage, mut body: impl FnMut(&Stage) -> Result<()> + 'static) -> Result<Act> {
     let stage = stage.clone();
     act(move || body(&stage))
 }
 
-/// Allocates on two streams, the second time what the first one freed, and gives all back.
+/// Allocates on two streams and frees everything. The second stream requests the blocks that the first freed.
 pub(crate) fn use_of(resource: &dyn DeviceMemoryResource, stage: &Stage) -> Result<()> {
     for stream in [stage.a(), stage.b()] {
         let sizes = [1000, 1 << 20];

@@ -1,4 +1,4 @@
-//! What the programs share: two devices, and the words for them in texts.
+//! Helpers of the programs: two devices, and names for them in texts.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub(crate) const MIB: u64 = 1 << 20;
 /// A program with a mistake.
 pub(crate) struct Program {
     pub(crate) mistake: &'static str,
-    /// Makes the mistake, and returns what it is told.
+    /// Makes the mistake, and returns the resulting text.
     pub(crate) run: fn(&Bench) -> String,
     pub(crate) says: &'static str,
 }
@@ -32,7 +32,7 @@ pub(crate) struct Bench {
     pub(crate) peer: Arc<SimDevice>,
     pub(crate) a: StreamRef,
     pub(crate) b: StreamRef,
-    /// What the text is to call something else.
+    /// The names that replace values in the text.
     names: RefCell<Vec<(String, &'static str)>>,
 }
 
@@ -54,7 +54,7 @@ impl Bench {
         Arc::<SimDevice>::clone(&self.device)
     }
 
-    /// Has the text call something by a name.
+    /// Replaces a value in the text by a name.
     pub(crate) fn call(&self, what: impl ToString, name: &'static str) {
         self.names.borrow_mut().push((what.to_string(), name));
     }
@@ -67,17 +67,16 @@ impl Bench {
         self.build(text).unwrap()
     }
 
-    /// A block of the resource on stream A, which the text calls `P`.
+    /// Allocates a block of the resource on stream A, which the text calls `P`.
     pub(crate) fn block(&self, resource: &dyn DeviceMemoryResource, bytes: u64) -> DevicePtr {
         let ptr = resource.allocate_bytes(bytes, self.a).unwrap();
         self.call(ptr, "P");
         ptr
     }
 
-    /// Frees on stream A; returns what was reported.
+    /// Frees on stream A; returns the reported text.
     pub(crate) fn free(&self, resource: &dyn DeviceMemoryResource, ptr: DevicePtr, bytes: u64) -> String {
-        // SAFETY: none of the caller's promises is kept; that is what the programs are about, and the memory
-        // is used by none of them.
+        // SAFETY: the programs break the caller's promises on purpose, and none of them uses the memory.
         let ((), reports) = record(|| unsafe { resource.deallocate_bytes(ptr, bytes, self.a) });
         reports.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
     }
@@ -92,7 +91,7 @@ impl Bench {
     }
 }
 
-/// What an error says.
+/// Returns the text of an error.
 pub(crate) fn error<T>(answer: Result<T>) -> String {
     answer.err().map_or_else(|| "no error".to_owned(), |error| error.to_string())
 }

@@ -1,4 +1,4 @@
-//! Blocks that are given back wrongly, and requests that no memory can serve.
+//! Blocks that are freed wrongly, and requests that no memory can serve.
 
 use millpond::adaptors::tracking::Stacks;
 use millpond::adaptors::{
@@ -13,7 +13,7 @@ use millpond::{DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver,
 
 use super::bench::{Bench, MIB, Program, error, program};
 
-/// A block that is freed once rightly, and then wrongly with these bytes.
+/// Frees a block once correctly, and then wrongly with these bytes.
 fn freed_twice(bench: &Bench, stack: &str, bytes: u64) -> String {
     let resource = bench.stack(stack);
     let ptr = bench.block(&resource, bytes);
@@ -21,7 +21,7 @@ fn freed_twice(bench: &Bench, stack: &str, bytes: u64) -> String {
     bench.free(&resource, ptr, bytes)
 }
 
-/// A block of 1000 bytes that is freed with others.
+/// Frees a block of 1000 bytes with another size.
 fn freed_with(bench: &Bench, stack: &str, bytes: u64) -> String {
     let resource = bench.stack(stack);
     let ptr = bench.block(&resource, 1000);
@@ -30,7 +30,7 @@ fn freed_with(bench: &Bench, stack: &str, bytes: u64) -> String {
     told
 }
 
-/// A block of one stack that is given back to another.
+/// Frees a block of one stack in another stack.
 fn freed_in_another(bench: &Bench, from: &str, to: &str) -> String {
     let (from, to) = (bench.stack(from), bench.stack(to));
     let ptr = bench.block(&from, 1000);
@@ -172,7 +172,7 @@ pub(crate) const DIVIDERS: &[Program] = &[
         "a request exceeds the blocks of fixed_size",
         |bench| error(bench.stack("cuda+fixed_size:block_size=64KiB").allocate_bytes(100_000, bench.a)),
         "out of memory for 97.66KiB on stream A in `cuda+fixed_size:block_size=64KiB`: blocks have 64KiB; \
-         raise block_size, or use binning for several sizes: no memory that is given back would help\n\
+         raise block_size, or use binning for several sizes: freeing memory would not help\n\
          \x20 ask for less at a time",
     ),
     program(
@@ -302,7 +302,7 @@ pub(crate) const BASES: &[Program] = &[
         "a function of a callback resource returns memory that is not aligned",
         |bench| {
             let allocate = |_: Layout, _: StreamRef| Ok(DevicePtr::new(0x1234));
-            // SAFETY: it breaks the contract, and nothing uses the memory.
+            // SAFETY: the call breaks the contract on purpose, and nothing uses the memory.
             let resource = unsafe { CallbackMemoryResource::new(bench.driver(), allocate, |_, _, _| {}) };
             error(resource.allocate_bytes(1000, bench.a))
         },
@@ -402,8 +402,8 @@ pub(crate) const ADAPTORS: &[Program] = &[
             bench.block(&limited, 8 * MIB);
             error(limited.allocate_bytes(4 * MIB, bench.a))
         },
-        "out of memory for 4MiB on stream A in `cuda+limiting:limit=10MiB`: the limit of 10MiB, of which \
-         8MiB are in use, is 2097152 bytes short; give blocks back, or raise the limit: it was 2MiB short\n\
+        "out of memory for 4MiB on stream A in `cuda+limiting:limit=10MiB`: the limit is 10MiB and 8MiB \
+         are in use, so it is 2097152 bytes short; free blocks, or raise the limit: it was 2MiB short\n\
          \x20 this is needed:\n\
          \x20 - raise the maximum by 2MiB\n\
          \x20 8MiB are in use; its maximum is 10MiB",
@@ -438,8 +438,8 @@ pub(crate) const ADAPTORS: &[Program] = &[
             let fallback = PinnedHostMemoryResource::new(bench.peer.clone());
             error(FallbackResourceAdaptor::new(CudaMemoryResource::new(bench.driver()), fallback))
         },
-        "invalid argument: the fallback allocates on PEER, what is below on DEVICE; use two resources of \
-         one device",
+        "invalid argument: the fallback allocates on PEER, but the resource below on DEVICE; use two \
+         resources of one device",
     ),
     program(
         "more levels of counters are popped than were pushed",
@@ -463,14 +463,14 @@ pub(crate) const REQUESTS: &[Program] = &[
         "a size that overflowed to nearly 2^64",
         |bench| error(bench.stack("cuda+pool").allocate_bytes(u64::MAX - 3, bench.a)),
         "out of memory for 16.00EiB on stream A in `cuda+pool`: no device can hold that; check the size for \
-         an overflow: no memory that is given back would help\n\
+         an overflow: freeing memory would not help\n\
          \x20 ask for less at a time",
     ),
     program(
         "an array whose bytes overflow",
         |_| error(Layout::array::<u64>(u64::MAX / 2)),
         "out of memory for 16.00EiB: 9223372036854775807 elements of 8 bytes are more than an address space \
-         holds; check the number for an overflow: no memory that is given back would help\n\
+         holds; check the number for an overflow: freeing memory would not help\n\
          \x20 ask for less at a time",
     ),
     program(
@@ -480,7 +480,7 @@ pub(crate) const REQUESTS: &[Program] = &[
          no more memory\n\
          \x20 the device has 256MiB in all: ask for less at a time, or use managed memory\n\
          \x20 the device has 256MiB free of 256MiB\n\
-         \x20 caused by: cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY (2): 1099511627776 bytes asked for; 268435456 \
+         \x20 caused by: cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY (2): 1099511627776 bytes requested; 268435456 \
          of 268435456 free",
     ),
 ];

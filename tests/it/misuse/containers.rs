@@ -1,4 +1,4 @@
-//! Containers that are used wrongly, captures that calls would break, and devices that are lost.
+//! Containers that are used wrongly, captures that calls would break, and lost devices.
 
 use std::sync::Arc;
 
@@ -47,8 +47,8 @@ pub(crate) const CONTAINERS: &[Program] = &[
     program(
         "a buffer over memory that the device does not reach",
         |bench| error(DeviceBuffer::new(10, bench.a, PageableHostMemoryResource::new(bench.driver()))),
-        "invalid argument in `host`: this memory is reached by the host alone; a buffer needs a resource \
-         that the device reaches, as cuda, managed or pinned memory",
+        "invalid argument in `host`: only the host can access this memory; a buffer needs memory that \
+         the device can access, such as cuda, managed or pinned memory",
     ),
     program(
         "a copy between devices of two machines",
@@ -66,8 +66,8 @@ pub(crate) const CONTAINERS: &[Program] = &[
             let staging = HostStaging::new(bench.peer.clone());
             error(buffer(bench, 10).copy_from_host_async(&[1_u8], &staging))
         },
-        "invalid argument: the staging memory is for copies of PEER, the buffer is of DEVICE; make one for \
-         that device",
+        "invalid argument: the staging memory belongs to PEER, but the buffer is on DEVICE; make staging \
+         memory for that device",
     ),
     program(
         "room for fewer values than were copied",
@@ -103,7 +103,7 @@ pub(crate) const CONTAINERS: &[Program] = &[
             error(vec.resize(usize::MAX, bench.a))
         },
         "out of memory for 16.00EiB: 18446744073709551615 elements of 8 bytes are more than an address space \
-         holds; check the number for an overflow: no memory that is given back would help\n\
+         holds; check the number for an overflow: freeing memory would not help\n\
          \x20 ask for less at a time",
     ),
     program(
@@ -139,10 +139,10 @@ pub(crate) const CAPTURES: &[Program] = &[
             let buffer = buffer(bench, 16);
             capturing(bench, || error(buffer.to_host::<u32>()))
         },
-        "driver error of DEVICE in `cuda`: not while a graph is being captured; do it before the capture \
-         begins, or after its end (memory that the graph needs can be reserved before: pool:initial=…): \
-         cuStreamSynchronize: CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED (900): cuStreamSynchronize is refused \
-         while a graph is captured",
+        "driver error of DEVICE in `cuda`: this is not possible while a graph is being captured; do it \
+         before the capture begins, or after its end (pool:initial=… reserves memory for the graph in \
+         advance): cuStreamSynchronize: CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED (900): cuStreamSynchronize \
+         is refused while a graph is captured",
     ),
     program(
         "a copy through staging memory while its stream captures a graph",
@@ -199,7 +199,7 @@ pub(crate) const CAPTURES: &[Program] = &[
             error(scalar.value())
         },
         "poisoned of DEVICE in `cuda`: the device is lost for this process; restart the process: \
-         cuMemcpyDtoHAsync: CUDA_ERROR_ILLEGAL_ADDRESS (700): as the fault plan asks for",
+         cuMemcpyDtoHAsync: CUDA_ERROR_ILLEGAL_ADDRESS (700): the fault plan fails this call",
     ),
     program(
         "a request after the device was lost",
@@ -220,7 +220,7 @@ pub(crate) const CAPTURES: &[Program] = &[
             error(buffer.copy_from_host(&[1_u8]))
         },
         "poisoned of DEVICE in `cuda`: the device's context was reset (cuDevicePrimaryCtxReset, \
-         cudaDeviceReset, Numba's cuda.close()) and what was made before is lost with it; open the device \
+         cudaDeviceReset, Numba's cuda.close()) and everything made before is lost; open the device \
          again, and make new resources and streams: cuMemcpyHtoDAsync: CUDA_ERROR_CONTEXT_IS_DESTROYED \
          (709)",
     ),
@@ -232,6 +232,6 @@ pub(crate) const CAPTURES: &[Program] = &[
             error(pool.allocate_bytes(1000, bench.a))
         },
         "driver error for 1000B on stream A of DEVICE in `cuda`: cuMemAlloc: CUDA_ERROR_NOT_PERMITTED \
-         (800): as the fault plan asks for",
+         (800): the fault plan fails this call",
     ),
 ];

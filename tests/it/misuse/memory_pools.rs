@@ -1,4 +1,4 @@
-//! Pools of the driver, and blocks of other processes.
+//! Driver pools, and blocks of other processes.
 
 use std::os::fd::{AsFd, OwnedFd};
 

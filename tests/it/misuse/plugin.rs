@@ -22,7 +22,7 @@ fn registry(value: Option<&'static str>) -> ManagerRegistry {
     ManagerRegistry::new(environment, Box::new(millpond::driver::open), millpond::layers())
 }
 
-/// A handle of 4096 bytes, as another process has it.
+/// Returns a handle of 4096 bytes, as another process has it.
 fn handle(bench: &Bench, manager: &CudaMemoryManager) -> IpcHandle {
     let memory = manager.memalloc(4096).unwrap();
     bench.call(memory.device_pointer(), "P");
@@ -35,7 +35,7 @@ pub(crate) const PROGRAMS: &[Program] = &[
     program(
         "a manager that was made for its version only hands out memory",
         |_| error(CudaMemoryManager::new(None).memalloc(4096)),
-        "invalid argument: this memory manager has no device: it was made to be asked for its version only; \
+        "invalid argument: this memory manager has no device: it was made only to report its version; \
          get one from get_memory_manager",
     ),
     program(
@@ -70,8 +70,8 @@ pub(crate) const PROGRAMS: &[Program] = &[
             memory.free().unwrap();
             error(memory.free())
         },
-        "invalid argument of DEVICE: cannot free the memory at P: it was freed before, or its manager was \
-         reset; use each allocation before its end",
+        "invalid argument of DEVICE: cannot free the memory at P: it is already free, or its manager was \
+         reset; use an allocation only while it is live",
     ),
     program(
         "memory is shared after a reset of its manager",
@@ -82,8 +82,8 @@ pub(crate) const PROGRAMS: &[Program] = &[
             manager.reset();
             error(manager.get_ipc_handle(&memory))
         },
-        "invalid argument of DEVICE: cannot share the memory at P: it was freed before, or its manager was \
-         reset; use each allocation before its end",
+        "invalid argument of DEVICE: cannot share the memory at P: it is already free, or its manager was \
+         reset; use an allocation only while it is live",
     ),
     program(
         "a use of another manager's memory is announced",
@@ -92,8 +92,8 @@ pub(crate) const PROGRAMS: &[Program] = &[
             bench.call(memory.device_pointer(), "P");
             error(over(bench, "cuda+pool").record_stream(&memory, bench.a))
         },
-        "invalid argument of DEVICE: it must be this manager's, and in use: cannot record a use of the \
-         memory at P: it was freed before, or its manager was reset; use each allocation before its end",
+        "invalid argument of DEVICE: it must be this manager's live memory: cannot record a use of the \
+         memory at P: it is already free, or its manager was reset; use an allocation only while it is live",
     ),
     program(
         "a null pointer is shared",
@@ -109,11 +109,11 @@ pub(crate) const PROGRAMS: &[Program] = &[
             let manager = over(bench, "cuda+pool:pages=on");
             error(manager.get_ipc_handle(&manager.memalloc(4096).unwrap()))
         },
-        "not supported of DEVICE in `cuda+pool:pages=on`: CUDA's legacy IPC handles, which NBEP 7 passes \
-         on, are of memory from cuMemAlloc only: take it from a stack on `cuda` whose pools say \
-         `pages=off`, such as cuda+pool:pages=off (a pool with `share=fd` shares its blocks by file \
-         descriptors): cuIpcGetMemHandle: CUDA_ERROR_NOT_SUPPORTED (801): only \
-         memory of cuMemAlloc can be opened by other processes",
+        "not supported of DEVICE in `cuda+pool:pages=on`: NBEP 7 uses CUDA's legacy IPC handles, which \
+         exist only for memory of cuMemAlloc: take the memory from a stack on `cuda` with `pages=off` \
+         pools, such as cuda+pool:pages=off (a pool with `share=fd` shares its blocks by file \
+         descriptors): cuIpcGetMemHandle: CUDA_ERROR_NOT_SUPPORTED (801): other \
+         processes can open only memory from cuMemAlloc",
     ),
     program(
         "a handle is opened in the process that made it",
@@ -122,7 +122,7 @@ pub(crate) const PROGRAMS: &[Program] = &[
             let memory = manager.memalloc(4096).unwrap();
             error(manager.get_ipc_handle(&memory).unwrap().open(&bench.driver()))
         },
-        "invalid argument: this process made the handle and has the memory; open it in another process",
+        "invalid argument: this process made the handle and owns the memory; open it in another process",
     ),
     program(
         "a handle is opened twice",
@@ -145,8 +145,8 @@ pub(crate) const PROGRAMS: &[Program] = &[
             let mut forged = IpcHandle::new(None, *right.handle(), 4 * MIB, None, 0);
             error(forged.open(&bench.driver()))
         },
-        "invalid argument: the handle names 4194304 bytes at 0 of an allocation of 4096 bytes; ask the \
-         sharing process for a new one",
+        "invalid argument: the handle names 4194304 bytes at offset 0, but the allocation has 4096 \
+         bytes; ask the sharing process for a new handle",
     ),
     program(
         "a handle whose end is missing",
@@ -154,14 +154,14 @@ pub(crate) const PROGRAMS: &[Program] = &[
             let bytes = handle(bench, &plain(bench)).to_bytes();
             error(IpcHandle::from_bytes(&bytes[..bytes.len() - 1]))
         },
-        "invalid argument: these bytes are not an IPC handle: they say 127 bytes, and there are 126; pass \
-         on all bytes of the handle",
+        "invalid argument: these bytes are not an IPC handle: the header says 127 bytes, but there are 126; \
+         pass on all bytes of the handle",
     ),
     program(
         "bytes that are no handle",
         |_| error(IpcHandle::from_bytes(b"something else")),
-        "invalid argument: these bytes are not an IPC handle: they do not start as one; pass on all \
-         bytes of the handle",
+        "invalid argument: these bytes are not an IPC handle: they do not start with the magic bytes; \
+         pass on all bytes of the handle",
     ),
     program(
         "the manager is set twice",
@@ -170,7 +170,7 @@ pub(crate) const PROGRAMS: &[Program] = &[
             registry.set(CudaMemoryManager::factory()).unwrap();
             error(registry.set(CudaMemoryManager::factory()))
         },
-        "invalid argument: the memory manager is set already; call set_memory_manager once per process, \
+        "invalid argument: the memory manager is already set; call set_memory_manager once per process, \
          before any use",
     ),
     program(
@@ -180,7 +180,7 @@ pub(crate) const PROGRAMS: &[Program] = &[
             registry.get(millpond::Driver::device(&*bench.device)).unwrap();
             error(registry.set(CudaMemoryManager::factory()))
         },
-        "invalid argument: a device has its memory manager already; call set_memory_manager before anything \
+        "invalid argument: a device already has its memory manager; call set_memory_manager before anything \
          uses a device",
     ),
     program(

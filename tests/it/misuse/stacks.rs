@@ -8,7 +8,7 @@ use millpond::{DeviceId, DeviceMemoryResourceExt, Driver};
 
 use super::bench::{Bench, Program, error, program};
 
-/// A stack as text, and what its builder is told.
+/// Builds a stack from text, and returns the error's text.
 macro_rules! text {
     ($mistake:literal, $text:expr, $says:expr $(,)?) => {
         program($mistake, |bench| error(bench.build($text)), $says)
@@ -43,13 +43,13 @@ pub(crate) const STACKS: &[Program] = &[
     text!(
         "a parameter that there is not",
         "cuda+pool:size=1GiB",
-        "invalid stack: `pool` has no parameter `size`; it knows initial, max, pages, decay, peers, share, \
+        "invalid stack: `pool` has no parameter `size`; it has initial, max, pages, decay, peers, share, \
          reuse"
     ),
     text!(
         "a parameter of a layer that takes none",
         "cuda:size=1GiB+pool",
-        "invalid stack: `cuda` takes no parameters, so not `size`; leave it out"
+        "invalid stack: `cuda` takes no parameters; leave `size` out"
     ),
     text!(
         "a parameter that is given twice",
@@ -65,8 +65,8 @@ pub(crate) const STACKS: &[Program] = &[
     text!(
         "a resource of the driver above another",
         "cuda+managed",
-        "invalid stack in `cuda+managed`: `managed` takes its memory from the driver and cannot stand on \
-         `cuda`; put it first"
+        "invalid stack in `cuda+managed`: `managed` takes its memory from the driver and cannot go on \
+         top of `cuda`; put it first"
     ),
     text!(
         "a pool on nothing",
@@ -91,7 +91,7 @@ pub(crate) const STACKS: &[Program] = &[
             bench.call(deep(), "TEXT");
             error(bench.build(&deep()))
         },
-        "invalid stack: `TEXT`: there are too many stacks inside each other; write for example \
+        "invalid stack: `TEXT`: too many stacks are nested; write for example \
          `cuda+pool:initial=1GiB,max=8GiB`",
     ),
     text!(
@@ -315,8 +315,8 @@ pub(crate) const REGISTRY: &[Program] = &[
     program(
         "the default resource of a device that is gone",
         |_| error(get_per_device_resource(DeviceId::sim(1_000_000))),
-        "no device of sim:1000000: this process has no such simulated device, or no more: it ends \
-         with its last user, so keep it",
+        "no device of sim:1000000: this process has no such simulated device; a device ends \
+         with its last handle, so keep one",
     ),
     program(
         "a bin on another device",
@@ -336,7 +336,7 @@ pub(crate) const REGISTRY: &[Program] = &[
     program(
         "a simulated device of an unknown kind",
         |_| error("sim:h300".parse::<DeviceSpec>()),
-        "invalid argument: `sim:h300` is not a device: there is no simulated device of that name or size; \
+        "invalid argument: `sim:h300` is not a device: no simulated device has that name or size; \
          write cuda:0, sim:h200, sim:a100, a size such as sim:8GiB, or sim:FILE.toml with a profile",
     ),
     program(

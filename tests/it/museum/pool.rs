@@ -1,15 +1,16 @@
-//! Mistakes of the pool itself: each is one change of its source, and must be found by the programs and races
-//! of `resources/tests/it/programs.rs` or `crowds.rs`, within their few seconds.
+//! Mistakes in the pool itself. Each is one change of its source, and the programs and races of
+//! `resources/tests/it/programs.rs` or `crowds.rs` must find it within their few seconds.
 //!
-//! Every test run sees that the changes can still be made. To make them and look takes a build for each, so
-//! that happens where `MILLPOND_MUSEUM` is set: in a copy of the sources, below the build folder.
+//! Every test run checks that the changes can still be made. Making a change and running the tests takes a
+//! build for each, so that happens only if `MILLPOND_MUSEUM` is set, in a copy of the sources below the build
+//! folder.
 
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A change of one place in a file of `resources/src/`, and what a run that finds it says.
+/// A change of one place in a file of `resources/src/`, and a text from the run that finds it.
 struct Mistake {
     /// The tests that find it: a file of `resources/tests/it/`.
     test: &'static str,
@@ -31,7 +32,7 @@ const fn mistake(
 }
 
 impl Mistake {
-    /// The same mistake, found by the tests over many streams.
+    /// Returns the same mistake, to be found by the tests over many streams.
     const fn in_a_crowd(self) -> Self {
         Self { test: "crowds", ..self }
     }
@@ -244,24 +245,24 @@ fn root() -> &'static Path {
 }
 
 impl Mistake {
-    /// The file, below a folder with the sources.
+    /// Reads the file below a folder with the sources.
     fn read(&self, sources: &Path) -> String {
         let path = sources.join("resources/src").join(self.file);
         fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", self.file))
     }
 
-    /// The file's text with the mistake in it.
+    /// Returns the file's text with the mistake in it.
     fn made(&self, text: &str) -> String {
         let times = text.matches(self.from).count();
-        assert_eq!(times, 1, "{}: in {} its place is there {times} times", self.name, self.file);
+        assert_eq!(times, 1, "{}: its place appears {times} times in {}", self.name, self.file);
         text.replacen(self.from, self.to, 1)
     }
 }
 
-/// The modules of the tests of `resources` that find the mistakes: a build for each has only these.
+/// The test modules of `resources` that find the mistakes: each build has only these.
 const FINDERS: [&str; 2] = ["crowds", "programs"];
 
-/// A copy of the sources, and where it is built.
+/// A copy of the sources, and its build folder.
 struct Copy {
     sources: PathBuf,
     target: PathBuf,
@@ -292,7 +293,8 @@ impl Copy {
         cargo.output().expect("cargo can be run")
     }
 
-    /// Makes the mistake, looks whether it is found, and takes it back; says what is wrong.
+    /// Makes the mistake, checks that the tests find it, and takes it back. Returns a problem, if there is
+    /// one.
     fn look_for(&self, mistake: &Mistake) -> Option<String> {
         let path = self.sources.join("resources/src").join(mistake.file);
         let right = mistake.read(&self.sources);
@@ -315,11 +317,11 @@ impl Copy {
     }
 }
 
-/// Copies a folder, but for what is built and what git keeps.
+/// Copies a folder, except for build outputs and git's files.
 fn copy_folder(from: &Path, to: &Path) {
     fs::create_dir_all(to).expect("a folder can be made");
     for entry in fs::read_dir(from).expect("a folder of the repository") {
-        let entry = entry.expect("an entry of it");
+        let entry = entry.expect("a readable entry");
         let (name, path) = (entry.file_name(), entry.path());
         if [".git", "target"].map(OsStr::new).contains(&name.as_os_str()) || path == to {
             continue;
@@ -342,7 +344,7 @@ fn mistakes_of_the_pool_can_be_made() {
 #[test]
 fn mistakes_of_the_pool_are_found() {
     if std::env::var_os("MILLPOND_MUSEUM").is_none() {
-        println!("not looked for: MILLPOND_MUSEUM is not set");
+        println!("SKIPPED: MILLPOND_MUSEUM is not set");
         return;
     }
     let copy = Copy::new();

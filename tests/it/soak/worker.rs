@@ -1,4 +1,4 @@
-//! One host thread of the soak, with streams of its own.
+//! One host thread of the soak, with its own streams.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -13,12 +13,12 @@ use super::kernels::{Block, Kernels};
 const TYPICAL_BLOCKS: u64 = 256;
 /// Sizes go from 1 byte to two to this power, evenly on a logarithmic scale.
 const LARGEST_LOG2: u64 = 22;
-/// The percentage of frees whose check lags behind, while the host goes on and reuses the block.
+/// The percentage of frees whose check lags behind while the host goes on and reuses the block.
 const LAGGING_PERCENT: u64 = 4;
-/// For how long it lags, in clock cycles: up to about 0.1 ms.
+/// How long it lags, in clock cycles: up to about 0.1 ms.
 const LAG_CYCLES: u64 = 200_000;
 
-/// Whether workers make the resource give free memory back now and then.
+/// Whether workers trim the resource now and then.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Trims {
     Yes,
@@ -48,7 +48,7 @@ pub(crate) struct Worker<'a> {
     rng: Rng,
     streams: Vec<StreamRef>,
     event: Event,
-    /// Each with the index of the stream that all its uses so far happen before.
+    /// The blocks, each with the index of a stream that comes after all its uses so far.
     blocks: Vec<(Block, usize)>,
 }
 
@@ -91,13 +91,13 @@ impl<'a> Worker<'a> {
         let layout = Layout::new(bytes);
         let ptr = self.shared.resource.allocate(layout, stream)?;
         let block = Block { ptr, layout, tag: self.rng.next_u64() as u32 };
-        // SAFETY: the block was just handed out for use on this stream.
+        // SAFETY: the block was just allocated for use on this stream.
         unsafe { self.shared.kernels.write_tag(&block, stream) }?;
         self.blocks.push((block, index));
         Ok(())
     }
 
-    /// Frees a block, in a quarter of the cases on another stream than its last.
+    /// Frees a block; in a quarter of the cases, on a stream other than its last.
     fn free(&mut self) -> Result<()> {
         let Some((block, home)) = self.remove_block() else { return Ok(()) };
         let index = if self.rng.percent(25) { self.random_stream() } else { home };
@@ -109,20 +109,20 @@ impl<'a> Worker<'a> {
     }
 
     fn check_and_free(&self, block: &Block, stream: StreamRef) -> Result<()> {
-        // SAFETY: the block is handed out, and the stream is ordered after all its uses.
+        // SAFETY: the block is live, and the stream is ordered after all its uses.
         unsafe { self.shared.kernels.check_tag(block, stream) }?;
-        // SAFETY: it is given back once, with its layout, on a stream that is ordered after all its uses.
+        // SAFETY: the block is freed once, with its layout, on a stream that is ordered after all its uses.
         unsafe { self.shared.resource.deallocate(block.ptr, block.layout, stream) };
         Ok(())
     }
 
-    /// Another stream checks the block and writes a new tag; from then on the block is that stream's.
+    /// Another stream checks the block and writes a new tag. From then on, the block belongs to that stream.
     fn use_elsewhere(&mut self) -> Result<()> {
         let Some((mut block, home)) = self.remove_block() else { return Ok(()) };
         let index = self.random_stream();
         self.order_after(index, home)?;
         let stream = self.streams[index];
-        // SAFETY: the block is handed out, and the stream is ordered after all its uses.
+        // SAFETY: the block is live, and the stream is ordered after all its uses.
         unsafe { self.shared.kernels.check_tag(&block, stream) }?;
         block.tag = self.rng.next_u64() as u32;
         // SAFETY: as above.
@@ -131,7 +131,8 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Gives a block to whichever worker takes it, with an event that its stream waits for.
+    /// Offers a block to all workers, with an event. The worker that takes it makes its stream wait for the
+    /// event.
     fn hand_over(&mut self) -> Result<()> {
         let Some((block, home)) = self.remove_block() else { return Ok(()) };
         let event = self.shared.driver.event_create(EventFlags::default())?;
@@ -144,13 +145,13 @@ impl<'a> Worker<'a> {
         let Some((block, event)) = self.shared.handed_over().pop() else { return Ok(()) };
         let index = self.random_stream();
         self.shared.driver.stream_wait_event(self.streams[index], event)?;
-        // SAFETY: the event is ours now, and used no more; CUDA keeps what the wait needs.
+        // SAFETY: the event is our own now and not used again; CUDA keeps the data that the wait needs.
         unsafe { self.shared.driver.event_destroy(event) }?;
         self.blocks.push((block, index));
         Ok(())
     }
 
-    /// Destroys a stream on which blocks were given back; those that are its own go to a new one.
+    /// Destroys a stream on which blocks were freed. The worker's blocks on it move to a new stream.
     fn renew_a_stream(&mut self) -> Result<()> {
         let index = self.random_stream();
         let driver = self.shared.driver;
@@ -178,7 +179,7 @@ impl<'a> Worker<'a> {
         Ok(unsafe { self.shared.driver.event_destroy(self.event) }?)
     }
 
-    /// Makes the later work of one stream wait for the earlier work of another.
+    /// Makes later work of one stream wait for earlier work of another.
     fn order_after(&self, later: usize, earlier: usize) -> Result<()> {
         if later != earlier {
             self.shared.driver.event_record(self.event, self.streams[earlier])?;
@@ -197,7 +198,7 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// From 1 byte to 4 MiB, evenly on a logarithmic scale.
+/// Returns a size from 1 byte to 4 MiB, evenly on a logarithmic scale.
 fn random_bytes(rng: &mut Rng) -> u64 {
     let low = 1 << rng.below(LARGEST_LOG2);
     rng.between(low, 2 * low)

@@ -1,4 +1,4 @@
-//! The stacks that `contract`, `faults` and `order` run over. A new resource or adaptor adds its line here.
+//! The stacks of the tests `contract`, `faults` and `order`. A new resource or adaptor adds its line here.
 
 mod scoped;
 
@@ -11,7 +11,7 @@ use millpond_testkit::canary::ZeroingLayer;
 use millpond_testkit::conformance::{Refusals, Subject};
 use millpond_testkit::program::StatisticsCheck::{self, Counts, Exact, None};
 
-/// Every resource, with the options that change how it works, and what it knows.
+/// Every resource, with the options that change its behavior, and its knowledge of its blocks.
 const RESOURCES: &[(&str, Knows)] = &[
     ("cuda", Knows::nothing()),
     ("managed", Knows::nothing()),
@@ -62,7 +62,7 @@ const RESOURCES: &[(&str, Knows)] = &[
     ("cuda+zeroing", Knows::nothing()),
     ("cuda+zeroing+pool:max=50%", Knows::its_blocks(Exact)),
     ("cuda+zeroing+fixed_size:block_size=64KiB,blocks=16", Knows::its_blocks(Exact).up_to(64 << 10)),
-    // It clears what comes back before the pool can refuse it.
+    // The layer clears freed blocks before the pool can refuse them.
     ("cuda+pool+zeroing", Knows::nothing().holding()),
     ("cuda+pool:max=25%+fallback:to=(cuda+pool)", Knows::its_blocks(Exact)),
     ("cuda_async+capture_scopes", Knows::its_blocks(None)),
@@ -81,23 +81,22 @@ const ADAPTORS: &[&str] = &[
     "tracking",
 ];
 
-/// Stacks all of whose memory is that of a scope for captured graphs.
+/// Stacks whose whole memory belongs to a scope for captured graphs.
 const SCOPED: &[&str] =
     &["cuda_async+capture_scopes", "cuda+pool+capture_scopes", "cuda+pool:pages=off+capture_scopes"];
 
-/// The other adaptors, which are put on plain CUDA and on the pool. Their pairs are in the tests of the
-/// crate.
+/// The other adaptors, which are put on plain CUDA and on the pool. The crate's own tests cover their pairs.
 const SIMPLE_ADAPTORS: &[&str] = &[
     "aligned:alignment=4KiB,threshold=64KiB",
     "capture_scopes",
     "prefetch",
-    // The programs of one thread would wait in vain.
+    // In programs of one thread, it would wait in vain.
     "retry:timeout=1us",
 ];
 
 const POOL: &str = "cuda+pool";
 
-/// The misuse that a resource can detect about its blocks; adaptors on top of it detect the same.
+/// The misuse that a resource can detect about its blocks. Adaptors on top of it detect the same.
 #[derive(Clone, Copy)]
 struct Knows {
     statistics: StatisticsCheck,
@@ -108,7 +107,7 @@ struct Knows {
 }
 
 impl Knows {
-    /// It hands on what it gets from the device.
+    /// The resource hands on memory from the device.
     const fn nothing() -> Self {
         let refusals = Refusals { foreign_pointer: false, double_free: false, wrong_size: false };
         Self { statistics: None, refusals, largest_bytes: 64 << 20, hands_on: true, shares_pools: false }
@@ -122,7 +121,7 @@ impl Knows {
         Self { hands_on: true, ..self }
     }
 
-    /// Its memory is that of a pool of the driver.
+    /// The resource's memory belongs to a driver pool.
     const fn sharing(self) -> Self {
         Self { hands_on: true, shares_pools: true, ..self }
     }
@@ -136,7 +135,7 @@ impl Knows {
     }
 }
 
-/// Walks every pool of a stack that was built from text.
+/// Checks every pool of a stack that was built from text.
 fn validate_pools(resource: &AnyResource) {
     resource
         .stack()
@@ -144,14 +143,14 @@ fn validate_pools(resource: &AnyResource) {
         .for_each(PoolMemoryResource::validate);
 }
 
-/// Lets every such pool give back what it did not need lately.
+/// Lets every such pool release memory that it has not needed lately.
 fn decay_pools(resource: &AnyResource, now: Duration) -> Result<()> {
     let mut pools = resource.stack().filter_map(downcast::<PoolMemoryResource<AnyResource>>);
     pools.try_for_each(|pool| pool.decay_step(now).map(|_| ()))
 }
 
-/// Every resource, every adaptor on plain CUDA and on the pool, and every ordered pair of those that keep
-/// accounts on the pool.
+/// Returns every resource, every adaptor on plain CUDA and on the pool, and every ordered pair of accounting
+/// adaptors on the pool.
 pub(crate) fn all() -> Vec<Subject> {
     let table = layers();
     let subject = |text: &str, knows: Knows| {
@@ -166,7 +165,7 @@ pub(crate) fn all() -> Vec<Subject> {
     };
     let mut all: Vec<Subject> = RESOURCES.iter().map(|&(text, knows)| subject(text, knows)).collect();
     for adaptor in ADAPTORS.iter().chain(SIMPLE_ADAPTORS) {
-        // A free block that is large enough for a request may not hold it aligned.
+        // A free block that is large enough for a request may be too small after alignment.
         let statistics = if adaptor.starts_with("aligned") { Counts } else { Exact };
         all.push(subject(&format!("cuda+{adaptor}"), Knows::nothing()));
         all.push(subject(&format!("{POOL}+{adaptor}"), Knows::its_blocks(statistics)));
@@ -181,18 +180,18 @@ pub(crate) fn all() -> Vec<Subject> {
     all
 }
 
-/// Every ordered pair of the adaptors that keep accounts, on the pool.
+/// Returns every ordered pair of the accounting adaptors, on the pool.
 pub(crate) fn pairs() -> impl Iterator<Item = String> {
     let with = |first| ADAPTORS.iter().map(move |second| format!("{POOL}+{first}+{second}"));
     ADAPTORS.iter().flat_map(with)
 }
 
-/// The layers of millpond, and one of a user's that submits work.
+/// Returns millpond's layers, and a user's layer that submits work.
 pub(crate) fn layers() -> LayerTable {
     millpond::layers().with([ZeroingLayer::ENTRY])
 }
 
-/// Every resource with the layer `zeroing` at each place of its stack: above each of its layers in turn.
+/// Returns every resource with the layer `zeroing` above each layer of its stack in turn.
 #[allow(dead_code, reason = "one test needs them")]
 pub(crate) fn with_submitted_work() -> Vec<Subject> {
     let table = layers();
@@ -204,7 +203,7 @@ pub(crate) fn with_submitted_work() -> Vec<Subject> {
                 layers.insert(place, "zeroing".to_owned());
                 layers.join("+")
             })
-            // Such a pool maps pages directly over `cuda` only.
+            // Such a pool can map pages only directly over `cuda`.
             .filter(|text| !text.contains("zeroing+pool:pages=on"))
             .collect();
         texts.into_iter().map(move |text| (text, knows))
@@ -218,7 +217,7 @@ pub(crate) fn with_submitted_work() -> Vec<Subject> {
     stacks.map(subject).collect()
 }
 
-/// All of them, or the one that MILLPOND_SUBJECT names.
+/// Returns all stacks, or the one that MILLPOND_SUBJECT names.
 #[allow(dead_code, reason = "not every test can be limited to one stack")]
 pub(crate) fn wanted() -> Vec<Subject> {
     let only = std::env::var("MILLPOND_SUBJECT").ok();
@@ -228,7 +227,7 @@ pub(crate) fn wanted() -> Vec<Subject> {
     subjects
 }
 
-/// The layers that text can name are all in one of the stacks.
+/// Tests that every layer that a stack's text can name is in one of the stacks.
 #[test]
 fn every_layer_is_in_a_stack() {
     let stacks: Vec<String> = all().iter().map(|subject| subject.name().to_owned()).collect();

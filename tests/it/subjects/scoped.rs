@@ -1,4 +1,4 @@
-//! A resource all of whose memory is that of one scope for captured graphs, in which all streams are open.
+//! A resource whose whole memory belongs to one scope for captured graphs. All streams are open in the scope.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -15,13 +15,13 @@ use millpond_core::StreamId;
 
 #[derive(Debug)]
 struct Scoped {
-    /// Before the stack: what the scope has goes back first.
+    /// Declared before the stack, so that the scope's memory goes back first.
     opened: Mutex<HashMap<StreamId, ScopedStream>>,
     scope: CaptureScope,
     stack: AnyResource,
 }
 
-/// Builds a stack, whose outermost layer makes scopes, and a scope over it.
+/// Builds a stack whose outermost layer makes scopes, and a scope over it.
 pub(crate) fn build(text: &str, driver: &DriverHandle) -> Result<AnyResource> {
     let stack = text.parse::<StackSpec>()?.build(&millpond::layers(), driver)?;
     Ok(Arc::new(Scoped { opened: Mutex::default(), scope: CaptureScope::of(&stack)?, stack }))
@@ -43,7 +43,7 @@ unsafe impl DeviceMemoryResource for Scoped {
         self.stack.allocate(layout, stream)
     }
 
-    /// What is free in the scope is free here.
+    /// Memory that is free in the scope is free here.
     fn memory_info(&self) -> Result<MemoryInfo> {
         let (info, scope) = (self.stack.memory_info()?, self.scope.memory());
         let free = info.free + scope.bytes_held.saturating_sub(scope.bytes_in_use);
