@@ -165,10 +165,7 @@ fn mistakes_in_a_stacks_text() {
             "`pool=other` of `cuda_async_view`: write default or current; a resource over any \
              other pool is made from its handle",
         ),
-        (
-            "cuda_async_managed:max=1GiB",
-            "`cuda_async_managed` takes no parameters; leave `max` out",
-        ),
+        ("cuda_async_managed:max=1GiB", "`cuda_async_managed` takes no parameters; leave `max` out"),
     ] {
         let within = if text.ends_with("=1GiB") { String::new() } else { format!(" in `{text}`") };
         let expected = format!("invalid stack{within}: {expected}");
