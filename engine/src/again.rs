@@ -1,4 +1,4 @@
-//! Makes the requests again that had failed when the log was written.
+//! Repeats the requests that had failed when the log was written.
 
 use millpond_core::{AnyResource, DriverHandle, OutOfMemoryReport, StreamRef, format_bytes};
 use parking_lot::Mutex;
@@ -9,12 +9,11 @@ use crate::program::{Op, Program};
 /// The outcome of the requests that had failed when the log was written.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize)]
 pub struct AskedAgain {
-    /// The number of requests. Failures that a success of the same size, thread and stream follows count as
-    /// one.
+    /// The number of requests. Failures before a success of the same size, thread and stream count as one.
     pub requests: u64,
-    /// The number of requests that were served.
+    /// The number of served requests.
     pub served: u64,
-    /// The requests that were not served, in the log's order: the first hundred.
+    /// The first hundred requests that were not served, in the log's order.
     pub unserved: Vec<Unserved>,
 }
 
@@ -25,34 +24,34 @@ pub struct Unserved {
     pub line: u64,
     /// Its size in bytes.
     pub bytes: u64,
-    /// The missing bytes: those that the resource reports, otherwise those that the device lacked. 0 if it
-    /// had enough, but not for this request.
+    /// The missing bytes, as the resource reports them, or else as the device lacks them. 0 if the device had
+    /// enough, but not for this request.
     pub missing_bytes: u64,
-    /// The error. It may have several lines; the first says what matters.
+    /// The error. It may have several lines; the first has the essence.
     pub error: String,
     /// The stack's out-of-memory report, if it gave one.
     pub report: Option<Box<OutOfMemoryReport>>,
 }
 
 impl Unserved {
-    /// Prints the size, the line, and the missing bytes.
+    /// Returns the size, the line, and the missing bytes as text.
     pub fn in_words(&self) -> String {
         let missing = match self.missing_bytes {
-            0 => "for which no free memory was in a row".to_owned(),
+            0 => "although enough memory was free".to_owned(),
             missing => format!("{} short", format_bytes(missing)),
         };
         format!("{} at line {}, {missing}", format_bytes(self.bytes), self.line)
     }
 }
 
-/// The most unserved requests that are listed; further ones are only counted.
+/// The most unserved requests that are listed; further requests are only counted.
 const MOST_UNSERVED: usize = 100;
 
-/// Makes the requests that had failed when the log was written.
+/// Repeats the requests that had failed when the log was written.
 #[derive(Debug)]
 pub(super) struct Again<'a> {
     program: &'a Program,
-    /// The device's own driver, whose calls are not counted.
+    /// The device's own driver; its calls are not counted.
     driver: &'a DriverHandle,
     answers: Mutex<AskedAgain>,
 }

@@ -3,8 +3,8 @@
 use std::sync::OnceLock;
 use std::time::Instant;
 
-/// Measures one stretch of work, less the time of reading the clock: without that, a stretch of one operation
-/// would seem twice as long as it is.
+/// Measures one stretch of work, minus the time of reading the clock. Otherwise, a stretch of one operation
+/// would seem twice as long.
 pub(super) struct Stopwatch(Instant);
 
 impl Stopwatch {
@@ -20,7 +20,7 @@ impl Stopwatch {
     }
 }
 
-/// The least nanoseconds between two consecutive readings of the clock.
+/// Returns the fewest nanoseconds between two consecutive readings of the clock.
 fn cost_ns() -> u64 {
     static COST: OnceLock<u64> = OnceLock::new();
     *COST.get_or_init(|| {

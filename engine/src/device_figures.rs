@@ -13,19 +13,19 @@ pub struct DeviceFigures {
     pub spec: String,
     /// The device's name, for people.
     pub name: String,
-    /// Whether it is simulated. Then driver time is virtual, and time per operation is that of this machine.
+    /// Whether it is simulated. Then driver time is virtual, but time per operation is this machine's.
     pub simulated: bool,
     /// Its memory in bytes.
     pub total_bytes: u64,
-    /// The bytes that were free before the first stack was built.
+    /// The free bytes before the first stack was built.
     pub free_bytes: u64,
 }
 
 impl DeviceFigures {
-    /// The figures of the device that `spec` opened as `driver`.
+    /// Returns the figures of the device that `spec` opened as `driver`.
     ///
     /// # Errors
-    /// The driver does not tell the free memory.
+    /// The driver does not report the free memory.
     pub fn new(spec: &DeviceSpec, driver: &DriverHandle) -> Result<Self> {
         let memory = driver.mem_get_info().map_err(millpond_core::Error::from)?;
         Ok(Self {

@@ -26,7 +26,7 @@ pub enum Error {
         source: io::Error,
     },
     /// A resource broke its contract by panicking.
-    #[error("the stack panicked: {0}; this is a bug of one of its resources")]
+    #[error("the stack panicked: {0}; this is a bug in one of its resources")]
     Panicked(String),
 }
 
@@ -35,7 +35,7 @@ impl Error {
         move |source| Self::Io { what, source }
     }
 
-    /// The error of what panicked with this payload.
+    /// Returns the error for a panic with this payload.
     pub fn panicked(payload: &(dyn std::any::Any + Send)) -> Self {
         let text = payload.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| payload.downcast_ref::<&str>().copied());
@@ -43,8 +43,8 @@ impl Error {
     }
 }
 
-/// The input/output error inside csv's own, with its kind, which `io::Error::from` loses. Where rows may have
-/// any length and the written values are plain, csv has no other errors.
+/// Returns the I/O error inside csv's own error, with its kind, which `io::Error::from` loses. csv has no
+/// other errors if rows may have any length and the written values are plain.
 pub fn csv_to_io(error: csv::Error) -> io::Error {
     match error.into_kind() {
         csv::ErrorKind::Io(error) => error,

@@ -1,8 +1,9 @@
-//! Replays with a thread for each logged one, all at once: only the order of each block's operations is kept.
+//! Replays with one thread per logged thread, all at once. Only the operations of each block keep their
+//! order.
 //!
-//! An operation waits for the one before it on the same slot: a free for its allocation, an allocation for
-//! the free of the block that had the slot before. That one is earlier in the log, and each thread goes in
-//! the log's order, so the earliest unfinished operation can always run: no deadlock.
+//! An operation waits for the previous operation on the same slot. A free waits for its allocation, and an
+//! allocation waits for the free of the slot's previous block. The previous operation is earlier in the log,
+//! and each thread follows the log's order. So the earliest unfinished operation can always run: no deadlock.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -15,7 +16,7 @@ use super::work::Work;
 use crate::program::Op;
 use crate::{Error, Result};
 
-/// A worker receives its share of a block, and sends back when it began and ended.
+/// A worker receives its share of a block, and sends back the times of its start and end.
 struct Worker {
     shares: Sender<Vec<Op>>,
     times: Receiver<(Instant, Instant)>,
@@ -35,7 +36,7 @@ impl Runner for Free<'_, '_> {
         let busy: Vec<bool> = shares.iter().map(|share| !share.is_empty()).collect();
         for (worker, share) in self.workers.iter().zip(shares) {
             if !share.is_empty() {
-                // A worker that ended has panicked, which is reported when it is joined.
+                // A worker that ended has panicked; joining it reports the panic.
                 let _ = worker.shares.send(share);
             }
         }
@@ -51,7 +52,7 @@ fn serve(work: &Work<'_>, shares: &Receiver<Vec<Op>>, times: &Sender<(Instant, I
     let _guard = StopOnPanic(work);
     while let Ok(share) = shares.recv() {
         let start = Instant::now();
-        // After a stop the remaining operations are skipped; the replay ends with this block.
+        // After a stop, the remaining operations are skipped; the replay ends with this block.
         share.iter().all(|op| work.execute_in_turn(op));
         if times.send((start, Instant::now())).is_err() {
             return;
@@ -69,12 +70,12 @@ pub(super) fn with_runner<T>(work: &Work<'_>, body: impl FnOnce(&mut dyn Runner)
             let thread = thread::Builder::new()
                 .name(format!("replay-{number}"))
                 .spawn_scoped(scope, move || serve(work, &inbox, &outbox))
-                .map_err(Error::io("starting a thread for each thread of the log; --threads 1 needs none"))?;
+                .map_err(Error::io("cannot start a thread per thread of the log; use --threads 1"))?;
             threads.push(thread);
             free.workers.push(Worker { shares, times });
         }
         let result = body(&mut free);
-        drop(free); // hangs up, which ends the workers
+        drop(free); // hangs up, and so ends the workers
         let panics = threads.into_iter().filter_map(|thread| thread.join().err());
         match panics.reduce(|first, _| first) {
             Some(panic) => Err(Error::panicked(&*panic)),

@@ -1,28 +1,28 @@
-//! Reads logs of allocations, makes programs of them, and replays a program through a stack of memory
+//! Reads allocation logs, turns them into programs, and replays a program through a stack of memory
 //! resources, pass after pass on the same resource.
 //!
 //! | module | does |
 //! |---|---|
 //! | [`log`] | reads rows: RMM's CSV, plain, gzip or zstd |
 //! | [`program`] | turns rows into a compact program of operations, in bounded memory |
-//! | [`text`] | writes numbers and strangers' texts as reports have them |
+//! | [`text`] | formats numbers and untrusted texts for reports |
 //!
 //! # The replay
-//! [`replay`] has three orders ([`Threads`]), one file each:
+//! [`replay`] has three orders ([`Threads`]), each in its own file:
 //!
 //! | file | order | time of a pass |
 //! |---|---|---|
-//! | `one` | everything on one thread, in the log's order | the thread's |
-//! | `relay` | a thread for each logged one, in the log's order | that between hand-overs, added up |
-//! | `free` | a thread for each logged one, each block's own order | from the first start to the last end |
+//! | `one` | everything on one thread, in the log's order | the time of that thread |
+//! | `relay` | one thread per logged thread, in the log's order | the sum of times between hand-overs |
+//! | `free` | one thread per logged thread, in each block's own order | from first start to last end |
 //!
-//! One thread is the default: strictly in the log's order, several threads save no time, each hand-over takes
-//! longer than many operations, and figures stay the same from run to run. Threads change the caches that a
-//! pool keeps for each of them, and the waits for each other.
+//! One thread is the default. In the log's strict order, several threads save no time, because each hand-over
+//! takes longer than many operations. Figures also stay the same from run to run. Threads matter for the
+//! caches that a pool keeps for each thread, and for contention between threads.
 //!
-//! No kernel runs: the allocator is measured. Time is that of a monotonic clock around the calls; it excludes
-//! reading operations from a temporary file, handing over between threads, making streams, and freeing the
-//! blocks that the log leaked.
+//! No kernel runs, because the replay measures only the allocator. A monotonic clock runs around the calls.
+//! The time excludes reading operations from a temporary file, hand-overs between threads, making streams,
+//! and freeing the blocks that the log leaked.
 //!
 //! ```
 //! use millpond_core::stack::{LayerTable, StackSpec};
@@ -74,13 +74,13 @@ use runner::Runner;
 use streams::Streams;
 use work::Work;
 
-/// Receives the events of a replay, outside the time that it measures.
+/// Receives the events of a replay, outside of the measured time.
 pub trait Watch {
-    /// Called when operations are done.
+    /// Called after operations ran.
     fn advanced(&mut self, _operations: usize) {}
     /// Called when a pass begins.
     fn pass_begins(&mut self) {}
-    /// Called when a pass ended; it took `nanoseconds`. The blocks that the log leaked are still live.
+    /// Called when a pass ends; it took `nanoseconds`. The blocks that the log leaked are still live.
     fn pass_ended(&mut self, _nanoseconds: u64) {}
 }
 
@@ -88,13 +88,12 @@ impl Watch for () {}
 
 /// Replays `program` through `resource`.
 ///
-/// Streams are made by `driver`, the device's own: one for each logged stream; the legacy default stream
-/// stands for itself. After a sticky error the replay ends early.
+/// `driver` is the device's own driver. It makes one stream for each logged stream; the legacy default stream
+/// stays itself. After a sticky error the replay ends early.
 ///
 /// # Errors
 /// A stream or a thread cannot be created, the temporary file of a long program cannot be read, the device
-/// cannot be synchronised with, or the resource panicked. A failed allocation is not an error: see
-/// [`Outcome`].
+/// cannot be synchronised, or the resource panics. A failed allocation is not an error: see [`Outcome`].
 pub fn replay(
     program: &Program,
     resource: &AnyResource,
@@ -117,7 +116,7 @@ pub fn replay(
     Ok(Outcome { pass_ns, pass_failures, failures, first_failure, asked_again })
 }
 
-/// Runs all passes; returns the nanoseconds and the failures of each.
+/// Runs all passes, and returns the nanoseconds and the failures of each.
 fn drive(
     program: &Program,
     work: &Work<'_>,
@@ -143,7 +142,7 @@ fn drive(
         watch.pass_ended(nanoseconds);
         done.push((nanoseconds, work.failures() - failures_before));
         if work.is_stopped() {
-            return Ok(done); // after a sticky error there is nothing to give back to
+            return Ok(done); // after a sticky error, nothing can be freed
         }
         program.leaks().iter().for_each(|op| work.execute(op));
         call(&**driver, |driver| driver.synchronize()).map_err(Error::Stack)?;

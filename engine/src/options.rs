@@ -5,12 +5,12 @@ use std::fmt;
 /// The threads of a replay, and their order.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Threads {
-    /// A thread for each thread of the log, one at a time, strictly in the order of the log. If threads
-    /// alternate in the log, handing over takes most of the time of a replay: about 4 µs a row.
+    /// One thread for each thread of the log, one at a time, strictly in the order of the log. If threads
+    /// alternate in the log, hand-overs take most of the time of a replay: about 4 µs a row.
     AsLogged,
-    /// A thread for each thread of the log, all at once. A block is freed after its allocation, and
-    /// threads drift apart by some thousand frees at most; nothing else of the log's order is kept, so the
-    /// peak of live bytes may be another than the log's.
+    /// One thread for each thread of the log, all at once. A block is freed after its allocation, and threads
+    /// drift apart by at most some thousand frees. The rest of the log's order is lost, so the peak of live
+    /// bytes may differ from the log's.
     Free,
     /// One thread, in the order of the log.
     #[default]
@@ -27,18 +27,18 @@ impl fmt::Display for Threads {
     }
 }
 
-/// The most threads of a replay; a log with more is replayed with this many, and each stands for several.
+/// The most threads of a replay; if a log has more, each thread stands for several.
 pub const MAX_THREADS: usize = 256;
 
-/// How a program is replayed.
+/// The options of a replay.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// The threads, and their order.
     pub threads: Threads,
-    /// The number of times the program runs on the same resource; at least 1.
+    /// How many times the program runs on the same resource; at least 1.
     pub passes: u32,
-    /// Whether requests that failed when the log was written are made at their place. Served ones are freed
-    /// at once; but the resource may have grown for them, and keep that memory.
+    /// Whether to repeat, at their places, the requests that failed when the log was written. Served ones are
+    /// freed at once, but the resource may have grown for them, and may keep that memory.
     pub ask_again: bool,
 }
 

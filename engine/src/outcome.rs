@@ -2,7 +2,7 @@
 
 use super::AskedAgain;
 
-/// The first allocation that failed.
+/// The first failed allocation.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
 pub struct Failure {
     /// The line in the log.
@@ -14,7 +14,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// The first line of the error.
+    /// Returns the first line of the error.
     pub fn first_line(&self) -> &str {
         self.error.lines().next().unwrap_or_default()
     }
@@ -25,13 +25,13 @@ impl Failure {
 pub struct Outcome {
     /// The nanoseconds of each pass.
     pub pass_ns: Vec<u64>,
-    /// The allocations that failed in each pass.
+    /// The number of failed allocations in each pass.
     pub pass_failures: Vec<u64>,
-    /// The allocations that failed, in all passes. Their frees were left out.
+    /// The number of failed allocations in all passes. Their frees are left out.
     pub failures: u64,
     /// The first failed allocation.
     pub first_failure: Option<Failure>,
-    /// The outcome of the requests that had failed when the log was written, if they were made, in all
-    /// passes.
+    /// The outcome of the requests that had failed when the log was written, over all passes; `None` if they
+    /// were not repeated.
     pub asked_again: Option<AskedAgain>,
 }

@@ -1,8 +1,9 @@
-//! Replays with a thread for each logged one, strictly in the order of the log: a relay race.
+//! Replays with one thread per logged thread, strictly in the order of the log: a relay race.
 //!
-//! The baton is a position in the block. The thread that holds it does its operations from there on, then
-//! looks up the thread of the next one and hands over: stores the position in that thread's mailbox and wakes
-//! it. At the block's end the coordinator gets the baton back. Only the holder's clock runs.
+//! The baton is a position in the block. The thread with the baton runs its operations from there on. Then it
+//! looks up the thread of the next operation and hands over: it stores the position in that thread's mailbox
+//! and wakes it. At the block's end, the coordinator gets the baton back. Only the clock of the thread with
+//! the baton runs.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -19,10 +20,10 @@ use crate::{Error, Result};
 
 /// The value of an empty mailbox.
 const NONE: u64 = u64::MAX;
-/// The position that ends a worker.
+/// The position that stops a worker.
 const OVER: u64 = u64::MAX - 1;
 
-/// The rounds of spinning for the baton before parking: about as long as a few operations take.
+/// How many rounds to spin for the baton before parking: about as long as a few operations take.
 const SPIN_ROUNDS: u32 = 64;
 
 struct Relay<'a, 'b> {
@@ -33,7 +34,7 @@ struct Relay<'a, 'b> {
     busy_ns: AtomicU64,
 }
 
-/// A mailbox on a cache line of its own, as its owner spins on it.
+/// A mailbox on its own cache line, because its owner spins on it.
 #[repr(align(128))]
 struct Mailbox {
     baton: AtomicU64,
@@ -103,7 +104,7 @@ impl Runner for &Relay<'_, '_> {
         *self.block.write() = block.clone();
         self.busy_ns.store(0, Ordering::Relaxed);
         self.mailboxes[self.work.worker_of(first)].put(0);
-        // A panic of a worker, which returns no baton, is reported when the workers are joined.
+        // A worker that panics returns no baton; joining the workers reports the panic.
         self.coordinator().take();
         Ok(self.busy_ns.load(Ordering::Relaxed))
     }
@@ -120,7 +121,7 @@ impl Drop for WakeOnPanic<'_, '_, '_> {
     }
 }
 
-/// Ends the race, also if the coordinator panics.
+/// Ends the race, even if the coordinator panics.
 struct Finish<'a, 'b, 'c>(&'a Relay<'b, 'c>);
 
 impl Drop for Finish<'_, '_, '_> {
@@ -143,7 +144,7 @@ pub(super) fn with_runner<T>(work: &Work<'_>, body: impl FnOnce(&mut dyn Runner)
             spawn_all(scope, &relay, &mut workers).and_then(|()| body(&mut &relay))
         };
         let panics = workers.into_iter().filter_map(|worker| worker.join().err());
-        // All are joined; the first panic is the cause of all later errors.
+        // All are joined; the first panic causes all later errors.
         match panics.reduce(|first, _| first) {
             Some(panic) => Err(Error::panicked(&*panic)),
             None => result,
@@ -161,7 +162,7 @@ fn spawn_all<'scope, 'env>(
         let worker = thread::Builder::new()
             .name(format!("replay-{me}"))
             .spawn_scoped(scope, move || relay.worker(me))
-            .map_err(Error::io("starting a thread for each thread of the log; --threads 1 needs none"))?;
+            .map_err(Error::io("cannot start a thread per thread of the log; use --threads 1"))?;
         relay.mailboxes[me].owner.get_or_init(|| worker.thread().clone());
         workers.push(worker);
     }

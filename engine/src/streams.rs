@@ -7,7 +7,7 @@ use crate::Result;
 use crate::log::StreamKey;
 use crate::program::Program;
 
-/// The streams of a replay; destroyed at the end.
+/// The streams of a replay, destroyed at the end.
 #[derive(Debug)]
 pub(super) struct Streams<'a> {
     driver: &'a DriverHandle,
@@ -16,8 +16,8 @@ pub(super) struct Streams<'a> {
 }
 
 impl<'a> Streams<'a> {
-    /// One non-blocking stream for each stream of the log. A per-thread default stream becomes a stream for
-    /// its logged thread, so that it is the same one with any number of replaying threads.
+    /// Makes one non-blocking stream for each stream of the log. A per-thread default stream becomes a stream
+    /// for its logged thread, so it stays the same with any number of replaying threads.
     pub(super) fn create(program: &Program, driver: &'a DriverHandle) -> Result<Self> {
         let mut all = Self { driver, streams: vec![None; program.summary().streams] };
         for lane in program.lanes() {

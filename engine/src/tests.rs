@@ -18,13 +18,13 @@ use crate::program::Limits;
 const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream\n";
 const ORDERS: [Threads; 3] = [Threads::AsLogged, Threads::Free, Threads::One];
 
-/// Requests of these sizes go wrong in these ways.
+/// Requests of these sizes fail in different ways.
 const TOO_LARGE: u64 = 1 << 40;
 const STICKY: u64 = 666;
 const PANIC: u64 = 667;
 const SLOW: u64 = 668;
 
-/// One call that the resource got. The size is how these tests tell blocks apart.
+/// One call to the resource. These tests tell blocks apart by size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Call {
     frees: bool,
@@ -123,7 +123,7 @@ fn run(program: &Program, witness: &Arc<Witness>, threads: Threads, passes: u32)
     replay(program, &resource, &witness.driver, Options { threads, passes, ask_again: false }, &mut ())
 }
 
-/// A log of many threads that free each other's blocks; every block has another size.
+/// Returns a log of many threads that free each other's blocks; every block has a different size.
 fn entangled_rows(threads: u64, operations: usize) -> String {
     let mut rows = String::new();
     let mut live: Vec<u64> = Vec::new();
@@ -143,7 +143,7 @@ fn entangled_rows(threads: u64, operations: usize) -> String {
     rows
 }
 
-/// The rows of a log: whether the row frees, its size, its thread.
+/// Returns the rows of a log: whether the row frees, its size, its thread.
 fn logged(rows: &str) -> Vec<(bool, u64, u64)> {
     let text = format!("{HEADER}{rows}");
     let reader = LogReader::from_reader("log", text.as_bytes()).unwrap();
@@ -197,7 +197,7 @@ fn free_threads_keep_their_own_order_and_each_block_its_own() {
     assert!(program.block_count() > 1);
     let witness = Witness::new();
     run(&program, &witness, Threads::Free, 2).unwrap();
-    // The witness checked that each free came after its allocation. Each thread kept its order:
+    // The witness checked that each free came after its allocation. Also, each thread kept its order.
     let mut by_stream: HashMap<StreamId, Vec<(bool, u64)>> = HashMap::new();
     let first_pass = &witness.calls()[..program.summary().operations as usize];
     for call in first_pass {
@@ -215,7 +215,7 @@ fn free_threads_keep_their_own_order_and_each_block_its_own() {
     assert!(sorted(&mut by_stream.into_values()) == sorted(&mut by_thread.into_values()));
 }
 
-/// Thread 3 allocates into slots that threads 1 and 2 have yet to fill and empty: it has to wait.
+/// Thread 3 has to wait: it allocates into slots that threads 1 and 2 must fill and empty first.
 #[test]
 fn a_free_thread_that_is_ahead_does_not_take_a_slot_too_early() {
     let mut rows = format!("1,0,allocate,0x100,{SLOW},0\n");
@@ -348,7 +348,7 @@ fn issue_9_failed_requests_are_made_at_their_place_and_given_back_at_once() {
         assert_eq!(calls.len(), 6, "{threads}");
         if threads != Threads::Free {
             let all = [(false, 5), (false, 7), (true, 7), (true, 5), (false, 7), (true, 7)];
-            assert_eq!(calls, all, "at their place");
+            assert_eq!(calls, all, "at their places");
         }
     }
 }

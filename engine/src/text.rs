@@ -1,26 +1,26 @@
-//! How reports write texts from files, made fit for a terminal, and numbers of things.
+//! Formats numbers, and texts from files for a terminal.
 
-/// A text from a file without characters that a terminal would obey.
+/// Returns a text without characters that a terminal would obey.
 pub fn plain(text: &str) -> String {
     text.chars().map(|char| if char.is_control() { '\u{fffd}' } else { char }).collect()
 }
 
-/// A number of things, as in `1 block` and `2 blocks`.
+/// Formats a number of things, as in `1 block` and `2 blocks`.
 pub fn number_of(count: u64, noun: &str) -> String {
     format!("{count} {}", plural(count, noun))
 }
 
-/// The noun, in the singular for one thing.
+/// Returns the noun, in the singular for one thing.
 pub fn plural(count: u64, noun: &str) -> String {
     format!("{noun}{}", if count == 1 { "" } else { "s" })
 }
 
-/// A number of things, as in `1 event` and `1,234 events`.
+/// Formats a number of things, as in `1 event` and `1,234 events`.
 pub fn counted(count: u64, noun: &str) -> String {
     format!("{} {}", thousands(count), plural(count, noun))
 }
 
-/// `1234567` as `1,234,567`.
+/// Formats `1234567` as `1,234,567`.
 pub fn thousands(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();

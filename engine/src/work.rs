@@ -1,4 +1,4 @@
-//! Carries out operations, and keeps the live blocks.
+//! Runs operations, and keeps the live blocks.
 
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 
@@ -62,12 +62,12 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// The number of threads of a replay as logged.
+    /// Returns the number of threads of a replay as logged.
     pub(super) fn workers(&self) -> usize {
         self.workers
     }
 
-    /// The thread that does this operation.
+    /// Returns the thread that runs this operation.
     #[inline]
     pub(super) fn worker_of(&self, op: &Op) -> usize {
         self.lanes[op.lane as usize].worker as usize
@@ -82,7 +82,7 @@ impl<'a> Work<'a> {
         self.stopped.load(Ordering::Relaxed)
     }
 
-    /// Does one operation; all operations before it in the log are done.
+    /// Runs one operation; all operations before it in the log have run.
     #[inline]
     pub(super) fn execute(&self, op: &Op) {
         let stream = self.lanes[op.lane as usize].stream;
@@ -109,7 +109,7 @@ impl<'a> Work<'a> {
                     self.failed(op, &error);
                 }
             }
-            // SAFETY: to deallocate null is allowed and does nothing.
+            // SAFETY: deallocating null is allowed and does nothing.
             OpKind::FreeNothing => unsafe { self.resource.deallocate(DevicePtr::NULL, op.layout(), stream) },
             OpKind::AskAgain => {
                 if let Some(Err(_)) = self.again.as_ref().map(|again| again.ask(self.resource, op, stream)) {
@@ -124,8 +124,8 @@ impl<'a> Work<'a> {
         self.turns.iter().for_each(|turn| turn.store(0, Ordering::Relaxed));
     }
 
-    /// Does one operation as soon as the operations before it on the same slot are done; returns whether it
-    /// did, or the replay was stopped.
+    /// Runs one operation as soon as the earlier operations on the same slot have run. Returns `false` if the
+    /// replay was stopped instead.
     #[inline]
     pub(super) fn execute_in_turn(&self, op: &Op) -> bool {
         if !matches!(op.kind, OpKind::Allocate | OpKind::Free) {
@@ -162,7 +162,7 @@ impl<'a> Work<'a> {
         FAILED
     }
 
-    /// The allocations that failed so far.
+    /// Returns the number of allocations that failed so far.
     pub(super) fn failures(&self) -> u64 {
         self.failures.load(Ordering::Relaxed)
     }
@@ -173,7 +173,7 @@ impl<'a> Work<'a> {
     }
 }
 
-/// Stops the replay when its thread panics, so that no other thread waits for it for ever.
+/// Stops the replay when its thread panics, so that no other thread waits for it forever.
 pub(super) struct StopOnPanic<'a, 'b>(pub(super) &'a Work<'b>);
 
 impl Drop for StopOnPanic<'_, '_> {

@@ -1,18 +1,18 @@
-//! Measures allocators of GPU memory, and the devices that they run on.
+//! Measures GPU memory allocators, and the devices that they run on.
 //!
 //! | module | does |
 //! |---|---|
 //! | [`mod@bench`] | measures stacks of memory resources on neutral workloads |
-//! | [`busy`] | replays logs with a kernel behind each allocation |
-//! | [`calibrate`] | measures a device, for a simulated one like it |
+//! | [`busy`] | replays logs with a kernel after each allocation |
+//! | [`calibrate`] | measures a device, to simulate one like it |
 //!
-//! `millpond-replay`, the program, has a command for each.
+//! The program `millpond-replay` has a command for each.
 
 pub mod bench;
 pub mod busy;
 pub mod calibrate;
 
-/// The layers that the tests build stacks of.
+/// The layers for the stacks of the tests.
 #[cfg(test)]
 fn layers() -> millpond_core::stack::LayerTable {
     let own = millpond_resources::LAYERS.iter().chain(millpond_adaptors::LAYERS);

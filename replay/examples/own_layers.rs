@@ -9,7 +9,7 @@ use millpond_core::stack::{LayerEntry, LayerKind};
 use millpond_replay::{cli, compare};
 use millpond_resources::PoolLayer;
 
-/// The meaning of `own_pool` in a stack's text: here, a pool with the program's settings.
+/// The layer behind `own_pool` in a stack's text: here, a pool with the program's settings.
 const OWN_POOL: LayerEntry = LayerEntry {
     name: "own_pool",
     about: "the pool of this program",

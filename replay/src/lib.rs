@@ -5,13 +5,13 @@
 //! | module | does |
 //! |---|---|
 //! | [`compare`] | replays a log through several stacks and collects the figures |
-//! | [`lineup`] | the stacks that are compared unless others are named |
+//! | [`lineup`] | the stacks that are compared if you name none |
 //! | [`report`] | prints the figures as a table, JSON or CSV |
 //! | [`cli`] | the whole command line, for programs with layers of their own |
 //!
-//! The command line has the commands of three other crates, too: [`millpond_engine`] reads logs and replays
-//! one through one stack, [`millpond_snapshot`] reads memory snapshots and explains them, and
-//! [`millpond_measure`] measures stacks and devices.
+//! The command line also has the commands of three other crates. [`millpond_engine`] reads logs and replays
+//! one through one stack, [`millpond_snapshot`] reads and explains memory snapshots, and [`millpond_measure`]
+//! measures stacks and devices.
 //!
 //! ```
 //! use millpond_engine::Options;

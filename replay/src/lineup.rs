@@ -1,18 +1,18 @@
-//! The standard line-up: the stacks that a log is replayed through unless others are named.
+//! The standard line-up: the stacks that replay a log if the user names none.
 
 use millpond_core::stack::StackSpec;
 use millpond_core::{ByteSize, format_bytes};
 use millpond_engine::DeviceFigures;
 use millpond_engine::program::LogSummary;
 
-/// The stacks, base first, as [`StackSpec`] reads them. To add one that any log can use, add a line.
+/// The stacks, base first, as [`StackSpec`] reads them. Add a line for another stack that can replay any log.
 const ALWAYS: [&str; 6] = ["cuda", "managed", "cuda_async", "cuda+pool", "cuda+binning", "cuda+pool+binning"];
 
-/// The share of a GPU's free memory that a log may need for managed memory, which is migrated page by page,
-/// to be worth the time.
+/// On a GPU, managed memory replays a log that needs at most 1/`MANAGED_SHARE` of the free memory. Larger
+/// logs take too long, because the driver migrates managed memory page by page.
 const MANAGED_SHARE: u64 = 4;
 
-/// The factor of waste below which blocks of one size serve a log.
+/// Blocks of one size replay a log if they waste at most this factor.
 const FIXED_SIZE_WASTE: u64 = 4;
 
 /// A stack of the line-up.
@@ -29,15 +29,15 @@ pub enum Entry {
     },
 }
 
-/// The line-up for this log on this device.
+/// Returns the line-up for this log on this device.
 pub fn standard(log: &LogSummary, device: &DeviceFigures) -> Vec<Entry> {
     let texts = ALWAYS.iter().map(|text| (*text).to_owned()).chain(fixed_size(log, device));
     // The texts are constants, and a test reads each.
     texts.filter_map(|text| text.parse().ok()).map(|spec| entry(spec, log, device)).collect()
 }
 
-/// The stacks of the line-up for any log that cache freed memory above the driver: `bench` measures them
-/// unless others are named.
+/// Returns the stacks of the line-up that cache freed memory above the driver. `bench` measures them if the
+/// user names none.
 pub fn pools() -> Vec<StackSpec> {
     let stacks = ALWAYS.iter().filter_map(|text| text.parse::<StackSpec>().ok());
     stacks.filter(|stack| stack.layers().len() > 1).collect()
@@ -48,8 +48,8 @@ fn entry(spec: StackSpec, log: &LogSummary, device: &DeviceFigures) -> Entry {
     let is_managed = spec.layers().iter().any(|layer| layer.name == "managed");
     if is_managed && !device.simulated && log.peak_live_bytes > limit {
         let reason = format!(
-            "the log needs {}, more than a quarter of the GPU's free memory, and managed memory would \
-             thrash; --stack managed replays it all the same",
+            "the log needs {}, more than a quarter of the GPU's free memory, so managed memory would \
+             thrash; to replay it anyway, pass --stack managed",
             format_bytes(log.peak_live_bytes)
         );
         return Entry::Skip { spec, reason };
@@ -57,7 +57,7 @@ fn entry(spec: StackSpec, log: &LogSummary, device: &DeviceFigures) -> Entry {
     Entry::Run(spec)
 }
 
-/// Blocks as large as the largest request, if that does not waste much.
+/// Returns a stack whose blocks are as large as the largest request, if they do not waste too much.
 fn fixed_size(log: &LogSummary, device: &DeviceFigures) -> Option<String> {
     let block_bytes = log.largest_request_bytes.max(1).checked_next_multiple_of(256)?;
     let needed = block_bytes.checked_mul(log.peak_live_blocks)?;

@@ -8,37 +8,37 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use millpond_core::stack::StackSpec;
 use millpond_engine::program::Program;
 
-/// The duration of a run below which no bar is drawn.
+/// Runs shorter than this show no bar.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Makes the progress bars. Where they are asked for and the standard error is not a terminal, each step is a
-/// plain line in place of a bar; where they are not asked for, there is nothing.
+/// Makes the progress bars, if they are wanted. If the standard error is not a terminal, each step becomes a
+/// plain line instead of a bar.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Progress {
-    /// The time after which bars are drawn; `None` for never.
+    /// The time from which bars are drawn; `None` for never.
     from: Option<Instant>,
-    /// Whether each step is a plain line in place of a bar.
+    /// Whether each step is a plain line instead of a bar.
     is_plain: bool,
 }
 
 impl Progress {
-    /// With `shown`, bars are drawn.
+    /// Draws bars from the start if `shown`, else none.
     pub fn new(shown: bool) -> Self {
         Self { from: shown.then(Instant::now), is_plain: shown && !io::stderr().is_terminal() }
     }
 
-    /// Bars are drawn once two seconds have passed.
+    /// Draws bars after two seconds, on a terminal only.
     pub fn when_slow() -> Self {
         let from = io::stderr().is_terminal().then(|| Instant::now() + PATIENCE);
         Self { from, is_plain: false }
     }
 
-    /// A bar for reading a file of `bytes` bytes.
+    /// Returns a bar for reading a file of `bytes` bytes.
     pub fn reading(self, name: &str, bytes: u64) -> ProgressBar {
         self.bar(bytes, format!("reading {name}"), "{msg} [{bar:30}] {bytes}/{total_bytes}")
     }
 
-    /// A bar for replaying a program through a stack.
+    /// Returns a bar for replaying a program through a stack.
     pub(crate) fn stack(self, spec: &StackSpec, program: &Program, passes: u32) -> ProgressBar {
         let operations = program.summary().operations * u64::from(passes);
         self.bar(
@@ -48,18 +48,18 @@ impl Progress {
         )
     }
 
-    /// A bar for work of unknown length; [`step`](Self::step) names the current step.
+    /// Returns a bar for work of unknown length; [`step`](Self::step) names the current step.
     pub fn waiting(self) -> ProgressBar {
         self.bar(0, String::new(), "{spinner} {msg}, {elapsed} in all")
     }
 
-    /// Names the current step of a bar that waits.
+    /// Names the current step of a [`waiting`](Self::waiting) bar.
     pub fn step(self, bar: &ProgressBar, step: &str) {
         self.line(step);
         bar.set_message(step.to_owned());
     }
 
-    /// A step as a line, if there are no bars. A standard error that is closed loses it.
+    /// Prints a step as a line, if there are no bars. Nothing fails if the standard error is closed.
     fn line(self, step: &str) {
         if self.is_plain && !step.is_empty() {
             let plain: String = step.chars().filter(|char| !char.is_control()).collect();
@@ -87,10 +87,10 @@ fn show(bar: &ProgressBar) {
     bar.enable_steady_tick(Duration::from_millis(200));
 }
 
-/// Draws the bar after that time, unless it is finished or dropped by then.
+/// Draws the bar after `wait`, unless it is finished or dropped by then.
 fn show_later(bar: &ProgressBar, wait: Duration) {
     let bar = bar.downgrade();
-    // Without the thread there is no bar, and nothing else is lost.
+    // If the thread cannot start, only the bar is missing.
     let _ = thread::Builder::new().name("progress".to_owned()).spawn(move || {
         thread::sleep(wait);
         if let Some(bar) = bar.upgrade().filter(|bar| !bar.is_finished()) {

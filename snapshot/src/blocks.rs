@@ -1,11 +1,11 @@
-//! A list that grows in blocks, so that growing copies nothing and its memory is known at each moment.
+//! A list that grows in blocks: growth copies nothing, and the memory in use is always known.
 
 use crate::budget::{Budget, Exceeded};
 
-/// The elements of a block.
+/// The number of elements in a block.
 const PER_BLOCK: usize = 4096;
 
-/// A list whose elements are found by a number of 32 bits.
+/// A list with 32-bit indices.
 #[derive(Debug)]
 pub(crate) struct Blocks<T> {
     blocks: Vec<Vec<T>>,
@@ -21,7 +21,7 @@ impl<T> Blocks<T> {
         self.len
     }
 
-    /// Adds an element and returns its number.
+    /// Adds an element and returns its index.
     ///
     /// # Errors
     /// The budget is used up.
@@ -36,7 +36,7 @@ impl<T> Blocks<T> {
         Ok(number as u32)
     }
 
-    /// Frees the list, and gives its memory back to the budget.
+    /// Frees the list, and returns its memory to the budget.
     pub(crate) fn free(self, budget: &mut Budget) {
         let bytes = self.blocks.len() * Self::BLOCK_BYTES;
         drop(self);
@@ -47,7 +47,7 @@ impl<T> Blocks<T> {
 
     #[cold]
     fn add_block(&mut self, budget: &mut Budget) -> Result<(), Exceeded> {
-        // Numbers have 28 bits elsewhere.
+        // Indices have 28 bits elsewhere.
         if self.len >= 1 << 28 {
             budget.take(usize::MAX)?;
         }
@@ -64,7 +64,7 @@ impl<T> Blocks<T> {
         self.blocks[last / PER_BLOCK].pop()
     }
 
-    /// Removes the elements from number `len` on. Their memory is kept for later ones.
+    /// Removes the elements from index `len` on. Their memory is kept for later elements.
     pub(crate) fn truncate(&mut self, len: usize) {
         while self.len > len {
             self.pop();
@@ -73,10 +73,10 @@ impl<T> Blocks<T> {
 }
 
 impl<T: Copy> Blocks<T> {
-    /// The element with this number.
+    /// Returns the element with this index.
     ///
     /// # Panics
-    /// If there is none.
+    /// There is no such element.
     #[inline]
     pub(crate) fn at(&self, number: usize) -> T {
         self.blocks[number / PER_BLOCK][number % PER_BLOCK]
@@ -88,19 +88,19 @@ impl<T: Copy> Blocks<T> {
 }
 
 impl<T> Blocks<T> {
-    /// The element with this number.
+    /// Returns the element with this index.
     ///
     /// # Panics
-    /// If there is none.
+    /// There is no such element.
     #[inline]
     pub(crate) fn of(&self, number: usize) -> &T {
         &self.blocks[number / PER_BLOCK][number % PER_BLOCK]
     }
 
-    /// The element with this number.
+    /// Returns the element with this index.
     ///
     /// # Panics
-    /// If there is none.
+    /// There is no such element.
     pub(crate) fn of_mut(&mut self, number: usize) -> &mut T {
         &mut self.blocks[number / PER_BLOCK][number % PER_BLOCK]
     }

@@ -1,8 +1,8 @@
-//! Counts the memory that reading a file takes, and refuses more than was granted.
+//! Counts the memory that reading a file takes, and refuses more than the granted memory.
 
 use std::fmt;
 
-/// The memory that is left for what is read from a file, in bytes.
+/// The memory left for the contents of a file, in bytes.
 ///
 /// Each structure that grows with the file takes its bytes here before it allocates them.
 #[derive(Debug)]
@@ -11,23 +11,23 @@ pub(crate) struct Budget {
     left: u64,
 }
 
-/// A file needs more memory than was granted.
+/// A file needs more memory than the granted amount.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Exceeded {
-    /// The memory that was granted, in bytes.
+    /// The granted memory, in bytes.
     granted: u64,
 }
 
 impl Budget {
-    /// A budget of `granted` bytes.
+    /// Returns a budget of `granted` bytes.
     pub(crate) fn new(granted: u64) -> Self {
         Self { granted, left: granted }
     }
 
-    /// Takes memory for something that is about to be allocated.
+    /// Takes memory for a coming allocation.
     ///
     /// # Errors
-    /// Less than `bytes` are left.
+    /// Fewer than `bytes` are left.
     #[inline]
     pub(crate) fn take(&mut self, bytes: usize) -> Result<(), Exceeded> {
         match self.left.checked_sub(bytes as u64) {
@@ -39,7 +39,7 @@ impl Budget {
         }
     }
 
-    /// Gives memory back that was taken and has been freed.
+    /// Returns freed memory to the budget.
     pub(crate) fn give_back(&mut self, bytes: usize) {
         self.left = self.granted.min(self.left.saturating_add(bytes as u64));
     }
@@ -48,7 +48,7 @@ impl Budget {
 impl fmt::Display for Exceeded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let granted = millpond_core::format_bytes(self.granted);
-        write!(f, "needs more than the {granted} of memory that its size grants; if you trust the file, ")?;
+        write!(f, "needs more than {granted} of memory, the limit for its size; if you trust the file, ")?;
         f.write_str("grant more with `import --memory 4GiB`")
     }
 }

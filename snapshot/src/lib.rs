@@ -1,20 +1,20 @@
-//! Reads what programs recorded of their GPU memory, and explains it.
+//! Reads recordings of GPU memory that programs made, and explains them.
 //!
 //! | module | does |
 //! |---|---|
-//! | [`import`] | reads what other programs recorded: PyTorch's snapshots, minimalloc's CSV, Nsight Systems |
-//! | [`recording`] | the one model of all of them, with stacks, pools, segments and what is not known |
-//! | [`explain`] | says where memory is in a recording, and what would help |
-//! | [`fidelity`] | says how well the model of PyTorch's allocator predicts a recording |
+//! | [`import`] | reads recordings of other programs: PyTorch's snapshots, minimalloc's CSV, Nsight Systems |
+//! | [`recording`] | the one model of all of them, with stacks, pools, segments and a list of gaps |
+//! | [`explain`] | tells where memory is in a recording, and what would help |
+//! | [`fidelity`] | tells how well the model of PyTorch's allocator predicts a recording |
 //! | [`report`] | draws a recording on one page of HTML |
 //! | [`export`] | writes a recording in the formats of other tools |
 //! | [`gate`] | compares the memory of a recording with a budget |
 //! | [`record`] | has the lines that make programs write such files |
-//! | [`placement`] | says how little memory a recording needs, and places its blocks |
-//! | [`tune`] | finds the settings with which a recording needs the least memory |
-//! | [`peers`] | models of PyTorch's allocator, RMM's and others, as layers to compare with |
+//! | [`placement`] | tells how little memory a recording needs, and places its blocks |
+//! | [`tune`] | finds the settings that need the least memory for a recording |
+//! | [`peers`] | models of PyTorch's, RMM's and other allocators, as layers to compare with |
 //!
-//! `millpond-replay`, the program, has a command for each.
+//! The program `millpond-replay` has a command for each.
 //!
 //! ```
 //! use millpond_snapshot::{explain, import};
@@ -41,7 +41,7 @@ pub mod recording;
 pub mod report;
 pub mod tune;
 
-/// The layers that the tests build stacks of.
+/// The layers for the stacks of the tests.
 #[cfg(test)]
 fn layers() -> millpond_core::stack::LayerTable {
     let own = millpond_resources::LAYERS.iter().chain(millpond_plan::LAYERS);

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use crate::recording::{Recording, Source};
 
-/// What a program allocates its memory with.
+/// The framework that allocates a program's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Framework {
     /// PyTorch with its own allocator.
@@ -23,20 +23,20 @@ impl Framework {
     /// All of them.
     pub const ALL: [Self; 5] = [Self::PyTorch, Self::Rmm, Self::CuPy, Self::Nsys, Self::Millpond];
 
-    /// What the lines record, as a sentence.
+    /// Returns a sentence about the recorded data.
     pub fn about(self) -> &'static str {
         match self {
             Self::PyTorch => {
                 "PyTorch: blocks, stacks, streams, segments and failed requests of its allocator"
             }
-            Self::Rmm => "RMM: blocks, threads and streams, of each device in a file of its own",
+            Self::Rmm => "RMM: blocks, threads and streams, one file for each device",
             Self::CuPy => "CuPy: blocks and streams, through RMM",
-            Self::Nsys => "any program: what the process takes from the driver, libraries included",
+            Self::Nsys => "any program: all memory that the process and its libraries take from the driver",
             Self::Millpond => "millpond: blocks, threads, streams and times of its default resource",
         }
     }
 
-    /// The lines to add to a program, or to run.
+    /// Returns the lines to add to a program, or to run.
     pub fn lines(self) -> &'static str {
         match self {
             Self::PyTorch => {
@@ -75,7 +75,7 @@ nsys export --type sqlite --output profile.sqlite profile.nsys-rep
         }
     }
 
-    /// The file that the lines write.
+    /// Returns the file that the lines write.
     pub fn file(self) -> &'static str {
         match self {
             Self::PyTorch => "snapshot.pickle",
@@ -86,8 +86,8 @@ nsys export --type sqlite --output profile.sqlite profile.nsys-rep
         }
     }
 
-    /// The framework that wrote a recording whose file lacks what another run would record; `None` if
-    /// nothing is missing that the lines would bring.
+    /// Returns the framework that wrote a recording, if its lines would record data that the file lacks; else
+    /// `None`.
     pub fn to_record_again(recording: &Recording) -> Option<Self> {
         let framework = match recording.source().format.as_str() {
             Source::PYTORCH => Self::PyTorch,
@@ -110,10 +110,10 @@ nsys export --type sqlite --output profile.sqlite profile.nsys-rep
         is_missing.then_some(framework)
     }
 
-    /// Prints the lines with what they record, and what to do with the file.
+    /// Prints the lines, with a description of what they record, and the command for the file.
     ///
     /// # Errors
-    /// Those of `out`.
+    /// Writing to `out` fails.
     pub fn print(self, out: &mut impl Write) -> io::Result<()> {
         writeln!(out, "# {}", self.about())?;
         write!(out, "{}", self.lines())?;

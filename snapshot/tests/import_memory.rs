@@ -1,5 +1,5 @@
-//! Tests that importing takes 64 MiB above the file's size at most, also where the file wants more, and that
-//! an explanation has one moment of a recording in memory at a time.
+//! Tests that importing takes at most 64 MiB above the file's size, even if the file asks for more. Also
+//! tests that an explanation holds one moment of a recording in memory at a time.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write;
@@ -9,7 +9,7 @@ use millpond_snapshot::explain::explain;
 use millpond_snapshot::import::{self, Options};
 use millpond_snapshot::recording::Recording;
 
-/// Counts the bytes that are allocated, and the most of them at one time.
+/// Counts the allocated bytes, and the most of them at one time.
 struct Counting;
 
 static NOW: AtomicUsize = AtomicUsize::new(0);
@@ -36,7 +36,7 @@ static COUNTING: Counting = Counting;
 
 const MOST_BYTES: usize = 64 << 20;
 
-/// Imports a file and returns the result with the most bytes that were allocated meanwhile.
+/// Imports a file, and returns the result with the most bytes allocated meanwhile.
 fn import(bytes: &[u8]) -> (Result<Recording, String>, usize) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
@@ -53,7 +53,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     packed.finish().unwrap()
 }
 
-/// A snapshot as PyTorch writes it: texts and frames are written once, and each event has a list of its own.
+/// Returns a snapshot in PyTorch's form: texts and frames are written once, and each event has its own list.
 fn snapshot(events: u32) -> Vec<u8> {
     let mut bytes = b"\x80\x02}(X\x05\0\0\0names(".to_vec();
     let names = [
@@ -95,8 +95,8 @@ fn snapshot(events: u32) -> Vec<u8> {
     bytes
 }
 
-/// Explains a recording of many live blocks and ten failed requests, and returns the most bytes that were
-/// allocated meanwhile, beside those of one of its moments.
+/// Explains a recording of many live blocks and ten failed requests. Returns the most bytes allocated
+/// meanwhile, and the bytes of one of its moments.
 fn explained(blocks: u64) -> (usize, usize) {
     let rows = (0..blocks)
         .map(|number| format!("1,00:00:00.000000,allocate,{:#x},512,0\n", 0x7f00_0000_0000 + number * 512));
@@ -113,7 +113,7 @@ fn explained(blocks: u64) -> (usize, usize) {
     (most(&|| explain(&recording, None).moments.len()), one)
 }
 
-/// One test, since others beside it would allocate, too.
+/// All checks are in one test, because other tests would allocate at the same time.
 #[test]
 fn importing_takes_64_mib_above_the_files_size_at_most() {
     let snapshots = [(10_000, true), (300_000, true), (1_000_000, false)];
@@ -129,7 +129,7 @@ fn importing_takes_64_mib_above_the_files_size_at_most() {
         assert!(above < MOST_BYTES, "{events} events: {} MiB above {}", above >> 20, file.len() >> 20);
     }
 
-    // An explanation of twelve moments has one of them in memory at a time.
+    // An explanation of twelve moments holds one of them in memory at a time.
     let (most, one) = explained(30_000);
     assert!(most < one + one / 2, "{most} bytes for an explanation, {one} for one moment");
 

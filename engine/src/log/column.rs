@@ -1,4 +1,4 @@
-//! The names of the columns that a recording has when it is written as a log, and RMM's logs lack.
+//! The names of columns that a recording adds to RMM's columns when it is written as a log.
 
 /// The time in nanoseconds since 1970.
 pub const UNIX: &str = "UnixNs";
@@ -6,15 +6,15 @@ pub const UNIX: &str = "UnixNs";
 pub const MONOTONIC: &str = "MonotonicNs";
 /// The time as a number that grows from event to event.
 pub const STEP: &str = "Step";
-/// The number of the stack that made the call; a note of this row or of one before defines it.
+/// The number of the stack that made the call; a note of this or an earlier row defines it.
 pub const STACK: &str = "Stack";
 /// The pool of the block, as two numbers with a colon between them.
 pub const POOL: &str = "Pool";
 /// The program's name for the block.
 pub const TAG: &str = "Tag";
-/// The size in bytes that the allocator made of the request's.
+/// The size in bytes to which the allocator rounded the request.
 pub const ROUNDED: &str = "RoundedSize";
 /// `1` if the block was live before recording began.
 pub const BEFORE: &str = "Before";
-/// What no column can say, as notes with `;` between them.
+/// Data without a column, as notes with `;` between them.
 pub const NOTES: &str = "Notes";

@@ -6,10 +6,10 @@ use millpond_core::ALLOCATION_ALIGNMENT;
 use super::field::{self, Field};
 use super::{Action, Event, column};
 
-/// The columns that a log must have: RMM's.
+/// The columns that every log must have: RMM's.
 const REQUIRED: [&str; 6] = ["Thread", "Time", "Action", "Pointer", "Size", "Stream"];
 
-/// The columns that RMM lacks.
+/// Optional columns that RMM lacks.
 const FURTHER: [&str; 5] = ["Device", "Alignment", "Sequence", "MonotonicNs", "DurationNs"];
 
 /// The columns of recordings that were written as a log; [`super::event::Event`] has none of them.
@@ -24,7 +24,7 @@ const OF_RECORDINGS: [&str; 8] = [
     column::NOTES,
 ];
 
-/// The places of the columns in one log.
+/// The positions of the columns in one log.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Columns {
     count: usize,
@@ -33,7 +33,7 @@ pub(super) struct Columns {
     of_recordings: [Option<usize>; OF_RECORDINGS.len()],
 }
 
-/// The column's name, if the error is about one, and the reason.
+/// The name of the column, if the error is about one, and the reason.
 pub(super) type RowError = (Option<&'static str>, String);
 
 impl Columns {
@@ -52,21 +52,21 @@ impl Columns {
         Ok(Self { count: header.len(), required, further: FURTHER.map(position), of_recordings })
     }
 
-    /// Whether the log has a column.
+    /// Returns whether the log has a column.
     pub(super) fn has(&self, name: &str) -> bool {
         let names = OF_RECORDINGS.iter().zip(&self.of_recordings);
         let mut names = names.chain(FURTHER.iter().zip(&self.further));
         names.any(|(known, place)| *known == name && place.is_some())
     }
 
-    /// A cell of a column that only recordings have; empty if the log has no such column.
+    /// Returns a cell of a column that only recordings have; empty if the log has no such column.
     pub(super) fn of_recording<'a>(&self, row: &'a ByteRecord, name: &str) -> &'a [u8] {
         let column = OF_RECORDINGS.iter().position(|known| *known == name);
         let place = column.and_then(|column| self.of_recordings[column]);
         place.and_then(|place| row.get(place)).unwrap_or(b"")
     }
 
-    /// Whether a row only carries notes: it is a failed request for nothing.
+    /// Returns whether a row only carries notes: it is a failed request for 0 bytes.
     pub(super) fn is_carrier(&self, row: &ByteRecord) -> bool {
         let alignment = self.further[1].and_then(|place| row.get(place)).unwrap_or(b"");
         let [_, _, action, pointer, size, _] = self.required.map(|place| row.get(place).unwrap_or(b""));
@@ -112,7 +112,7 @@ impl Columns {
         ))
     }
 
-    /// An optional column; an empty cell counts as missing.
+    /// Reads an optional column; an empty cell counts as missing.
     #[inline]
     fn further<T>(
         &self,

@@ -42,11 +42,11 @@ pub struct Event {
     pub duration_ns: Option<u64>,
 }
 
-/// The stream that a row names.
+/// The stream in a row.
 ///
-/// RMM prints a stream's handle in hexadecimal: `0` (or `0x0`, `(nil)`) and `0x1` are the legacy default
-/// stream, `0x2` is the per-thread default stream, which is another stream on another thread. A decimal
-/// number other than 0 is not a handle: it comes from logs whose streams were numbered.
+/// RMM prints a stream's handle in hexadecimal. `0` (or `0x0`, `(nil)`) and `0x1` are the legacy default
+/// stream. `0x2` is the per-thread default stream, a different stream on each thread. A decimal number other
+/// than 0 is not a handle: it comes from logs with numbered streams.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum StreamKey {
     /// The legacy default stream.

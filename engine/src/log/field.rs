@@ -1,4 +1,4 @@
-//! Reads the single fields of a row, from bytes and by hand, since this is the inner loop of reading.
+//! Reads the fields of a row from bytes, by hand, because this is the inner loop of reading.
 
 use std::str::FromStr;
 
@@ -9,7 +9,7 @@ use super::{Action, StreamKey};
 /// A field's value, or the reason why it has none.
 pub(super) type Field<T> = Result<T, String>;
 
-/// The most bytes of a bad field that are shown.
+/// How many bytes of a bad field are shown at most.
 const SHOWN_BYTES: usize = 40;
 
 fn shown(text: &[u8]) -> String {
@@ -21,10 +21,10 @@ fn shown(text: &[u8]) -> String {
 fn not_utf8(text: &[u8]) -> Option<String> {
     std::str::from_utf8(text)
         .is_err()
-        .then(|| format!("{} is not UTF-8 text; is this a log, and is it whole?", shown(text)))
+        .then(|| format!("{} is not UTF-8 text; is this a complete log?", shown(text)))
 }
 
-/// Reads digits; `None` for anything else, and above 64 bits.
+/// Reads digits; `None` for anything else, and for numbers above 64 bits.
 fn decimal(text: &[u8]) -> Option<u64> {
     if text.is_empty() {
         return None;
@@ -40,7 +40,7 @@ fn decimal(text: &[u8]) -> Option<u64> {
     Some(value)
 }
 
-/// Reads hexadecimal digits without prefix; `None` for anything else, and above 64 bits.
+/// Reads hexadecimal digits without a prefix; `None` for anything else, and for numbers above 64 bits.
 fn hexadecimal(text: &[u8]) -> Option<u64> {
     if text.is_empty() {
         return None;
@@ -130,13 +130,13 @@ pub(super) fn stream(text: &[u8]) -> Field<StreamKey> {
 impl FromStr for StreamKey {
     type Err = String;
 
-    /// Reads a stream as a log has it; the error says how that is.
+    /// Reads a stream as a log writes it; the error explains the form.
     fn from_str(text: &str) -> Result<Self, String> {
         stream(text.as_bytes())
     }
 }
 
-/// Times are not used, but a field with other characters than a time's shows that the file is not a log.
+/// Times are not used, but characters that no time has show that the file is not a log.
 pub(super) fn time(text: &[u8]) -> Field<()> {
     let plausible =
         |byte: &u8| byte.is_ascii_digit() || matches!(byte, b':' | b'.' | b'-' | b'T' | b'Z' | b'+' | b' ');
@@ -147,7 +147,7 @@ pub(super) fn time(text: &[u8]) -> Field<()> {
         .unwrap_or_else(|| format!("{} is not a time; it is written as `14:03:07.123456`", shown(text))))
 }
 
-/// Reads `cuda:0`, `sim:0`, `own:0`, or `0` for the first.
+/// Reads `cuda:0`, `sim:0`, `own:0`, or `0` for `cuda:0`.
 pub(super) fn device(text: &[u8]) -> Field<DeviceId> {
     let (kind, number) = match text.iter().position(|byte| *byte == b':') {
         Some(colon) => (&text[..colon], &text[colon + 1..]),
@@ -161,7 +161,7 @@ pub(super) fn device(text: &[u8]) -> Field<DeviceId> {
     })
 }
 
-/// A number of a device: larger ones would name another.
+/// Reads the ordinal of a device; `None` if it is too large.
 fn ordinal(text: &[u8]) -> Option<u32> {
     let ordinal = decimal(text).and_then(|ordinal| u32::try_from(ordinal).ok());
     ordinal.filter(|ordinal| DeviceId::cuda(*ordinal).ordinal() == *ordinal)
@@ -172,7 +172,7 @@ pub(super) fn alignment(text: &[u8]) -> Field<u64> {
     if value.is_power_of_two() {
         Ok(value.max(ALLOCATION_ALIGNMENT))
     } else {
-        Err(format!("{value} is not a power of two, which alignments are"))
+        Err(format!("{value} is not a power of two, as an alignment must be"))
     }
 }
 

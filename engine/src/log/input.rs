@@ -7,22 +7,22 @@ use flate2::bufread::MultiGzDecoder;
 const GZIP: &[u8] = &[0x1f, 0x8b];
 const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 
-/// The longest line of a log in bytes. Without the bound, binary noise or a bomb of one long compressed line
-/// would fill memory.
+/// The longest line of a log in bytes. Without this limit, binary noise or one long compressed line could
+/// fill memory.
 pub(super) const MAX_LINE_BYTES: usize = 64 << 10;
 
 const BUFFER_BYTES: usize = 128 << 10;
 
-/// The binary logarithm of the most memory in bytes that unpacking zstd takes: zstd's own limit.
+/// The binary logarithm of the most memory in bytes for decompressing zstd: zstd's own limit.
 const ZSTD_WINDOW_LOG: u32 = 27;
 
-/// The text of a log, unpacked according to its first bytes.
+/// Returns the decompressed text of a log; its first bytes tell the compression.
 pub(super) fn unpack<'a>(raw: impl Read + Send + 'a) -> io::Result<Box<dyn Read + Send + 'a>> {
     Ok(Box::new(Lines::new(unpack_bytes(raw, ZSTD_WINDOW_LOG)?)))
 }
 
-/// The bytes of a file, unpacked according to the first ones. A file packed by zstd with a window of more
-/// than 2^`zstd_window_log` bytes is refused.
+/// Returns the decompressed bytes of a file; its first bytes tell the compression. A zstd file with a window
+/// of more than 2^`zstd_window_log` bytes is refused.
 ///
 /// # Errors
 /// The first bytes cannot be read.
@@ -43,8 +43,8 @@ pub fn unpack_bytes<'a>(
     })
 }
 
-/// The lines of a text: those of more than 64 KiB are refused, as [`io::ErrorKind::FileTooLarge`], and the
-/// last one gets a line end if it has none.
+/// The lines of a text. A line of more than 64 KiB is refused, as [`io::ErrorKind::FileTooLarge`]. The last
+/// line gets a line end if it has none.
 #[derive(Debug)]
 pub struct Lines<R> {
     text: R,
@@ -54,7 +54,7 @@ pub struct Lines<R> {
 }
 
 impl<R> Lines<R> {
-    /// The lines of `text`.
+    /// Wraps `text`.
     pub fn new(text: R) -> Self {
         Self { text, open_bytes: 0, at_line_end: true }
     }
@@ -73,7 +73,8 @@ impl<R: Read> Read for Lines<R> {
             self.at_line_end = true;
             return Ok(missing);
         }
-        // Between two line ends in one buffer there are fewer bytes than the limit, as `wanted` is.
+        // Between two line ends in one buffer there are fewer bytes than the limit, because `wanted` is
+        // at most that limit.
         let first_end = memchr::memchr(b'\n', &buffer[..count]);
         if self.open_bytes + first_end.unwrap_or(count) > MAX_LINE_BYTES {
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, "a line is longer than 64 KiB"));

@@ -1,7 +1,7 @@
 //! Reads allocation logs: RMM's CSV, plain or compressed, row by row.
 //!
-//! A log has a header and one row for each event. The six columns of RMM are required, in any order; the
-//! further columns that millpond writes are used if they exist, and any others are ignored.
+//! A log has a header and one row for each event. RMM's six columns are required, in any order. millpond's
+//! further columns are used if they exist, and all others are ignored.
 //!
 //! | column | content |
 //! |---|---|
@@ -17,11 +17,11 @@
 //! | `MonotonicNs` (optional) | the time, in nanoseconds of a monotonic clock |
 //! | `DurationNs` (optional) | the duration of the call, in nanoseconds |
 //!
-//! A recording that millpond-snapshot writes as a log has the columns in [`mod@column`], too. Rows that only
-//! carry its notes are passed over, unless they are asked for by [`LogReader::next_row`].
+//! A recording that millpond-snapshot writes as a log also has the columns in [`mod@column`]. Rows that only
+//! carry its notes are skipped, except by [`LogReader::next_row`].
 //!
 //! gzip and zstd are recognised by their first bytes, not by the file's name. Memory is bounded: a
-//! [`LogReader`] holds one row, and a line of more than 64 KiB is refused as not being a log.
+//! [`LogReader`] holds one row, and it refuses a line of more than 64 KiB.
 //!
 //! ```
 //! use millpond_engine::log::{Action, LogReader};

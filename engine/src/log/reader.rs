@@ -12,8 +12,8 @@ use super::{Event, LogError, input};
 
 /// Reads a log row by row, in bounded memory.
 ///
-/// It iterates over events. A bad row is an error, after which reading may go on; an error of reading itself
-/// (for instance a packed file that is cut off) is the last item.
+/// It iterates over events. After a bad row, which gives an error, reading can continue. An error of reading
+/// itself is the last item, for instance if a compressed file is truncated.
 pub struct LogReader<'a> {
     file: String,
     csv: Reader<Box<dyn Read + Send + 'a>>,
@@ -38,7 +38,7 @@ pub fn open_file(path: &Path) -> Result<File, LogError> {
 }
 
 impl LogReader<'static> {
-    /// Opens a file: plain, gzip or zstd, according to its first bytes.
+    /// Opens a file; its first bytes tell whether it is plain, gzip or zstd.
     ///
     /// # Errors
     /// The file cannot be read, or does not start with a log's header.
@@ -55,7 +55,8 @@ impl<'a> LogReader<'a> {
     pub fn from_reader(name: impl Into<String>, raw: impl Read + Send + 'a) -> Result<Self, LogError> {
         let file = name.into();
         let text = input::unpack(raw).map_err(|error| read_error(&file, 0, &error))?;
-        // No quoting: a stray quote would swallow rows. `\n` alone ends a row, so that lines can be counted.
+        // Quotes have no meaning, because a stray quote would swallow rows. Only `\n` ends a row, so lines
+        // can be counted.
         let csv = ReaderBuilder::new()
             .has_headers(false)
             .flexible(true)
@@ -69,12 +70,12 @@ impl<'a> LogReader<'a> {
         Ok(reader)
     }
 
-    /// The name of the log.
+    /// Returns the name of the log.
     pub fn file(&self) -> &str {
         &self.file
     }
 
-    /// Whether reading ended with an error, so that the rest of the log is missing.
+    /// Returns whether reading ended with an error, so that the rest of the log is missing.
     pub fn is_broken(&self) -> bool {
         self.broken
     }
@@ -102,7 +103,7 @@ impl<'a> LogReader<'a> {
         }
     }
 
-    /// Reads the next row that is not blank into `self.row` and returns its line.
+    /// Reads the next row that is not blank into `self.row`, and returns its line.
     fn read_row(&mut self) -> Option<Result<u64, LogError>> {
         while !self.ended {
             match self.csv.read_byte_record(&mut self.row) {
@@ -114,7 +115,7 @@ impl<'a> LogReader<'a> {
                     return Some(Err(read_error(&self.file, line, &crate::error::csv_to_io(error))));
                 }
             }
-            // The position is behind the row's `\n`, which the input guarantees.
+            // The position is after the row's `\n`, which the input guarantees.
             let line = self.csv.position().line() - 1;
             self.strip_carriage_return();
             let blank = self.row.is_empty() || self.row.len() == 1 && self.row[0].is_empty();
@@ -143,23 +144,23 @@ impl<'a> LogReader<'a> {
 }
 
 impl LogReader<'_> {
-    /// Whether the log has a column that RMM's lack: one of [`column`](mod@super::column)
-    /// or an optional one.
+    /// Returns whether the log has a column that RMM's logs lack: one of [`column`](mod@super::column) or an
+    /// optional one.
     pub fn has_column(&self, name: &str) -> bool {
         self.columns.has(name)
     }
 
-    /// The cell of the last row in a column of [`column`](mod@super::column); empty if there is none.
+    /// Returns the cell of the last row in a column of [`column`](mod@super::column); empty if there is none.
     pub fn cell(&self, name: &str) -> &[u8] {
         self.columns.of_recording(&self.row, name)
     }
 
-    /// Whether the last row only carries notes of a recording.
+    /// Returns whether the last row only carries notes of a recording.
     pub fn is_carrier(&self) -> bool {
         self.columns.is_carrier(&self.row)
     }
 
-    /// The next row, also one that only carries notes: [`is_carrier`](Self::is_carrier) tells which do.
+    /// Returns the next row, even if it only carries notes; [`is_carrier`](Self::is_carrier) tells.
     pub fn next_row(&mut self) -> Option<Result<Event, LogError>> {
         let line = match self.read_row()? {
             Ok(line) => line,

@@ -12,9 +12,9 @@ use super::{Limits, LogSummary, Op, OpKind, Program};
 use crate::log::{Action, Event, LogError};
 use crate::{Error, Result};
 
-/// A slot is reused only once this many slots are free. Threads that replay freely wait for the
-/// earlier blocks of a slot that they need, so the distance lets them drift apart by that many frees. And it
-/// keeps [`Op::ticket`] small: in a block of operations a slot comes up 130 times at most.
+/// A slot is reused only if at least this many slots are free. Threads that replay freely wait for the
+/// earlier blocks of a slot, so this distance lets them drift apart by that many frees. It also keeps
+/// [`Op::ticket`] small: in a block of operations, a slot occurs at most 130 times.
 const SLOT_DISTANCE: usize = 1024;
 
 /// Builds a [`Program`] from a sequence of events.
@@ -26,9 +26,9 @@ pub struct ProgramBuilder {
     failed: FailedRequests,
     live_bytes: u128,
     peak_live_bytes: u128,
-    /// The live bytes of each stream, and the most of them so far.
+    /// The live bytes of each stream, and their peak so far.
     stream_bytes: Vec<(u128, u128)>,
-    /// The blocks whose address was allocated again without a free.
+    /// Blocks whose address was allocated again without a free.
     lost: Vec<Live>,
     /// The number of operations on each slot.
     tickets: Vec<u16>,
@@ -40,7 +40,7 @@ pub struct ProgramBuilder {
     summary: LogSummary,
 }
 
-/// The place of a block. Two devices may have blocks at one address.
+/// The place of a block. Two devices may have blocks at the same address.
 type Place = (u64, Option<DeviceId>);
 
 #[derive(Clone, Copy, Debug)]
@@ -53,7 +53,7 @@ struct Live {
 }
 
 impl ProgramBuilder {
-    /// A builder of an empty program.
+    /// Returns a builder of an empty program.
     pub fn new(limits: Limits) -> Self {
         Self {
             ops: OpWriter::new(limits.ops_in_memory),
@@ -83,7 +83,7 @@ impl ProgramBuilder {
     /// Adds the operation of a row, if it has one.
     ///
     /// # Errors
-    /// The temporary file cannot be written, or more blocks are live than a program can name (2^32).
+    /// The temporary file cannot be written, or more blocks are live than a program can number (2^32).
     pub fn push(&mut self, event: &Event) -> Result<()> {
         self.summary.events += 1;
         self.note_further_columns(event);
@@ -95,7 +95,7 @@ impl ProgramBuilder {
         }
     }
 
-    /// A replay may make the request again; it is not an operation of the log.
+    /// Adds a failed request. A replay may repeat it, but it is not an operation of the log.
     fn fail(&mut self, event: &Event, lane: u32) -> Result<()> {
         self.summary.failed_allocations += 1;
         let (bytes, alignment_log2) = (event.bytes, event.alignment.trailing_zeros() as u8);
@@ -169,7 +169,7 @@ impl ProgramBuilder {
     }
 
     fn write(&mut self, op: Op) -> Result<()> {
-        self.ops.push(op).map_err(Error::io("writing the temporary file of the replay (see TMPDIR)"))
+        self.ops.push(op).map_err(Error::io("cannot write the replay's temporary file (see TMPDIR)"))
     }
 
     fn take_slot(&mut self) -> Result<u32> {
@@ -200,7 +200,7 @@ impl ProgramBuilder {
         }
     }
 
-    /// The program of all events so far.
+    /// Returns the program of all events so far.
     ///
     /// # Errors
     /// The temporary file cannot be written.
@@ -225,11 +225,11 @@ impl ProgramBuilder {
             line,
             kind: OpKind::Free,
             alignment_log2,
-            ticket: 0, // they come after the pass, one by one
+            ticket: 0, // leaks are freed after the pass, one by one
         });
         Ok(Program {
             leaks: leaks.collect(),
-            ops: ops.finish().map_err(Error::io("writing the temporary file of the replay (see TMPDIR)"))?,
+            ops: ops.finish().map_err(Error::io("cannot write the replay's temporary file (see TMPDIR)"))?,
             lanes: lanes.into_vec(),
             slots: self.tickets.len() as u32,
             retries: failed.into_retries(),
@@ -328,8 +328,8 @@ mod tests {
             failure(1, 99, 5), // another stream
             failure(1, 99, 0),
             "1,0,allocate,0x200,99,0\n".to_owned(),
-            failure(1, 99, 0), // another request: that one was served
-            failure(2, 99, 0), // no success of its like comes
+            failure(1, 99, 0), // a new request: the previous one was served
+            failure(2, 99, 0), // no such success follows
         ];
         let program = program(&rows.concat());
         let asked: Vec<u32> = (0..program.block_count())
@@ -368,7 +368,8 @@ mod tests {
         ];
         let program = program(&rows.concat());
         let summary = program.summary();
-        // A block is of the stream that allocated it, whichever frees it: 10 and 17, of which 21 at once.
+        // A block counts for the stream that allocated it, even if another frees it: peaks of 10 and 17,
+        // together 21 at once.
         assert_eq!((summary.peak_live_bytes, summary.peak_live_bytes_apart), (21, 27));
     }
 

@@ -30,19 +30,19 @@ pub struct Program {
 }
 
 impl Program {
-    /// Whether a request that failed when the log was written was a retry: it failed, failed again, and was
-    /// served in the end. Always false for operations of other kinds than [`OpKind::AskAgain`].
+    /// Returns whether a request that failed when the log was written was a retry: it failed, failed again,
+    /// and was served in the end. Always `false` for operations other than [`OpKind::AskAgain`].
     pub fn is_retry(&self, op: &Op) -> bool {
         op.kind == OpKind::AskAgain && self.retries.get(op.slot as usize).copied().unwrap_or(false)
     }
 
-    /// The summary of the log.
+    /// Returns the summary of the log.
     pub fn summary(&self) -> &LogSummary {
         &self.summary
     }
 
-    /// The same program, for readers of its [summary](Self::summary): of which file its operations are, in
-    /// which format, and what the file does not say.
+    /// Returns the same program; its [summary](Self::summary) names the imported file, its format, and its
+    /// gaps.
     pub fn imported(mut self, file: &str, format: &str, not_known: Vec<String>) -> Self {
         file.clone_into(&mut self.summary.file);
         self.summary.imported_from = Some(format.to_owned());
@@ -50,38 +50,38 @@ impl Program {
         self
     }
 
-    /// The pairs of thread and stream that occur; [`Op::lane`] is an index into them.
+    /// Returns the pairs of thread and stream that occur; [`Op::lane`] is an index into them.
     pub fn lanes(&self) -> &[Lane] {
         &self.lanes
     }
 
-    /// The number of slots that the operations use for blocks.
+    /// Returns the number of slots that the operations use for blocks.
     pub fn slots(&self) -> u32 {
         self.slots
     }
 
-    /// The frees of the blocks that the log leaked.
+    /// Returns the frees of the blocks that the log leaked.
     pub fn leaks(&self) -> &[Op] {
         &self.leaks
     }
 
-    /// The number of blocks of operations.
+    /// Returns the number of blocks of operations.
     pub fn block_count(&self) -> usize {
         self.ops.block_count()
     }
 
-    /// One block of operations.
+    /// Returns one block of operations.
     ///
     /// # Errors
     /// The temporary file cannot be read.
     ///
     /// # Panics
-    /// If `index` is not below [`block_count`](Self::block_count).
+    /// `index` is not below [`block_count`](Self::block_count).
     pub fn block(&self, index: usize) -> Result<Arc<[Op]>> {
-        self.ops.block(index).map_err(Error::io("reading the temporary file of the replay"))
+        self.ops.block(index).map_err(Error::io("cannot read the replay's temporary file"))
     }
 
-    /// Whether the operations are in a temporary file rather than in memory.
+    /// Returns whether the operations are in a temporary file instead of memory.
     pub fn is_spooled(&self) -> bool {
         self.ops.is_spooled()
     }

@@ -1,11 +1,11 @@
-//! Distinguishes first requests that failed from their retries.
+//! Tells failed first requests from their retries.
 
 use rustc_hash::FxHashMap;
 
 /// The requests that failed when the log was written.
 ///
-/// A program that gets no memory often frees some and asks again. So failures that a success of the same
-/// size, thread and stream follows are one request, at the place of the first of them.
+/// A program that gets no memory often frees some and asks again. So all failures before a success of the
+/// same size, thread and stream are one request, at the place of the first failure.
 #[derive(Debug, Default)]
 pub(super) struct FailedRequests {
     /// The failures since the last success, by lane and size: their numbers, in the log's order.
@@ -14,7 +14,7 @@ pub(super) struct FailedRequests {
 }
 
 impl FailedRequests {
-    /// Records a failed request; returns its number.
+    /// Records a failed request, and returns its number.
     pub(super) fn failed(&mut self, lane: u32, bytes: u64) -> u32 {
         let number = u32::try_from(self.retries.len()).unwrap_or(u32::MAX);
         self.retries.push(false);
@@ -32,12 +32,12 @@ impl FailedRequests {
         }
     }
 
-    /// The number of requests: failures, without those that are retries of an earlier one.
+    /// Returns the number of requests: failures, except retries of an earlier failure.
     pub(super) fn count(&self) -> u64 {
         self.retries.iter().filter(|is_retry| !**is_retry).count() as u64
     }
 
-    /// Whether each failure is a retry of an earlier one, by number.
+    /// Returns whether each failure is a retry of an earlier one, by number.
     pub(super) fn into_retries(self) -> Vec<bool> {
         self.retries
     }

@@ -4,18 +4,18 @@ use rustc_hash::FxHashMap;
 
 use crate::log::{Event, StreamKey};
 
-/// One thread on one stream, which an operation runs on.
+/// A thread and a stream that an operation runs on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lane {
     /// The thread, counted from 0 in the order of their first rows.
     pub thread: u32,
-    /// The stream, counted likewise. The per-thread default streams of two threads are two streams.
+    /// The stream, counted in the same way. The per-thread default streams of two threads are two streams.
     pub stream: u32,
     /// The log's name of the stream.
     pub key: StreamKey,
 }
 
-/// Numbers threads, streams and the pairs of them that occur.
+/// Numbers the threads, the streams, and their pairs.
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
     threads: FxHashMap<u64, u32>,
@@ -23,7 +23,7 @@ pub(super) struct Lanes {
     streams: FxHashMap<(StreamKey, Option<u64>), u32>,
     lanes: Vec<Lane>,
     by_name: FxHashMap<(u64, StreamKey), u32>,
-    /// The last lane: most rows are of the same lane as the one before.
+    /// The last lane; most rows are on the same lane as the previous row.
     last: Option<((u64, StreamKey), u32)>,
 }
 
@@ -57,7 +57,7 @@ impl Lanes {
         lane
     }
 
-    /// The number of the stream of a lane.
+    /// Returns the number of a lane's stream.
     #[inline]
     pub(super) fn stream(&self, lane: u32) -> usize {
         self.lanes[lane as usize].stream as usize

@@ -5,8 +5,8 @@
 pub struct Limits {
     /// The most operations that are kept in memory; a longer program goes to a temporary file.
     pub ops_in_memory: usize,
-    /// Count bad rows and go on, instead of ending with the first one. Of a log that is cut off, the rows
-    /// before that are read.
+    /// Whether to count bad rows and continue, instead of stopping at the first one. A truncated log is then
+    /// read up to the cut.
     pub skip_bad_rows: bool,
 }
 

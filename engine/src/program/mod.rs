@@ -1,17 +1,16 @@
 //! Turns a log into a program of operations that replays fast.
 //!
-//! Reading a row costs more than an allocation from a good pool, so a log is read once and kept as [`Op`]s of
-//! 24 bytes, addresses replaced by small slot numbers. One streaming pass does that; it holds the live
-//! blocks, not the rows: up to [`Limits::ops_in_memory`] operations (48 MiB) stay in memory, longer programs
-//! go to an unnamed temporary file, from which the replay takes one block after the other outside the time
-//! that it measures.
+//! Reading a row costs more than an allocation from a good pool. So a log is read once and kept as [`Op`]s of
+//! 24 bytes, with small slot numbers instead of addresses. One streaming pass does this; it holds the live
+//! blocks, not the rows. Up to [`Limits::ops_in_memory`] operations (48 MiB) stay in memory. Longer programs
+//! go to an unnamed temporary file, from which the replay reads one block after another, outside of the
+//! measured time.
 //!
 //! Rows that cannot be replayed unchanged are counted in the [`LogSummary`] and handled as follows:
 //!
 //! | in the log | in the program |
 //! |---|---|
-//! | `allocate failure` | no operation; a replay can be told to make the request there and to free the block
-//! |
+//! | `allocate failure` | no operation; a replay can make the request there, and free the block |
 //! | `free` of an address that no earlier row allocated | none |
 //! | `allocate` at an address that is still live | a new block; the old one is a leak |
 //! | a block that is never freed | a leak: freed on its stream after the pass |

@@ -14,7 +14,7 @@ pub enum OpKind {
     AllocateNothing,
     /// Frees a null pointer.
     FreeNothing,
-    /// Makes a request that failed when the log was written, and frees the block at once. The slot is the
+    /// Repeats a request that failed when the log was written, and frees the block at once. The slot is the
     /// request's number; see [`Program::is_retry`](super::Program::is_retry).
     AskAgain,
 }
@@ -34,8 +34,8 @@ pub struct Op {
     pub kind: OpKind,
     /// The binary logarithm of the alignment.
     pub alignment_log2: u8,
-    /// The number of earlier operations on the same slot, modulo 2^16. Threads that replay freely order
-    /// operations by it.
+    /// The number of earlier operations on the same slot, modulo 2^16. Threads that replay freely use it to
+    /// order operations.
     pub ticket: u16,
 }
 
@@ -45,7 +45,7 @@ const _: () = assert!(size_of::<Op>() == Op::PACKED_BYTES);
 impl Op {
     pub(super) const PACKED_BYTES: usize = 24;
 
-    /// The layout of the call.
+    /// Returns the layout of the call.
     #[inline]
     pub fn layout(&self) -> Layout {
         let plain = Layout::new(self.bytes);
@@ -57,7 +57,7 @@ impl Op {
         }
     }
 
-    /// The operation as the temporary file stores it.
+    /// Packs the operation for the temporary file.
     pub(super) fn pack(&self) -> [u8; Self::PACKED_BYTES] {
         let mut packed = [0; Self::PACKED_BYTES];
         packed[0..8].copy_from_slice(&self.bytes.to_le_bytes());

@@ -10,7 +10,7 @@ impl Program {
     /// Reads the log at `path`.
     ///
     /// # Errors
-    /// Those of [`read`](Self::read); and those of opening the file.
+    /// The errors of [`read`](Self::read), and of opening the file.
     pub fn open(path: &Path, limits: Limits) -> Result<Self> {
         Self::read(LogReader::open(path)?, limits)
     }
@@ -18,7 +18,7 @@ impl Program {
     /// Reads a log.
     ///
     /// # Errors
-    /// A row is bad (and bad rows are not to be skipped), the log has no row, or the temporary file cannot be
+    /// A row is bad and bad rows are not skipped, the log has no rows, or the temporary file cannot be
     /// written.
     pub fn read(mut reader: LogReader<'_>, limits: Limits) -> Result<Self> {
         let mut builder = ProgramBuilder::new(limits);
@@ -40,7 +40,7 @@ impl Program {
                 return Err(error.into());
             }
             let reason = match program.summary.skipped_rows {
-                0 => "has a header and no rows: nothing to replay".to_owned(),
+                0 => "has a header but no rows: nothing to replay".to_owned(),
                 1 => "has no row that can be read (1 bad row was skipped)".to_owned(),
                 bad => format!("has no row that can be read ({bad} bad rows were skipped)"),
             };
@@ -53,6 +53,6 @@ impl Program {
 /// Adds the advice that the rest of a log can still be read.
 #[cold]
 fn with_advice(error: LogError, is_cut_off: bool) -> LogError {
-    let advice = if is_cut_off { "replays what there is" } else { "leaves such rows out" };
+    let advice = if is_cut_off { "replays the rows before the cut" } else { "skips such rows" };
     LogError { reason: format!("{}; --skip-bad-rows {advice}", error.reason), ..error }
 }

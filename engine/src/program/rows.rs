@@ -1,4 +1,5 @@
-//! Reads a log on a thread of its own, so that unpacking and parsing rows and processing them use two cores.
+//! Reads a log on a separate thread, so that one core decompresses and parses rows, and another processes
+//! them.
 
 use std::sync::mpsc::{self, SyncSender};
 use std::thread;
@@ -6,19 +7,20 @@ use std::thread;
 use crate::Result;
 use crate::log::{Event, LogError, LogReader};
 
-/// The rows of a batch (about 120 KiB).
+/// The number of rows in a batch (about 120 KiB).
 const BATCH: usize = 1024;
 
-/// The most batches that wait.
+/// The most waiting batches.
 const WAITING: usize = 4;
 
-/// A row, and whether the log is cut off there.
+/// A row, and whether the log is truncated there.
 type Row = (Result<Event, LogError>, bool);
 
-/// Calls `each` with every row of the log in order, and whether the log is cut off there, until `each` fails.
+/// Calls `each` with every row of the log in order, and whether the log is truncated there, until `each`
+/// fails.
 ///
 /// # Errors
-/// Those of `each`.
+/// The errors of `each`.
 pub(super) fn each(
     reader: &mut LogReader<'_>,
     mut each: impl FnMut(Result<Event, LogError>, bool) -> Result<()>,
@@ -29,7 +31,7 @@ pub(super) fn each(
         let started =
             thread::Builder::new().name("rows".to_owned()).spawn_scoped(scope, || send(rows, sender));
         if started.is_err() {
-            return Ok(false); // without a thread it takes longer
+            return Ok(false); // without a thread, reading takes longer
         }
         batches.into_iter().flatten().try_for_each(|(row, is_cut_off)| each(row, is_cut_off)).map(|()| true)
     })

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::Op;
 
-/// The operations of a block, in which they are kept, written, read and handed out (1.5 MiB).
+/// The number of operations in a block (1.5 MiB), the unit of writing and reading.
 pub(super) const BLOCK_OPS: usize = 64 << 10;
 
 /// The operations of a program: in memory, or in an unnamed file that is deleted when the process ends.

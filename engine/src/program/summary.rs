@@ -4,18 +4,18 @@ use serde::Serialize;
 
 use super::sparkline::Sparkline;
 
-/// The contents of a log. Sizes in bytes, as requested.
+/// The contents of a log. Sizes are in bytes, as requested.
 #[derive(Clone, Default, PartialEq, Debug, Serialize)]
 pub struct LogSummary {
     /// The name of the log.
     pub file: String,
-    /// What the file is, if it was imported: `PyTorch memory snapshot`, for instance.
+    /// The format of an imported file, for instance `PyTorch memory snapshot`.
     pub imported_from: Option<String>,
-    /// What the importer could not know, one sentence each.
+    /// The gaps that the importer found, one sentence each.
     pub not_known: Vec<String>,
-    /// The number of rows, without the header and without skipped ones.
+    /// The number of rows, without the header and skipped rows.
     pub events: u64,
-    /// The number of operations of a replay: rows that allocate, or free a known block.
+    /// The number of operations in a replay: rows that allocate, or that free a known block.
     pub operations: u64,
     /// The number of different streams.
     pub streams: usize,
@@ -28,8 +28,8 @@ pub struct LogSummary {
     /// The course of that sum.
     #[serde(skip)]
     pub live: Sparkline,
-    /// The sum of the streams' own highest sums of live bytes: no allocator needs less whose streams take
-    /// nothing that another one used. A block is of the stream that it was allocated on.
+    /// The sum of each stream's own peak of live bytes. No allocator needs less if its streams share no
+    /// memory. A block counts for the stream that allocated it.
     pub peak_live_bytes_apart: u64,
     /// The highest number of live blocks.
     pub peak_live_blocks: u64,
@@ -37,32 +37,32 @@ pub struct LogSummary {
     pub largest_request_bytes: u64,
     /// The number of rows `allocate failure`.
     pub failed_allocations: u64,
-    /// The number of requests in them: failures that a success of the same size, thread and stream follows
-    /// are one.
+    /// The number of requests in them: all failures before a success of the same size, thread and stream are
+    /// one request.
     pub failed_requests: u64,
     /// The number of frees of addresses that no earlier row allocated.
     pub unknown_frees: u64,
-    /// The line of the first of them.
+    /// The line of the first such free.
     pub first_unknown_free_line: Option<u64>,
     /// The number of allocations at an address that was still live.
     pub duplicate_allocations: u64,
-    /// The line of the first of them.
+    /// The line of the first such allocation.
     pub first_duplicate_allocation_line: Option<u64>,
     /// The number of frees with another size than the allocation.
     pub size_mismatches: u64,
-    /// The line of the first of them.
+    /// The line of the first such free.
     pub first_size_mismatch_line: Option<u64>,
     /// The number of blocks that are never freed.
     pub leaked_blocks: u64,
     /// The bytes of these blocks.
     pub leaked_bytes: u64,
-    /// The number of rows whose sequence number is not above the one before.
+    /// The number of rows whose sequence number is not above the previous one.
     pub out_of_sequence: u64,
-    /// The number of bad rows that were left out.
+    /// The number of bad rows that were skipped.
     pub skipped_rows: u64,
     /// The error of the first skipped row.
     pub first_skipped_row: Option<String>,
-    /// The reason why reading ended before the log did, if bad rows were to be skipped.
+    /// The reason why reading ended before the log did, if bad rows were skipped.
     pub rest_missing: Option<String>,
     /// The mean duration of calls when the log was written, in nanoseconds, if the log has durations.
     pub logged_ns_per_op: Option<f64>,
@@ -74,7 +74,7 @@ impl LogSummary {
         format!("{count} request{}", if count == 1 { "" } else { "s" })
     }
 
-    /// Remarks about the log for readers of the figures: one line of text each.
+    /// Returns remarks about the log for readers of the figures, one line each.
     pub fn notes(&self) -> Vec<String> {
         let at = |line: Option<u64>| line.map_or(String::new(), |line| format!(" (first at line {line})"));
         let first_skipped = self.first_skipped_row.as_deref().unwrap_or_default();
@@ -95,7 +95,7 @@ impl LogSummary {
             (
                 self.size_mismatches,
                 "frees with another size than the allocation",
-                format!("{}; the allocation's is used", at(self.first_size_mismatch_line)),
+                format!("{}; the allocation's size is used", at(self.first_size_mismatch_line)),
             ),
             (
                 self.leaked_blocks,
@@ -105,15 +105,14 @@ impl LogSummary {
             (
                 self.failed_allocations,
                 "allocations that failed when the log was written",
-                format!(" ({}); each stack was asked for them at their place", self.requests()),
+                format!(" ({}); each stack was asked for them again", self.requests()),
             ),
             (self.out_of_sequence, "rows out of sequence", "; replayed in the file's order".to_owned()),
             (devices, "devices in the log", "; all are replayed on one".to_owned()),
         ];
         let lines = lines.into_iter().filter(|(count, ..)| *count > 0);
         let lines = lines.map(|(count, what, more)| format!("{what}: {count}{more}"));
-        let missing =
-            self.rest_missing.iter().map(|why| format!("the rest of the file is missing, left out: {why}"));
+        let missing = self.rest_missing.iter().map(|why| format!("the rest of the file is missing: {why}"));
         let not_known = self.not_known.iter().map(|text| format!("not known: {text}"));
         missing.chain(lines).chain(not_known).collect()
     }

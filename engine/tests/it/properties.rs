@@ -1,4 +1,4 @@
-//! Tests that a log of any bytes gives an error or events, never a panic, and that rows of the logging
+//! Tests that a log of arbitrary bytes gives an error or events, never a panic, and that rows of the logging
 //! adaptor are read back unchanged.
 
 use std::io::Write;
@@ -13,7 +13,7 @@ use proptest::prelude::*;
 
 const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream\n";
 
-/// Reads everything, in both ways; whether that fails is the caller's question.
+/// Reads everything, in both ways; the caller decides whether that may fail.
 fn read(bytes: &[u8]) -> Option<Program> {
     let limits = |skip_bad_rows| Limits { skip_bad_rows, ..Limits::default() };
     let read = |skip| LogReader::from_reader("log", bytes).ok().map(|log| Program::read(log, limits(skip)));
@@ -103,7 +103,7 @@ proptest! {
         for (event, call) in events.iter().zip(&calls) {
             prop_assert_eq!(event.device.is_some(), extended);
             prop_assert_eq!(event.monotonic_ns.is_some(), extended);
-            // A free is logged before it is done.
+            // The adaptor logs a free before it does it.
             prop_assert_eq!(event.duration_ns.is_some(), extended && event.action != Action::Free);
             prop_assert_eq!(event.alignment, if extended { call.layout.alignment() } else { 256 });
         }
@@ -118,7 +118,7 @@ struct Call {
     stream: StreamKey,
 }
 
-/// Makes requests of a logging adaptor, frees some at once and the others never, and says what it did.
+/// Makes requests of a logging adaptor, frees some at once and the others never, and returns its calls.
 fn logged(columns: Columns, requests: &[(u64, u32, bool)]) -> (Vec<u8>, Vec<Call>) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("log.csv");

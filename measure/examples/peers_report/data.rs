@@ -1,9 +1,9 @@
-//! The lines of a results file, put together.
+//! The lines of a results file, combined.
 
 use serde::Deserialize;
 use serde_json::Value;
 
-/// One workload on one allocator, measured by any program. Times in nanoseconds.
+/// One workload on one allocator, measured by any program. Times are in nanoseconds.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Case {
     pub(crate) workload: String,
@@ -18,12 +18,13 @@ pub(crate) struct Case {
     pub(crate) steps_per_second: Option<f64>,
     pub(crate) ns_per_fill: Option<f64>,
     pub(crate) reserved_bytes: Option<f64>,
-    /// Why there are no figures.
+    /// The reason why there are no figures.
     pub(crate) reason: Option<String>,
 }
 
 impl Case {
-    /// Bytes taken from the driver by bytes live, each at its peak; one block is too little for that.
+    /// Returns bytes taken from the driver over live bytes, each at its peak; one block is too little for
+    /// that.
     pub(crate) fn taken_over_live(&self) -> Option<f64> {
         self.reserved_bytes.filter(|_| self.live > 1).map(|taken| taken / self.bytes as f64)
     }
@@ -42,16 +43,16 @@ pub(crate) struct Replay {
     pub(crate) best_ns: Option<f64>,
     /// After one pass.
     pub(crate) taken_over_live: Option<f64>,
-    /// After the last pass: the most in any of them.
+    /// After the last pass: the maximum over all passes.
     pub(crate) taken_over_live_last: Option<f64>,
-    /// Of the driver, in the best pass.
+    /// Driver calls in the best pass.
     pub(crate) calls: Option<u64>,
 }
 
 /// One log with work in flight on one allocator: the first pass and the last.
 #[derive(Clone, Debug)]
 pub(crate) struct Busy {
-    /// The log, the kernels, the host, and the capacity if the device had less than all.
+    /// The log, the kernels, the host, and the capacity if not all of the device was available.
     pub(crate) row: String,
     pub(crate) stack: String,
     pub(crate) first_ns: Option<f64>,
@@ -59,14 +60,14 @@ pub(crate) struct Busy {
     pub(crate) taken_bytes: Option<f64>,
     pub(crate) stream_waits: Option<f64>,
     pub(crate) host_waits: Option<f64>,
-    /// Allocations that failed in all passes, where they are counted.
+    /// Failed allocations in all passes, if they are counted.
     pub(crate) failures: Option<f64>,
 }
 
 /// The column for the least memory that needs no wait between streams.
 const LEAST: &str = "least without waits";
 
-/// All that was measured, in the order of the lines.
+/// All measurements, in the order of the lines.
 #[derive(Default, Debug)]
 pub(crate) struct Data {
     pub(crate) about: Vec<String>,
@@ -76,7 +77,7 @@ pub(crate) struct Data {
 }
 
 impl Data {
-    /// Adds the lines of a file. One that was cut off, because its program was ended, is left out.
+    /// Adds the lines of a file. A truncated line is left out, because its program was stopped.
     pub(crate) fn read(&mut self, text: &str) -> Result<(), serde_json::Error> {
         for line in text.lines() {
             let Ok(value) = serde_json::from_str::<Value>(line) else {
@@ -113,7 +114,7 @@ impl Data {
         self.about.push(format!("{date}: `{}`, {machine}; {versions}", text("command")));
     }
 
-    /// What millpond printed of a log with work in flight.
+    /// Reads millpond's report about a log with work in flight.
     fn busy_report(&mut self, value: &Value) {
         let (log, is_limited) = (log_name(value), value["capacity_bytes"].is_number());
         for case in value["cases"].as_array().into_iter().flatten() {
@@ -127,7 +128,7 @@ impl Data {
         }
     }
 
-    /// What millpond printed of a log. Of several runs the last counts.
+    /// Reads millpond's report about a log. Of several runs, the last counts.
     fn comparison(&mut self, value: &Value) {
         let log = log_name(value);
         for stack in value["stacks"].as_array().into_iter().flatten() {
@@ -138,7 +139,7 @@ impl Data {
     }
 }
 
-/// The log's file without folder and ending.
+/// Returns the log's file name, without folder and ending.
 fn log_name(value: &Value) -> &str {
     let file = value["log"]["file"].as_str().unwrap_or_default();
     let name = file.rsplit('/').next().unwrap_or_default();
@@ -153,7 +154,7 @@ fn busy_row(run: &Value, case: &Value, kernels: &Value, log: &str) -> String {
     format!("{log}, {}..{} µs, {host}{capacity}", us("shortest_ns"), us("longest_ns"))
 }
 
-/// The passes of one allocator; none where it failed.
+/// Returns the passes of one allocator; empty if it failed.
 fn busy(row: String, stack: &str, value: &Value, is_limited: bool) -> Busy {
     let passes = value["passes"].as_array().map_or(&[][..], Vec::as_slice);
     let last = |key: &str| passes.last().and_then(|pass| pass[key].as_f64());
@@ -170,7 +171,7 @@ fn busy(row: String, stack: &str, value: &Value, is_limited: bool) -> Busy {
     }
 }
 
-/// What millpond or a peer printed of a log.
+/// Reads the report of millpond or a peer about a log.
 fn replay(log: &str, stack: &str, value: &Value) -> Replay {
     let figure = |key: &str| value[key].as_f64();
     let passes = value["passes"].as_array().map_or(&[][..], Vec::as_slice);
@@ -187,7 +188,7 @@ fn replay(log: &str, stack: &str, value: &Value) -> Replay {
     }
 }
 
-/// What differs among the items, each once, in the order of the first.
+/// Returns the distinct keys of the items, in the order of their first occurrence.
 pub(crate) fn distinct<T, K: PartialEq>(items: &[T], key: impl Fn(&T) -> K) -> Vec<K> {
     let mut keys = Vec::new();
     for key in items.iter().map(key) {

@@ -1,10 +1,10 @@
-//! Tables and plots of what `benches/peers/run.sh` measured.
+//! Prints tables and draws plots of the measurements of `benches/peers/run.sh`.
 //!
 //! ```sh
 //! cargo run -p millpond-measure --example peers_report -- results.jsonl --out docs/plots >tables.md
 //! ```
 //!
-//! The tables link to the plots as from the folder that theirs is in.
+//! The tables link to the plots relative to their parent folder.
 
 mod data;
 mod plots;
@@ -15,14 +15,14 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
-/// Prints tables of what benches/peers/run.sh measured, as Markdown, and draws plots
+/// Prints tables of the measurements of benches/peers/run.sh, as Markdown, and draws plots
 #[derive(Parser)]
 struct Args {
-    /// What run.sh wrote; several are put together
+    /// The output of run.sh; several files are combined
     #[arg(required = true, value_name = "RESULTS.JSONL")]
     results: Vec<PathBuf>,
 
-    /// The folder that plots go to
+    /// The folder for the plots
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }

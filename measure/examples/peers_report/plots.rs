@@ -1,5 +1,5 @@
 //! The plots: a file for each sweep, a panel for each figure, a line for each allocator. Times are on a
-//! logarithmic axis; what is swept grows by a factor, so its steps are as wide as on one.
+//! logarithmic axis. The swept value grows by a factor, so its steps are equally wide.
 
 use std::error::Error;
 use std::path::Path;
@@ -12,11 +12,11 @@ use super::data::{Case, Data, distinct};
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Outcome = Result<(), Box<dyn Error>>;
 
-/// A panel: one figure of one workload, over what is swept.
+/// A panel: one figure of one workload, over the swept value.
 struct Panel {
     title: &'static str,
     workload: &'static str,
-    /// What is swept, in words and as a number.
+    /// The swept value, in words and as a number.
     over: (&'static str, fn(&Case) -> u64),
     figure: fn(&Case) -> Option<f64>,
 }
@@ -69,7 +69,7 @@ const LEGEND_WIDTH: u32 = 210;
 const LEGEND_LINE: i32 = 22;
 const FONT: &str = "sans-serif";
 
-/// For peers, in the order of their lines; millpond's are drawn thick, in black and blue.
+/// The colours of peers, in the order of their lines; millpond's lines are thick, in black and blue.
 const COLOURS: [RGBColor; 9] = [
     RGBColor(214, 39, 40),
     RGBColor(44, 160, 44),
@@ -84,7 +84,7 @@ const COLOURS: [RGBColor; 9] = [
 const OURS: [RGBColor; 3] = [RGBColor(0, 0, 0), RGBColor(31, 119, 180), RGBColor(90, 170, 230)];
 const LIMIT: RGBColor = RGBColor(160, 160, 160);
 
-/// Draws a file for each sweep of which there is something; returns their names.
+/// Draws a file for each sweep with data, and returns their names.
 pub(crate) fn draw(data: &Data, folder: &Path) -> Result<Vec<&'static str>, Box<dyn Error>> {
     let styles = styles(data);
     let mut drawn = Vec::new();
@@ -115,7 +115,7 @@ pub(crate) fn draw(data: &Data, folder: &Path) -> Result<Vec<&'static str>, Box<
     Ok(drawn)
 }
 
-/// An allocator has one colour in all plots.
+/// Returns the styles; an allocator has one colour in all plots.
 fn styles(data: &Data) -> Vec<(String, ShapeStyle)> {
     let (mut ours, mut peers) = (OURS.iter().cycle(), COLOURS.iter().cycle());
     let names = distinct(&data.cases, |case| case.stack.clone());
@@ -186,7 +186,7 @@ fn draw_legend(area: &Area<'_>, styles: &[&(String, ShapeStyle)]) -> Outcome {
     Ok(())
 }
 
-/// Where a logarithmic axis has lines: round figures, more of them if it is short.
+/// Returns the lines of a logarithmic axis: round figures, more of them if it is short.
 fn ticks(low: f64, high: f64) -> Vec<f64> {
     let digits: &[f64] = match high / low {
         ratio if ratio > 8.0 => &[1.0, 2.0, 5.0],
@@ -197,7 +197,7 @@ fn ticks(low: f64, high: f64) -> Vec<f64> {
     figures.filter(|figure| (low..=high).contains(figure)).collect()
 }
 
-/// A figure on an axis.
+/// Formats a figure for an axis.
 fn short(figure: f64) -> String {
     match figure {
         f if f >= 1e6 => format!("{}M", f / 1e6),

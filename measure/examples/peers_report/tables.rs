@@ -6,7 +6,7 @@ use millpond_core::format_bytes;
 
 use super::data::{Busy, Case, Data, Replay, distinct};
 
-/// A figure of a case, and the workloads of which it says something.
+/// A figure of a case, and the workloads that it applies to.
 struct Figure {
     title: &'static str,
     workloads: &'static [&'static str],
@@ -46,7 +46,7 @@ const FIGURES: [Figure; 5] = [
     },
 ];
 
-/// The same of logs.
+/// A figure of a log.
 type OfLog = (&'static str, fn(&Replay) -> Option<f64>, usize);
 const OF_LOGS: [OfLog; 5] = [
     ("Logs: nanoseconds an operation, first pass", |replay| replay.first_ns, 0),
@@ -56,7 +56,7 @@ const OF_LOGS: [OfLog; 5] = [
     ("Logs: driver calls in the best pass", |replay| replay.calls.map(|calls| calls as f64), 0),
 ];
 
-/// The same of logs with work in flight.
+/// A figure of a log with work in flight.
 type OfBusy = (&'static str, fn(&Busy) -> Option<f64>, usize);
 const MIB: f64 = 1_048_576.0;
 const OF_BUSY: [OfBusy; 6] = [
@@ -72,7 +72,7 @@ const OF_BUSY: [OfBusy; 6] = [
     ("Work in flight: allocations that failed, all passes", |busy| busy.failures, 0),
 ];
 
-/// Everything that was measured.
+/// Returns all measurements as Markdown.
 pub(crate) fn markdown(data: &Data) -> String {
     let mut text = String::new();
     for line in &data.about {
@@ -99,7 +99,7 @@ pub(crate) fn markdown(data: &Data) -> String {
     text + &not_run(data)
 }
 
-/// Allocators of which nothing is known have no column.
+/// Makes a table; allocators without any figure have no column.
 fn table(title: &str, rows: &[(String, &str, Option<f64>)], digits: usize) -> String {
     let known: Vec<_> = rows.iter().filter(|(_, _, figure)| figure.is_some()).collect();
     let columns = distinct(&known, |(_, stack, _)| *stack);
@@ -130,7 +130,7 @@ fn row_name(case: &Case) -> String {
     }
 }
 
-/// Why cells are empty, in few lines.
+/// Explains empty cells, in few lines.
 fn not_run(data: &Data) -> String {
     let setbacks: Vec<_> = data.cases.iter().filter(|case| case.reason.is_some()).collect();
     let why = |case: &&Case| {

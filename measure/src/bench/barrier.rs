@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-/// Threads wait here for each other and go on together. The standard library's barrier wakes sleepers one
-/// after the other, which takes as long as a short round; this one spins a while first.
+/// Threads wait here for each other, and continue together. The standard library's barrier wakes sleepers one
+/// after another, which takes as long as a short round. This barrier spins for a while first.
 #[derive(Debug)]
 pub(super) struct Barrier {
     threads: usize,
@@ -19,7 +19,7 @@ impl Barrier {
         Self { threads, arrived: AtomicUsize::new(0), meeting: AtomicUsize::new(0) }
     }
 
-    /// Waits for all threads. The writes of each before it are visible to all after it.
+    /// Waits for all threads. Writes before the barrier are visible to all threads after it.
     pub(super) fn wait(&self) {
         let meeting = self.meeting.load(Ordering::Acquire);
         if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.threads {

@@ -1,19 +1,19 @@
-//! How much is done at each workload.
+//! How much work each workload does.
 
 use std::time::Duration;
 
-/// The steps and the times of each workload.
+/// The steps and the time limits of each workload.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Effort {
     /// The measured steps of each thread.
     pub(super) steps: usize,
-    /// The most steps before measuring.
+    /// The most warm-up steps before measuring.
     pub(super) warm_up: usize,
-    /// The time after which these end.
+    /// The time limit of the warm-up.
     pub(super) warming: Duration,
-    /// The time after which measuring ends, with the steps done so far.
+    /// The time limit of measuring; the steps so far count.
     pub(super) measured: Duration,
-    /// The time after which allocating the first blocks is given up.
+    /// The time limit of allocating the first blocks; then the workload is given up.
     pub(super) preparing: Duration,
 }
 
@@ -32,9 +32,9 @@ impl Effort {
         measured: Duration::from_millis(50),
         preparing: Duration::from_secs(3),
     };
-    /// The number of times each block is replaced before the clock starts, on average.
+    /// How many times each block is replaced before the clock starts, on average.
     pub(super) const REPLACEMENTS: usize = 4;
-    /// The time of a quick run after which preparing gets less time.
+    /// After this time, a quick run gives less time to preparing.
     pub(super) const QUICK_ENOUGH: Duration = Duration::from_secs(18);
     pub(super) const HASTE: Duration = Duration::from_millis(500);
 }

@@ -3,7 +3,7 @@
 use millpond_engine::DeviceFigures;
 use serde::Serialize;
 
-/// The name of the entry that has no stack: CPU memory.
+/// The name of the entry without a stack: CPU memory.
 pub const MIMALLOC: &str = "mimalloc";
 
 /// The results of a benchmark.
@@ -17,7 +17,7 @@ pub struct Report {
     pub cpus: usize,
     /// The seed of the plans.
     pub seed: u64,
-    /// Whether few steps were done.
+    /// Whether the run did few steps.
     pub quick: bool,
     /// The workloads that ran.
     pub results: Vec<Figures>,
@@ -40,9 +40,9 @@ pub struct Subjected {
     pub streams: usize,
     /// The number of blocks that each thread keeps live; 1 for a pair.
     pub live: usize,
-    /// The percentage of blocks that fragment the heap and were freed before; 0 for other workloads.
+    /// The percentage of fragmenting blocks that were freed first; 0 for other workloads.
     pub freed_percent: u32,
-    /// The bytes of the block for a pair, else of all live blocks at the plan's peak.
+    /// The bytes of the block for a pair; otherwise of all live blocks at the plan's peak.
     pub bytes: u64,
     /// The sizes of blocks, for people.
     #[serde(skip)]
@@ -63,7 +63,7 @@ pub struct Figures {
     pub p99_ns: u64,
     /// The steps per second of all threads together.
     pub steps_per_second: f64,
-    /// Mean nanoseconds of an allocation before the first step, growth included; none for a pair.
+    /// Mean nanoseconds of an allocation before the first step, including growth; `None` for a pair.
     pub ns_per_fill: Option<f64>,
     /// The most bytes taken from the driver, if the stack reports them.
     pub reserved_bytes: Option<u64>,

@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use super::setback::Attempt;
 
-/// The number of steps of which one is timed alone.
+/// One in this many steps is timed alone.
 const SAMPLE_EVERY: usize = 16;
 
 /// A stretch of steps on one thread.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lap {
     pub(super) start: Instant,
-    /// The nanoseconds of the steps, less those of measuring.
+    /// The nanoseconds of the steps, without the time of measuring.
     pub(super) ns: u64,
     pub(super) steps: u64,
 }
@@ -24,7 +24,7 @@ impl Lap {
     }
 }
 
-/// Does steps until `count` are done or `limit` has passed. The time of every 16th goes to `samples`.
+/// Does steps until `count` are done or `limit` has passed. The time of every 16th step goes to `samples`.
 #[inline]
 pub(super) fn steps(
     count: usize,
@@ -69,7 +69,7 @@ fn run(
     Ok((start, done))
 }
 
-/// The time that measuring takes, to be subtracted.
+/// The time that measuring itself takes, to be subtracted.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     /// The nanoseconds of measuring in each sample.
@@ -78,7 +78,7 @@ struct Cost {
     group_ns: f64,
 }
 
-/// Measured once, on empty steps: the least of several tries.
+/// Returns the cost of measuring, measured once on empty steps: the lowest of several tries.
 fn cost() -> Cost {
     static COST: OnceLock<Cost> = OnceLock::new();
     *COST.get_or_init(|| {
@@ -102,7 +102,7 @@ fn cost() -> Cost {
     })
 }
 
-/// The 99th percentile of the samples; 0 without samples.
+/// Returns the 99th percentile of the samples; 0 without samples.
 pub(super) fn percentile_99(samples: &mut [u64]) -> u64 {
     let index = samples.len() * 99 / 100;
     if samples.is_empty() { 0 } else { *samples.select_nth_unstable(index).1 }

@@ -4,20 +4,19 @@ use std::fs;
 
 use millpond_core::format_bytes;
 
-/// The reason why `bytes` bytes of CPU memory should not be tried, if there is one.
+/// Returns the reason why `bytes` bytes of CPU memory should not be tried, if there is one.
 ///
-/// The blocks are not written to, but an allocator that takes its memory in huge pages touches it all the
-/// same.
+/// The blocks are not written to, but an allocator that takes its memory in huge pages touches it anyway.
 pub(super) fn too_little_for(bytes: u64) -> Option<String> {
     let touched = bytes + bytes / 8;
     let available = available()?;
     (touched > available).then(|| {
         let (touched, available) = (format_bytes(touched), format_bytes(available));
-        format!("it may touch {touched} of CPU memory, and {available} are available")
+        format!("it may touch {touched} of CPU memory, but only {available} are available")
     })
 }
 
-/// The bytes that this process can still allocate, if the system reports them.
+/// Returns how many bytes this process can still allocate, if the system reports them.
 fn available() -> Option<u64> {
     let free = meminfo_available(&read("/proc/meminfo")?)?;
     let groups = [

@@ -1,8 +1,8 @@
-//! Measures the costs of allocations on neutral workloads, with mimalloc beside the stacks as the lower bound
+//! Measures the cost of allocations on neutral workloads. mimalloc runs the same steps, as the lower bound
 //! for bookkeeping.
 //!
 //! # Workloads
-//! A step allocates one block and frees one. Sizes are log-uniform: each doubling is as likely.
+//! A step allocates one block and frees one. Sizes are log-uniform: every doubling is equally likely.
 //!
 //! | workload | does | a step |
 //! |---|---|---|
@@ -10,32 +10,32 @@
 //! | `churn` | keeps 10^2, 10^3, 10^4, 10^5, 10^6 blocks of 256 B to 1 MiB live | free any, allocate |
 //! | `churn_large` | keeps 2000 blocks of 1 to 64 MiB live | the same |
 //! | `streams` | one thread keeps 10^4 blocks live on 1, 4, 16, 64, 256 streams, drawn at random | the same |
-//! | `fragmented` | keeps 4000 blocks of 64 KiB to 4 MiB live in a heap fragmented before | the same |
+//! | `fragmented` | keeps 4000 blocks of 64 KiB to 4 MiB live in a fragmented heap | the same |
 //! | `threads_own_stream` | T threads, 1000 blocks of 256 B to 1 MiB each, a stream each | the same |
 //! | `threads_one_stream` | the same, all on one stream | the same |
-//! | `cross_thread_free` | the same; T threads hand their blocks round | free a neighbour's, allocate |
+//! | `cross_thread_free` | the same; T threads pass their blocks on | free a neighbour's, allocate |
 //!
-//! A block is freed on the stream that it was allocated on. To fragment a heap, 20,000 blocks of 256 B to
-//! 1 MiB are allocated, and 0, 25, 50, 75 or 90 of a hundred, drawn at random, are freed; the others stay.
+//! A block is freed on the stream that allocated it. To fragment a heap, the workload allocates 20,000 blocks
+//! of 256 B to 1 MiB. Then it frees 0, 25, 50, 75 or 90 % of them at random; the others stay.
 //!
 //! # Method
-//! - All random choices are made before: the same plan for each stack, and for the peers of `benches/peers`.
-//!   A plan depends on the seed alone, so that a run can be repeated.
-//! - Each stack is built anew for each workload and dropped after it. Blocks are allocated, and each is
-//!   replaced four times on average, before the clock starts, so that the steady state is measured. If that
+//! - All random choices are made in advance: the plan is the same for each stack, and for the peers of
+//!   `benches/peers`. A plan depends only on the seed, so a run can be repeated.
+//! - Each stack is built for each workload, and dropped after it. Before the clock starts, blocks are
+//!   allocated, and each is replaced four times on average, so the clock measures the steady state. If that
 //!   takes longer than 4 seconds, the clock starts earlier. `ns_per_fill` is the cost of growth.
-//! - Every 16th step is timed alone; the 99th percentile is over these. The time of reading the clock is
-//!   measured on steps that do nothing, and subtracted.
-//! - `ns_per_step` is the mean on the thread that does the step, the access to the list of live blocks
-//!   included. `steps_per_second` is that of all threads together, from the first start to the last end.
-//! - In `cross_thread_free`, each thread allocates on a stream of its own, and its neighbour frees the block.
-//!   Threads wait for each other after each 1000 steps to hand over, which is not measured.
-//! - No kernel runs and no memory is written to: the allocator is measured, not the device.
-//! - A workload that takes long ends early: the figures are then of fewer steps.
+//! - Every 16th step is timed alone; the 99th percentile is over these steps. The time of reading the clock
+//!   is measured on empty steps, and subtracted.
+//! - `ns_per_step` is the mean on the thread that does the step, including access to the list of live blocks.
+//!   `steps_per_second` counts all threads together, from the first start to the last end.
+//! - In `cross_thread_free`, each thread allocates on its own stream, and its neighbour frees the block.
+//!   After each 1000 steps, threads wait for each other to hand over; this wait is not measured.
+//! - No kernel runs and no memory is written to, because the allocator is measured, not the device.
+//! - A workload that takes long ends early; its figures then cover fewer steps.
 //!
 //! # JSON
 //! ```text
-//! version                1; grows when a field is renamed, removed or means something else
+//! version                1; grows when a field is renamed, removed or changes its meaning
 //! device                 spec, name, simulated, total_bytes, free_bytes
 //! cpus, seed, quick      of this run
 //! results[]              one for each workload and stack that ran, in the order of running
@@ -45,17 +45,17 @@
 //!   streams              of all threads together
 //!   live                 blocks that each thread keeps live; 1 for a pair
 //!   freed_percent        of the blocks that fragment the heap; 0 for other workloads
-//!   bytes                of the block for a pair, else of all live blocks at the peak of the plan
+//!   bytes                of the block for a pair, else of all live blocks at the plan's peak
 //!   steps                how many were measured
 //!   ns_per_step          mean nanoseconds of a step on its thread
 //!   p99_ns               99th percentile of the steps that were timed alone
 //!   steps_per_second     of all threads together
-//!   ns_per_fill          mean nanoseconds of an allocation before the first step, growth included; null
+//!   ns_per_fill          mean nanoseconds of an allocation before the first step, with growth; null
 //!                        for a pair
-//!   reserved_bytes       the most bytes taken from the driver; null where the stack does not tell
+//!   reserved_bytes       the most bytes taken from the driver; null if the stack does not report them
 //! not_run[]              workload, stack, threads, streams, live, freed_percent, bytes, status ("skipped",
 //!                        "out_of_memory" or "failed"), reason
-//! notes[]                what a reader of the figures should know
+//! notes[]                remarks for readers of the figures
 //! ```
 
 mod barrier;
@@ -107,11 +107,11 @@ pub struct Settings {
     pub stacks: Vec<StackSpec>,
     /// The workloads; empty for all.
     pub workloads: Vec<Workload>,
-    /// Numbers of threads for the workloads that have several; empty for 1, 2, 4, 8 and 16, or 2 if quick.
+    /// Numbers of threads, for workloads with several threads; empty for 1, 2, 4, 8 and 16, or 2 if quick.
     pub threads: Vec<usize>,
     /// The seed of the plans.
     pub seed: u64,
-    /// Few steps: all of it ends within 30 seconds, and figures are rough.
+    /// Whether to do few steps: the run ends within 30 seconds, with rough figures.
     pub quick: bool,
 }
 
@@ -134,7 +134,7 @@ pub fn bench(settings: &Settings, table: &LayerTable, watch: &mut dyn FnMut(&str
     let effort = if settings.quick { Effort::QUICK } else { Effort::FULL };
     let mut bench = Bench { settings, table, effort, report };
     if !cfg!(feature = "mimalloc") {
-        bench.note("mimalloc is missing: this program was built without the feature of that name".to_owned());
+        bench.note("mimalloc is missing: this program was built without that feature".to_owned());
     }
     let default_threads: &[usize] = if settings.quick { &[2] } else { &[1, 2, 4, 8, 16] };
     let threads = if settings.threads.is_empty() { default_threads } else { &settings.threads };
@@ -204,7 +204,7 @@ impl Bench<'_> {
         Ok((timing, reserved_bytes(&resource)))
     }
 
-    /// The device, if its memory is enough; a simulated one is made larger if it is not.
+    /// Returns the device if it has enough memory; a simulated device is enlarged if needed.
     fn roomy_device(&mut self, case: Case, bytes: u64) -> Attempt<DriverHandle> {
         /// The factor by which stacks may waste memory. Bins round small blocks up to large ones.
         const ROOM: u64 = 4;
@@ -212,7 +212,7 @@ impl Bench<'_> {
         let driver = device.open_new()?;
         let free = driver.mem_get_info().map_err(millpond_core::Error::from)?.free;
         if !device.is_sim() {
-            let why = || format!("{live} are live at once, and the device has {} free", format_bytes(free));
+            let why = || format!("{live} are live at once, but the device has {} free", format_bytes(free));
             return if bytes <= free { Ok(driver) } else { Err(Setback::skipped(why())) };
         }
         let wanted = bytes.saturating_mul(ROOM);
@@ -258,7 +258,7 @@ impl Bench<'_> {
     }
 }
 
-/// The peak of the lowest layer that keeps statistics: its memory comes from the driver.
+/// Returns the peak of the lowest layer that keeps statistics, because its memory comes from the driver.
 fn reserved_bytes(resource: &AnyResource) -> Option<u64> {
     let peaks = resource.stack().filter_map(|layer| layer.statistics());
     peaks.last().map(|statistics| statistics.peak_bytes_reserved)

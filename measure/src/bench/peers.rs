@@ -1,4 +1,4 @@
-//! Tests that the programs of `benches/peers` do the same work as this one: that their plans are the same.
+//! Tests that the programs of `benches/peers` do the same work as this one, with the same plans.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ fn folder() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../benches/peers"))
 }
 
-/// A line for each case, in the format of all three programs.
+/// Returns a line for each case, in the format of all three programs.
 fn digests(threads: &[usize]) -> String {
     let mut lines = String::new();
     let cases = Workload::ALL.into_iter().flat_map(|workload| workload.cases(threads));
@@ -28,7 +28,7 @@ fn digests(threads: &[usize]) -> String {
     lines
 }
 
-/// The standard output of a command.
+/// Returns the standard output of a command.
 fn output(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -48,14 +48,14 @@ fn plans_are_those_of_the_peers() {
 #[test]
 fn plans_in_python_are_the_same() {
     if !is_there("python3") {
-        return eprintln!("python3 is not installed: what it plans is not looked at");
+        return eprintln!("python3 is not installed: its plans are not checked");
     }
     let script = folder().join("cupy_bench.py");
     let printed = output(Command::new("python3").arg(script).args(["--plans", "--most-live", "10000"]));
     let expected = digests(&[1]);
     let of_python = |line: &&str| {
         let few = !line.contains("live=100000 ") && !line.contains("live=1000000 ");
-        few && !line.starts_with("cross_thread_free") // it takes two threads
+        few && !line.starts_with("cross_thread_free") // it needs two threads
     };
     let expected: Vec<&str> = expected.lines().filter(of_python).collect();
     assert_eq!(printed.lines().collect::<Vec<_>>(), expected);
@@ -65,7 +65,7 @@ fn plans_in_python_are_the_same() {
 fn plans_in_cpp_are_the_same() {
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
     if !is_there(&compiler) {
-        return eprintln!("{compiler} is not installed: what the programs in C++ plan is not looked at");
+        return eprintln!("{compiler} is not installed: the plans of the C++ programs are not checked");
     }
     let folder_for_it = tempfile::tempdir().unwrap();
     let program = folder_for_it.path().join("plans");

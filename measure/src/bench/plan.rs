@@ -5,12 +5,12 @@ use std::ops::Range;
 use millpond_core::format_bytes;
 
 /// A source of random numbers: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014). The programs of the peers
-/// have the same, so that a seed gives the same plan everywhere.
+/// have the same source, so a seed gives the same plan everywhere.
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// The numbers of one lane of a seed; each lane has different ones.
+    /// Returns the numbers of one lane of a seed; each lane has different numbers.
     pub(crate) const fn new(seed: u64, lane: u64) -> Self {
         Self(mix(seed ^ mix(lane + 1)))
     }
@@ -20,12 +20,12 @@ impl Random {
         mix(self.0)
     }
 
-    /// A number below `bound`, which is not 0.
+    /// Returns a number below `bound`, which must not be 0.
     pub(crate) const fn below(&mut self, bound: u64) -> u64 {
         ((self.next() as u128 * bound as u128) >> 64) as u64
     }
 
-    /// A number from 0 up to, but not including, 1.
+    /// Returns a number from 0 up to, but not including, 1.
     fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
@@ -38,7 +38,7 @@ const fn mix(x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// The sizes of blocks in bytes, log-uniform: each doubling is as likely as any other.
+/// The sizes of blocks in bytes, log-uniform: every doubling is equally likely.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Sizes {
     pub(super) smallest: u32,
@@ -81,20 +81,20 @@ pub(super) struct Replacement {
     pub(super) by: Request,
 }
 
-/// The steps of one thread: drawn before, so that drawing numbers is not measured.
+/// The steps of one thread, drawn in advance so that drawing is not measured.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Plan {
-    /// Blocks that are allocated first, to fragment the heap …
+    /// Blocks that are allocated first, to fragment the heap.
     pub(super) fragments: Vec<Request>,
-    /// … and which of them are freed then, in this order. The others stay to the end.
+    /// Fragments to free afterwards, in this order. The others stay to the end.
     pub(super) freed: Vec<u32>,
     /// The first block of each slot.
     pub(super) fill: Vec<Request>,
     /// Steps before the clock starts.
     pub(super) warm_up: Vec<Replacement>,
-    /// The steps that are measured; all threads wait for each other before each round.
+    /// The measured steps; all threads wait for each other before each round.
     pub(super) rounds: Vec<Vec<Replacement>>,
-    /// The most bytes that are live at one time.
+    /// The most bytes live at one time.
     pub(super) peak_bytes: u64,
 }
 
@@ -113,7 +113,7 @@ pub(super) struct Shape {
     pub(super) fragments: Fragments,
     pub(super) live: usize,
     pub(super) sizes: Sizes,
-    /// The number of streams; each block is on one of them, drawn at random.
+    /// The streams; each block is on one of them, at random.
     pub(super) streams: Range<u32>,
     pub(super) warm_up: usize,
     pub(super) steps: usize,
@@ -125,7 +125,7 @@ pub(super) struct Shape {
 pub(super) struct Fragments {
     pub(super) count: usize,
     pub(super) sizes: Sizes,
-    /// The percentage of them that is freed.
+    /// The percentage of these blocks that is freed.
     pub(super) freed_percent: u32,
 }
 
@@ -149,12 +149,12 @@ impl Plan {
         plan
     }
 
-    /// The number of measured steps, unless time runs out.
+    /// Returns the number of measured steps, unless time runs out.
     pub(super) fn steps(&self) -> usize {
         self.rounds.iter().map(Vec::len).sum()
     }
 
-    /// Continues `hash` over all numbers of the plan but the peak: FNV-1a, over 32 bits at a time.
+    /// Continues `hash` over all numbers of the plan except the peak: FNV-1a, over 32 bits at a time.
     #[cfg(test)]
     pub(super) fn digest(&self, hash: u64) -> u64 {
         let request = |of: &Request| [of.bytes, of.stream];
@@ -186,7 +186,7 @@ impl Shape {
     fn request(&self, sizes: Sizes, random: &mut Random) -> Request {
         let bytes = sizes.draw(random);
         let Range { start, end } = self.streams;
-        // A single stream needs no number, so that its plan equals that of a workload without streams.
+        // A single stream needs no number, so its plan equals the plan of a workload without streams.
         let stream =
             if end - start > 1 { start + random.below(u64::from(end - start)) as u32 } else { start };
         Request { bytes, stream }
@@ -197,7 +197,7 @@ impl Shape {
         Replacement { slot, by: self.request(self.sizes, random) }
     }
 
-    /// Every slot once, shuffled (Fisher and Yates).
+    /// Returns every slot once, shuffled (Fisher and Yates).
     fn sweep(&self, random: &mut Random) -> Vec<Replacement> {
         let mut steps: Vec<Replacement> = (0..self.live as u32)
             .map(|slot| Replacement { slot, by: self.request(self.sizes, random) })
@@ -209,7 +209,7 @@ impl Shape {
     }
 }
 
-/// Draws `count` of the numbers below `bound`, each once, in any order: the start of a shuffle.
+/// Draws `count` of the numbers below `bound`, each at most once, in any order: the start of a shuffle.
 fn some(random: &mut Random, bound: usize, count: usize) -> Vec<u32> {
     let mut numbers: Vec<u32> = (0..bound as u32).collect();
     for at in 0..count {

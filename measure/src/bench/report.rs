@@ -9,7 +9,7 @@ use millpond_engine::text::number_of;
 
 use super::{Figures, MIMALLOC, NotRun, Report, Status, Subjected};
 
-/// How a report is printed.
+/// The format of a report.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Format {
     /// For people.
@@ -22,7 +22,7 @@ pub enum Format {
 /// Prints a report.
 ///
 /// # Errors
-/// Those of writing.
+/// Writing fails.
 pub fn print(report: &Report, format: Format, mut out: impl Write) -> io::Result<()> {
     match format {
         Format::Json => {
@@ -57,7 +57,7 @@ const HEADER: [&str; 12] = [
     "ns/fill",
     "taken / live",
 ];
-/// The figures of stacks, with names.
+/// The columns with names, which are aligned to the left.
 const LEFT: [usize; 3] = [0, 4, 5];
 
 fn table(report: &Report) -> Table {
@@ -90,14 +90,15 @@ fn table(report: &Report) -> Table {
 }
 
 impl Figures {
-    /// Bytes taken from the driver by bytes live, each at its peak. A pair is too short for it to mean much.
+    /// Returns bytes taken from the driver over live bytes, each at its peak. It means little for a pair,
+    /// which is too short.
     fn taken_over_live(&self) -> Option<f64> {
         let is_churn = self.of.live > 1;
         self.reserved_bytes.filter(|_| is_churn).map(|taken| taken as f64 / self.of.bytes.max(1) as f64)
     }
 }
 
-/// The ratio of a step's time to that of mimalloc's on the same workload.
+/// Returns the ratio of a step's time to mimalloc's time on the same workload.
 fn ratio(figures: &Figures, report: &Report) -> Option<f64> {
     let same = |other: &&Figures| {
         let key = |of: &Subjected| (of.workload, of.threads, of.streams, of.live, of.freed_percent, of.bytes);
@@ -110,7 +111,7 @@ fn ratio(figures: &Figures, report: &Report) -> Option<f64> {
 fn notes(report: &Report) -> Vec<String> {
     let mut notes = report.notes.clone();
     if report.device.simulated {
-        notes.push("the device is simulated: times are this machine's, simulation included".to_owned());
+        notes.push("the device is simulated: times are this machine's, including the simulation".to_owned());
     }
     let busy = report.results.iter().map(|figures| figures.of.threads).max().unwrap_or(0);
     if busy > report.cpus {
@@ -125,7 +126,7 @@ fn notes(report: &Report) -> Vec<String> {
             Status::OutOfMemory => "did not fit",
             Status::Failed => "failed",
         };
-        // The map of memory that follows is in the JSON.
+        // The memory map in the further lines is only in the JSON.
         format!("{of} {status}: {}", reason.lines().next().unwrap_or_default())
     }));
     notes

@@ -38,7 +38,7 @@ pub(super) struct Timing {
     /// The laps by thread, then by round.
     laps: Vec<Vec<Lap>>,
     samples: Vec<u64>,
-    /// The filling of all threads together, before the clock starts.
+    /// The filling by all threads together, before the clock starts.
     filling: Filling,
 }
 
@@ -54,13 +54,13 @@ impl Timing {
         self.laps.iter().flatten().map(|lap| lap.steps).sum()
     }
 
-    /// The mean nanoseconds of a step on its thread.
+    /// Returns the mean nanoseconds of a step on its thread.
     pub(super) fn ns_per_step(&self) -> f64 {
         let ns: u64 = self.laps.iter().flatten().map(|lap| lap.ns).sum();
         ns as f64 / self.steps().max(1) as f64
     }
 
-    /// The mean nanoseconds of a block while the resource grows; `None` if none was allocated.
+    /// Returns the mean nanoseconds of a block while the resource grows; `None` if none was allocated.
     pub(super) fn ns_per_fill(&self) -> Option<f64> {
         let Filling { blocks, time } = self.filling;
         (blocks > 0).then(|| time.as_nanos() as f64 / blocks as f64)
@@ -70,7 +70,8 @@ impl Timing {
         measure::percentile_99(&mut self.samples)
     }
 
-    /// The steps of all threads by the time from the first start to the last end, summed over rounds.
+    /// Returns the steps of all threads over the time from the first start to the last end, summed over
+    /// rounds.
     pub(super) fn steps_per_second(&self) -> f64 {
         let rounds = self.laps.iter().map(Vec::len).min().unwrap_or(0);
         let mut wall = Duration::ZERO;
@@ -110,9 +111,9 @@ pub(super) struct Churn<'a, S> {
     subject: &'a S,
     /// The plans, one for each thread.
     plans: &'a [Plan],
-    /// The streams, in the order of their numbers in plans.
+    /// The streams, in the order of their numbers in the plans.
     streams: Vec<StreamRef>,
-    /// Whether another thread replaces each round's blocks than allocated them.
+    /// Whether one thread allocates a round's blocks and another replaces them.
     hands_over: bool,
     effort: Effort,
     shelves: Vec<Mutex<Vec<Block>>>,
@@ -160,7 +161,8 @@ impl<'a, S: Subject> Churn<'a, S> {
         Ok(timing)
     }
 
-    /// The work of one thread. It waits for the others even after an error, so that no thread waits for ever.
+    /// Does the work of one thread. It waits for the others even after an error, so that no thread waits
+    /// forever.
     fn work(&self, me: usize) -> Attempt<(Vec<Lap>, Vec<u64>, Filling)> {
         let plan = &self.plans[me];
         let mut samples = Vec::with_capacity(plan.steps() / 16 + plan.rounds.len());
@@ -169,7 +171,7 @@ impl<'a, S: Subject> Churn<'a, S> {
         let mut outcome = self.guarded(|| self.prepare(me, &mut filling));
         for (round, steps) in plan.rounds.iter().enumerate() {
             // A stop is requested only between the second barrier of a round and the first of the next, so
-            // that all threads read the same value here.
+            // all threads read the same value here.
             self.barrier.wait();
             if self.stop.load(Ordering::Relaxed) {
                 break;
@@ -185,8 +187,8 @@ impl<'a, S: Subject> Churn<'a, S> {
         outcome.and(emptied).map(|()| (laps, samples, filling))
     }
 
-    /// Asks all threads to stop if `phase` fails. A resource that panics has a bug, and must not hang the
-    /// others.
+    /// Asks all threads to stop if `phase` fails. A resource that panics has a bug, but must not hang other
+    /// threads.
     fn guarded<T>(&self, phase: impl FnOnce() -> Attempt<T>) -> Attempt<T> {
         let result = catch_unwind(AssertUnwindSafe(phase)).unwrap_or_else(|panic| Err(panicked(&*panic)));
         if result.is_err() {
@@ -205,7 +207,7 @@ impl<'a, S: Subject> Churn<'a, S> {
         shelf.retain(|block| !block.is_none());
         let fragments = shelf.len();
         self.fill(&mut shelf, &plan.fill, filling)?;
-        // Slots come first; fragments behind them stay until the end.
+        // Slots come first; the fragments after them stay until the end.
         shelf.rotate_left(fragments);
         let steps = &plan.warm_up;
         let replace = |index| self.replace(&mut shelf, steps[index]);
@@ -261,16 +263,17 @@ impl<'a, S: Subject> Churn<'a, S> {
         Ok(Block { address, of })
     }
 
-    /// Frees a slot's block on the stream that it was allocated on.
+    /// Frees a slot's block on the stream that allocated it.
     #[inline]
     fn free(&self, slot: &mut Block) {
         let Block { address, of } = *slot;
         *slot = Block::NONE;
-        // SAFETY: a block in a slot is live, and the slot has forgotten it.
+        // SAFETY: a block in a slot is live, and the slot no longer holds it.
         unsafe { self.subject.free(address, of.bytes.into(), self.streams[of.stream as usize]) };
     }
 
-    /// The blocks of a thread that panicked stay with the resource: it is unknown which are live.
+    /// Frees the thread's blocks. If a thread panicked, its blocks stay, because it is unknown which are
+    /// live.
     fn empty(&self, me: usize) -> Attempt<()> {
         lock(&self.shelves[me])?
             .iter_mut()

@@ -4,7 +4,7 @@ use millpond_core::driver::StreamFlags;
 use millpond_core::{DriverHandle, StreamRef};
 use millpond_engine::Result;
 
-/// The streams of one workload; destroyed after it.
+/// The streams of one workload, destroyed after it.
 #[derive(Debug)]
 pub(super) struct Streams<'a> {
     driver: &'a DriverHandle,
@@ -29,7 +29,7 @@ impl<'a> Streams<'a> {
 impl Drop for Streams<'_> {
     fn drop(&mut self) {
         for stream in self.streams.drain(..) {
-            // SAFETY: the stream is ours, and the resource that it was passed to is gone.
+            // SAFETY: the stream is ours, and the resource that used it is gone.
             if let Err(error) = unsafe { self.driver.stream_destroy(stream) } {
                 tracing::warn!(target: "millpond::replay", %error, "a stream could not be destroyed");
             }

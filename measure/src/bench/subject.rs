@@ -1,13 +1,13 @@
-//! The allocators that workloads run on.
+//! The allocators that run the workloads.
 
 use millpond_core::{AnyResource, DeviceMemoryResource, DevicePtr, ErrorKind, Layout, StreamRef};
 
 use super::Status;
 use super::setback::{Attempt, Setback};
 
-/// An allocator that a workload runs on.
+/// An allocator that runs a workload.
 pub(super) trait Subject: Sync {
-    /// Allocates a block; returns its address.
+    /// Allocates a block, and returns its address.
     fn allocate(&self, bytes: u64, stream: StreamRef) -> Attempt<u64>;
 
     /// Frees a block.
@@ -40,7 +40,7 @@ fn setback(error: &millpond_core::Error) -> Setback {
     Setback { status, reason: error.to_string() }
 }
 
-/// The allocator of CPU memory that is the lower bound for bookkeeping. It has no streams.
+/// The CPU memory allocator that is the lower bound for bookkeeping. It has no streams.
 #[cfg(feature = "mimalloc")]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mimalloc;
@@ -52,7 +52,7 @@ impl Subject for Mimalloc {
         // SAFETY: mi_malloc takes any size.
         let block = unsafe { libmimalloc_sys::mi_malloc(bytes as usize) };
         if block.is_null() {
-            let reason = format!("mi_malloc has no {bytes} bytes");
+            let reason = format!("mi_malloc could not allocate {bytes} bytes");
             return Err(Setback { status: Status::OutOfMemory, reason });
         }
         Ok(block.expose_provenance() as u64)
@@ -60,7 +60,7 @@ impl Subject for Mimalloc {
 
     #[inline]
     unsafe fn free(&self, address: u64, _bytes: u64, _stream: StreamRef) {
-        // SAFETY: the address is what mi_malloc returned, and the caller gives it back once.
+        // SAFETY: `mi_malloc` returned the address, and the caller gives it back once.
         unsafe { libmimalloc_sys::mi_free(std::ptr::with_exposed_provenance_mut(address as usize)) }
     }
 }

@@ -68,7 +68,7 @@ fn blocks_live_at_once_are_as_many_as_a_workload_says_and_all_are_freed() {
         let timing = run_on(&ledger, case).unwrap();
         assert_eq!(timing.ns_per_fill().is_some(), workload != Workload::Pair);
         assert!(ledger.live.lock().unwrap().is_empty(), "{workload}");
-        // Threads free before they allocate, so all of them rarely hold everything at one time.
+        // Threads free before they allocate, so they rarely hold all blocks at the same time.
         let most = ledger.most.load(Ordering::Relaxed);
         let all = case.live * case.threads;
         if workload == Workload::Fragmented {
@@ -102,7 +102,7 @@ fn only_cross_thread_free_frees_what_others_allocated_and_on_the_stream_it_was_a
         run_on(&ledger, case_of(workload, 2)).unwrap();
         let by_others = ledger.freed_by_others.load(Ordering::Relaxed);
         let expected = if workload == Workload::CrossThreadFree { 2 * EFFORT.steps } else { 0 };
-        // The blocks that are left at the end are freed by the thread that holds them.
+        // At the end, each remaining block is freed by the thread that holds it.
         assert!((expected..=expected + 2000).contains(&by_others), "{workload}: {by_others}");
         assert!(ledger.freed_on_other_streams.load(Ordering::Relaxed) <= 2000);
     }

@@ -11,7 +11,7 @@ use super::plan::{Fragments, Order, Plan, Random, Shape, Sizes};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Workload {
-    /// One size, allocated and freed repeatedly: a program without fragmentation.
+    /// Repeats one size, allocated and freed: a program without fragmentation.
     Pair,
     /// Many live blocks of all sizes; a step replaces one at random.
     Churn,
@@ -19,13 +19,13 @@ pub enum Workload {
     ChurnLarge,
     /// Churn on several streams, by one thread.
     Streams,
-    /// Churn in a heap that is fragmented before, by blocks of other sizes.
+    /// Churn in a heap that blocks of other sizes fragmented first.
     Fragmented,
-    /// Churn on several threads, each on a stream of its own.
+    /// Churn on several threads, each on its own stream.
     ThreadsOwnStream,
     /// Churn on several threads, all on one stream.
     ThreadsOneStream,
-    /// Churn on several threads, in which each block is freed by another thread than allocated it.
+    /// Churn on several threads; each block is freed by another thread than the one that allocated it.
     CrossThreadFree,
 }
 
@@ -35,10 +35,10 @@ const LARGE_SIZES: Sizes = Sizes { smallest: 1 << 20, largest: 64 << 20 };
 const THREAD_LIVE: usize = 1000;
 /// The number of blocks that several streams keep live together.
 const STREAMS_LIVE: usize = 10_000;
-/// The number of blocks that fragment a heap: about 2.5 GB, of sizes like those of churn.
+/// The number of blocks that fragment a heap: about 2.5 GB, with sizes like in churn.
 const FRAGMENTS: usize = 20_000;
-/// The number of blocks that then live in it: about 3.8 GB, so that the live bytes are highest at the end,
-/// however many blocks were freed.
+/// The number of blocks that then live in it: about 3.8 GB. So the live bytes are highest at the end, however
+/// many blocks were freed.
 const FRAGMENTED_LIVE: usize = 4000;
 const FRAGMENTED_SIZES: Sizes = Sizes { smallest: 64 << 10, largest: 4 << 20 };
 
@@ -55,7 +55,7 @@ impl Workload {
         Self::CrossThreadFree,
     ];
 
-    /// The name in `--workload` and reports.
+    /// Returns the name in `--workload` and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Pair => "pair",
@@ -69,7 +69,7 @@ impl Workload {
         }
     }
 
-    /// The sizes and the numbers of live blocks, of streams or of threads.
+    /// Returns the sizes and the numbers of live blocks, streams or threads.
     pub(super) fn cases(self, threads: &[usize]) -> Vec<Case> {
         let case =
             |live, sizes| Case { workload: self, threads: 1, streams: 1, live, sizes, freed_percent: 0 };
@@ -90,7 +90,7 @@ impl Workload {
                 .to_vec(),
             Self::ThreadsOwnStream => threads.iter().map(|&threads| threaded(threads, threads)).collect(),
             Self::ThreadsOneStream => threads.iter().map(|&threads| threaded(threads, 1)).collect(),
-            // It takes two threads.
+            // It needs two threads.
             Self::CrossThreadFree => {
                 let mut threads: Vec<usize> = threads.iter().map(|&threads| threads.max(2)).collect();
                 threads.dedup();
@@ -111,7 +111,7 @@ impl FromStr for Workload {
 
     fn from_str(text: &str) -> Result<Self, String> {
         Self::ALL.into_iter().find(|workload| workload.name() == text).ok_or_else(|| {
-            format!("`{text}` is not a workload; there are {}", Self::ALL.map(Self::name).join(", "))
+            format!("`{text}` is not a workload; the workloads are {}", Self::ALL.map(Self::name).join(", "))
         })
     }
 }
@@ -126,12 +126,12 @@ pub(super) struct Case {
     /// The number of blocks that each thread keeps live.
     pub(super) live: usize,
     pub(super) sizes: Sizes,
-    /// The percentage of blocks that fragment the heap and are freed before.
+    /// The percentage of fragmenting blocks that are freed first.
     pub(super) freed_percent: u32,
 }
 
 impl Case {
-    /// The plan of each thread; none for pairs, which need none.
+    /// Returns the plan of each thread; empty for pairs, which need none.
     pub(super) fn plans(&self, seed: u64, effort: &Effort) -> Vec<Plan> {
         let sweeps = self.workload == Workload::CrossThreadFree;
         let shape = |thread| Shape {
@@ -159,7 +159,8 @@ impl Case {
         }
     }
 
-    /// The streams that a thread allocates on: its own, the shared one, or for a single thread all.
+    /// Returns the streams that a thread allocates on: its own, the shared one, or all streams for a single
+    /// thread.
     fn streams_of(&self, thread: usize) -> Range<u32> {
         let (streams, thread) = (self.streams as u32, thread as u32);
         match self.threads {
@@ -169,7 +170,7 @@ impl Case {
         }
     }
 
-    /// The sizes of blocks, and what was freed before, for people.
+    /// Describes the sizes of blocks, and how many were freed first, for people.
     pub(super) fn about(&self) -> String {
         match self.workload {
             Workload::Fragmented => format!("{}, {} % freed", self.sizes, self.freed_percent),
@@ -177,7 +178,7 @@ impl Case {
         }
     }
 
-    /// The most bytes live at one time: the sum over the plans of the threads.
+    /// Returns the most bytes live at one time: the sum over the plans of the threads.
     pub(super) fn bytes(&self, plans: &[Plan]) -> u64 {
         let of_pair = u64::from(self.sizes.largest);
         if plans.is_empty() { of_pair } else { plans.iter().map(|plan| plan.peak_bytes).sum() }

@@ -13,18 +13,18 @@ use millpond_engine::Result;
 use super::figures::PassFigures;
 use super::subject::Subject;
 
-/// An allocator that is replayed.
+/// An allocator under replay.
 pub(super) enum Allocator {
     None,
     Async(CudaPool),
     Stack(Stack),
 }
 
-/// A stack, on a driver that counts.
+/// A stack on a driver that counts calls.
 pub(super) struct Stack {
     resource: AnyResource,
     driver: Arc<CountingDriver>,
-    /// The counts of the ladder before the pass.
+    /// The ladder's counts before the pass.
     before: Option<LadderCounts>,
 }
 
@@ -83,7 +83,7 @@ impl Allocator {
         Ok(())
     }
 
-    /// The figures of the pass so far, without its times.
+    /// Returns the figures of the pass so far, without its times.
     pub(super) fn figures(&self) -> Result<PassFigures> {
         let mut figures = PassFigures {
             end_ns: 0,
@@ -128,7 +128,7 @@ impl Stack {
     }
 }
 
-/// The counts from `then` to `now`.
+/// Returns the counts from `then` to `now`.
 fn served(now: LadderCounts, then: LadderCounts) -> LadderCounts {
     LadderCounts {
         own_stream: now.own_stream - then.own_stream,
@@ -141,7 +141,7 @@ fn served(now: LadderCounts, then: LadderCounts) -> LadderCounts {
     }
 }
 
-/// The device's default pool, which keeps freed memory while this lives.
+/// The device's default pool, which keeps freed memory as long as this value lives.
 pub(super) struct CudaPool {
     driver: DriverHandle,
     pool: MemPool,

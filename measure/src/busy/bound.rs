@@ -1,20 +1,20 @@
-//! The least memory with which no stream has to wait for another.
+//! Computes the least memory with which no stream has to wait for another.
 
 use std::collections::VecDeque;
 
 use super::host::Host;
 use super::plan::{Plan, Step};
 
-/// The launches of a stream that may be unfinished before the next one waits, as in CUDA.
+/// How many launches of a stream may be unfinished before the next one waits, as in CUDA.
 const DEEPEST_QUEUE: usize = 1024;
 
-/// The least bytes of any allocator that never makes a stream wait for another, with a host that takes
-/// `host_ns` nanoseconds for an allocation and its launch, and nothing else.
+/// Returns the least bytes of any allocator that never makes a stream wait for another. The host takes
+/// `host_ns` nanoseconds for an allocation and its launch, and no other time.
 ///
-/// At each moment the host knows which operations of each stream the device has done. Memory that a stream
-/// held at any later one of them is not free for other streams, so the sum over streams of the most that each
-/// held since then is needed at once. A block that is freed on another stream than it was allocated on moves
-/// from one to the other; it counts only as live memory. The sum never falls below the live memory.
+/// At each moment, the host knows which operations of each stream the device has done. If a stream held
+/// memory after the last of these, no other stream can use it yet. So each stream needs its peak since then,
+/// and the sum over streams is needed at once. A block that is freed on another stream moves to that stream;
+/// it only counts as live memory. The sum never falls below the live memory.
 pub(super) fn least_bytes_without_waits(plan: &Plan, host: Host, host_ns: u64) -> u64 {
     let mut model = Model {
         now_ns: 0,
@@ -27,13 +27,13 @@ pub(super) fn least_bytes_without_waits(plan: &Plan, host: Host, host_ns: u64) -
     most.max(plan.peak_live_bytes())
 }
 
-/// Host and device, in virtual time.
+/// Models the host and the device, in virtual time.
 struct Model {
     now_ns: u64,
     host: Host,
     host_ns: u64,
     streams: Vec<Stream>,
-    /// The sum over streams of the most bytes that each holds since the last of its operations that is done.
+    /// The sum over streams of the most bytes that each held since its last finished operation.
     held: u64,
 }
 
@@ -46,13 +46,13 @@ struct Stream {
     unfinished: VecDeque<(u64, u64)>,
     operations: u64,
     live: u64,
-    /// Operations and the live bytes after them, from the last one done: only those after which more was live
-    /// than after any later one.
+    /// Operations since the last finished one, with the live bytes after them. An operation stays only while
+    /// no later one has as many live bytes.
     highs: VecDeque<(u64, u64)>,
 }
 
 impl Model {
-    /// Does the step on the host; returns the bytes that are held after it.
+    /// Runs the step on the host, and returns the bytes that are held after it.
     fn step(&mut self, step: &Step) -> u64 {
         if step.allocates() {
             self.launch(step.stream as usize, step.kernel_ns.into());
@@ -87,7 +87,7 @@ impl Model {
 }
 
 impl Stream {
-    /// The time at which fewer than `most` kernels are unfinished.
+    /// Returns the time at which fewer than `most` kernels are unfinished.
     fn room_at(&self, most: usize) -> u64 {
         let last = self.unfinished.len().checked_sub(most);
         last.map_or(0, |last| self.unfinished[last].0)
@@ -102,8 +102,8 @@ impl Stream {
         self.operations += 1;
     }
 
-    /// Advances to `now_ns` and removes finished kernels. Memory that was live before the operation that
-    /// precedes the first unfinished one is free for all streams.
+    /// Advances to `now_ns`, and removes finished kernels. Memory that was live only before the operation
+    /// that precedes the first unfinished one is free for all streams.
     fn pass(&mut self, now_ns: u64) {
         while self.unfinished.front().is_some_and(|(end_ns, _)| *end_ns <= now_ns) {
             self.unfinished.pop_front();

@@ -1,4 +1,4 @@
-//! The part of the device that a subject may take.
+//! The part of the device that a subject may use.
 
 use std::str::FromStr;
 
@@ -15,7 +15,7 @@ pub enum Capacity {
 }
 
 impl Capacity {
-    /// In bytes.
+    /// Returns the capacity in bytes.
     pub(super) fn bytes(self, peak_live_bytes: u64) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes,
@@ -44,7 +44,7 @@ impl FromStr for Capacity {
 /// The page size of the driver's plain memory, in bytes.
 const PAGE_BYTES: u64 = 2 << 20;
 
-/// A reservation of the device's memory except for a part; freed at the end.
+/// A reservation of all device memory except a part; freed at the end.
 pub(super) struct Reservation {
     driver: DriverHandle,
     block: Option<DevicePtr>,
@@ -54,9 +54,9 @@ impl Reservation {
     /// Takes the device's free memory beyond `left` bytes, in whole pages.
     ///
     /// # Errors
-    /// Those of reserving: the device has less free memory, or the driver refuses.
+    /// The device has less free memory, or the driver refuses.
     pub(super) fn but(left: u64, driver: &DriverHandle) -> Result<Self> {
-        let failed = |error| Error::from(error).context("reserving the device's memory but for --capacity");
+        let failed = |error| Error::from(error).context("reserving all device memory except --capacity");
         let free = driver.mem_get_info().map_err(failed)?.free;
         let Some(rest) = free.checked_sub(left) else {
             let (left, free) = (format_bytes(left), format_bytes(free));
@@ -74,7 +74,7 @@ impl Drop for Reservation {
         let Some(block) = self.block else { return };
         // SAFETY: the block is ours, and nothing uses it.
         if let Err(error) = unsafe { self.driver.mem_free(block) } {
-            tracing::warn!(target: "millpond::replay", %error, "the reserved memory was left");
+            tracing::warn!(target: "millpond::replay", %error, "the reserved memory was not freed");
         }
     }
 }

@@ -9,17 +9,16 @@ use millpond_driver::cuda::{CudaDriver, Function};
 use millpond_driver::sim::{Access, SimDevice};
 use millpond_engine::Result;
 
-/// The nanoseconds that a simulated device needs between two kernels of a stream. An H200 that runs 60,354
-/// kernels of 5 to 25 µs on one stream needs 1.3 µs more for each than it runs; with 36,045 kernels 1.4 µs.
+/// How many nanoseconds a simulated device needs between two kernels of a stream. On one stream of an H200,
+/// 60,354 kernels of 5 to 25 µs need 1.3 µs more each than they run; with 36,045 kernels it is 1.4 µs.
 const BETWEEN_KERNELS_NS: u64 = 1_300;
 
-/// The further nanoseconds that a host loses on a simulated device when it waits for its last kernel: the
-/// kernel starts later on an idle stream, and the host learns of its end later. On an H200 a host that waits
-/// after each of 8000 launches takes 9.0 µs more for each than the kernel runs; 4.4 µs of that are the
-/// launch's.
+/// How many further nanoseconds a host loses on a simulated device when it waits for its last kernel. The
+/// kernel starts later on an idle stream, and the host learns of its end later. On an H200, a host that waits
+/// after each of 8000 launches takes 9.0 µs more each than the kernel runs; the launch takes 4.4 µs of these.
 const WAKING_NS: u64 = 3_400;
 
-/// The text of the kernel for a GPU. `busy.hpp` of the peers has the same.
+/// The PTX of the kernel for a GPU. `busy.hpp` of the peers has the same text.
 pub(super) const SPIN: &str = include_str!("spin.ptx");
 
 /// A device that runs kernels of any duration.
@@ -37,7 +36,7 @@ enum Kind {
 }
 
 impl Device {
-    /// The device; a simulated one is a new one, on which each launch takes the host `host_ns` nanoseconds.
+    /// Opens the device. A simulated device is new, and each launch takes the host `host_ns` nanoseconds.
     pub(super) fn open(spec: &DeviceSpec, host_ns: u64) -> Result<Self> {
         let driver = spec.open_new()?;
         let kind = match SimDevice::find(driver.device()) {
@@ -54,7 +53,7 @@ impl Device {
         &self.driver
     }
 
-    /// Nanoseconds since a fixed moment; virtual on a simulated device.
+    /// Returns the nanoseconds since a fixed moment; virtual on a simulated device.
     pub(super) fn now_ns(&self) -> u64 {
         match &self.kind {
             Kind::Cuda { .. } => self.begin.elapsed().as_nanos() as u64,
@@ -62,7 +61,7 @@ impl Device {
         }
     }
 
-    /// Launches a kernel that runs for `ns` nanoseconds, and on a simulated device reads the block.
+    /// Launches a kernel that runs for `ns` nanoseconds; on a simulated device it also reads the block.
     pub(super) fn launch(&self, stream: StreamRef, block: Option<(DevicePtr, u64)>, ns: u32) -> Result<()> {
         match &self.kind {
             Kind::Cuda { spin } => {
@@ -79,21 +78,22 @@ impl Device {
         Ok(())
     }
 
-    /// Accounts for a host that has waited for its last kernel.
+    /// Accounts for a host that waited for its last kernel.
     pub(super) fn waited(&self) {
         if let Kind::Sim { device, .. } = &self.kind {
             device.advance(WAKING_NS);
         }
     }
 
-    /// Reports a block that the subject handed out: a simulated device checks that the stream may use it.
+    /// Reports a block that the subject handed out, so that a simulated device can check its use by the
+    /// stream.
     pub(super) fn lend(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         if let Kind::Sim { device, .. } = &self.kind {
             device.lend(ptr, bytes, stream);
         }
     }
 
-    /// Reports a block that the subject is about to get back.
+    /// Reports a block that is about to return to the subject.
     pub(super) fn give_back(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         if let Kind::Sim { device, .. } = &self.kind {
             device.give_back(ptr, bytes, stream);
@@ -103,13 +103,13 @@ impl Device {
     /// Returns the violations of stream order that the simulated device found as an error.
     ///
     /// # Errors
-    /// The first violation: a bug of the stack.
+    /// The first violation, which is a bug in the stack.
     pub(super) fn check_order(&self) -> Result<()> {
         let Kind::Sim { device, .. } = &self.kind else { return Ok(()) };
         match device.take_violations().as_slice() {
             [] => Ok(()),
             [first, ..] => {
-                Err(Error::invalid_argument(format!("the order of streams was broken: {first}")).into())
+                Err(Error::invalid_argument(format!("the order of streams was violated: {first}")).into())
             }
         }
     }

@@ -19,15 +19,15 @@ pub struct Report {
     pub log: LogSummary,
     /// The seed of the durations.
     pub seed: u64,
-    /// The nanoseconds that an allocation takes the host on a simulated device.
+    /// How long an allocation takes the host on a simulated device, in nanoseconds.
     pub host_ns: u64,
     /// The operations of one pass.
     pub operations: u64,
-    /// The most bytes that these have live at one time.
+    /// The most bytes that these operations have live at one time.
     pub peak_live_bytes: u64,
-    /// The bytes of the device that were left to each subject, if not all.
+    /// The bytes of the device that were left to each subject; `None` for all.
     pub capacity_bytes: Option<u64>,
-    /// Each range of kernels with each host.
+    /// The figures for each combination of a range of kernels and a host.
     pub cases: Vec<CaseFigures>,
 }
 
@@ -43,13 +43,13 @@ pub struct CaseFigures {
     pub kernels: Kernels,
     /// How far ahead the host ran.
     pub host: Host,
-    /// The sum of the kernels of the stream where that is largest, in nanoseconds.
+    /// The summed kernels of the busiest stream, in nanoseconds.
     pub busiest_stream_ns: u64,
     /// The sum of all kernels, in nanoseconds.
     pub all_streams_ns: u64,
     /// The least memory in bytes that needs no wait between streams.
     pub least_bytes_without_waits: u64,
-    /// The results without an allocator first, then those of the requested subjects.
+    /// The results without an allocator, then the results of the requested subjects.
     pub stacks: Vec<SubjectReport>,
 }
 
@@ -67,7 +67,7 @@ pub struct SubjectReport {
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "status", rename_all = "snake_case")]
 pub enum SubjectResult {
-    /// It served every allocation, or those that failed are counted.
+    /// It served every allocation, or counted its failures.
     Ran {
         /// The figures of each pass.
         passes: Vec<PassFigures>,
@@ -80,12 +80,12 @@ pub enum SubjectResult {
 }
 
 impl SubjectReport {
-    /// The allocations that failed, in all passes.
+    /// Returns the number of failed allocations in all passes.
     pub fn failures(&self) -> u64 {
         self.passes().iter().map(|pass| pass.failures).sum()
     }
 
-    /// The figures of each pass; none if it failed.
+    /// Returns the figures of each pass; empty if it failed.
     pub fn passes(&self) -> &[PassFigures] {
         match &self.result {
             SubjectResult::Ran { passes } => passes,
@@ -103,7 +103,7 @@ pub struct PassFigures {
     pub host_ns: u64,
     /// The most bytes taken from the device at one time.
     pub peak_taken_bytes: u64,
-    /// The allocations that failed.
+    /// The failed allocations.
     pub failures: u64,
     /// The waits between streams that the stack inserted; `None` if it does not report them.
     pub stream_waits: Option<u64>,

@@ -11,7 +11,7 @@ use serde::Serialize;
 pub enum Host {
     /// It never waits by choice.
     Ahead,
-    /// Before an allocation it waits until fewer than [`LEVEL_KERNELS`](Self::LEVEL_KERNELS) kernels of the
+    /// Before an allocation, it waits until fewer than [`LEVEL_KERNELS`](Self::LEVEL_KERNELS) kernels of the
     /// stream are unfinished.
     Level,
     /// After each launch it waits for the stream.
@@ -26,7 +26,7 @@ impl Host {
     /// same number.
     pub const LEVEL_KERNELS: usize = 4;
 
-    /// The name in `--host` and reports.
+    /// Returns the name in `--host` and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ahead => "ahead",
@@ -49,6 +49,6 @@ impl FromStr for Host {
         Self::ALL
             .into_iter()
             .find(|host| host.name() == text)
-            .ok_or_else(|| format!("`{text}` is no host; there are {}", Self::ALL.map(Self::name).join(", ")))
+            .ok_or_else(|| format!("`{text}` is no host mode; use {}", Self::ALL.map(Self::name).join(", ")))
     }
 }

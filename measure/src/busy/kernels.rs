@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::Serialize;
 
-/// The range that kernels' durations are drawn from, uniformly.
+/// The range for the random durations of kernels, which are uniform.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Kernels {
     /// The shortest in nanoseconds; at least 1000.
@@ -43,14 +43,15 @@ impl FromStr for Kernels {
                 Ok(Self { shortest_ns: shortest * 1000, longest_ns: longest * 1000 })
             }
             _ => Err(format!(
-                "`{text}` is no range of durations; write the shortest and the longest in whole microseconds \
-                 from 1 to {MOST_US}, as in 10..100"
+                "`{text}` is not a range of durations; write the shortest and the longest in whole \
+                 microseconds from 1 to {MOST_US}, as in 10..100"
             )),
         }
     }
 }
 
-/// A source of random numbers: xorshift (Marsaglia 2003), 13-7-17. `log.hpp` of the peers has the same.
+/// A source of random numbers: xorshift (Marsaglia 2003), 13-7-17. `log.hpp` of the peers has the same
+/// source.
 #[derive(Clone, Debug)]
 pub(super) struct Durations {
     state: u64,
@@ -58,12 +59,12 @@ pub(super) struct Durations {
 }
 
 impl Durations {
-    /// `seed` must not be 0, which would only produce 0: 1 stands for it.
+    /// Starts with `seed`. The seed 0 would only produce 0, so it becomes 1.
     pub(super) fn new(of: Kernels, seed: u64) -> Self {
         Self { state: seed.max(1), of }
     }
 
-    /// The duration of the next kernel, in nanoseconds.
+    /// Returns the duration of the next kernel, in nanoseconds.
     pub(super) fn draw(&mut self) -> u32 {
         self.state ^= self.state << 13;
         self.state ^= self.state >> 7;

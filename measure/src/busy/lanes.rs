@@ -7,7 +7,7 @@ use millpond_engine::log::StreamKey;
 
 use super::host::Host;
 
-/// A stream for each of the log's; destroyed at the end.
+/// One stream for each stream of the log, destroyed at the end.
 pub(super) struct Lanes {
     driver: DriverHandle,
     lanes: Vec<Lane>,
@@ -16,15 +16,15 @@ pub(super) struct Lanes {
 /// A stream.
 struct Lane {
     stream: StreamRef,
-    /// The events behind its last kernels, the oldest at `next`; as many as may be in flight with the host
-    /// `level`.
+    /// The events after its last kernels, the oldest at `next`. There are as many as kernels may be in flight
+    /// with the host `level`.
     ends: Vec<Event>,
     next: usize,
     launched: usize,
 }
 
 impl Lanes {
-    /// A non-blocking stream for each stream of the log; the legacy default stream stands for itself.
+    /// Makes one non-blocking stream for each stream of the log; the legacy default stream stays itself.
     pub(super) fn create(driver: &DriverHandle, streams: &[StreamKey], host: Host) -> Result<Self> {
         let mut all = Self { driver: driver.clone(), lanes: Vec::with_capacity(streams.len()) };
         let failed = |error| Error::from(error).context("making the log's streams and their events");
@@ -47,7 +47,8 @@ impl Lanes {
         self.lanes[index as usize].stream
     }
 
-    /// Before an allocation: with the host `level`, waits until the stream has room for one more kernel.
+    /// Runs before an allocation. With the host `level`, it waits until the stream has room for one more
+    /// kernel.
     #[inline]
     pub(super) fn before(&self, index: u32) -> Result<()> {
         let lane = &self.lanes[index as usize];
@@ -57,7 +58,7 @@ impl Lanes {
         Ok(())
     }
 
-    /// After a launch: with the host `sync`, waits for the stream; with `level`, records an event.
+    /// Runs after a launch. With the host `sync`, it waits for the stream; with `level`, it records an event.
     #[inline]
     pub(super) fn after(&mut self, index: u32, host: Host) -> Result<()> {
         let lane = &mut self.lanes[index as usize];
@@ -84,14 +85,14 @@ impl Lanes {
 
 impl Drop for Lanes {
     fn drop(&mut self) {
-        let warn = |error| tracing::warn!(target: "millpond::replay", %error, "a stream or event was left");
+        let warn = |error| tracing::warn!(target: "millpond::replay", %error, "a stream or event leaked");
         for Lane { stream, ends, .. } in self.lanes.drain(..) {
             for event in ends {
                 // SAFETY: the event is ours, and nothing names it after this.
                 unsafe { self.driver.event_destroy(event) }.unwrap_or_else(warn);
             }
             if !stream.is_legacy() {
-                // SAFETY: the stream is ours, and what it was passed to is gone.
+                // SAFETY: the stream is ours, and everything that used it is gone.
                 unsafe { self.driver.stream_destroy(stream) }.unwrap_or_else(warn);
             }
         }

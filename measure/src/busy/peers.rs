@@ -1,4 +1,4 @@
-//! The programs of `benches/peers` run the same kernels behind the same allocations.
+//! Tests that the programs of `benches/peers` run the same kernels after the same allocations.
 
 use std::fmt::Write as _;
 use std::io::Read as _;
@@ -17,7 +17,7 @@ fn log() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/logs/rmm_cupy_4streams.csv.gz"))
 }
 
-/// A line for each plan, as `busy_plans.cpp` writes it.
+/// Returns a line for each plan, as `busy_plans.cpp` writes it.
 fn digests() -> String {
     let program = Program::open(&log(), Limits::default()).unwrap();
     let mut lines = String::new();
@@ -49,7 +49,7 @@ fn plans_in_cpp_are_the_same() {
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
     let is_there = Command::new(&compiler).arg("--version").output().is_ok_and(|out| out.status.success());
     if !is_there {
-        return eprintln!("{compiler} is not installed: what the programs in C++ plan is not looked at");
+        return eprintln!("{compiler} is not installed: the plans of the C++ programs are not checked");
     }
     let temporary = tempfile::tempdir().unwrap();
     let (program, unpacked) = (temporary.path().join("plans"), temporary.path().join("log.csv"));
@@ -66,7 +66,7 @@ fn unpack(to: &Path) {
     std::fs::write(to, text).unwrap();
 }
 
-/// The standard output of a command.
+/// Returns the standard output of a command.
 fn output(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));

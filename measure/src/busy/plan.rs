@@ -1,4 +1,4 @@
-//! The operations of one pass: those of a log, with a kernel for each allocation.
+//! The operations of one pass: the log's operations, with a kernel for each allocation.
 
 use millpond_core::Layout;
 use millpond_engine::Result;
@@ -10,17 +10,17 @@ use super::kernels::{Durations, Kernels};
 /// One operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Step {
-    /// The size of the block in bytes, as requested; of a free too.
+    /// The size of the block in bytes, as requested; also for a free.
     pub(super) bytes: u64,
     /// The slot that holds the block between its allocation and its free.
     pub(super) slot: u32,
     /// An index into [`Plan::streams`].
     pub(super) stream: u32,
-    /// The duration of the kernel behind an allocation, in nanoseconds; 0 for a free.
+    /// The duration of the kernel after an allocation, in nanoseconds; 0 for a free.
     pub(super) kernel_ns: u32,
     /// The binary logarithm of the alignment.
     pub(super) alignment_log2: u8,
-    /// Whether the block is freed on the stream that it was allocated on, or never.
+    /// Whether the block is freed on the stream that allocated it, or never.
     pub(super) stays: bool,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// The plan of the log's first operations, or of all.
+    /// Returns the plan of the log's first operations, or of all.
     ///
     /// # Errors
     /// The temporary file of the program cannot be read.
@@ -76,7 +76,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Whether the operation is part of the plan.
+    /// Adds the operation, and returns whether it is part of the plan.
     fn add(&mut self, op: &Op, program: &Program, durations: &mut Durations) -> bool {
         let kernel_ns = match op.kind {
             OpKind::Allocate => durations.draw(),
@@ -113,7 +113,7 @@ impl Plan {
         &self.steps
     }
 
-    /// The log's names of the streams.
+    /// Returns the log's names of the streams.
     pub(super) fn streams(&self) -> &[StreamKey] {
         &self.streams
     }
@@ -134,8 +134,9 @@ impl Plan {
         self.stream_ns.iter().sum()
     }
 
-    /// FNV-1a, over 32 bits at a time: of an allocation its size, stream and kernel; of a free the number of
-    /// the allocation, and the stream. The peers' plans have the same digest.
+    /// Returns the digest: FNV-1a, over 32 bits at a time. It covers the size, stream and kernel of each
+    /// allocation, and the allocation's number and the stream of each free. The peers' plans have the same
+    /// digest.
     #[cfg(test)]
     pub(super) fn digest(&self) -> u64 {
         let (mut numbers, mut allocated) = (vec![0_u32; self.slots], 0);

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::{CaseFigures, PassFigures, Report, SubjectReport, SubjectResult};
 
-/// Prints one report after the other; the error is that of writing.
+/// Prints one report after another; the error comes from writing.
 pub type Reporter<'a> = Box<dyn FnMut(&Report) -> io::Result<()> + 'a>;
 
 /// Prints tables to `out`, for people.
@@ -22,7 +22,7 @@ pub fn table<'a>(mut out: impl Write + 'a) -> Reporter<'a> {
     })
 }
 
-/// Prints JSON to `out`: one object for each log, on a line of its own.
+/// Prints JSON to `out`: one object per log, each on its own line.
 pub fn json<'a>(mut out: impl Write + 'a) -> Reporter<'a> {
     Box::new(move |report| {
         serde_json::to_writer(&mut out, report)?;
@@ -54,9 +54,9 @@ const HEADER: [&str; 8] = [
 ];
 
 const LEGEND: &str = "\
-of each pass: time to the end of all streams, and bytes taken from the device at most
-/ none: by the time of the same pass without an allocator; / least: by the least memory that needs no wait;
-/ live: the last pass's bytes by the log's peak live";
+for each pass: end, the time until all streams finish; taken, the most memory taken from the device
+/ none: end / the same pass's end without an allocator; / least: taken / the least memory that needs no wait;
+/ live: the last pass's taken / the log's peak live";
 
 fn tables(report: &Report, is_first: bool, out: &mut impl Write) -> io::Result<()> {
     if !is_first {
@@ -100,7 +100,7 @@ fn table_of(case: &CaseFigures, report: &Report) -> Table {
             let figures: Option<Vec<String>> = figures.collect();
             figures.filter(|figures| !figures.is_empty()).map_or("-".to_owned(), |figures| figures.join(", "))
         };
-        let takes = index > 0; // the first is no allocator
+        let takes = index > 0; // the first is `none`
         let taken = |pass: &PassFigures| if takes { Some(pass.peak_taken_bytes) } else { None };
         let last = passes.last().and_then(taken);
         let least = case.least_bytes_without_waits;
@@ -133,8 +133,7 @@ fn notes(report: &Report) -> Vec<String> {
     let mut notes = report.log.notes();
     if report.device.simulated {
         let host = report.host_ns as f64 / 1e3;
-        notes
-            .push(format!("the device is simulated: times are virtual, {host} µs an allocation on the host"));
+        notes.push(format!("the device is simulated: times are virtual, {host} µs host time per allocation"));
     }
     for case in &report.cases {
         for stack in &case.stacks {
@@ -148,7 +147,7 @@ fn notes(report: &Report) -> Vec<String> {
     notes
 }
 
-/// A stack that failed has one row, without figures.
+/// Returns a row for each pass; a stack that failed has one row, without figures.
 fn rows(
     report: &Report,
 ) -> impl Iterator<Item = (&CaseFigures, &SubjectReport, usize, Option<&PassFigures>)> {
@@ -160,7 +159,7 @@ fn rows(
     })
 }
 
-/// Columns as the fields of the JSON, flattened; empty where there is no figure.
+/// The columns are the fields of the JSON, flattened; empty if there is no figure.
 #[derive(Serialize)]
 struct Row<'a> {
     file: &'a str,
@@ -180,7 +179,7 @@ struct Row<'a> {
     spec: &'a str,
     status: &'static str,
     error: Option<&'a str>,
-    /// From 1.
+    /// Counted from 1.
     pass: usize,
     end_ns: Option<u64>,
     host_ns: Option<u64>,

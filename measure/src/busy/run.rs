@@ -17,7 +17,7 @@ use super::lanes::Lanes;
 use super::plan::{Plan, Step};
 use super::subject::Subject;
 
-/// Builds the subject on a fresh device, does all passes, and drops it.
+/// Builds the subject on a fresh device, runs all passes, and drops it.
 pub(super) fn subject(
     plan: &Plan,
     subject: &Subject,
@@ -47,7 +47,7 @@ struct Run<'a> {
     reserved: Option<Reservation>,
     lanes: Lanes,
     device: Device,
-    /// The allocations that failed in this pass.
+    /// The failed allocations in this pass.
     failures: u64,
 }
 
@@ -62,7 +62,7 @@ impl<'a> Run<'a> {
     ) -> Result<Self> {
         let driver = device.driver().clone();
         let left = settings.capacity.map(|capacity| capacity.bytes(plan.peak_live_bytes()));
-        // In this order: memory that streams take is not counted as the subject's.
+        // The order matters: memory that streams take must not count as the subject's.
         Ok(Self {
             plan,
             host,
@@ -127,8 +127,8 @@ impl<'a> Run<'a> {
         }
         let Some((ptr, of)) = self.blocks[step.slot as usize].take() else { return Ok(()) };
         self.device.give_back(ptr, of.bytes, stream);
-        // SAFETY: the slot held the block, which came with this layout, and forgot it; the one kernel on it
-        // was launched on this stream, or this stream waits for it.
+        // SAFETY: the slot held the block, which came with this layout, and no longer holds it; the one
+        // kernel on it was launched on this stream, or this stream waits for it.
         unsafe { self.allocator.free(ptr, of.layout(), stream) }
     }
 
@@ -144,16 +144,16 @@ impl<'a> Run<'a> {
 }
 
 impl Drop for Run<'_> {
-    /// After an error or a panic, blocks are live and kernels in flight.
+    /// After an error or a panic, blocks are live and kernels are in flight.
     fn drop(&mut self) {
         if let Err(error) = self.free_the_rest() {
-            tracing::warn!(target: "millpond::replay", %error, "blocks were left");
+            tracing::warn!(target: "millpond::replay", %error, "blocks were not freed");
         }
     }
 }
 
-/// The kernels on blocks that are freed on another stream than they were allocated on: such a stream has to
-/// wait for the kernel, as it did in the program that wrote the log.
+/// The kernels on blocks that another stream frees. That stream has to wait for the kernel, as it did in the
+/// program that wrote the log.
 struct Uses {
     driver: DriverHandle,
     /// The events of the kernels, by slot.
@@ -184,7 +184,7 @@ impl Drop for Uses {
         for event in self.events.drain(..).flatten() {
             // SAFETY: the event is ours, and nothing names it after this.
             if let Err(error) = unsafe { self.driver.event_destroy(event) } {
-                tracing::warn!(target: "millpond::replay", %error, "an event was left");
+                tracing::warn!(target: "millpond::replay", %error, "an event was not destroyed");
             }
         }
     }

@@ -9,22 +9,22 @@ use super::{Capacity, Host, Kernels, Subject};
 pub struct Settings {
     /// The device.
     pub device: DeviceSpec,
-    /// The allocators, beside [`Subject::None`], which always runs first.
+    /// The allocators, in addition to [`Subject::None`], which always runs first.
     pub subjects: Vec<Subject>,
-    /// The ranges that kernels' durations are drawn from.
+    /// The ranges for the random durations of kernels.
     pub kernels: Vec<Kernels>,
     /// How far ahead the host is.
     pub hosts: Vec<Host>,
-    /// Nanoseconds that an allocation takes the host on a simulated device, and for the least memory that
-    /// needs no wait.
+    /// How long an allocation takes the host on a simulated device, in nanoseconds. The least memory that
+    /// needs no wait also depends on it.
     pub host_ns: u64,
-    /// How often each log is replayed on the same stack.
+    /// How many times each log is replayed on the same stack.
     pub passes: u32,
     /// The seed of the durations; not 0.
     pub seed: u64,
-    /// Only this many operations of each log, from the first on.
+    /// Replay only this many first operations of each log.
     pub first: Option<u64>,
-    /// How much of the device is left to each subject; the rest is reserved before. With it, allocations
-    /// that fail are counted, and the pass goes on.
+    /// How much of the device is left to each subject; the rest is reserved first. With it, failed
+    /// allocations are counted, and the pass continues.
     pub capacity: Option<Capacity>,
 }

@@ -17,10 +17,10 @@ pub enum Subject {
 }
 
 impl Subject {
-    /// The allocators that run beside [`None`](Self::None) unless others are named.
+    /// The allocators that run in addition to [`None`](Self::None) if the user names none.
     pub const DEFAULT: [&str; 3] = ["cuda+pool", "cuda+pool:reuse=own", "async"];
 
-    /// The stack, if it is one.
+    /// Returns the stack, if it is one.
     pub const fn stack(&self) -> Option<&StackSpec> {
         match self {
             Self::Stack(spec) => Some(spec),

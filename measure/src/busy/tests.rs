@@ -1,4 +1,4 @@
-//! Figures on the simulated device that follow from what is run.
+//! Tests figures on the simulated device that follow from the work.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -37,8 +37,8 @@ impl Rows {
     }
 }
 
-/// Rounds in which two streams take and free blocks one after the other: first one stream, then the other,
-/// each while the other's kernels are still in flight.
+/// Rounds in which two streams take and free blocks in turn, each while the other's kernels are still in
+/// flight.
 fn by_turns(rounds: u64, blocks: u64) -> Program {
     let mut rows = Rows::default();
     for round in 0..rounds {
@@ -72,7 +72,7 @@ fn run_on(program: &Program, settings: &Settings) -> Report {
     run(program, settings, &crate::layers(), &mut |_| ()).unwrap()
 }
 
-/// The passes of a stack in the only case of a report.
+/// Returns the passes of a stack in the only case of a report.
 fn passes<'a>(report: &'a Report, spec: &str) -> &'a [PassFigures] {
     let stack = report.cases[0].stacks.iter().find(|stack| stack.spec == spec).unwrap();
     assert!(matches!(stack.result, SubjectResult::Ran { .. }), "{stack:?}");
@@ -81,7 +81,7 @@ fn passes<'a>(report: &'a Report, spec: &str) -> &'a [PassFigures] {
 
 #[test]
 fn the_least_memory_without_waits_is_what_the_model_of_the_measurements_says() {
-    // In MiB, as the program in Python found them that the measurements were first compared with.
+    // In MiB, from the Python program that the measurements were first compared with.
     let program = example();
     for (kernels, host_us, mib) in [
         (Kernels::LONG, 4, 742),
@@ -93,7 +93,7 @@ fn the_least_memory_without_waits_is_what_the_model_of_the_measurements_says() {
         let plan = Plan::new(&program, None, kernels, 42).unwrap();
         let least = bound::least_bytes_without_waits(&plan, Host::Ahead, host_us * 1000);
         assert_eq!(least / MIB, mib, "kernels of {kernels}, {host_us} µs");
-        // A host that waits at every step needs what is live.
+        // A host that waits at every step needs only the live memory.
         let least = bound::least_bytes_without_waits(&plan, Host::Sync, host_us * 1000);
         assert_eq!(least, plan.peak_live_bytes());
     }
@@ -106,7 +106,7 @@ fn streams_that_follow_each_other_need_their_memory_twice_as_long_as_kernels_are
         |rounds, host, host_us: u64| bound::least_bytes_without_waits(&plan(rounds), host, host_us * 1000);
     assert_eq!(least(1, Host::Ahead, 4), 20 * MIB);
     assert_eq!(least(6, Host::Ahead, 4), 40 * MIB);
-    // Of those 20, the last few are in flight when the other stream begins.
+    // The last few of those 20 are in flight when the other stream begins.
     assert!((21 * MIB..30 * MIB).contains(&least(6, Host::Level, 4)), "{}", least(6, Host::Level, 4) / MIB);
     assert_eq!(least(6, Host::Ahead, 200), 20 * MIB, "the host is slower than the kernels");
 }
@@ -144,7 +144,7 @@ fn without_an_allocator_a_host_far_ahead_takes_as_long_as_the_busiest_stream() {
 
 #[test]
 fn a_pool_that_has_to_wait_is_slower_and_one_that_has_not_takes_the_least_memory_without_waits() {
-    // Half of what needs no wait, and a few pages.
+    // Half of the memory that needs no wait, and a few pages.
     const SHORT: &str = "cuda+pool:max=48MiB";
     let program = by_turns(10, 40);
     let report = run_on(&program, &settings(&["cuda+pool", SHORT], Host::Ahead));
@@ -155,7 +155,7 @@ fn a_pool_that_has_to_wait_is_slower_and_one_that_has_not_takes_the_least_memory
         assert!(pool[pass].peak_taken_bytes >= case.least_bytes_without_waits, "{pool:?}");
         assert_eq!((pool[pass].stream_waits, pool[pass].host_waits), (Some(0), Some(0)));
         assert_eq!(pool[pass].ladder.unwrap().waited, 0);
-        // What the pool's own calls cost is little beside the kernels.
+        // The pool's own calls cost little compared with the kernels.
         assert!(pool[pass].end_ns < none[pass].end_ns * 12 / 10, "{pool:?} {none:?}");
     }
     let pass = &short[0];
@@ -189,7 +189,7 @@ fn a_level_host_has_few_kernels_of_a_stream_in_flight() {
     let plan = Plan::new(&rows.program(), None, Kernels::LONG, 42).unwrap();
     let in_flight: u64 = plan.steps()[46..].iter().map(|step| u64::from(step.kernel_ns) + GAP_NS).sum();
     let pass = &passes(&report, "none")[0];
-    // When the last was launched, it and the three before were not done.
+    // When the last kernel was launched, it and the three before it were unfinished.
     assert!(pass.end_ns - pass.host_ns <= in_flight, "{pass:?}");
     assert!(pass.end_ns - pass.host_ns > in_flight / 4, "{pass:?}");
 }
@@ -211,7 +211,7 @@ fn the_same_seed_gives_the_same_figures_and_another_one_others() {
 
 #[test]
 fn a_block_that_another_stream_frees_is_free_after_its_kernel() {
-    // Each block of stream 1 is freed on stream 2, which has nothing to do, and taken there again.
+    // Each block of stream 1 is freed on stream 2, which has nothing to do, and is taken there again.
     let mut rows = Rows::default();
     for block in 0..50 {
         rows.allocate(2 * block, MIB, 1);
@@ -221,7 +221,7 @@ fn a_block_that_another_stream_frees_is_free_after_its_kernel() {
     }
     let program = rows.program();
     let report = run_on(&program, &settings(&["cuda+pool", "async", "cuda+pool:reuse=own"], Host::Ahead));
-    // The oracle of the device saw nothing wrong, or they would have failed.
+    // The device's oracle found no violation; otherwise the stacks would have failed.
     for spec in ["cuda+pool", "async", "cuda+pool:reuse=own"] {
         assert_eq!(passes(&report, spec).len(), 2);
     }
@@ -270,7 +270,7 @@ fn at_a_capacity_a_pool_waits_and_what_does_not_fit_is_counted() {
         let capacity = Some(capacity.parse().unwrap());
         run_on(&program, &Settings { capacity, ..settings(&["cuda+pool", own, "async"], Host::Ahead) })
     };
-    // Without a limit it takes 80 MiB and does not wait.
+    // Without a limit, it takes 80 MiB and does not wait.
     let report = at("125%");
     assert_eq!(report.capacity_bytes, Some(50 * MIB));
     for pass in passes(&report, own) {

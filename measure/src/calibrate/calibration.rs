@@ -25,7 +25,7 @@ impl Calibration {
         }
     }
 
-    /// The profile as TOML, with the descriptions of the samples of each cost.
+    /// Returns the profile as TOML, with the descriptions of the samples of each cost.
     pub fn to_toml(&self) -> String {
         self.profile.to_toml(|field, bytes| self.comments.get(&(field.to_owned(), bytes)).cloned())
     }

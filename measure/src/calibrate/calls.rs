@@ -17,7 +17,7 @@ const MANY: usize = 2000;
 /// The number of samples of a slow call.
 const FEW: usize = 64;
 
-/// The number of streams and events that are made first: resources have several.
+/// The number of streams and events that are made first, because resources have several.
 const STREAMS: usize = 8;
 
 pub(super) fn streams_and_events(session: &mut Session<'_>) -> DriverResult<()> {
@@ -192,7 +192,7 @@ pub(super) fn pools(session: &mut Session<'_>) -> DriverResult<()> {
     let pool = driver.mem_pool_create(MemPoolProps::default())?;
     let answer = in_pool(session, pool);
     driver.synchronize()?;
-    // SAFETY: the pool is from this driver, all that it gave out came back, and it is not used again.
+    // SAFETY: the pool is from this driver, everything it handed out came back, and it is not used again.
     unsafe { driver.mem_pool_destroy(pool) }?;
     answer
 }

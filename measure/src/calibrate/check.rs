@@ -1,4 +1,4 @@
-//! Compares the driver time and the memory of logs on a device and on the simulated one.
+//! Compares the driver time and the memory of logs on a device with a simulated device.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -13,21 +13,21 @@ use millpond_engine::program::Program;
 use millpond_engine::text::number_of;
 use millpond_engine::{self as engine, Options, Watch};
 
-/// The stacks whose driver time is compared unless others are named: a pool over pages, and one over regions.
+/// The stacks whose driver time is compared if the user names none: a pool over pages, and one over regions.
 pub const STACKS: [&str; 2] = ["cuda+pool", "cuda+pool:pages=off"];
 
-/// The stack over which memory is compared: the driver serves all of a log.
+/// The stack whose memory is compared: the driver serves all of a log.
 const PLAIN: &str = "cuda";
 
-/// The number of kinds of calls that are printed: those with most time.
+/// How many kinds of calls are printed: the kinds with the most time.
 const MOST_KINDS: usize = 6;
 
-/// The largest share by which simulated driver time may differ from that of the fastest run. With the profile
-/// that was measured on it, an H200 was at 0.96 to 1.10 of the fastest of 21 runs, by log (2026-11-22).
+/// How far simulated driver time may differ from the fastest run, as a share. With the profile that was
+/// measured on it, an H200 was at 0.96 to 1.10 of the fastest of 21 runs, by log (2026-11-22).
 pub const TIME_TOLERANCE: f64 = 0.15;
 
-/// The largest share by which counted bytes may differ from the decrease of the device's free memory. The
-/// counted bytes follow from a rule, and six logs on an H200 were within 0.7 %.
+/// How far counted bytes may differ from the decrease of the device's free memory, as a share. The counted
+/// bytes follow from a rule; six logs on an H200 were within 0.7 %.
 pub const MEMORY_TOLERANCE: f64 = 0.01;
 
 /// The device, stacks and passes of a comparison.
@@ -35,12 +35,12 @@ pub const MEMORY_TOLERANCE: f64 = 0.01;
 pub struct Check<'a> {
     /// The device.
     pub device: &'a DriverHandle,
-    /// The profile of the simulated one.
+    /// The profile of the simulated device.
     pub profile: &'a Profile,
     /// The stacks; empty for [`STACKS`].
     pub stacks: &'a [StackSpec],
-    /// The number of times a log goes through each on the device; the fastest counts, as a profile describes
-    /// the fastest state of its host.
+    /// How many times each stack replays a log on the device. The fastest run counts, because a profile
+    /// describes the fastest state of its host.
     pub runs: usize,
     /// Every layer that a stack's text can name.
     pub table: &'a LayerTable,
@@ -59,24 +59,24 @@ pub(super) struct Pass {
 /// The results of comparing several logs and stacks.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// The simulated driver time farthest from that of the fastest run, as a share of it.
+    /// The largest difference of simulated driver time from the fastest run, as a share of that run.
     pub worst_time: f64,
-    /// The counted bytes farthest from the decrease of the device's free memory, likewise.
+    /// The largest difference of counted bytes from the decrease of the device's free memory, as a share.
     pub worst_memory: f64,
     /// The comparisons that failed: the log, the stack, and the reason.
     pub failures: Vec<String>,
 }
 
 impl Outcome {
-    /// Whether all logs were compared, and are within [`TIME_TOLERANCE`] and [`MEMORY_TOLERANCE`].
+    /// Returns whether all logs were compared, and are within [`TIME_TOLERANCE`] and [`MEMORY_TOLERANCE`].
     pub fn is_within_tolerance(&self) -> bool {
         self.failures.is_empty() && self.worst_time <= TIME_TOLERANCE && self.worst_memory <= MEMORY_TOLERANCE
     }
 }
 
 impl Check<'_> {
-    /// Compares one log and prints the result. A stack that fails is recorded in `outcome`, and the others
-    /// are still compared.
+    /// Compares one log, and prints the result. If a stack fails, `outcome` records it, and the others are
+    /// still compared.
     ///
     /// # Errors
     /// `out` cannot be written.
@@ -145,7 +145,7 @@ impl Check<'_> {
         farther(worst, simulated as f64 / gone.max(1) as f64);
         let live = program.summary().peak_live_bytes;
         Ok(format!(
-            "live {}, gone from the device {}, counted {} ({ratio:.4}), simulated {} ({:.4})\n",
+            "live {}, taken from the device {}, counted {} ({ratio:.4}), simulated {} ({:.4})\n",
             format_bytes(live),
             format_bytes(gone),
             format_bytes(real.peak),
@@ -159,7 +159,7 @@ impl Check<'_> {
         replay(program, spec, self.table, &counting, self.device, None)
     }
 
-    /// The same on a new simulated device, whose time is virtual.
+    /// Does the same on a new simulated device, whose time is virtual.
     pub(super) fn simulated(&self, program: &Program, spec: &StackSpec) -> Result<Pass> {
         let device = SimDevice::new(SimConfig::new(self.profile.clone()));
         let counting = CountingDriver::new(device.clone());
@@ -177,7 +177,7 @@ struct FirstPass<'a> {
     during: Moment,
 }
 
-/// The calls, their virtual time, and the part of each kind.
+/// The calls, their virtual time, and the share of each kind.
 #[derive(Default)]
 struct Moment {
     counts: CallCounts,

@@ -1,5 +1,5 @@
-//! Measures plain, managed and pinned memory: rows of blocks of one size, all allocated first and then freed
-//! in the same order.
+//! Measures plain, managed and pinned memory: rows of blocks of one size, which are all allocated first, and
+//! then freed in the same order.
 
 use millpond_core::DevicePtr;
 use millpond_core::driver::{Driver, DriverResult, HostFlags, HostPtr};
@@ -15,7 +15,7 @@ const MIB: u64 = 1 << 20;
 const ROW: u64 = 24;
 const SAMPLES: u64 = 36;
 
-/// The number of small blocks in a row: so high that the cost of their pages is negligible.
+/// The number of small blocks in a row, so large that the cost of their pages is negligible.
 const SMALL_ROW: u64 = 2000;
 
 pub(super) fn plain(session: &mut Session<'_>) -> DriverResult<()> {
@@ -36,7 +36,7 @@ pub(super) fn plain(session: &mut Session<'_>) -> DriverResult<()> {
     }
     let mut costs = |name: &str, small: &Samples, large: &[_]| {
         session.comment(&format!("{name}.in_page_ns"), None, small.describe());
-        // The cost of blocks of up to a page is that of small ones, and that of the page.
+        // A block of up to a page costs as much as a small block plus its page.
         let in_page_ns = small.median();
         let points = session.points(name, large);
         let page = |bytes, ns: u64| if bytes <= 2 * MIB { ns.saturating_sub(in_page_ns) } else { ns };
@@ -58,7 +58,7 @@ fn plain_row(
     device_row(session, bytes, row, alloc, free, |driver, bytes| driver.mem_alloc(bytes))
 }
 
-/// One row. Frees all blocks, also after an error.
+/// Runs one row. Frees all blocks, even after an error.
 fn device_row(
     session: &mut Session<'_>,
     bytes: u64,
@@ -92,7 +92,7 @@ pub(super) fn host(session: &mut Session<'_>) -> DriverResult<()> {
     let (mut allocs, mut frees) = (Vec::new(), Vec::new());
     for bytes in [64 * KIB, MIB, 2 * MIB, 16 * MIB, 64 * MIB, 256 * MIB] {
         let (mut alloc, mut free) = (Samples::default(), Samples::default());
-        let row = session.blocks(4 * bytes, ROW); // never much, on any device
+        let row = session.blocks(4 * bytes, ROW); // little memory on any device
         device_row(session, bytes, row, &mut alloc, &mut free, |driver, bytes| {
             driver.mem_alloc_managed(bytes)
         })?;

@@ -1,18 +1,17 @@
-//! Measures the costs of a device's driver calls, and writes a profile for a simulated one.
+//! Measures the cost of a device's driver calls, and writes a profile for a simulated device.
 //!
-//! Each call is made as a pool makes it: many blocks and mappings are alive, memory is taken in rows that use
-//! the free memory, other work lies between calls, and the device is idle meanwhile. A cost is the mean of
-//! its samples without the slowest twentieth; medians stand beside it as comments. Then each kind of call is
-//! scaled by its time in pools.
+//! Each call is made as a pool makes it: many blocks and mappings are alive, rows of calls use up the free
+//! memory, other work lies between calls, and the device is idle. A cost is the mean of its samples without
+//! the slowest twentieth; comments give the medians. Then each kind of call is scaled by its time in pools.
 //!
-//! | file | what it measures |
+//! | file | measures |
 //! |---|---|
 //! | `memory` | plain, managed and pinned memory, by size |
 //! | `pages` | virtual memory management, by size and by number of mappings |
 //! | `calls` | streams, events, pools of the driver, and other calls with a constant cost |
 //! | `samples` | one call |
-//! | `pools` | a made-up log through pools, here and simulated, by which the costs of a kind are scaled |
-//! | `check` | logs on the device and on the simulated one, side by side |
+//! | `pools` | a made-up log through pools, on the device and simulated, to scale the costs of each kind |
+//! | `check` | logs on the device and on the simulated device, for comparison |
 
 mod calibration;
 mod calls;
@@ -35,17 +34,17 @@ use session::Session;
 /// The least memory that measuring needs, in bytes.
 const LEAST_BYTES: u64 = 256 << 20;
 
-/// Measures the device of this driver, with up to 6 GiB of its memory, in some seconds. Calls `say` with the
+/// Measures the device of this driver in some seconds, with up to 6 GiB of its memory. Calls `say` with the
 /// name of each section.
 ///
 /// # Errors
-/// The device has too little free memory, or a call of the driver fails. Calls that a device does not support
-/// are left out of the profile.
+/// The device has too little free memory, or a driver call fails. The profile leaves out calls that the
+/// device does not support.
 pub fn calibrate(driver: &DriverHandle, say: &mut dyn FnMut(&str)) -> Result<Calibration> {
     let mut session = Session::new(&**driver).map_err(Error::from)?;
     if session.budget < LEAST_BYTES {
         let text = format!(
-            "calibrating takes a quarter of the free memory, and that is less than {}; free some of it",
+            "calibrating uses a quarter of the free memory, which is less than {}; free some memory",
             format_bytes(LEAST_BYTES)
         );
         return Err(Error::invalid_argument(text).into());

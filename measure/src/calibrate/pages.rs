@@ -1,5 +1,5 @@
-//! Measures virtual memory management as a pool uses it: handles are created, mapped and made accessible one
-//! after the other, mapped at a second address, and released, while hundreds of other mappings are alive.
+//! Measures virtual memory management as a pool uses it. Handles are created, mapped and made accessible one
+//! after another, mapped at a second address, and released, while hundreds of other mappings are alive.
 
 use millpond_core::DevicePtr;
 use millpond_core::driver::{AccessFlags, Driver, DriverResult, PhysicalHandle, PhysicalProps};
@@ -11,10 +11,10 @@ use super::session::Session;
 
 const MIB: u64 = 1 << 20;
 
-/// The addresses that one page table of the device serves, in bytes: the first mapping there costs more.
+/// The addresses that one page table of the device covers, in bytes; the first mapping there costs more.
 const AREA: u64 = 512 * MIB;
 
-/// The most areas that are used: one half for first mappings, one for second ones.
+/// The most areas in use: half for first mappings, half for second mappings.
 const AREAS: u64 = 64;
 
 /// The most other mappings that are alive.
@@ -23,7 +23,7 @@ const BACKGROUND: u64 = 256;
 /// The most handles in a row, and the fewest samples of each size.
 const ROW: u64 = 32;
 
-/// The mappings in a range that one call makes accessible, or unmaps; and the number of samples.
+/// How many mappings one call makes accessible, or unmaps; and the number of samples.
 const BATCH: u64 = 8;
 const BATCHES: u64 = 40;
 
@@ -117,7 +117,7 @@ impl<'a> Range<'a> {
 
 impl Drop for Range<'_> {
     fn drop(&mut self) {
-        // An error here follows an earlier one, which the caller has received.
+        // An error here follows an earlier error, which the caller received.
         for (ptr, bytes) in self.mappings.drain(..) {
             // SAFETY: the mapping is alive, and nothing uses it.
             _ = unsafe { self.driver.mem_unmap(ptr, bytes) };
@@ -137,7 +137,7 @@ struct Times {
     create: Samples,
     map: Samples,
     set_access: Samples,
-    /// The same at a second address.
+    /// The same call at a second address.
     set_access_second: Samples,
     unmap: Samples,
     release: Samples,
@@ -161,7 +161,7 @@ pub(super) fn all(session: &mut Session<'_>) -> DriverResult<()> {
         range.open(session, &mut new_area, area * AREA, granularity)?;
     }
     let mut by_bytes = Vec::new();
-    let largest = AREA - granularity; // besides what the area has
+    let largest = AREA - granularity; // the first mapping takes the rest of the area
     let sizes = std::iter::successors(Some(granularity), |bytes| Some((bytes * 2).min(largest)));
     let most = session.budget / 4;
     for bytes in sizes.take(9).filter(|bytes| *bytes <= most) {
@@ -195,7 +195,7 @@ fn reservations(session: &mut Session<'_>) -> DriverResult<()> {
     Ok(())
 }
 
-/// Where handles of one size are mapped: behind the first mapping of each area.
+/// The places of handles of one size: after the first mapping of each area.
 struct Row {
     bytes: u64,
     first: u64,
@@ -238,7 +238,7 @@ fn one_row(
     range.release_to(session, &mut times.release, handles)
 }
 
-/// Several mappings side by side, made accessible in one call and unmapped in one.
+/// Makes several adjacent mappings accessible in one call, and unmaps them in one.
 fn batch(
     session: &mut Session<'_>,
     range: &mut Range<'_>,
@@ -301,7 +301,8 @@ fn summarize(
         .map(|mapping_by_bytes_ns| UnmapCosts { call_ns, mapping_by_bytes_ns });
 }
 
-/// The cost of a call without its mappings, from that of one mapping and that of [`BATCH`].
+/// Returns the cost of a call without its mappings, from the costs with one mapping and with [`BATCH`]
+/// mappings.
 fn call_alone(one: u64, batch: u64) -> u64 {
     let further = batch.saturating_sub(one) / (BATCH - 1);
     one.saturating_sub(further)

@@ -1,11 +1,11 @@
 //! Compares the calls of pools with the same calls in rows.
 //!
-//! In rows, however cold, the driver's tables are warm and addresses were used before. On an H200 a
-//! `cuMemMap` took 1.4 µs in rows and 2 to 7 µs in the first passes of six logs. So the shape of a cost (by
-//! size, by number of mappings) is that of the rows, and its scale is that of a made-up log.
+//! Even in cold rows, the driver's tables are warm and addresses were used before. On an H200, a `cuMemMap`
+//! took 1.4 µs in rows, and 2 to 7 µs in the first passes of six logs. So the rows give the shape of a cost
+//! (by size, by number of mappings), and a made-up log gives its scale.
 //!
-//! The host there was in one of two states, and changed between them every few seconds: all driver calls took
-//! 1.4 times as long in the slow one. The profile describes the fast one: of the rounds, the fastest counts.
+//! The host of that device changed between two states every few seconds; in the slow state, all driver calls
+//! took 1.4 times as long. The profile describes the fast state, so the fastest round counts.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -21,32 +21,31 @@ use super::Calibration;
 use super::check::{Check, Pass, STACKS};
 use crate::bench::plan::Random;
 
-/// The number of times the log goes through each pool on the device; for each kind of call the fastest
-/// counts.
+/// How many times each pool replays the log on the device; for each kind of call the fastest counts.
 const ROUNDS: usize = 15;
 
-/// The number of calls on either device below which a kind keeps its costs.
+/// A kind keeps its costs if it has fewer calls than this on either device.
 const LEAST_CALLS: u64 = 8;
 
-/// Calls that free memory, which are rare in a first pass, and the calls that allocate it: the factor of the
-/// latter is used for both.
+/// Calls that free memory, which are rare in a first pass, with the calls that allocate it. Both use the
+/// factor of the allocating call.
 const TWINS: [(CallKind, CallKind); 3] = [
     (CallKind::MemFree, CallKind::MemAlloc),
     (CallKind::MemRelease, CallKind::MemCreate),
     (CallKind::MemUnmap, CallKind::MemSetAccess),
 ];
 
-/// Rows of the log.
+/// The number of rows in the log.
 const ROWS: usize = 12_000;
 
-/// The most live bytes of the log: this, or half of the bytes that may be taken.
+/// The most live bytes of the log, unless half of the usable bytes is less.
 const MOST_LIVE_BYTES: u64 = 2 << 30;
 
 /// The calls and the nanoseconds, by kind.
 type Totals = BTreeMap<CallKind, (u64, u64)>;
 
 /// Scales each kind of call by its time in pools on the device, over its time on a device simulated with the
-/// costs so far.
+/// current costs.
 pub(super) fn scale(calibration: &mut Calibration, device: &DriverHandle, budget: u64) -> Result<()> {
     let program = made_up_log(MOST_LIVE_BYTES.min(budget / 2))?;
     let table = LayerTable::new(millpond_resources::LAYERS.iter().copied());
@@ -74,9 +73,9 @@ pub(super) fn scale(calibration: &mut Calibration, device: &DriverHandle, budget
     Ok(())
 }
 
-/// The time of a call of each kind in its fastest round, over its time on the simulated device.
+/// Returns, for each kind, the time of a call in its fastest round over its time on the simulated device.
 fn factors(simulated: &Totals, rounds: &[Totals]) -> BTreeMap<CallKind, f64> {
-    // If pools ask one device for more than the other, a call does not cost more for that.
+    // Pools may make more calls on one device, but that does not make a call cost more.
     let each = |(calls, ns): &(u64, u64)| (*calls >= LEAST_CALLS).then(|| *ns as f64 / *calls as f64);
     let factor = |(kind, simulated): (&CallKind, &(u64, u64))| {
         let simulated = each(simulated).filter(|ns| *ns > 0.0)?;
@@ -92,8 +91,8 @@ fn factors(simulated: &Totals, rounds: &[Totals]) -> BTreeMap<CallKind, f64> {
     factors
 }
 
-/// A log of four streams whose blocks are of 256 B to below 160 MiB. The live bytes swing between a third of
-/// `most_live` and all of it, as in the steps of a training; which blocks end is random.
+/// Returns a log of four streams, with blocks from 256 B to below 160 MiB. The live bytes swing between a
+/// third of `most_live` and all of it, as in training steps; random blocks end.
 fn made_up_log(most_live: u64) -> Result<Program> {
     let mut random = Random::new(9, 0);
     let mut rows = String::from("Thread,Time,Action,Pointer,Size,Stream\n");

@@ -8,7 +8,7 @@ use millpond_core::driver::{Driver, DriverResult};
 #[derive(Clone, Debug, Default)]
 pub(super) struct Samples(Vec<u64>);
 
-/// The percentage of samples, the slowest, that are left out: an interrupt is not a cost of the call.
+/// The percentage of slowest samples to leave out, because an interrupt is not a cost of the call.
 const SLOWEST_PERCENT: usize = 5;
 
 impl Samples {
@@ -24,8 +24,8 @@ impl Samples {
         self.0.is_empty()
     }
 
-    /// The typical cost of one of many such calls: the mean without the slowest. A replay spends the sum of
-    /// its calls, so the median, which is lower, would promise too little.
+    /// Returns the typical cost of one of many such calls: the mean without the slowest. A replay takes the
+    /// sum of its calls, so the median, which is lower, would promise too little.
     pub(super) fn typical(&self) -> u64 {
         let sorted = self.sorted();
         let kept = sorted.len() - sorted.len() * SLOWEST_PERCENT / 100;
@@ -55,16 +55,16 @@ fn mean(values: &[u64]) -> u64 {
     values.iter().sum::<u64>() / (values.len() as u64).max(1)
 }
 
-/// A driver whose calls are timed separately, as [`CountingDriver`](millpond_driver::CountingDriver) does:
-/// each includes the timer's own time. On a simulated device time is virtual.
+/// A driver that times each call separately, as [`CountingDriver`](millpond_driver::CountingDriver) does.
+/// Each time includes the timer's own time. On a simulated device, time is virtual.
 pub(super) struct Timed<'a> {
     pub(super) driver: &'a dyn Driver,
-    /// Memory that replaces the driver's data in the processor's caches, between calls of a real one.
+    /// Memory that displaces the driver's data from the processor's caches between calls of a real driver.
     other_work: Vec<u64>,
 }
 
-/// The bytes that are read between two calls, as a pool's work would do: somewhat more than the nearest cache
-/// holds. With 2 MiB, an H200's cuMemCreate took 26 µs, where one in a pool's first pass takes 10.
+/// How many bytes are read between two calls, in the place of a pool's work: somewhat more than the nearest
+/// cache holds. With 2 MiB, an H200's cuMemCreate took 26 µs, but only 10 µs in a pool's first pass.
 const OTHER_WORK_BYTES: usize = 64 << 10;
 
 impl<'a> Timed<'a> {
@@ -105,7 +105,7 @@ impl<'a> Timed<'a> {
         samples: &mut Samples,
         call: impl FnOnce(&dyn Driver) -> DriverResult<T>,
     ) -> DriverResult<T> {
-        // A cache line at a time.
+        // One access per cache line.
         self.other_work.iter_mut().step_by(8).for_each(|word| *word = word.wrapping_mul(3));
         std::hint::black_box(&self.other_work);
         self.call(samples, call)

@@ -1,4 +1,4 @@
-//! Tests that a simulated device measures as the profile it was made of.
+//! Tests that measuring a simulated device gives the profile it was made from.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ fn calibrated(profile: Profile) -> (Arc<SimDevice>, Calibration) {
     (device, calibrate(&handle, &mut |_| ()).unwrap())
 }
 
-/// A simulated device is measured as what it is: each cost that its profile has, the same comes out.
+/// Measuring a simulated device gives back each cost of its profile.
 #[test]
 fn a_simulated_device_is_measured_as_what_its_profile_says() {
     let h200 = Profile::h200();
@@ -72,7 +72,7 @@ fn a_device_with_little_memory_is_refused_or_measured_within_it() {
     assert!(device.peak_bytes() <= 300 << 20, "{}", device.peak_bytes());
 }
 
-/// A profile is right for the device that has it, and off for another.
+/// A profile is right for its own device, and off for another.
 #[test]
 fn a_check_says_how_far_the_profile_is_off() {
     let log = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/logs/rmm_cupy_4streams.csv.gz");
@@ -121,7 +121,7 @@ fn a_stack_that_fails_is_noted_and_the_others_are_compared() {
     assert!(!outcome.is_within_tolerance());
 }
 
-/// The same without the time that set access takes.
+/// Returns the same profile without the time that set access takes.
 fn free_of_access(profile: &Profile) -> String {
     let text = profile.to_toml(|_, _| None);
     let (before, after) = text.split_once("[costs.mem_set_access]").unwrap();

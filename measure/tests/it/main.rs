@@ -1,3 +1,3 @@
-//! Tests of what belongs to the library and is no part of it.
+//! Tests the library's examples.
 
 mod peers_report;

@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 
 use data::Data;
 
-/// A line of a peer, with figures.
+/// Returns a line of a peer, with figures.
 fn line(stack: &str, workload: &str, live: u64, ns: f64) -> String {
     format!(
         r#"{{"workload":"{workload}","stack":"{stack}","threads":2,"streams":1,"live":{live},
@@ -23,7 +23,7 @@ fn line(stack: &str, workload: &str, live: u64, ns: f64) -> String {
     .replace('\n', " ")
 }
 
-/// The output of millpond for a log.
+/// Returns millpond's output for a log.
 fn comparison(passes: u32, first: u32, ratio: f64) -> String {
     format!(
         r#"{{"passes":{passes},"log":{{"file":"some/where/small.csv"}},"stacks":[{{"spec":"cuda+pool",
@@ -63,7 +63,7 @@ fn sample() -> Data {
     data
 }
 
-/// The cells of the row of that name, in the table of that title.
+/// Returns the cells of the named row, in the titled table.
 fn row<'a>(text: &'a str, title: &str, name: &str) -> Vec<&'a str> {
     let table = text.split("\n**").find(|table| table.starts_with(title)).unwrap_or_else(|| panic!("{text}"));
     let line = table.lines().find(|line| line.contains(name)).unwrap_or_else(|| panic!("{name} in {table}"));
@@ -98,7 +98,7 @@ fn of_logs_the_first_pass_and_the_last_are_shown_and_the_last_run_counts() {
     assert_eq!(row(&text, "Logs: driver calls", "small"), ["small", "0"]);
 }
 
-/// The output of millpond and a peer for a log with work in flight.
+/// The outputs of millpond and a peer for a log with work in flight.
 const BUSY: [&str; 2] = [
     r#"{"version":1,"log":{"file":"some/where/small.csv"},"cases":[{"kernels":{"shortest_ns":5000,
     "longest_ns":25000},"host":"ahead","least_bytes_without_waits":3145728,"stacks":[{"spec":"none",
@@ -156,7 +156,7 @@ fn a_sweep_that_was_measured_is_drawn_with_each_allocator_that_has_figures() {
     let live = read("live.svg").unwrap();
     assert!(live.contains("torch") && live.contains("cuda+pool") && live.contains("blocks live"));
     assert!(!live.contains("rmm pool"), "it has no figures");
-    // A line for each of two panels, for the allocator with two points.
+    // The allocator with two points has a line in each of two panels.
     assert!(live.matches("<polyline").count() >= 2, "{live}");
     assert!(read("threads.svg").is_ok() && read("streams.svg").is_err());
 }

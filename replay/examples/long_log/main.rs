@@ -1,5 +1,5 @@
-//! Writes a long log to the standard output: rows and threads are the arguments. To see what the default run
-//! of ten million rows takes:
+//! Writes a long log to the standard output; the arguments are the numbers of rows and threads. To time the
+//! default run with ten million rows:
 //!
 //! ```sh
 //! cargo run --release -p millpond-replay --example long_log -- 10000000 8 >long.csv

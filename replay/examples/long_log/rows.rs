@@ -1,23 +1,23 @@
-//! Writes long seeded logs in which the thread changes in each row.
+//! Writes long seeded logs whose thread changes in every row.
 
 use std::io::{self, Write};
 
 /// Blocks that are live at one time, over all threads.
 pub(crate) const LIVE: u64 = 1024;
 
-/// A block that is live.
+/// A live block.
 #[derive(Clone, Copy)]
 struct Block {
     address: u64,
     bytes: u64,
 }
 
-/// Writes a log of `rows` rows. The thread changes in each row, each on a stream of its own; first all
-/// allocate, then each alternately frees its oldest block and allocates another. Most blocks have less than
-/// 60 KB, one of 64 has up to 4 MiB.
+/// Writes a log of `rows` rows. The thread changes in every row, and each thread has its own stream. First
+/// all threads allocate. Then each alternately frees its oldest block and allocates another. Most blocks have
+/// less than 60 KB; one in 64 has up to 4 MiB.
 ///
 /// # Errors
-/// Those of writing.
+/// Writing fails.
 pub(crate) fn write(out: &mut impl Write, rows: u64, threads: u64) -> io::Result<()> {
     out.write_all(b"Thread,Time,Action,Pointer,Size,Stream\n")?;
     let a_thread = LIVE / threads;

@@ -1,29 +1,30 @@
-//! What a stack takes and how long it needs beside the first one, on the same copies and passes.
+//! Compares the memory and the time of a stack with the first stack, on the same copies and passes.
 
 use serde::Serialize;
 
 use super::run::Pass;
 
-/// One log in one stack beside the first stack, or all logs.
+/// One log in one stack compared with the first stack, or all logs.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(crate) struct Beside {
     /// `all` for all logs.
     pub(crate) log: String,
     pub(crate) stack: String,
-    /// The bytes taken after the last pass over those of the first stack: the geometric mean of all copies.
+    /// The bytes taken after the last pass divided by the first stack's bytes: the geometric mean of all
+    /// copies.
     pub(crate) taken_over_first: f64,
-    /// The same of the copy with the most.
+    /// The same for the copy with the highest value.
     pub(crate) most_taken_over_first: f64,
-    /// The stack's own nanoseconds for an operation of all passes, less those of the first stack: the mean.
+    /// The stack's own nanoseconds per operation in all passes, minus the first stack's: the mean.
     pub(crate) own_ns_over_first: f64,
     /// The same with the driver's virtual time.
     pub(crate) ns_over_first: f64,
-    /// Driver calls for 1000 operations of all passes, less those of the first stack: the mean.
+    /// Driver calls per 1000 operations in all passes, minus the first stack's: the mean.
     pub(crate) calls_per_1000_over_first: f64,
 }
 
 impl Beside {
-    /// A row for each log, and one for all of them. `runs` and `first` are by log and copy.
+    /// Returns a row for each log, and one for all logs. `runs` and `first` are indexed by log and copy.
     pub(crate) fn rows(
         names: &[String],
         stack: &str,

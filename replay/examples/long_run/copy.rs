@@ -1,4 +1,4 @@
-//! A log in memory, and copies of it that are perturbed.
+//! A log in memory, and perturbed copies of it.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use millpond_engine::program::{OpKind, Program};
 
 use super::random::Random;
 
-/// One operation. Its size is an index into [`Log::sizes`], so that equal sizes change together.
+/// One operation. Its size is an index into [`Log::sizes`], so equal sizes change together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Step {
     pub(crate) kind: OpKind,
@@ -24,13 +24,13 @@ pub(crate) struct Log {
     pub(crate) steps: Vec<Step>,
     /// The distinct sizes in bytes, in the order of their first operations.
     pub(crate) sizes: Vec<u64>,
-    /// The stream of each lane: none for the legacy default stream, others numbered from 0.
+    /// The stream of each lane: `None` for the legacy default stream, other streams are numbered from 0.
     pub(crate) streams: Vec<Option<u32>>,
     pub(crate) slots: usize,
 }
 
 impl Log {
-    /// Requests that failed when the log was written are left out.
+    /// Reads a log. It leaves out requests that failed when the log was written.
     pub(crate) fn new(program: &Program) -> millpond_engine::Result<Self> {
         let mut numbers: HashMap<u32, u32> = HashMap::new();
         let streams = program.lanes().iter().map(|lane| {
@@ -53,7 +53,7 @@ impl Log {
         Ok(Self { steps, sizes, streams, slots: program.slots() as usize })
     }
 
-    /// A copy with other sizes, in which a share `swaps` of the neighbours that can swap places do.
+    /// Returns a copy with other sizes. Of the neighbours that can swap places, a share of `swaps` do.
     pub(crate) fn perturbed(&self, spread: f64, swaps: f64, random: &mut Random) -> Self {
         let mut copy = self.clone();
         copy.change_sizes(spread, random);
@@ -63,15 +63,15 @@ impl Log {
         copy
     }
 
-    /// Multiplies each distinct size by a factor of its own. Nothing stays nothing.
+    /// Multiplies each distinct size by its own factor. Zero stays zero.
     pub(crate) fn change_sizes(&mut self, spread: f64, random: &mut Random) {
         for size in self.sizes.iter_mut().filter(|size| **size > 0) {
             *size = ((*size as f64 * random.factor(spread)).round() as u64).max(1);
         }
     }
 
-    /// An operation moves by one place at most. Two of the same slot never swap: the free of a block stays
-    /// behind its allocation, and before the next allocation into the slot.
+    /// Moves each operation by one place at most. Two operations of the same slot never swap, so a block's
+    /// free stays after its allocation, and before the next allocation into the slot.
     fn swap_neighbours(&mut self, share: f64, random: &mut Random) {
         let mut at = 1;
         while at < self.steps.len() {
@@ -84,8 +84,8 @@ impl Log {
         }
     }
 
-    /// A copy in which a share of the allocations, and their frees, have a size of their own: the log's
-    /// multiplied by a factor from half to one and a half.
+    /// Returns a copy in which a share of the allocations, and their frees, have their own sizes: the log's
+    /// size multiplied by a factor from 0.5 to 1.5.
     pub(crate) fn resized(&self, share: f64, random: &mut Random) -> Self {
         let mut copy = self.clone();
         let mut own = vec![None; self.slots];
@@ -104,8 +104,8 @@ impl Log {
         copy
     }
 
-    /// A copy without the allocations of one stretch of the log, and without their frees. Blocks from before
-    /// the stretch are freed where the log frees them.
+    /// Returns a copy without the allocations in one stretch of the log, and without their frees. Blocks from
+    /// before the stretch are freed where the log frees them.
     pub(crate) fn without_stretch(&self, share: f64, random: &mut Random) -> Self {
         let length = (self.steps.len() as f64 * share) as usize;
         let start = ((self.steps.len() - length) as f64 * random.unit()) as usize;
@@ -136,7 +136,7 @@ impl Log {
         Layout::with_alignment(plain.bytes(), alignment).unwrap_or(plain)
     }
 
-    /// The most bytes live at one time in the first `count` operations.
+    /// Returns the most bytes live at one time in the first `count` operations.
     pub(crate) fn peak_live(&self, count: usize) -> u64 {
         let (mut live, mut peak) = (0_u64, 0_u64);
         for step in &self.steps[..count] {

@@ -1,31 +1,32 @@
-//! How much memory a stack takes when a job runs for long: replays perturbed copies of logs many times in
-//! one stack, on a simulated device, and reports the bytes taken over the bytes live after 1, 5, 20, 60 and
-//! all passes.
+//! Measures how much memory a stack takes when a job runs for long. Replays perturbed copies of logs many
+//! times in one stack, on a simulated device. Reports the bytes taken over the bytes live after 1, 5, 20, 60
+//! and all passes.
 //!
 //! ```sh
 //! cargo run --release -p millpond-replay --example long_run -- \
 //!     examples/logs/rmm_cupy_4streams.csv.gz --stack cuda+pool --passes 100 --copies 40
 //! ```
 //!
-//! Copy 0 is the log itself. In every other copy
-//! - each distinct size of the log is multiplied by a factor drawn uniformly from 1 - `--spread` to
-//!   1 + `--spread` (0.9 to 1.1), rounded to a byte, at least 1. Equal sizes stay equal, so what the log
-//!   repeats the copy repeats. Sizes that were near each other may change their order.
-//! - with `--swap SHARE`, this share of the pairs of neighbouring operations of different blocks swap places.
-//!   An operation moves by one place at most; streams and threads of operations stay. Without it the order
-//!   is the log's.
+//! Copy 0 is the log itself. Every other copy differs in two ways:
+//! - It multiplies each distinct size of the log by a random factor from 1 - `--spread` to 1 + `--spread`
+//!   (0.9 to 1.1), rounded to a byte, at least 1. Equal sizes stay equal, so the copy repeats whatever the
+//!   log repeats. The order of similar sizes may change.
+//! - With `--swap SHARE`, this share of the pairs of neighbouring operations on different blocks swap places.
+//!   An operation moves by one place at most and keeps its stream and thread. Without `--swap`, the log's
+//!   order stays.
 //!
-//! Copies, drifting sizes and cuts are drawn from `--seed`, the log's place and the copy's number: the same
-//! for every stack. One thread replays, no kernel runs; a pass ends with the log, or its cut. Then, outside
-//! of the pass's figures, blocks still live are freed on their streams, in the order of their allocations,
-//! and the device is synchronised. Requests that failed when the log was written are left out.
+//! Copies, drifting sizes and cuts depend on `--seed`, the log's place and the copy's number, so they are the
+//! same for every stack. One thread replays, and no kernel runs. A pass ends with the log, or at its cut.
+//! Afterwards, outside of the pass's figures, the blocks that are still live are freed on their streams, in
+//! the order of their allocations, and the device is synchronised. Requests that failed when the log was
+//! written are left out.
 //!
-//! Bytes taken are those that the stack held from the driver, and bytes live those that the copy asked for;
-//! each is the most at one time in all passes so far. Time per operation is the stack's own on this machine
-//! and the driver's virtual one. Of driver calls, the best pass is the one with the fewest. With
-//! `--mode alternate` and `--mode random` the last log's next is the first, and logs share streams: the same
-//! job goes on. With several stacks, a second table has what each takes beside the first one, on the same
-//! copies and passes.
+//! Bytes taken are the bytes that the stack held from the driver; bytes live are the bytes that the copy
+//! asked for. Each is the maximum over all passes so far. Time per operation is the stack's own time on this
+//! machine plus the driver's virtual time. For driver calls, the best pass is the one with the fewest. With
+//! `--mode alternate` and `--mode random`, the first log follows the last, and logs share streams, as if one
+//! job went on. With several stacks, a second table compares each stack with the first, on the same copies
+//! and passes.
 
 mod beside;
 mod copy;
@@ -59,15 +60,15 @@ struct Args {
     #[arg(required = true, value_name = "LOG")]
     logs: Vec<PathBuf>,
 
-    /// A stack, base first; may be given several times
+    /// A stack, base first; can be given several times
     #[arg(long = "stack", short = 's', value_name = "SPEC", default_value = "cuda+pool")]
     stacks: Vec<StackSpec>,
 
-    /// How often each stack replays a copy
+    /// How many times each stack replays a copy
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     passes: u32,
 
-    /// How many copies of each log; the first is the log itself
+    /// The number of copies of each log; the first is the log itself
     #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..))]
     copies: u32,
 
@@ -75,7 +76,7 @@ struct Args {
     #[arg(long, short = 'd', default_value = "sim:h200", value_name = "DEVICE")]
     device: DeviceSpec,
 
-    /// The seed of copies, drift and cuts
+    /// The seed for copies, drift and cuts
     #[arg(long, default_value_t = 1)]
     seed: u64,
 
@@ -99,25 +100,25 @@ struct Args {
     #[arg(long)]
     curve: bool,
 
-    /// Threads, each with a copy of its own [default: one for each core]
+    /// Threads, each with its own copy [default: one per core]
     #[arg(long, short = 'j', value_parser = clap::value_parser!(u32).range(1..))]
     jobs: Option<u32>,
 
-    /// How results are printed
+    /// The format of the results
     #[arg(long, short = 'f', value_enum, default_value = "table")]
     format: Format,
 }
 
-/// Whether passes replay two logs.
+/// Returns whether passes replay two logs.
 fn has_two_logs(mode: Mode) -> bool {
     matches!(mode, Mode::Alternate | Mode::Random)
 }
 
-/// A number from 0 to below 1.
+/// Parses a number from 0 up to, but not including, 1.
 fn share(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(share) if (0.0..1.0).contains(&share) => Ok(share),
-        _ => Err("write a share from 0 to below 1, as in 0.1".to_owned()),
+        _ => Err("write a share of at least 0 and below 1, as in 0.1".to_owned()),
     }
 }
 
@@ -135,7 +136,7 @@ struct Task {
 fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse();
     if !args.device.open()?.device().is_sim() {
-        return Err("--device: a simulated device is needed, as copies run at the same time".into());
+        return Err("--device: use a simulated device, because copies run at the same time".into());
     }
     if has_two_logs(args.mode) && args.logs.len() < 2 {
         return Err("--mode alternate and --mode random need at least two logs".into());
@@ -163,7 +164,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The log's file name without what follows the first point; of logs that alternate, both names.
+/// Returns the log's file name up to the first dot; both names if two logs alternate.
 fn name(args: &Args, index: usize) -> String {
     let name = |index: usize| {
         let path = &args.logs[index % args.logs.len()];
@@ -176,7 +177,7 @@ fn name(args: &Args, index: usize) -> String {
     }
 }
 
-/// By stack, log and copy.
+/// Returns the passes by stack, log and copy.
 fn run_all(args: &Args, logs: &[Log]) -> Result<Vec<Vec<Vec<AllPasses>>>, Box<dyn Error>> {
     let mut runs = vec![vec![vec![Vec::new(); args.copies as usize]; logs.len()]; args.stacks.len()];
     let mut tasks = VecDeque::new();

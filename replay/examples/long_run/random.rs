@@ -4,7 +4,7 @@
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// The numbers of one copy of one log: other streams of numbers for other parts.
+    /// Returns the generator for one copy of one log; each part has its own sequence.
     pub(crate) fn new(seed: u64, part: u64) -> Self {
         let mut mixed = Self(seed ^ part.wrapping_mul(0xd134_2543_de82_ef95));
         Self(mixed.next())
@@ -17,12 +17,12 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// Uniform in 0..1.
+    /// Returns a uniform number in 0..1.
     pub(crate) fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// Uniform in 1 - `spread` .. 1 + `spread`.
+    /// Returns a uniform number in 1 - `spread` .. 1 + `spread`.
     pub(crate) fn factor(&mut self, spread: f64) -> f64 {
         1.0 + spread * (2.0 * self.unit() - 1.0)
     }

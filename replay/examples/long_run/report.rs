@@ -1,4 +1,4 @@
-//! The figures over all copies, and how they are printed.
+//! The figures over all copies, and their reports.
 
 use std::io::{self, Write};
 
@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::beside::Beside;
 use super::run::Pass;
 
-/// After which passes the memory is reported, and after the last one.
+/// Memory is reported after these passes, and after the last one.
 const MARKS: [usize; 4] = [1, 5, 20, 60];
 
 /// A figure over all copies.
@@ -18,7 +18,7 @@ pub(crate) struct Spread {
     pub(crate) mean: f64,
     pub(crate) min: f64,
     pub(crate) max: f64,
-    /// The sample's standard deviation; 0 of a single copy.
+    /// The sample's standard deviation; 0 for a single copy.
     pub(crate) deviation: f64,
 }
 
@@ -65,15 +65,15 @@ pub(crate) struct Row {
     pub(crate) failures: u64,
     pub(crate) taken_over_live: Vec<Mark>,
     pub(crate) calls_per_1000_last: Spread,
-    /// The calls of the pass with the fewest.
+    /// The driver calls in the pass with the fewest.
     pub(crate) calls_per_1000_best: Spread,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) curve: Vec<Point>,
 }
 
 impl Row {
-    /// `logs` are one log's runs, or those of all logs: the passes of each copy. Over logs a copy's ratios
-    /// have their geometric mean, and its calls their arithmetic one.
+    /// Makes a row from one log's runs, or from all logs' runs; each run holds the passes of one copy. Over
+    /// several logs, it takes the geometric mean of a copy's ratios, and the arithmetic mean of its calls.
     pub(crate) fn new(log: &str, stack: &str, logs: &[&[Vec<Pass>]], curve: bool) -> Self {
         let copies = logs.iter().map(|runs| runs.len()).min().unwrap_or(0);
         let runs = || logs.iter().flat_map(|runs| runs.iter());
@@ -111,19 +111,19 @@ impl Row {
     }
 }
 
-/// The passes after which the memory is reported.
+/// Returns the passes after which memory is reported.
 fn marks(passes: usize) -> impl Iterator<Item = usize> {
     MARKS.into_iter().filter(move |mark| *mark < passes).chain([passes])
 }
 
-/// How rows are printed.
+/// The formats of the rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Format {
     /// For people
     Table,
-    /// One object for each log in each stack, and one for all logs, each on a line of its own
+    /// One object per log and stack, and one for all logs, each on its own line
     Json,
-    /// A row for each of these and each pass that is reported
+    /// One row per log, stack and reported pass
     Csv,
 }
 
@@ -153,7 +153,8 @@ pub(crate) fn print(rows: &[Row], beside: &[Beside], format: Format, mut out: im
     out.flush()
 }
 
-/// Mean, least .. most and standard deviation over the copies, for each pass that is reported.
+/// Makes the table of mean, minimum .. maximum and standard deviation over the copies, for each reported
+/// pass.
 fn summary(rows: &[Row]) -> Table {
     let passes = rows.first().map_or(0, |row| row.passes);
     let mut header = vec!["log".to_owned(), "stack".to_owned()];
@@ -168,7 +169,7 @@ fn summary(rows: &[Row]) -> Table {
     table(header, cells)
 }
 
-/// A line for each pass, with the figures of each row.
+/// Makes a table with a line for each pass, with the figures of each row.
 fn curves(rows: &[Row]) -> Table {
     let header = ["log", "stack", "pass", "taken / live", "calls / 1000", "ns / op"].map(str::to_owned);
     let cells = rows.iter().flat_map(|row| {
@@ -185,7 +186,7 @@ fn curves(rows: &[Row]) -> Table {
     table(header.to_vec(), cells)
 }
 
-/// What each stack takes beside the first one.
+/// Makes the table that compares each stack with the first one.
 fn beside_table(rows: &[Beside]) -> Table {
     let header = [
         "log",
@@ -225,7 +226,7 @@ fn in_words(spread: &Spread, digits: usize) -> String {
     format!("{mean:.digits$} ({min:.digits$}..{max:.digits$}, ±{deviation:.digits$})")
 }
 
-/// With curves, a row for each pass.
+/// Writes CSV; with curves, a row for each pass.
 fn csv(rows: &[Row], out: &mut impl Write) -> io::Result<()> {
     if rows.iter().any(|row| !row.curve.is_empty()) {
         writeln!(out, "log,stack,copies,pass,taken_over_live,calls_per_1000,ns_per_op")?;

@@ -1,4 +1,4 @@
-//! Replays one copy, pass after pass in one stack, on a simulated device of its own.
+//! Replays one copy, pass after pass in one stack, on its own simulated device.
 
 use std::time::Instant;
 
@@ -20,11 +20,11 @@ pub(crate) enum Mode {
     Repeat,
     /// Each pass after the first changes each distinct size by a further few percent
     Drift,
-    /// Odd passes replay the log, even ones the next log of the command line
+    /// Odd passes replay the log, even passes the next log of the command line
     Alternate,
     /// Each pass ends at a point drawn from the middle 80 % of the log
     Cut,
-    /// Each pass changes the sizes of one in a hundred allocations, each by a factor of its own
+    /// Each pass changes the sizes of one in a hundred allocations, each by its own factor
     Resize,
     /// Every other pass, at random, leaves out a stretch of a fiftieth of the log
     Skip,
@@ -47,7 +47,7 @@ pub(crate) struct Passes {
     pub(crate) drift: f64,
 }
 
-/// The figures of a pass. Bytes and nanoseconds.
+/// The figures of a pass, in bytes and nanoseconds.
 #[derive(Clone, Copy, Default, PartialEq, Debug)]
 pub(crate) struct Pass {
     /// The most bytes taken from the driver at one time so far.
@@ -64,12 +64,12 @@ pub(crate) struct Pass {
 }
 
 impl Pass {
-    /// Bytes taken over bytes live; 1 if nothing was live.
+    /// Returns bytes taken over bytes live; 1 if nothing was live.
     pub(crate) fn ratio(&self) -> f64 {
         if self.peak_live == 0 { 1.0 } else { self.peak_taken as f64 / self.peak_live as f64 }
     }
 
-    /// Driver calls per 1000 operations.
+    /// Returns the driver calls per 1000 operations.
     pub(crate) fn calls_per_1000(&self) -> f64 {
         self.calls as f64 * 1000.0 / self.operations.max(1) as f64
     }
@@ -79,7 +79,7 @@ impl Pass {
     }
 }
 
-/// All passes over `logs`: one log, or the two that alternate.
+/// Runs all passes over `logs`: one log, or two that alternate.
 pub(crate) fn run(
     mut logs: Vec<Log>,
     stack: &StackSpec,
@@ -139,7 +139,7 @@ pub(crate) fn run(
     Ok(done)
 }
 
-/// As many streams as the log with the most streams; logs that alternate share them.
+/// Makes as many streams as the log with the most streams needs; logs that alternate share them.
 fn streams(logs: &[Log], device: &DriverHandle) -> Result<Vec<StreamRef>> {
     let count = logs.iter().flat_map(|log| &log.streams).flatten().max().map_or(0, |last| last + 1);
     let made = (0..count).map(|_| device.stream_create(StreamFlags::NON_BLOCKING));
@@ -155,7 +155,7 @@ struct Replay<'a> {
     log: &'a Log,
     resource: &'a AnyResource,
     lanes: Vec<StreamRef>,
-    /// By slot; none if the slot is empty or its allocation failed.
+    /// By slot; `None` if the slot is empty or its allocation failed.
     blocks: Vec<Option<DevicePtr>>,
     failures: u64,
 }
@@ -173,17 +173,18 @@ impl Replay<'_> {
             OpKind::Free => {
                 if let Some(block) = self.blocks[step.slot as usize].take() {
                     // SAFETY: the block came from `allocate` of this resource with the same layout, and the
-                    // slot has forgotten it; no work uses it.
+                    // slot no longer holds it; no work uses it.
                     unsafe { self.resource.deallocate(block, layout, stream) };
                 }
             }
-            // SAFETY: to deallocate null is allowed and does nothing.
+            // SAFETY: deallocating null is allowed and does nothing.
             OpKind::FreeNothing => unsafe { self.resource.deallocate(DevicePtr::NULL, layout, stream) },
             OpKind::AskAgain => {}
         }
     }
 
-    /// Frees what the first `end` operations left live, on the streams and in the order of the allocations.
+    /// Frees the blocks that are live after the first `end` operations, on their streams and in the order of
+    /// their allocations.
     fn free_the_rest(&mut self, end: usize) {
         let mut last = vec![None; self.log.slots];
         for (at, step) in self.log.steps[..end].iter().enumerate() {

@@ -28,10 +28,10 @@ use super::tune::TuneArgs;
 
 /// Replays allocation logs through stacks of GPU memory resources, and compares the stacks.
 ///
-/// A log is what RMM's logging adaptor writes, or millpond's: CSV with the columns
-/// Thread,Time,Action,Pointer,Size,Stream, plain or packed with gzip or zstd; or a memory snapshot of
-/// PyTorch, minimalloc's CSV, or a SQLite export of Nsight Systems. No GPU is needed: without one, logs are
-/// replayed on a simulated NVIDIA H200.
+/// A log is a CSV file that RMM's or millpond's logging adaptor wrote, with the columns
+/// Thread,Time,Action,Pointer,Size,Stream, plain or compressed with gzip or zstd. A memory snapshot of
+/// PyTorch, minimalloc's CSV and a SQLite export of Nsight Systems work too. You need no GPU: without one,
+/// logs are replayed on a simulated NVIDIA H200.
 #[derive(Clone, Debug, Parser)]
 #[command(
     name = "millpond-replay",
@@ -42,7 +42,7 @@ use super::tune::TuneArgs;
     disable_help_subcommand = true
 )]
 pub(crate) struct Cli {
-    /// Another task than replaying logs
+    /// A task other than replaying logs
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
 
@@ -50,49 +50,49 @@ pub(crate) struct Cli {
     #[arg(value_name = "LOG", required_unless_present = "list_layers")]
     pub(crate) logs: Vec<PathBuf>,
 
-    /// A stack to replay through, base first, as in cuda+pool:max=8GiB; may be given several times
+    /// A stack to replay through, base first, as in cuda+pool:max=8GiB; can be given several times
     ///
-    /// Without it, each log goes through a standard line-up. --list-layers prints the names and
-    /// parameters that a stack can be made of.
+    /// Without this option, each log goes through a standard line-up. --list-layers prints the layers that a
+    /// stack can be made of, and their parameters.
     #[arg(long = "stack", short = 's', value_name = "SPEC")]
     pub(crate) stacks: Vec<StackSpec>,
 
     /// Where to replay: cuda:N, sim:h200, sim:a100, sim:SIZE such as sim:8GiB, or sim:FILE.toml with a
-    /// profile that `calibrate` wrote [default: cuda:0 if there is a GPU, else sim:h200]
+    /// profile written by `calibrate` [default: cuda:0 if there is a GPU, else sim:h200]
     #[arg(long, short = 'd', value_name = "DEVICE", value_parser = suggest::device)]
     pub(crate) device: Option<DeviceSpec>,
 
-    /// How results are printed
+    /// The format of the results
     #[arg(long, short = 'f', value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) format: FormatArg,
 
-    /// Which threads replay, and in which order
+    /// Which threads replay the log, and in which order
     #[arg(long, short = 't', value_enum, default_value_t, value_name = "ORDER")]
     pub(crate) threads: ThreadsArg,
 
-    /// The number of times each stack replays a log; of several passes, the first, the last and the best are
+    /// How many times each stack replays a log; with several passes, the first, the last and the best are
     /// reported
     #[arg(long, short = 'n', value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) repeat: u32,
 
-    /// Skip rows that cannot be read, and count them; of a log that is cut off, replay the rows before that
+    /// Skip and count rows that cannot be read; replay a truncated log up to the cut
     #[arg(long)]
     pub(crate) skip_bad_rows: bool,
 
     #[command(flatten)]
     pub(super) progress: ProgressArgs,
 
-    /// Where colours are shown; NO_COLOR is honoured, too
+    /// When to show colours; NO_COLOR also works
     #[arg(long, value_enum, default_value_t, value_name = "WHEN", global = true)]
     pub(crate) color: ColorArg,
 
-    /// Print the layers that a stack can be made of, and their parameters
+    /// Print the layers that a stack can be made of, and their parameters, then exit
     #[arg(long)]
     pub(crate) list_layers: bool,
 }
 
-/// The tasks of the program beside replaying logs.
+/// The commands, except replaying logs.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Command {
     Bench(BenchArgs),
@@ -114,62 +114,63 @@ pub(crate) enum Command {
 const AFTER_HELP: &str = "\
 Examples:
   millpond-replay app.csv.gz
-      the standard line-up, on the GPU if there is one
+      replay through the standard line-up, on the GPU if there is one
   millpond-replay app.csv --stack cuda+pool --stack cuda+pool:max=20GiB+binning --device sim:24GiB
-      does the job fit a card of 24 GiB?
+      does the job fit on a 24 GiB card?
   millpond-replay logs/*.csv.zst --format json | jq -r '.stacks[] | [.spec, .reserved_over_live_first] | @tsv'
-      one JSON object for each log, on a line of its own; the fields are explained at
-      millpond_replay::report in the library's documentation
+      print one JSON object per log, each on its own line; the documentation of millpond_replay::report
+      explains the fields
   millpond-replay bench --quick
-      no log: the costs of allocations on neutral workloads, beside mimalloc
+      no log: measure the cost of allocations on neutral workloads, and compare with mimalloc
   millpond-replay busy app.csv.gz --stack cuda+pool
-      with a kernel behind each allocation: the costs of reuse between streams
+      launch a kernel with each allocation: what does reuse between streams cost?
   millpond-replay calibrate --out my.toml --check app.csv.gz
       measure the GPU for `--device sim:my.toml`, and compare a log on both
   millpond-replay import snapshot.pickle --output log.csv.gz
-      what a memory snapshot of PyTorch holds and what it cannot say, and the same as a log
+      print what a PyTorch memory snapshot holds and what it cannot tell, and write it as a log
   millpond-replay explain snapshot.pickle
-      where its memory is, why a request failed, and what would help
+      where is its memory, why did a request fail, and what would help?
   millpond-replay tune snapshot.pickle
-      the settings of PyTorch's allocator that need the least memory, as a line to paste
+      find the settings of PyTorch's allocator that need the least memory, as a line to paste
   millpond-replay report snapshot.pickle -o report.html
-      the same to look at, in one page of HTML
+      show the explanation, with charts, in one HTML page
   millpond-replay gate snapshot.pickle --budget budget.toml
-      fail a build whose memory grew; --write makes the budget
+      fail a build if its memory grew; --write makes the budget
   millpond-replay record pytorch
-      the lines that make a program write such a file
+      print the lines that make a program write such a file
   millpond-replay ./bench
-      a log whose name is that of a command
+      replay a log that has the name of a command
 
 Figures:
   peak taken    the most bytes that a stack held from the driver at one time; with --repeat, in the first
-                pass (the stack grows) and in the last one
-  taken / live  that, divided by the most bytes that the log had live at one time; 1 is ideal: no allocator
-                needs less
-  taken / apart with several streams: that, divided by the least for an allocator whose streams share nothing
-  ns/op         time per operation of the log: the stack's own, and the driver's, which is virtual on a
-                simulated device; with --repeat, in the first pass and in the fastest one
-  calls         calls of the driver, in the same passes
+                pass (in which the stack grows) and in the last pass
+  taken / live  peak taken divided by the most bytes that the log had live at one time; no allocator can be
+                below 1
+  taken / apart with several streams: peak taken divided by the least memory for an allocator whose streams
+                share no memory
+  ns/op         time per operation of the log, in the stack and in the driver; driver time is virtual on a
+                simulated device; with --repeat, in the first pass and in the fastest pass
+  calls         driver calls, in the same passes
   failures      allocations that failed; `failed then, served now` is about rows `allocate failure`
 
 Exit status:
-  0  every stack named by --stack, or at least one of the standard line-up, served every row
-  1  a stack did not, or could not be built; a row that failed when the log was written counts, too;
-     `calibrate --check` found the simulated device too far from the measured one; `gate` found the memory
-     over its budget
-  2  a log, a stack's text, the device or the command line is wrong, a stack would overwrite a log, or a
-     report, an export or a budget cannot be written
+  0  every stack named with --stack served every row; without --stack, at least one of the line-up did
+  1  a stack failed a row or could not be built; rows `allocate failure` that fail again count too;
+     `calibrate --check` found the simulated device too far from the real one; `gate` found the memory over
+     its budget; `plan` or `tune` found nothing that surely fits into --capacity
+  2  a log, a stack's text, the device or the command line is wrong; a stack would overwrite a log; or an
+     output cannot be written
 
 Environment:
-  MILLPOND_LOG  the diagnostics on the standard error, as in `debug` or `millpond=trace`
-  NO_COLOR      no colours, if it is not empty; CLICOLOR_FORCE=1 shows them where no terminal is";
+  MILLPOND_LOG  the diagnostics to print to the standard error, as in `debug` or `millpond=trace`
+  NO_COLOR      turns colours off if it is not empty; CLICOLOR_FORCE=1 turns them on without a terminal";
 
 /// The values of `--threads`.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, ValueEnum)]
 pub(crate) enum ThreadsArg {
-    /// A thread for each of the log's, one at a time, strictly in the log's order
+    /// One thread for each thread of the log, one at a time, strictly in the log's order
     AsLogged,
-    /// A thread for each of the log's, all at once; a block is only freed after its allocation
+    /// One thread for each thread of the log, all at once; a block is freed only after its allocation
     Free,
     /// One thread, in the log's order
     #[default]
@@ -188,12 +189,12 @@ impl From<ThreadsArg> for Threads {
 }
 
 impl Cli {
-    /// The limits of reading logs.
+    /// Returns the limits for reading logs.
     pub(crate) fn limits(&self) -> Limits {
         Limits { skip_bad_rows: self.skip_bad_rows, ..Limits::default() }
     }
 
-    /// The options of the replay.
+    /// Returns the options of the replay.
     pub(crate) fn options(&self) -> Options {
         Options { threads: self.threads.into(), passes: self.repeat, ask_again: false }
     }

@@ -9,27 +9,27 @@ use super::progress::ProgressArgs;
 use super::suggest;
 use crate::lineup;
 
-/// Measures the costs of allocations on neutral workloads, with mimalloc beside the stacks
+/// Measures the cost of allocations on neutral workloads, and compares the stacks with mimalloc
 ///
-/// A step is one allocation and one free. mimalloc, an allocator of CPU memory, does the same steps: the
-/// lower bound for bookkeeping. millpond_measure::bench in the library's documentation explains the
-/// workloads, the method and the JSON.
+/// A step is one allocation and one free. mimalloc allocates CPU memory in the same steps; its time is the
+/// lower bound for bookkeeping. The documentation of millpond_measure::bench explains the workloads, the
+/// method and the JSON.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// A stack to measure, base first, as in cuda+pool:max=8GiB; may be given several times [default: the
+    /// A stack to measure, base first, as in cuda+pool:max=8GiB; can be given several times [default: the
     /// pools of the standard line-up]
     #[arg(long = "stack", short = 's', value_name = "SPEC")]
     pub(crate) stacks: Vec<StackSpec>,
 
-    /// Where to measure: cuda:N, sim:h200, sim:a100, sim:SIZE, or sim:FILE.toml with a profile that
-    /// `calibrate` wrote [default: cuda:0 if there is a GPU, else sim:h200]
+    /// Where to measure: cuda:N, sim:h200, sim:a100, sim:SIZE, or sim:FILE.toml with a profile written by
+    /// `calibrate` [default: cuda:0 if there is a GPU, else sim:h200]
     ///
-    /// A simulated device gets as much memory as a workload needs; on a GPU a workload that does not fit is
-    /// left out.
+    /// A simulated device gets as much memory as a workload needs. On a GPU, workloads that do not fit are
+    /// skipped.
     #[arg(long, short = 'd', value_name = "DEVICE", value_parser = suggest::device)]
     pub(crate) device: Option<DeviceSpec>,
 
-    /// Numbers of threads, for the workloads that have several [default: 1,2,4,8,16, with --quick 2]
+    /// Numbers of threads, for workloads with several threads [default: 1,2,4,8,16, with --quick 2]
     #[arg(long, short = 't', value_name = "N,…", value_delimiter = ',', value_parser = thread_count)]
     pub(crate) threads: Vec<usize>,
 
@@ -39,15 +39,15 @@ pub(crate) struct BenchArgs {
           value_parser = suggest::workload)]
     pub(crate) workloads: Vec<Workload>,
 
-    /// How results are printed
+    /// The format of the results
     #[arg(long, short = 'f', value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) format: BenchFormatArg,
 
-    /// Few steps: ends within 30 seconds for the default stacks, and figures are rough
+    /// Run few steps: ends within 30 seconds for the default stacks, with rough figures
     #[arg(long, short = 'q')]
     pub(crate) quick: bool,
 
-    /// The seed of sizes and choices; the same seed gives the same work
+    /// The seed for sizes and choices; the same seed gives the same work
     #[arg(long, default_value_t = 42, value_name = "N")]
     pub(crate) seed: u64,
 

@@ -11,29 +11,29 @@ use super::format::FormatArg;
 use super::progress::ProgressArgs;
 use super::suggest;
 
-/// Replays logs with work in flight: a kernel behind each allocation
+/// Replays logs with work in flight: each allocation launches a kernel
 ///
-/// A freed block is in use until the kernels before the free are done, and a wait between streams costs time.
-/// So this shows the price of reuse between streams: time to the end of all streams, bytes taken, and waits;
-/// beside no allocator, and beside the least memory that needs no wait. millpond_measure::busy in the
-/// library's documentation explains the method and the JSON.
+/// A freed block is in use until the kernels before the free finish, and a wait between streams costs time.
+/// So `busy` shows the cost of reuse between streams: the time until all streams finish, the memory taken,
+/// and the waits. It also runs without an allocator, and shows the least memory that needs no wait. The
+/// documentation of millpond_measure::busy explains the method and the JSON.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct BusyArgs {
     /// The logs to replay
     #[arg(value_name = "LOG", required = true)]
     pub(crate) logs: Vec<PathBuf>,
 
-    /// A stack, base first, or `async` for cuMemAllocAsync; may be given several times [default: cuda+pool,
+    /// A stack, base first, or `async` for cuMemAllocAsync; can be given several times [default: cuda+pool,
     /// cuda+pool:reuse=own, async]
     #[arg(long = "stack", short = 's', value_name = "SPEC")]
     pub(crate) stacks: Vec<Subject>,
 
-    /// Where to run: cuda:N, sim:h200, sim:a100, sim:SIZE, or sim:FILE.toml with a profile that `calibrate`
-    /// wrote [default: cuda:0 if there is a GPU, else sim:h200]
+    /// Where to run: cuda:N, sim:h200, sim:a100, sim:SIZE, or sim:FILE.toml with a profile written by
+    /// `calibrate` [default: cuda:0 if there is a GPU, else sim:h200]
     #[arg(long, short = 'd', value_name = "DEVICE", value_parser = suggest::device)]
     pub(crate) device: Option<DeviceSpec>,
 
-    /// The ranges that the durations of kernels are drawn from, in microseconds [default: 5..25,10..100]
+    /// The ranges for the random durations of kernels, in microseconds [default: 5..25,10..100]
     #[arg(long, short = 'k', value_name = "LO..HI,…", value_delimiter = ',')]
     pub(crate) kernels: Vec<Kernels>,
 
@@ -41,34 +41,34 @@ pub(crate) struct BusyArgs {
     #[arg(long, value_name = "HOST,…", value_delimiter = ',')]
     pub(crate) host: Vec<Host>,
 
-    /// The microseconds that an allocation and its launch take the host on a simulated device
+    /// How long an allocation and its launch take the host on a simulated device, in microseconds
     #[arg(long = "host-us", value_name = "N", default_value = "4", value_parser = nanoseconds,
           allow_negative_numbers = true)]
     pub(crate) host_ns: u64,
 
-    /// The number of times each stack replays a log
+    /// How many times each stack replays a log
     #[arg(long, short = 'n', value_name = "N", default_value_t = 3,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) passes: u32,
 
-    /// Only the first N operations of each log
+    /// Replay only the first N operations of each log
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) first: Option<u64>,
 
-    /// Leave only this much of the device to each stack, and count allocations that fail: a size, as in 3GiB,
-    /// or a share of the log's peak live bytes, as in 120%
+    /// Leave each stack only this much device memory, and count the allocations that fail: a size, as in
+    /// 3GiB, or a share of the log's peak live bytes, as in 120%
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub(crate) capacity: Option<Capacity>,
 
-    /// The seed of durations; the same seed gives the same work
+    /// The seed for the durations; the same seed gives the same work
     #[arg(long, default_value_t = 42, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) seed: u64,
 
-    /// How results are printed
+    /// The format of the results
     #[arg(long, short = 'f', value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) format: FormatArg,
 
-    /// Skip rows that cannot be read, and count them; of a log that is cut off, replay the rows before that
+    /// Skip and count rows that cannot be read; replay a truncated log up to the cut
     #[arg(long)]
     pub(crate) skip_bad_rows: bool,
 
@@ -88,7 +88,7 @@ impl BusyArgs {
         Settings {
             device: self.device.clone().unwrap_or_else(DeviceSpec::default_device),
             subjects: match self.stacks.as_slice() {
-                // The texts are constants, and a test reads each.
+                // The texts are constants, and a test parses each.
                 [] => Subject::DEFAULT.iter().filter_map(named).collect(),
                 stacks => stacks.to_vec(),
             },
@@ -107,7 +107,7 @@ impl BusyArgs {
 fn nanoseconds(text: &str) -> Result<u64, String> {
     match text.trim().parse::<f64>() {
         Ok(us) if (0.0..=1e6).contains(&us) => Ok((us * 1000.0).round() as u64),
-        _ => Err("write microseconds from 0 to 1000000, as in 4.5".to_owned()),
+        _ => Err("write a number of microseconds from 0 to 1000000, as in 4.5".to_owned()),
     }
 }
 

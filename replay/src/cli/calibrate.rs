@@ -19,42 +19,42 @@ use super::verdict::{self, Failure, Verdict};
 use super::{output, suggest};
 use crate::progress::Progress;
 
-/// Measures the costs of a device's driver calls, and writes a profile that --device sim:FILE.toml reads
+/// Measures what a device's driver calls cost, and writes a profile for --device sim:FILE.toml
 ///
-/// It takes some seconds, and at most a quarter of the free device memory, up to 6 GiB. With --check the exit
-/// status is 1 if simulated driver time is more than 15 % off that of the fastest run, if simulated memory is
-/// more than 1 % off, or if a stack fails.
+/// This takes some seconds, and at most a quarter of the free device memory, up to 6 GiB. With --check, the
+/// exit status is 1 if a stack fails, or if the simulation differs from the device: by more than 15 % in
+/// driver time, compared with the fastest run, or by more than 1 % in memory.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CalibrateArgs {
-    /// The device to measure, a simulated one only if it is named [default: cuda:0]
+    /// The device to measure; a simulated device only if you name it [default: cuda:0]
     #[arg(long, short = 'd', value_name = "DEVICE", value_parser = suggest::device)]
     pub(crate) device: Option<DeviceSpec>,
 
-    /// Write the profile to this file; `-` is the standard output, and a check is printed to the standard
-    /// error then
+    /// Write the profile to this file; `-` is the standard output, and then --check prints to the standard
+    /// error
     #[arg(long, short = 'o', value_name = "FILE", required_unless_present = "profile")]
     pub(crate) out: Option<PathBuf>,
 
-    /// Measure nothing: check this profile instead
+    /// Do not measure; check this profile instead
     #[arg(long, value_name = "FILE", conflicts_with = "out", requires = "check")]
     pub(crate) profile: Option<PathBuf>,
 
-    /// Replay these logs on the device and on a simulated one with the profile, and compare driver time and
-    /// memory; `-` is the standard input
+    /// Replay these logs on the device and on a device simulated from the profile, and compare driver time
+    /// and memory; `-` is the standard input
     #[arg(long, value_name = "LOG", num_args = 1..)]
     pub(crate) check: Vec<PathBuf>,
 
-    /// A stack to check; may be given several times [default: cuda+pool and cuda+pool:pages=off]
+    /// A stack to check; can be given several times [default: cuda+pool and cuda+pool:pages=off]
     #[arg(long = "stack", short = 's', value_name = "SPEC", requires = "check")]
     pub(crate) stacks: Vec<StackSpec>,
 
-    /// The number of times a log goes through each stack on the device; the fastest run is compared
+    /// How many times each stack replays a log on the device; the fastest run is compared
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..))]
     pub(crate) runs: u8,
 }
 
 impl CalibrateArgs {
-    /// The file that the profile is written to, if there is one.
+    /// Returns the file for the profile, if there is one.
     fn file(&self) -> Option<&Path> {
         self.out.as_deref().filter(|path| *path != Path::new("-"))
     }
@@ -62,9 +62,9 @@ impl CalibrateArgs {
 
 /// Measures or reads a profile, and compares logs.
 pub(crate) fn run(args: &CalibrateArgs, table: &LayerTable, mut out: impl Write) -> Result<Verdict, Failure> {
-    // Errors of stacks, files and the device are reported before anything is measured.
+    // Errors in stacks, files and the device are reported before anything is measured.
     check(&args.stacks, table)?;
-    // The stacks are also built on simulated devices, whose numbers are not known.
+    // The stacks are also built on simulated devices, whose ordinals are not known here.
     let mut reads = Reads { device: None, ..Reads::new(&args.check, &args.stacks, args.device.as_ref()) };
     reads.profiles.extend(args.profile.as_deref());
     reads.refuse()?;
@@ -98,7 +98,7 @@ pub(crate) fn run(args: &CalibrateArgs, table: &LayerTable, mut out: impl Write)
     };
     let check =
         Check { device: &device, profile: &profile, stacks: &args.stacks, runs: args.runs.into(), table };
-    // The standard output holds the profile alone, so that it can be read again.
+    // The standard output holds only the profile, so that it can be read back.
     let checked = if args.profile.is_none() && args.file().is_none() {
         compare(&check, &programs, &spec, &mut io::stderr().lock())?
     } else {
@@ -107,18 +107,18 @@ pub(crate) fn run(args: &CalibrateArgs, table: &LayerTable, mut out: impl Write)
     Ok(verdict.max(checked))
 }
 
-/// A simulated device has the costs of its profile: they are no news to one who did not ask for it.
+/// Explains why a simulated device is not measured unasked: its costs are already those in its profile.
 fn without_gpu(error: &Error) -> Error {
     Error::new(
         error.kind(),
         format!(
-            "cuda:0 cannot be measured, and a simulated device only if it is named, as in --device \
+            "cuda:0 cannot be measured; a simulated device is measured only if you name it, as in --device \
              sim:h200 ({error})"
         ),
     )
 }
 
-/// Compares the logs, and prints the deviations of the profile.
+/// Compares the logs, and prints how far the profile is off.
 fn compare(
     check: &Check<'_>,
     programs: &[Program],
@@ -136,7 +136,7 @@ fn compare(
     let percent = |share: f64| 100.0 * share;
     writeln!(
         out,
-        "farthest from {spec}: driver time {:.1} % ({} % is allowed), memory {:.2} % ({} %)",
+        "largest difference from {spec}: driver time {:.1} % (limit {} %), memory {:.2} % (limit {} %)",
         percent(outcome.worst_time),
         percent(TIME_TOLERANCE),
         percent(outcome.worst_memory),
@@ -146,7 +146,7 @@ fn compare(
     Ok(if outcome.is_within_tolerance() { Verdict::Fine } else { Verdict::StackFailed })
 }
 
-/// Writes to the standard output if there is no file.
+/// Writes to the file, or to the standard output if there is none.
 fn write(calibration: &Calibration, file: Option<&Path>, out: &mut impl Write) -> Result<(), Failure> {
     let text = calibration.to_toml();
     let Some(path) = file else { return Ok(out.write_all(text.as_bytes())?) };
@@ -154,7 +154,7 @@ fn write(calibration: &Calibration, file: Option<&Path>, out: &mut impl Write) -
         .map_err(|error| unwritable(path, &error).into())
 }
 
-/// Leaves what is in the file.
+/// Checks that the file can be written, and keeps its content.
 fn can_be_written(path: &Path) -> Result<(), Error> {
     let opened = fs::OpenOptions::new().append(true).create(true).open(path);
     opened.map(drop).map_err(|error| unwritable(path, &error))

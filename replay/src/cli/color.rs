@@ -1,4 +1,4 @@
-//! Where colours are shown.
+//! Decides when to show colours.
 
 use clap::ValueEnum;
 
@@ -8,17 +8,17 @@ pub(crate) enum ColorArg {
     /// On a terminal, unless NO_COLOR is set
     #[default]
     Auto,
-    /// Everywhere
+    /// Always
     Always,
-    /// Nowhere
+    /// Never
     Never,
 }
 
 impl ColorArg {
-    /// Takes the choice for all that the process writes with colours.
+    /// Applies the choice to everything that the process prints in colours.
     pub(crate) fn choose(self) {
         let choice = match self {
-            Self::Auto => return, // what the environment says
+            Self::Auto => return, // the environment decides
             Self::Always => anstream::ColorChoice::Always,
             Self::Never => anstream::ColorChoice::Never,
         };

@@ -12,7 +12,7 @@ use super::verdict::{Failure, Verdict};
 
 /// Writes a file for other tools: speedscope, flame graphs, Perfetto, spreadsheets
 ///
-/// Reads what `import` reads.
+/// Reads the same files as `import`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ExportArgs {
     #[command(flatten)]
@@ -22,12 +22,12 @@ pub(crate) struct ExportArgs {
     #[arg(long, short = 'f', value_enum, value_name = "FORMAT")]
     format: ExportFormat,
 
-    /// The event whose instant is written, counted from 1, for `speedscope` and `folded` [default: the one
-    /// that reached the peak]
+    /// The event after which the live stacks are written, counted from 1, for `speedscope` and `folded`
+    /// [default: the event that reached the peak]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     event: Option<u64>,
 
-    /// The file to write; `-` is the standard output, which is the default
+    /// The file to write; `-` is the standard output [default: -]
     #[arg(long, short = 'o', value_name = "FILE")]
     output: Option<PathBuf>,
 }
@@ -35,9 +35,9 @@ pub(crate) struct ExportArgs {
 /// The formats of other tools.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 enum ExportFormat {
-    /// JSON of speedscope: which stacks hold how many bytes at an instant
+    /// JSON for speedscope: how many bytes each stack holds after an event
     Speedscope,
-    /// The same as lines for flamegraph.pl and inferno
+    /// The same as text, for flamegraph.pl and inferno
     Folded,
     /// JSON for Perfetto and chrome://tracing: live and reserved bytes, failed requests, phases
     Perfetto,
@@ -56,7 +56,7 @@ impl From<ExportFormat> for Format {
     }
 }
 
-/// Imports a file and writes it.
+/// Imports a file and writes it in the format.
 pub(super) fn run(args: &ExportArgs, out: impl Write) -> Result<Verdict, Failure> {
     args.source.refuse_overwrite(args.output.as_deref())?;
     let recording = args.source.import()?;

@@ -9,22 +9,22 @@ use millpond_snapshot::fidelity::{self, Fidelity};
 use super::import::{ReportFormat, SourceArgs};
 use super::verdict::{Failure, Verdict};
 
-/// Measures how well the model `torch` predicts a memory snapshot of PyTorch, address by address
+/// Measures how well the model `torch` predicts a PyTorch memory snapshot, address by address
 ///
-/// The snapshot's requests drive the model with the snapshot's settings. Prints how many blocks the model
-/// puts where PyTorch put them, how many segments it takes and gives back as PyTorch did, and the first
-/// difference: how far `--stack torch` and `tune` can be trusted for this program.
+/// Drives the model with the requests and the settings of the snapshot. Prints how many blocks the model puts
+/// where PyTorch put them, how many segments it takes and gives back as PyTorch did, and the first
+/// difference. This tells you how far you can trust `--stack torch` and `tune` for this program.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct FidelityArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// What set_per_process_memory_fraction allowed, as in 40GiB, which a snapshot does not say: needed for
-    /// garbage_collection_threshold [default: memory ends where the snapshot shows it]
+    /// The limit that set_per_process_memory_fraction set, as in 40GiB; a snapshot does not hold it, and
+    /// garbage_collection_threshold depends on it [default: memory ends where the snapshot shows it]
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     limit: Option<u64>,
 
-    /// How the result is printed
+    /// The format of the result
     #[arg(long, short = 'f', value_enum, default_value_t, value_name = "FORMAT")]
     format: ReportFormat,
 }

@@ -10,9 +10,9 @@ pub(crate) enum FormatArg {
     /// For people
     #[default]
     Table,
-    /// One object for each log, each on a line of its own
+    /// One object per log, each on its own line
     Json,
-    /// One row for each stack of each log
+    /// One row per stack and log
     Csv,
 }
 

@@ -12,38 +12,38 @@ use super::import::{ReportFormat, SourceArgs};
 use super::verdict::{Failure, Verdict};
 use super::{output, overwrite, suggest};
 
-/// Compares a file with a budget of memory, to fail a build whose memory grows
+/// Compares a file with a memory budget, to fail a build if its memory grows
 ///
-/// Reads what `import` reads. The exit status is 0 within the budget, 1 over it, and 2 if the file or the
-/// budget cannot be read, or an output cannot be written. In a step of GitHub's actions, --markdown
-/// "$GITHUB_STEP_SUMMARY" shows the table in the summary of the run.
+/// Reads the same files as `import`. The exit status is 0 if the file is within the budget, and 1 if it is
+/// over. It is 2 if the file or the budget cannot be read, or an output cannot be written. In a GitHub
+/// Actions step, --markdown "$GITHUB_STEP_SUMMARY" shows the table in the summary of the run.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct GateArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// The budget, a file that --write makes
+    /// The budget file; --write makes it
     #[arg(long, short = 'b', value_name = "BUDGET.toml")]
     budget: PathBuf,
 
-    /// Write the budget that the file is exactly within, rather than compare
+    /// Do not compare; write the budget that the file just meets
     #[arg(long)]
     write: bool,
 
-    /// Add a table of markdown to this file
+    /// Append a Markdown table to this file
     #[arg(long, value_name = "FILE.md", conflicts_with = "write")]
     markdown: Option<PathBuf>,
 
-    /// Write JUnit's XML to this file
+    /// Write JUnit XML to this file
     #[arg(long, value_name = "FILE.xml", conflicts_with = "write")]
     junit: Option<PathBuf>,
 
-    /// How the result is printed
+    /// The format of the result
     #[arg(long, short = 'f', value_enum, default_value_t, value_name = "FORMAT")]
     format: ReportFormat,
 }
 
-/// Imports a file and compares it, or writes its budget.
+/// Imports a file and compares it with the budget, or writes its budget.
 pub(super) fn run(args: &GateArgs, mut out: impl Write) -> Result<Verdict, Failure> {
     for output in [&args.markdown, &args.junit].into_iter().flatten().chain([&args.budget]) {
         args.source.refuse_overwrite(Some(output))?;
@@ -81,21 +81,21 @@ pub(super) fn run(args: &GateArgs, mut out: impl Write) -> Result<Verdict, Failu
     Ok(if gate.is_within { Verdict::Fine } else { Verdict::StackFailed })
 }
 
-/// Says how a budget is made, where there is none yet.
+/// Tells the user how to make a budget, if there is none yet.
 fn exists(path: &Path) -> Result<(), Error> {
     suggest::existing(path)?;
-    // What else is wrong with the path, reading it says.
+    // Reading the path reports any other problem with it.
     if path.try_exists().unwrap_or(true) {
         return Ok(());
     }
     let shown = path.display();
     Err(Error::invalid_argument(format!(
-        "{shown}: there is no such file; the same command with --write makes the budget, from a file whose \
-         memory is right"
+        "{shown}: there is no such file; to make the budget, add --write to the same command, with a file \
+         whose memory is right"
     )))
 }
 
-/// Not the status of a file over its budget.
+/// An I/O error has another exit status than a file over its budget.
 fn not_written(path: &Path, error: &io::Error) -> Error {
     Error::new(ErrorKind::Io, format!("{} cannot be written: {error}", path.display()))
 }

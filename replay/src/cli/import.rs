@@ -16,23 +16,23 @@ use super::verdict::{Failure, Verdict};
 use super::{output, overwrite, suggest};
 use crate::progress::Progress;
 
-/// Imports what another program recorded, and writes it as a log
+/// Imports a recording of another program, and writes it as a log
 ///
-/// Reads memory snapshots of PyTorch (since 2.0, also the pages of its viewer), minimalloc's CSV, SQLite
-/// exports of Nsight Systems, and logs, plain or packed with gzip or zstd. A file is recognised by its
-/// content. Nothing in a snapshot is run, so that a stranger's is safe to read. Says what the file holds and
-/// what it cannot say.
+/// Reads memory snapshots of PyTorch (2.0 and later, or the HTML pages of its viewer), minimalloc's CSV,
+/// SQLite exports of Nsight Systems, and logs, plain or compressed with gzip or zstd. The content of a file
+/// decides how it is read. Reading runs no code from a snapshot, so snapshots from strangers are safe. The
+/// report lists the file's contents and its gaps.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ImportArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// Write a log: RMM's columns first, then the others; packed if the name ends in .gz or .zst; `-` is the
-    /// standard output
+    /// Write a log: RMM's columns first, then the others; compressed if the name ends in .gz or .zst; `-` is
+    /// the standard output
     #[arg(long, short = 'o', value_name = "LOG.csv")]
     output: Option<PathBuf>,
 
-    /// How the report is printed
+    /// The format of the report
     #[arg(long, short = 'f', value_enum, default_value_t, value_name = "FORMAT")]
     format: ReportFormat,
 }
@@ -44,11 +44,12 @@ pub(super) struct SourceArgs {
     #[arg(value_name = "FILE")]
     file: PathBuf,
 
-    /// The device whose events are read [default: the busiest of a snapshot, the first one of a log]
+    /// The device whose events are read [default: the busiest device of a snapshot, the first device of a
+    /// log]
     #[arg(long, value_name = "N")]
     device: Option<u32>,
 
-    /// The most memory that importing takes above the size of the file
+    /// The most memory that importing may use on top of the size of the file
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_memory)]
     memory: u64,
 
@@ -81,33 +82,33 @@ impl SourceArgs {
         recording
     }
 
-    /// The progress of the command.
+    /// Returns the progress of the command.
     pub(super) fn progress(&self) -> Progress {
         self.progress.usual()
     }
 
-    /// The file's path.
+    /// Returns the file's path.
     pub(super) fn file(&self) -> &Path {
         &self.file
     }
 
-    /// Refuses to write to the file that is read.
+    /// Returns an error if the output is the file that is read.
     pub(super) fn refuse_overwrite(&self, output: Option<&Path>) -> Result<(), Failure> {
         Ok(output.map_or(Ok(()), |output| overwrite::refuse_import(output, &self.file))?)
     }
 }
 
-/// The forms of a report about a recording.
+/// The formats of a report about a recording.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, ValueEnum)]
 pub(crate) enum ReportFormat {
     /// For people
     #[default]
     Text,
-    /// One object on a line
+    /// One object on one line
     Json,
 }
 
-/// What `import` prints as JSON.
+/// The JSON that `import` prints.
 #[derive(Serialize)]
 struct Report<'a> {
     version: u32,
@@ -120,16 +121,16 @@ struct Report<'a> {
     #[serde(flatten)]
     sums: &'a Sums,
     state_check: Option<&'a StateCheck>,
-    /// Whether the events lead to the state in the file; null if it holds none.
+    /// Whether the events lead to the state in the file; null if the file holds no state.
     is_equal_to_state: Option<bool>,
-    /// The least bytes that any allocator needs, streams ordered by the host; null if it exceeds 64 bits.
+    /// The fewest bytes that any allocator needs if the host orders the streams; null if they exceed 64 bits.
     bound_host_order: Option<u64>,
-    /// The same with streams apart.
+    /// The same if streams share no memory.
     bound_stream_safe: Option<u64>,
     not_known: &'a [Unknown],
 }
 
-/// Imports a file, prints what it holds, and writes the log.
+/// Imports a file, prints the report, and writes the log.
 pub(super) fn run(args: &ImportArgs, mut out: impl Write) -> Result<Verdict, Failure> {
     let output = args.output.as_deref();
     args.source.refuse_overwrite(output)?;
@@ -149,7 +150,7 @@ pub(super) fn run(args: &ImportArgs, mut out: impl Write) -> Result<Verdict, Fai
     Ok(Verdict::Fine)
 }
 
-/// Writes the log, packed as its name says.
+/// Writes the log, compressed as the ending of its name says.
 fn write(recording: &Recording, path: &Path) -> Result<(), Failure> {
     output::to_file(path, |file| match path.extension().and_then(|ending| ending.to_str()) {
         Some("gz") => {
@@ -186,11 +187,11 @@ fn json(recording: &Recording, out: &mut impl Write) -> io::Result<()> {
     writeln!(out)
 }
 
-/// The stacks of `events` events.
+/// Describes the stacks of `events` events.
 fn stacks(recording: &Recording, events: u64) -> String {
     let (stacks, frames) = recording.stack_counts();
     let (events, frames) = (number_of(events, "event"), number_of(frames as u64, "frame"));
-    format!("{events} with one: {stacks} different, of {frames}")
+    format!("{events} with one; {stacks} different stacks with {frames}")
 }
 
 fn text(recording: &Recording, output: Option<&Path>, out: &mut impl Write) -> io::Result<()> {
@@ -222,19 +223,19 @@ fn text(recording: &Recording, output: Option<&Path>, out: &mut impl Write) -> i
     if let Some(bounds) = bounds {
         let (apart, host_order) = (format_bytes(bounds.stream_safe), format_bytes(bounds.host_order));
         let text = format!("{apart} with streams apart, {host_order} in the order of the host's calls");
-        line("least", format!("{text}: what any allocator needs"))?;
+        line("least", format!("{text}, for any allocator"))?;
     }
     line("at the end", format!("{blocks} ({}) live", format_bytes(sums.live_bytes)))?;
     match recording.check() {
         Some(check) if check.is_equal() => {
             line(
                 "check",
-                "the live blocks at the end are those of the file's state, each of them".to_owned(),
+                "the live blocks at the end are exactly the blocks in the file's state".to_owned(),
             )?;
         }
         Some(check) => {
             let first = check.first.as_deref().unwrap_or("counts differ");
-            line("check", format!("THE EVENTS DO NOT LEAD TO THE STATE IN THE FILE; first: {first}"))?;
+            line("check", format!("THE EVENTS DO NOT LEAD TO THE FILE'S STATE; first difference: {first}"))?;
         }
         None => {}
     }

@@ -13,7 +13,7 @@ use super::suggest;
 use super::verdict::Failure;
 use crate::progress::Progress;
 
-/// The bytes of a file's start that show whether it is a log: more than a block of zstd has.
+/// How many bytes at a file's start tell whether it is a log. One block of zstd is smaller.
 const HEAD_BYTES: u64 = 256 << 10;
 
 /// Checks that all layers and parameters exist, before anything is measured.
@@ -27,7 +27,7 @@ pub(super) fn check(stacks: &[StackSpec], table: &LayerTable) -> Result<(), Fail
     Ok(())
 }
 
-/// Reads a log, or imports another file; `-` is the standard input.
+/// Reads a log, or imports a file of another format; `-` is the standard input.
 pub(super) fn read(path: &Path, limits: Limits, progress: Progress) -> millpond_engine::Result<Program> {
     if path == Path::new("-") {
         return program("standard input", io::stdin(), limits);
@@ -49,19 +49,19 @@ pub(super) fn read(path: &Path, limits: Limits, progress: Progress) -> millpond_
     program
 }
 
-/// Reads what comes from a pipe.
+/// Reads a program from a pipe.
 fn program(name: &str, mut source: impl Read + Send, limits: Limits) -> millpond_engine::Result<Program> {
     let mut head = Vec::new();
     let read = (&mut source).take(HEAD_BYTES).read_to_end(&mut head);
     let whole = Cursor::new(head.clone()).chain(source);
-    // The reader of logs meets an error of the source again, and names it.
+    // The log reader meets an error of the source again, and reports it with the name.
     if read.is_err() || import::is_for_log_reader(&head) {
         return Program::read(LogReader::from_reader(name, whole)?, limits);
     }
     import::read(name, whole, &Options::default())?.program(limits)
 }
 
-/// Whether a file is imported rather than read as a log row by row.
+/// Returns whether a file is imported instead of read as a log, row by row.
 fn is_import(path: &Path) -> millpond_engine::Result<bool> {
     let mut head = Vec::new();
     let read = log::open_file(path)?.take(HEAD_BYTES).read_to_end(&mut head);

@@ -1,6 +1,6 @@
-//! The command line of `millpond-replay`, for programs that have layers of their own.
+//! The command line of `millpond-replay`, for programs with layers of their own.
 //!
-//! A program that adds its layers to [`compare::layers`] has the whole command line for its stacks, with
+//! A program that adds its layers to [`compare::layers`] gets the whole command line for its stacks, with
 //! reports, exit status and help:
 //!
 //! ```no_run
@@ -70,8 +70,8 @@ use input::{check, read};
 use overwrite::Reads;
 use verdict::{Failure, Verdict};
 
-/// Runs the command of the process's arguments, with stacks made of the layers of `table`. Prints results to
-/// the standard output, and diagnostics, as `MILLPOND_LOG` selects, to the standard error.
+/// Runs the command that the process's arguments name. Stacks are built from the layers of `table`. Results
+/// go to the standard output, and the diagnostics that `MILLPOND_LOG` selects to the standard error.
 ///
 /// Ends the process if the arguments ask for help or are wrong.
 pub fn main(table: &LayerTable) -> ExitCode {
@@ -83,11 +83,11 @@ pub fn main(table: &LayerTable) -> ExitCode {
     Verdict::of(result).into()
 }
 
-/// Runs the command of `arguments`, the first of which is the program's name, and prints results to `out`.
-/// Errors go to the standard error. Diagnostics go to the caller's `tracing` subscriber.
+/// Runs the command in `arguments`, which start with the program's name, and prints results to `out`. Errors
+/// go to the standard error. Diagnostics go to the caller's `tracing` subscriber.
 ///
 /// # Errors
-/// The text of help and of wrong arguments; nothing was done.
+/// The help text if the arguments ask for it, or the message if they are wrong; nothing ran.
 pub fn run(
     arguments: impl IntoIterator<Item = OsString>,
     table: &LayerTable,
@@ -98,7 +98,7 @@ pub fn run(
     Ok(Verdict::of(dispatch(&cli, table, is_coloured, out)).into())
 }
 
-/// Runs the command; what is for people is in colours if `is_coloured`.
+/// Runs the command; text for people is in colours if `is_coloured`.
 fn dispatch(cli: &Cli, table: &LayerTable, is_coloured: bool, out: impl Write) -> Result<Verdict, Failure> {
     match &cli.command {
         Some(Command::Bench(args)) => bench(args, table, out),
@@ -149,7 +149,7 @@ fn replay(cli: &Cli, table: &LayerTable, mut out: impl Write) -> Result<Verdict,
     Ok(verdict)
 }
 
-/// Runs the workloads on each stack and prints the times of steps.
+/// Runs the workloads on each stack and prints how long steps take.
 fn bench(args: &BenchArgs, table: &LayerTable, out: impl Write) -> Result<Verdict, Failure> {
     check(&args.stacks, table)?;
     Reads::new(&[], &args.stacks, args.device.as_ref()).refuse()?;
@@ -168,7 +168,7 @@ fn busy(args: &BusyArgs, table: &LayerTable, out: impl Write) -> Result<Verdict,
     let stacks: Vec<StackSpec> = stacks.cloned().collect();
     check(&stacks, table)?;
     Reads::new(&args.logs, &stacks, args.device.as_ref()).refuse()?;
-    settings.device.open_new()?; // a device that is not there is said before logs are read
+    settings.device.open_new()?; // report a missing device before reading logs
     let progress = args.progress.if_asked();
     let mut print = match Format::from(args.format) {
         Format::Table => in_flight::table(out),
@@ -200,7 +200,7 @@ fn settings(cli: &Cli, table: &LayerTable) -> Result<Settings, Failure> {
     check(&cli.stacks, table)?;
     Reads::new(&cli.logs, &cli.stacks, cli.device.as_ref()).refuse()?;
     let device = cli.device.clone().unwrap_or_else(DeviceSpec::default_device);
-    device.open_new()?; // a device that is not there is said before logs are read
+    device.open_new()?; // report a missing device before reading logs
     Ok(Settings { device, stacks: cli.stacks.clone(), options: cli.options() })
 }
 
@@ -219,10 +219,10 @@ fn list_layers(table: &LayerTable, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// The filter without `MILLPOND_LOG`: errors, and warnings about a stack as it was built.
+/// The filter if `MILLPOND_LOG` is not set: errors, and the warnings that building a stack writes.
 const USUAL: &str = "error,millpond::stack=warn";
 
-/// Prints diagnostics to the standard error, as `MILLPOND_LOG` selects.
+/// Prints the diagnostics that `MILLPOND_LOG` selects to the standard error.
 fn show_diagnostics() -> Result<(), Failure> {
     let text = environment::variable("MILLPOND_LOG").unwrap_or(USUAL.into());
     let text = text.to_string_lossy();

@@ -8,10 +8,11 @@ use tempfile::NamedTempFile;
 
 use super::verdict::Failure;
 
-/// Writes what `body` writes to a file, as [`to_file`] does; to `out` without one, or if its name is `-`.
+/// Writes what `body` writes to a file, as [`to_file`] does. Writes to `out` if there is no path, or it is
+/// `-`.
 ///
 /// # Errors
-/// Those of `body`, and of the file, which is named.
+/// The errors of `body`, and of the file with its name.
 pub(super) fn write(
     path: Option<&Path>,
     out: impl Write,
@@ -26,7 +27,7 @@ pub(super) fn write(
 /// Writes what `body` writes to a file, as [`replace`] does.
 ///
 /// # Errors
-/// Those of `body`, and of the file, which is named.
+/// The errors of `body`, and of the file with its name.
 pub(super) fn to_file(
     path: &Path,
     body: impl FnOnce(&mut dyn Write) -> io::Result<()>,
@@ -36,14 +37,14 @@ pub(super) fn to_file(
     })
 }
 
-/// Writes what `body` writes to a file, which is as it was before until everything is written: to another
-/// file in the same folder, which then takes its name. A pipe or a device is written to at once, and so is a
-/// file in a folder where no other can be made.
+/// Writes what `body` writes to a file. The file keeps its old content until everything is written to another
+/// file in the same folder, which then takes its name. A pipe or a device is written directly, and so is a
+/// file if its folder allows no new file.
 ///
 /// # Errors
-/// Those of `body`, and of the files.
+/// The errors of `body`, and of the files.
 pub(super) fn replace(path: &Path, body: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
-    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf()); // of a link
+    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf()); // follows a link
     let known = fs::metadata(&target).ok();
     let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let is_file = known.as_ref().is_none_or(fs::Metadata::is_file);
@@ -57,7 +58,7 @@ pub(super) fn replace(path: &Path, body: impl FnOnce(&mut dyn Write) -> io::Resu
     Ok(())
 }
 
-/// A new file with the permissions of one that a program creates.
+/// Returns a new file in the folder, with the permissions of any file that a program creates.
 fn beside(folder: &Path) -> io::Result<NamedTempFile> {
     let mut builder = tempfile::Builder::new();
     builder.prefix(".millpond-");

@@ -15,19 +15,20 @@ use super::verdict::{Failure, Verdict};
 
 /// Computes the least memory that any allocator needs for a file, and places its blocks
 ///
-/// Reads what `import` reads. Prints the least in host order and with streams apart, a placement with its
-/// ratio to the least, and whether a capacity suffices: yes with the placement as proof, no for any
-/// allocator, or unknown. The exit status is 1 unless it does.
+/// Reads the same files as `import`. Prints the least memory in the host's order and with streams apart, and
+/// a placement with its ratio to that bound. With --capacity, it also answers whether the blocks fit: yes,
+/// proved by the placement; no, for any allocator; or unknown. The exit status is then 1 unless the answer is
+/// yes.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct PlanArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// Whether all blocks fit into this many bytes, as in 40GiB
+    /// Answer whether all blocks fit into this much memory, as in 40GiB
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     capacity: Option<u64>,
 
-    /// Whether a stream may take what another one used
+    /// Whether one stream may reuse memory of another stream
     #[arg(long, value_enum, default_value_t, value_name = "RULE")]
     streams: StreamRule,
 
@@ -35,21 +36,21 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "SIZE", default_value = "256", value_parser = alignment)]
     alignment: u64,
 
-    /// The seconds after which the search ends with its best placement
+    /// The seconds after which the search stops and keeps its best placement
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     time: u64,
 
-    /// The seed of the search, of which another may find a lower placement
+    /// The seed of the search; another seed may find a lower placement
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
 
-    /// Write the placement. A name that ends in .plan: a plan for the layer `plan`
-    /// (cuda+pool+plan:file=FILE.plan). Else minimalloc's CSV: the position of each block's allocation and
-    /// free, its size and its offset
+    /// Write the placement. If the name ends in .plan, write a plan for the layer `plan`
+    /// (cuda+pool+plan:file=FILE.plan). Otherwise write minimalloc's CSV: for each block, the positions of
+    /// its allocation and free, its size and its offset
     #[arg(long, short = 'o', value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// How the result is printed
+    /// The format of the result
     #[arg(long, short = 'f', value_enum, default_value_t, value_name = "FORMAT")]
     format: ReportFormat,
 }
@@ -57,31 +58,31 @@ pub(crate) struct PlanArgs {
 /// Whether streams share addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, ValueEnum)]
 enum StreamRule {
-    /// Never, since a file does not say where the program orders its streams
+    /// Never, because a file does not tell where the program orders its streams
     #[default]
     Apart,
-    /// In the order of the host's calls: right for a program that orders streams before each reuse
+    /// In the order of the host's calls; right if the program orders streams before each reuse
     HostOrder,
 }
 
 fn alignment(text: &str) -> Result<u64, String> {
     match parse_bytes(text) {
-        Ok(0) => Err("an alignment is at least 1".to_owned()),
+        Ok(0) => Err("an alignment must be at least 1".to_owned()),
         Ok(bytes) => Ok(bytes),
         Err(error) => Err(error.to_string()),
     }
 }
 
-/// Refuses rules that a plan of the layer cannot have.
+/// Returns an error if a plan for the layer `plan` cannot follow the rules.
 fn refuse_other_rules(args: &PlanArgs, output: &Path) -> Result<(), millpond_core::Error> {
     let shown = output.display();
     let refuse =
-        |what| Err(millpond_core::Error::invalid_argument(format!("{shown} would be a plan {what}")));
+        |what| Err(millpond_core::Error::invalid_argument(format!("{shown}: a layer's plan {what}")));
     if args.streams == StreamRule::HostOrder {
-        return refuse("of the layer `plan`, whose streams are always apart; leave --streams out");
+        return refuse("always keeps streams apart; omit --streams");
     }
     if args.alignment != ALLOCATION_ALIGNMENT {
-        return refuse("of the layer `plan`, whose alignment is 256; leave --alignment out");
+        return refuse("always aligns to 256 bytes; omit --alignment");
     }
     Ok(())
 }

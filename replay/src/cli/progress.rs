@@ -1,4 +1,4 @@
-//! Whether progress is shown.
+//! When progress is shown.
 
 use clap::Args;
 
@@ -8,7 +8,7 @@ use crate::progress::Progress;
 #[derive(Clone, Copy, Default, Debug, Args)]
 pub(super) struct ProgressArgs {
     /// Show progress on the standard error from the start, as plain lines if it is not a terminal [default:
-    /// after 2 s, if it is a terminal; `bench` and `busy`: never]
+    /// after 2 s on a terminal, else never; `bench` and `busy`: never]
     #[arg(long, overrides_with = "no_progress")]
     progress: bool,
 
@@ -18,7 +18,7 @@ pub(super) struct ProgressArgs {
 }
 
 impl ProgressArgs {
-    /// Bars once the work has taken a while, unless the flags say otherwise.
+    /// Returns bars that appear when the work takes long, unless the flags say otherwise.
     pub(super) fn usual(self) -> Progress {
         match (self.progress, self.no_progress) {
             (true, _) => Progress::new(true),
@@ -27,7 +27,7 @@ impl ProgressArgs {
         }
     }
 
-    /// Bars only where they are asked for: of work that a thread which draws would disturb.
+    /// Returns bars only if the user asks for them. A thread that draws bars would disturb measurements.
     pub(super) fn if_asked(self) -> Progress {
         Progress::new(self.progress)
     }

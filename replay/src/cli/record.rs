@@ -7,15 +7,15 @@ use millpond_snapshot::record::Framework;
 
 use super::verdict::{Failure, Verdict};
 
-/// Prints the lines that make a program write a file to explain
+/// Prints the lines that make a program record a file for `explain`
 #[derive(Clone, Debug, Args)]
 pub(crate) struct RecordArgs {
-    /// What the program allocates its memory with [default: all of them]
+    /// The framework that allocates the program's memory [default: all]
     #[arg(value_enum, value_name = "FRAMEWORK")]
     framework: Option<FrameworkArg>,
 }
 
-/// What programs allocate with.
+/// The frameworks that programs allocate memory with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 enum FrameworkArg {
     /// PyTorch with its own allocator

@@ -18,18 +18,18 @@ use super::overwrite::Reads;
 use super::verdict::{Failure, Verdict};
 use super::{output, suggest};
 
-/// Writes one page of HTML about a file: what is live over time, where, and held by which stacks
+/// Writes one HTML page about a file: live memory over time, its addresses, and the stacks that hold it
 ///
-/// Reads what `import` reads. The page needs no other file and no network: live and reserved bytes over
-/// events or time, failed requests, blocks by address, bytes by stack, the flame graph of each instant, sizes
-/// by lifetimes, the ledger and the diagnoses of `explain`, and a placement of `plan`. Its summary is JSON
-/// inside of the page, in the element `summary`.
+/// Reads the same files as `import`. The page needs no other file and no network. It shows live and reserved
+/// bytes over events or time, failed requests, blocks by address, bytes by stack, a flame graph for each
+/// instant, sizes by lifetimes, the memory ledger and diagnoses of `explain`, and a placement of `plan`. The
+/// page holds its summary as JSON, in the element `summary`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ReportArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// Another run, to compare with
+    /// Another run to compare with
     #[arg(value_name = "FILE2")]
     other: Option<PathBuf>,
 
@@ -37,7 +37,7 @@ pub(crate) struct ReportArgs {
     #[arg(long, short = 'o', value_name = "PAGE.html")]
     output: PathBuf,
 
-    /// A stack of resources whose reserved bytes are drawn beside the others', on a simulated device; may be
+    /// A stack of resources to replay on a simulated device; the page draws its reserved bytes too; can be
     /// given several times
     #[arg(long = "stack", short = 's', value_name = "SPEC")]
     stacks: Vec<StackSpec>,
@@ -47,12 +47,12 @@ pub(crate) struct ReportArgs {
           value_parser = suggest::device)]
     on: DeviceSpec,
 
-    /// The seconds after which the search for a placement ends with its best one; 0 for no placement
+    /// The seconds after which the search for a placement stops and keeps its best one; 0 for no placement
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     plan_time: u64,
 }
 
-/// Imports a file, or two, and writes the page.
+/// Imports one or two files, and writes the page.
 pub(super) fn run(args: &ReportArgs, table: &LayerTable, mut out: impl Write) -> Result<Verdict, Failure> {
     check(&args.stacks, table)?;
     for file in [Some(args.source.file()), args.other.as_deref()].into_iter().flatten() {

@@ -1,4 +1,4 @@
-//! What shells and manuals know about the command line: completions, and the man page.
+//! Shell completions, and the man page.
 
 use std::io::Write;
 
@@ -8,7 +8,7 @@ use clap_complete::Shell;
 use super::suggest;
 use super::verdict::{Failure, Verdict};
 
-/// Prints the completions of a shell
+/// Prints completions for a shell
 ///
 /// For bash: millpond-replay completions bash > ~/.local/share/bash-completion/completions/millpond-replay
 #[derive(Clone, Debug, Args)]
@@ -24,24 +24,24 @@ pub(super) fn completions(
     mut command: Command,
     mut out: impl Write,
 ) -> Result<Verdict, Failure> {
-    // The generator panics where its output is closed, so it writes to memory.
+    // The generator panics if its output is closed, so it writes to memory.
     let mut text = Vec::new();
     clap_complete::generate(args.shell, &mut command, "millpond-replay", &mut text);
     out.write_all(&text)?;
     Ok(Verdict::Fine)
 }
 
-/// Prints a man page, as for `millpond-replay man | man -l -`
+/// Prints a man page, as in `millpond-replay man | man -l -`
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ManArgs {
-    /// The command that the page is about [default: all, with those of replaying logs in full]
+    /// The command to describe [default: all commands, and replaying logs in full]
     #[arg(value_name = "COMMAND")]
     command: Option<String>,
 }
 
 /// Prints the man page of a command line, or of one of its commands.
 pub(super) fn man(args: &ManArgs, mut whole: Command, mut out: impl Write) -> Result<Verdict, Failure> {
-    whole.build(); // so that a command has the flags of all commands
+    whole.build(); // adds the global flags to each command
     let page = match &args.command {
         None => whole,
         Some(name) => {

@@ -1,4 +1,4 @@
-//! What a name that does not exist was probably meant to be.
+//! Suggests a name for a name that does not exist.
 
 use std::path::{Path, PathBuf};
 
@@ -7,19 +7,19 @@ use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_driver::DeviceSpec;
 use millpond_measure::bench::Workload;
 
-/// How alike two names are at least, from 0 to 1: clap's own share.
+/// The least similarity of two names, from 0 to 1. clap uses the same value.
 const ALIKE: f64 = 0.7;
 
-/// How alike two names of files are at least, which often share their ending.
+/// The least similarity of two file names, which often share their ending.
 const ALIKE_FILES: f64 = 0.9;
 
 /// The most files of a folder that are compared with a name.
 const MOST_NEIGHBOURS: usize = 10_000;
 
-/// The devices that have a name.
+/// The devices with a name.
 const DEVICES: [&str; 3] = ["cuda:0", "sim:h200", "sim:a100"];
 
-/// The known name that is most like another one, if any is much like it.
+/// Returns the most similar known name, if one is similar enough.
 fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     nearest_above(ALIKE, name, known)
 }
@@ -30,7 +30,7 @@ fn nearest_above<'a>(least: f64, name: &str, known: impl IntoIterator<Item = &'a
     near.max_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, known)| known)
 }
 
-/// The layer or the parameter that a stack with an error probably means, as words to add to the error.
+/// Returns words to add to the error of a stack: the layer or parameter that the user probably meant.
 pub(super) fn of_stack(stack: &StackSpec, table: &LayerTable) -> Option<String> {
     stack.all_layers().into_iter().find_map(|layer| {
         let Ok(entry) = table.get(&layer.name) else {
@@ -47,7 +47,7 @@ pub(super) fn of_stack(stack: &StackSpec, table: &LayerTable) -> Option<String> 
     })
 }
 
-/// Which of the subcommands a file that does not exist probably means.
+/// Returns the subcommand that the user probably meant by a file that does not exist.
 pub(super) fn of_file(path: &Path, command: &clap::Command) -> Option<String> {
     let name = path.to_str().filter(|name| !name.contains(['/', '\\', '.']))?;
     if path.exists() {
@@ -55,23 +55,23 @@ pub(super) fn of_file(path: &Path, command: &clap::Command) -> Option<String> {
     }
     let known: Vec<&str> = command.get_subcommands().map(clap::Command::get_name).collect();
     if known.contains(&name) {
-        return Some(format!("there is no such file; the command `{name}` stands before logs and flags"));
+        return Some(format!("there is no such file; the command `{name}` must come first"));
     }
     nearest(name, known.iter().copied()).map(|name| {
-        format!("there is no such file, and a command of nearly that name: did you mean `{name}`?")
+        format!("there is no such file, but a command with a similar name: did you mean `{name}`?")
     })
 }
 
-/// Refuses a name that is none of a command's subcommands.
+/// Returns the error for a name that is not a subcommand.
 pub(super) fn no_command(name: &str, command: &clap::Command) -> Error {
     let known: Vec<&str> = command.get_subcommands().map(clap::Command::get_name).collect();
     let meant = nearest(name, known.iter().copied());
     let meant = meant.map_or(String::new(), |meant| format!("; did you mean `{meant}`?"));
-    Error::invalid_argument(format!("there is no command `{name}`, but {}{meant}", known.join(", ")))
+    Error::invalid_argument(format!("there is no command `{name}`, only {}{meant}", known.join(", ")))
 }
 
-/// Refuses a path where nothing is, if a file of nearly that name lies beside it: says which. Without such a
-/// neighbour, opening the file fails with an error of its own.
+/// Returns an error if nothing is at this path, but a file with a similar name is in the same folder. Without
+/// such a neighbour, opening the file fails with its own error.
 pub(super) fn existing(path: &Path) -> Result<(), Error> {
     let meant = if path.exists() { None } else { neighbour(path) };
     meant.map_or(Ok(()), |meant| {
@@ -80,17 +80,17 @@ pub(super) fn existing(path: &Path) -> Result<(), Error> {
     })
 }
 
-/// The path beside `path` whose name is most like its own.
+/// Returns the path in the same folder whose name is most similar.
 fn neighbour(path: &Path) -> Option<PathBuf> {
     let name = path.file_name()?.to_str()?;
     let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
     let entries = std::fs::read_dir(folder).ok()?.take(MOST_NEIGHBOURS).flatten();
     let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    names.sort_unstable(); // of names that are equally like it, always the same
+    names.sort_unstable(); // makes the choice between equally similar names stable
     nearest_above(ALIKE_FILES, name, names.iter().map(String::as_str)).map(|meant| path.with_file_name(meant))
 }
 
-/// Reads a device, and says which one a text that is none probably means.
+/// Parses a device; the error suggests the device that the user probably meant.
 pub(super) fn device(text: &str) -> Result<DeviceSpec, Error> {
     let device = text.parse().map_err(|error: Error| match meant_device(text.trim()) {
         Some(name) => Error::invalid_argument(format!("did you mean `{name}`? {}", error.message())),
@@ -102,7 +102,7 @@ pub(super) fn device(text: &str) -> Result<DeviceSpec, Error> {
     Ok(device)
 }
 
-/// The device that a text which is none probably means.
+/// Returns the device that the user probably meant.
 fn meant_device(text: &str) -> Option<String> {
     let lower = text.to_ascii_lowercase();
     let likely = [
@@ -110,11 +110,11 @@ fn meant_device(text: &str) -> Option<String> {
         format!("cuda:{text}"), // 0
         format!("{text}GiB"),   // sim:8
     ];
-    // Logs have the ordinal of a simulated device.
+    // Logs contain `sim:0`, the ordinal of a simulated device.
     let likely = if lower == "sim:0" {
         Some(DeviceSpec::SimH200)
     } else if text.contains('/') && !lower.ends_with(".toml") {
-        None // a file of the system, not a profile
+        None // a device file, not a profile
     } else {
         likely.iter().find_map(|text| text.parse().ok())
     };
@@ -122,7 +122,7 @@ fn meant_device(text: &str) -> Option<String> {
     likely.or_else(|| nearest(&lower, DEVICES).map(str::to_owned))
 }
 
-/// Reads a workload, and says which one a text that is none probably means.
+/// Parses a workload; the error suggests the workload that the user probably meant.
 pub(super) fn workload(text: &str) -> Result<Workload, String> {
     text.parse().map_err(|error: String| match nearest(text, Workload::ALL.map(Workload::name)) {
         Some(name) => format!("did you mean `{name}`? {error}"),
@@ -183,6 +183,6 @@ mod tests {
         let of = |name: &str| of_file(Path::new(name), &command);
         assert_eq!((of("./explian"), of("explian.csv"), of("log")), (None, None, None));
         assert!(of("explian").unwrap().contains("did you mean `explain`?"));
-        assert!(of("explain").unwrap().contains("stands before logs and flags"));
+        assert!(of("explain").unwrap().contains("must come first"));
     }
 }

@@ -11,27 +11,27 @@ use millpond_snapshot::tune::{self, Request};
 use super::import::{ReportFormat, SourceArgs};
 use super::verdict::{Failure, Verdict};
 
-/// Finds the settings with which a file needs the least memory, and the line that selects them
+/// Finds the settings that need the least memory for a file, and prints the line that selects them
 ///
-/// Reads what `import` reads. Replays a memory snapshot of PyTorch through models of its allocator with all
-/// useful settings, and any other file through models of RMM's resources, on simulated GPUs of different
-/// sizes; both through millpond's pool, too. Prints the smallest memory in which each serves every request,
-/// beside the least that any allocator needs, with the stalls, driver calls and their time there. The exit
-/// status is 1 if none fits into --capacity.
+/// Reads the same files as `import`. Replays the file on simulated GPUs of different sizes. A PyTorch memory
+/// snapshot runs through models of PyTorch's allocator with all useful settings; any other file runs through
+/// models of RMM's resources. Both also run through millpond's pool. Prints the smallest memory in which each
+/// candidate serves every request, with its stalls, driver calls and their time, and the least memory that
+/// any allocator needs. The exit status is 1 if no candidate fits into --capacity.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct TuneArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// The memory that is available, as in 40GiB: the best is then the one with the fewest stalls in it
+    /// The available memory, as in 40GiB; the best candidate is then the one with the fewest stalls in it
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     capacity: Option<u64>,
 
-    /// The seconds after which no further replay begins
+    /// The seconds after which no new replay starts
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     time: u64,
 
-    /// How the result is printed
+    /// The format of the result
     #[arg(long, short = 'f', value_enum, default_value_t, value_name = "FORMAT")]
     format: ReportFormat,
 }

@@ -1,4 +1,4 @@
-//! The exit status of the program, and its errors on the standard error.
+//! The exit status of the program, and how it prints errors.
 
 use std::io;
 use std::process::ExitCode;
@@ -11,7 +11,7 @@ use millpond_snapshot::placement::PlanError;
 
 use crate::compare::{StackReport, StackResult};
 
-/// How the word `error` looks where colours are shown, as clap shows it.
+/// The style of the word `error` in colours; clap uses the same.
 const ERROR: Style = AnsiColor::Red.on_default().effects(Effects::BOLD);
 
 /// The exit status, mildest first.
@@ -37,10 +37,10 @@ impl Verdict {
     pub(crate) fn of(result: Result<Self, Failure>) -> Self {
         match result {
             Ok(verdict) => verdict,
-            // The reader has closed the output.
+            // The reader closed the output.
             Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Self::Fine,
             Err(Failure::Output(error)) => {
-                // Not the status of a comparison that failed.
+                // This must not have the exit status of a failed comparison.
                 report(&format!("the results cannot be written: {error}"));
                 Self::BadInput
             }
@@ -51,8 +51,8 @@ impl Verdict {
         }
     }
 
-    /// A failed row counts if the user named the stacks; of the standard line-up, one stack that serves the
-    /// log is enough.
+    /// If the user named the stacks, a failed row of any stack counts. In the standard line-up, it is enough
+    /// if one stack serves the log.
     pub(crate) fn of_stacks(stacks: &[StackReport], named: bool) -> Self {
         let ran = || {
             stacks.iter().filter_map(|stack| match &stack.result {
@@ -96,7 +96,7 @@ impl Verdict {
                     verdict = Self::StackFailed;
                 }
                 if stack.failures() > 0 {
-                    verdict = Self::StackFailed; // the table counts them
+                    verdict = Self::StackFailed; // the table shows the count
                 }
             }
         }
@@ -134,11 +134,13 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Like `eprintln!`, which panics if the standard error is closed.
+/// Prints like `eprintln!`, but does not panic if the standard error is closed.
 pub(super) fn report(message: &str) {
-    // A message may quote a file. Its lines stay, and nothing else that a terminal would obey.
+    // A message may quote a file. Keep its line breaks, and remove control characters that a terminal would
+    // obey.
     let shown: Vec<String> = message.split('\n').map(plain).collect();
     let text = format!("{ERROR}error:{ERROR:#} {}\n", shown.join("\n"));
-    // Without colours where the standard error is not a terminal, or `--color` or NO_COLOR says so.
+    // `anstream` drops the colours if the standard error is not a terminal, or if `--color` or NO_COLOR says
+    // so.
     let _ = io::Write::write_all(&mut anstream::stderr().lock(), text.as_bytes());
 }

@@ -1,4 +1,4 @@
-//! Reads the words of the command line.
+//! Parses the words of the command line.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -9,8 +9,8 @@ use clap::{Command, CommandFactory, Parser};
 use super::args::Cli;
 use super::suggest;
 
-/// Reads the words, the first of which is the program's name. Flags that have the same meaning everywhere may
-/// stand before the name of a command, as in `--color never explain FILE`.
+/// Parses the words; the first is the program's name. Global flags may come before the name of a command, as
+/// in `--color never explain FILE`.
 pub(super) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
     let mut command = Cli::command();
     let mut words: Vec<OsString> = words.into_iter().collect();
@@ -21,7 +21,7 @@ pub(super) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Cli, cl
     })
 }
 
-/// Says how a budget is made where `gate` is given none.
+/// Adds a tip how to make a budget, if `gate` is called without one.
 fn with_tip(words: &[OsString], mut error: clap::Error) -> clap::Error {
     let is_missing = error.kind() == ErrorKind::MissingRequiredArgument;
     if is_missing && words.get(1).is_some_and(|word| word == "gate") {
@@ -31,7 +31,8 @@ fn with_tip(words: &[OsString], mut error: clap::Error) -> clap::Error {
     error
 }
 
-/// Moves the name of a command before the flags in front of it: clap takes what follows a flag for a log.
+/// Moves the name of a command before the flags in front of it. Otherwise clap takes the words after a flag
+/// for logs.
 fn name_first(words: &mut [OsString], command: &Command) {
     let mut at = 1;
     while let Some(word) = words.get(at).and_then(|word| word.to_str()) {
@@ -51,8 +52,8 @@ fn is_name(word: &OsStr, command: &Command) -> bool {
     command.get_subcommands().any(|known| OsStr::new(known.get_name()) == word)
 }
 
-/// What to say where a command's name is not quite one, and a flag of that command behind it is none of
-/// replaying logs.
+/// Returns the suggestion if a command's name is misspelt and one of its flags follows, which replaying logs
+/// does not know.
 fn misspelt(words: &[OsString], error: &clap::Error, command: &Command) -> Option<String> {
     let name = words.get(1).filter(|name| !is_name(name, command)).map(Path::new)?;
     let is_of_flags = error.kind() == ErrorKind::UnknownArgument;
@@ -90,7 +91,7 @@ mod tests {
         for line in ["--skip-bad-rows bench", "--progress ./bench", "--color never a.csv bench", "-- bench"] {
             assert!(of(line).unwrap().command.is_none(), "{line}");
         }
-        // A command that shows no progress says so.
+        // Commands without progress reject the flag.
         assert!(of("--progress man").unwrap_err().contains("--progress"));
         assert!(of("--color").unwrap_err().contains("--color"));
     }

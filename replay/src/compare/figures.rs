@@ -37,25 +37,25 @@ pub enum StackResult {
     },
 }
 
-/// The figures of a stack. Bytes and nanoseconds throughout.
+/// The figures of a stack, in bytes and nanoseconds.
 #[derive(Clone, Debug, Serialize)]
 pub struct StackFigures {
-    /// The operations of one pass.
+    /// Operations in one pass.
     pub operations: u64,
-    /// The allocations that failed in the first pass.
+    /// Allocations that failed in the first pass.
     pub failures: u64,
-    /// The allocations that failed, in all passes together.
+    /// Allocations that failed in all passes together.
     pub failures_all_passes: u64,
     /// The first failed allocation.
     pub first_failure: Option<Failure>,
-    /// The outcome of the requests that had failed when the log was written; `None` if there are none. They
-    /// are made in a replay of their own, so they change no other figure.
+    /// The outcome of the requests that had failed when the log was written; `None` if there are none. A
+    /// separate replay asks for them, so they change no other figure.
     pub asked_again: Option<AskedAgain>,
-    /// The deallocations that the stack refused, in all passes together. Each is a bug.
+    /// Deallocations that the stack refused in all passes together. Each is a bug.
     pub misuses_all_passes: u64,
-    /// The most bytes that were taken from the driver at one time, up to the end of the first pass.
+    /// The most bytes taken from the driver at one time, up to the end of the first pass.
     pub peak_reserved_bytes_first: u64,
-    /// The most bytes that were taken from the driver at one time in the last pass.
+    /// The most bytes taken from the driver at one time in the last pass.
     pub peak_reserved_bytes_last: u64,
     /// The most bytes that the log has live at one time.
     pub peak_live_bytes: u64,
@@ -63,23 +63,23 @@ pub struct StackFigures {
     pub reserved_over_live_first: Option<f64>,
     /// The same for the last pass.
     pub reserved_over_live_last: Option<f64>,
-    /// The peak up to the end of the first pass over the least that any allocator needs whose streams take
-    /// nothing that another one used; `None` if nothing is live.
+    /// The peak up to the end of the first pass, over the least memory for any allocator whose streams share
+    /// none; `None` if nothing is live.
     pub reserved_over_apart_first: Option<f64>,
     /// The largest free block in bytes after the last operation of the last pass, if the stack keeps
     /// statistics.
     pub largest_free_block_bytes: Option<u64>,
-    /// Bytes that the stack's pools took beyond their slack, in all passes together, if the stack keeps
+    /// Bytes that the stack's pools took beyond their slack in all passes together, if the stack keeps
     /// statistics. See [`ResourceStatistics::bytes_beyond_slack`](millpond_core::ResourceStatistics).
     pub bytes_beyond_slack: Option<u64>,
-    /// Time per operation of the first pass, in which a stack grows: the stack's own time and the driver's,
-    /// which is virtual on a simulated device. `None` if the driver's is unknown: a call that the stack makes
-    /// was not measured, or threads that replay at once share the virtual clock.
+    /// Time per operation in the first pass, in which a stack grows: the stack's own time and the driver's,
+    /// which is virtual on a simulated device. `None` if the driver's time is unknown, because a driver call
+    /// has no measured time, or because threads that replay at once share the virtual clock.
     pub ns_per_op_first: Option<f64>,
-    /// The same for the best pass, which has the least of it.
+    /// The same for the best pass, which has the least total time.
     pub ns_per_op_best: Option<f64>,
-    /// Time per operation of the first pass outside of the driver: the stack's own work on this machine. With
-    /// threads that replay at once, it includes the driver's.
+    /// Time per operation in the first pass, outside of the driver: the stack's own work on this machine. If
+    /// threads replay at once, it includes the driver's time.
     pub own_ns_per_op_first: f64,
     /// The same for the best pass.
     pub own_ns_per_op_best: f64,
@@ -97,26 +97,27 @@ pub struct StackFigures {
 /// The figures of one pass.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct PassFigures {
-    /// The most bytes that were taken from the driver at one time: in the first pass, since before the stack
-    /// was built; in a later one, since the pass began.
+    /// The most bytes taken from the driver at one time: in the first pass, since before the stack was built;
+    /// in later passes, since the pass began.
     pub peak_taken_bytes: u64,
-    /// The stack's own time and the driver's, in nanoseconds. `None` if the driver's is unknown, as for
+    /// The stack's own time and the driver's, in nanoseconds. `None` if the driver's time is unknown, as for
     /// [`ns_per_op_first`](StackFigures::ns_per_op_first).
     pub ns: Option<u64>,
     /// The driver calls.
     pub driver_calls: u64,
-    /// The allocations that failed.
+    /// Allocations that failed.
     pub failures: u64,
 }
 
 impl StackFigures {
-    /// Whether a request of the log failed, or failed again.
+    /// Returns whether a request of the log failed, or failed again.
     pub fn failed_a_row(&self) -> bool {
         let again = self.asked_again.as_ref().is_some_and(|asked| asked.served < asked.requests);
         again || self.failures_all_passes > 0
     }
 
-    /// Whether the stack's memory is the device's: a stack of the host's serves blocks and takes none.
+    /// Returns whether the stack uses device memory. A stack of host memory serves blocks but takes no device
+    /// memory.
     pub fn is_of_device(&self) -> bool {
         self.peak_reserved_bytes_first > 0 || self.peak_live_bytes == 0 || self.failures_all_passes > 0
     }
@@ -133,19 +134,19 @@ pub struct DriverFigures {
     pub calls_best_pass: u64,
     /// Calls from building the stack to the end of the last pass.
     pub calls_all_passes: u64,
-    /// Calls that the driver refused in the first pass.
+    /// Calls that failed in the first pass.
     pub failures: u64,
     /// Time in calls in the first pass; virtual on a simulated device.
     pub ns_first_pass: u64,
     /// Time in calls in the best pass; virtual on a simulated device.
     pub ns_best_pass: u64,
-    /// Kinds of calls whose time on the simulated device was not measured: it is missing in the times.
+    /// Kinds of calls whose time on the simulated device was not measured; the times leave them out.
     pub unmeasured: Vec<CallKind>,
-    /// Calls, failures and time on the clock by kind of call, in the first pass.
+    /// Calls, failures and wall time by kind of call, in the first pass.
     pub by_kind: CallCounts,
 }
 
-/// The kinds of these calls that cost nothing on the simulated device because they were not measured.
+/// Returns the kinds of these calls that cost nothing on the simulated device because they were not measured.
 pub(super) fn unmeasured(device: &DeviceSpec, counts: &CallCounts) -> Result<Vec<CallKind>> {
     let Some(profile) = device.profile()? else { return Ok(Vec::new()) };
     let kinds = counts.iter().map(|(kind, _)| kind);

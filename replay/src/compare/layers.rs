@@ -2,15 +2,15 @@
 
 use millpond_core::stack::{LayerEntry, LayerTable};
 
-/// Every layer that a stack's text can name here, [models of other allocators](millpond_snapshot::peers)
-/// included.
+/// Returns every layer that a stack's text can name here, including [models of other
+/// allocators](millpond_snapshot::peers).
 pub fn layers() -> LayerTable {
     LayerTable::new(millpond_resources::LAYERS.iter().chain(millpond_plan::LAYERS).copied())
         .with(millpond_adaptors::LAYERS.iter().copied())
         .with(millpond_snapshot::peers::LAYERS.iter().copied())
 }
 
-/// Whether it is an entry of [`layers`], judged by its texts.
+/// Returns whether the entry is one of [`layers`], by comparing the texts.
 pub(super) fn is_millponds(entry: &LayerEntry) -> bool {
     layers().get(entry.name).is_ok_and(|own| (own.about, own.params) == (entry.about, entry.params))
 }

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use millpond_core::misuse::{self, Hook};
 
-/// Counts refused deallocations of the whole process while it lives, in place of the previous hook.
+/// Counts the refused deallocations of the whole process while it lives. It replaces the previous hook
+/// meanwhile.
 pub(super) struct MisuseCounter {
     count: Arc<AtomicU64>,
     before: Option<Hook>,

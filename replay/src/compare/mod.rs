@@ -1,7 +1,6 @@
-//! Replays one log through several stacks, each on a device as fresh as possible, and collects the figures.
+//! Replays one log through several stacks, each on as fresh a device as possible, and collects the figures.
 //!
-//! Each stack gets a new simulated device. All stacks get the same GPU: each is dropped before the next is
-//! built.
+//! Each stack gets a new simulated device. All stacks share a GPU; each is dropped before the next is built.
 
 mod figures;
 mod layers;
@@ -23,7 +22,7 @@ use crate::lineup;
 use crate::progress::Progress;
 pub use millpond_engine::DeviceFigures;
 
-/// The results of one log through several stacks, which the reports print.
+/// The results of one log with several stacks, which the reports print.
 #[derive(Clone, Debug, Serialize)]
 pub struct Comparison {
     /// The version of this format.
@@ -38,20 +37,20 @@ pub struct Comparison {
     pub passes: u32,
     /// The stacks, in the requested order.
     pub stacks: Vec<StackReport>,
-    /// Whether the stacks were made of other layers than [`layers`].
+    /// Whether the table has other layers than [`layers`].
     #[serde(skip)]
     pub has_own_layers: bool,
 }
 
 impl Comparison {
-    /// The version of the format that [`Comparison`] has when written as JSON. It grows when a field is
-    /// renamed, removed or changes its meaning; new fields may come without that.
+    /// The version of [`Comparison`] as JSON. It grows when a field is renamed, removed or changes its
+    /// meaning, but not for new fields.
     pub const VERSION: u32 = 2;
 }
 
 /// Replays `program` through each stack.
 ///
-/// A stack that fails is part of the result: it does not lose the others.
+/// A stack that fails becomes part of the result; the other stacks still run.
 ///
 /// # Errors
 /// The device cannot be opened.

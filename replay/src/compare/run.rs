@@ -33,7 +33,7 @@ pub(super) fn stack(
     match result {
         Ok(figures) => StackResult::Ran(Box::new(figures)),
         Err(error) => {
-            // The error names the stack separately.
+            // The report names the stack separately.
             let text = error.to_string().replace(&format!(" in `{spec}`"), "");
             StackResult::Failed { error: text, is_bad_input: is_bad_input(&error) }
         }
@@ -72,8 +72,9 @@ fn build_and_replay(
     Ok(figures)
 }
 
-/// Makes the requests that had failed when the log was written, in a replay of its own: a stack that grows
-/// for them has other figures afterwards. Logs belong to the reported replay, so this one writes none.
+/// Repeats the requests that had failed when the log was written, in a separate replay, because a stack that
+/// grows for them has other figures afterwards. The `logging` layers belong to the reported replay, so this
+/// replay drops them.
 fn ask_again(
     program: &Program,
     spec: &StackSpec,
@@ -84,7 +85,7 @@ fn ask_again(
         return Ok(None);
     }
     let device = settings.device.open_new()?;
-    // A program's own layer of that name may be another.
+    // A program may have its own layer of that name.
     let has_millponds = table.get("logging").is_ok_and(is_millponds);
     let spec = if has_millponds { &without_logging(spec)? } else { spec };
     let resource = spec.build(table, &device)?;
@@ -92,7 +93,7 @@ fn ask_again(
     Ok(engine::replay(program, &resource, &device, options, &mut ())?.asked_again)
 }
 
-/// The same stack without its `logging` layers, those in parentheses included.
+/// Returns the same stack without its `logging` layers, even inside parentheses.
 fn without_logging(spec: &StackSpec) -> millpond_core::Result<StackSpec> {
     let piece = |piece: &Piece| match piece {
         Piece::Text(text) => Ok(Piece::Text(text.clone())),
@@ -120,7 +121,7 @@ impl Moment {
         Self { counts: driver.counts(), virtual_ns: driver.virtual_time_ns() }
     }
 
-    /// The driver calls between `earlier` and this moment.
+    /// Returns the driver calls between `earlier` and this moment.
     fn since(&self, earlier: &Self) -> Span {
         let counts = self.counts.since(&earlier.counts);
         let virtual_ns = self.virtual_ns.zip(earlier.virtual_ns).map(|(now, then)| now.saturating_sub(then));
@@ -131,18 +132,18 @@ impl Moment {
 #[derive(Clone, Default, Debug)]
 struct Span {
     counts: CallCounts,
-    /// The time of the virtual clock, if there is one. That runs for the replay's own calls too, which lie
-    /// outside of the measured spans: making streams and synchronising.
+    /// The time on the virtual clock, if there is one. The clock also runs for the replay's own calls, which
+    /// make and synchronise streams outside the measured spans.
     ns: u64,
-    /// The time outside of the driver; with threads that replay at once, all time.
+    /// The time outside of the driver; all time if threads replay at once.
     own_ns: u64,
-    /// The time in and outside of the driver.
+    /// The time inside and outside of the driver.
     total_ns: u64,
     /// The most bytes taken at one time.
     peak_bytes: u64,
 }
 
-/// Reads the driver's counts and the resource's statistics at the ends of passes.
+/// Reads the driver's counts and the resource's statistics at the end of each pass.
 struct StackWatch<'a> {
     driver: &'a Arc<CountingDriver>,
     resource: &'a AnyResource,
@@ -182,13 +183,13 @@ impl<'a> StackWatch<'a> {
         }
     }
 
-    /// The pool of the driver at the bottom of the stack.
+    /// Returns the driver's pool at the bottom of the stack.
     fn pool_of_driver(&self) -> Option<MemPool> {
         find_trait::<dyn DriverPool>(&**self.resource).map(|resource| resource.memory_pool().raw())
     }
 
-    /// The most bytes taken at one time. A pool of the driver holds more than it has handed out, which is all
-    /// that the counting driver sees, so the pool is asked; that is not counted as a call of the stack.
+    /// Returns the most bytes taken at one time. The counting driver only sees the blocks that a driver pool
+    /// hands out, but the pool holds more, so this asks the pool. That call does not count as the stack's.
     fn peak_bytes(&self) -> u64 {
         let held = self.pool_of_driver().and_then(|pool| {
             self.driver.inner().mem_pool_get_attribute(pool, MemPoolAttribute::ReservedMemHigh).ok()
@@ -257,7 +258,7 @@ impl Watch for StackWatch<'_> {
         if !self.passes.is_empty() {
             self.driver.reset_peak();
             if let Some(pool) = self.pool_of_driver() {
-                // Where the driver refuses, the peak so far stands for this pass, too.
+                // If the driver refuses, the peak so far also counts for this pass.
                 let _ =
                     self.driver.inner().mem_pool_set_attribute(pool, MemPoolAttribute::ReservedMemHigh, 0);
             }
@@ -269,7 +270,7 @@ impl Watch for StackWatch<'_> {
         let now = Moment::now(self.driver);
         let span = now.since(&self.pass_began);
         let (own_ns, total_ns) = if self.at_once {
-            // The driver time of several threads cannot be subtracted from the time that passes meanwhile.
+            // Driver time summed over several threads cannot be subtracted from elapsed time.
             (nanoseconds, nanoseconds)
         } else {
             let own_ns = nanoseconds.saturating_sub(span.counts.total_wall_ns());

@@ -1,7 +1,7 @@
 //! The advice after a replay: one sentence for a reader who sees the table for the first time.
 //!
-//! The advice rests on figures in which a simulated device and a GPU agree, bytes taken and driver calls, and
-//! not on times: those of a simulated device are a model's, and small differences are noise anywhere.
+//! It rests on reserved bytes and driver calls, because a simulated device and a GPU agree on them. It
+//! ignores times: a simulated device only models them, and small differences are noise on any device.
 
 use millpond_core::{ByteSize, format_bytes};
 use millpond_engine::text::{counted, thousands};
@@ -10,13 +10,13 @@ use millpond_snapshot::peers;
 use super::ran::figures;
 use crate::compare::{Comparison, StackFigures};
 
-/// A stack spares driver calls if it makes fewer than one for this many operations of the log.
+/// A stack saves driver calls if it makes fewer than one per this many operations of the log.
 const OPERATIONS_A_CALL: u64 = 2;
 
-/// Peaks that are less apart than this are equal: then the simpler stack is better.
+/// Peaks closer than this ratio count as equal; then the simpler stack is better.
 const SAME_PEAK: f64 = 1.02;
 
-/// The operations below which a log says little: a pool has yet to find its size.
+/// A log with fewer operations says little, because a pool has not found its size yet.
 const SHORT_LOG: u64 = 1000;
 
 /// The memory of the largest simulated device, in bytes.
@@ -24,7 +24,7 @@ const LARGEST_DEVICE: u64 = 16 << 40;
 
 type Ran<'a> = (&'a str, &'a StackFigures);
 
-/// One thing to do, in one line; none if no stack ran that a program can have.
+/// Returns one thing to do, on one line; `None` if no stack ran that a program can use.
 pub(super) fn of(comparison: &Comparison) -> Option<String> {
     let ran = comparison.stacks.iter().filter_map(figures).filter(|(_, figures)| figures.is_of_device());
     let ran = ran.map(|(stack, figures)| (stack.spec.as_str(), figures));
@@ -49,7 +49,8 @@ pub(super) fn of(comparison: &Comparison) -> Option<String> {
         match taken.checked_sub(total) {
             Some(beyond) if beyond > 0 => larger_for_managed(spec, taken, beyond),
             _ => format!(
-                "stay with `{spec}`, which took {}: no stack here spared this log half of its driver calls",
+                "stay with `{spec}`, which took {}: no stack here needed fewer than one driver call \
+                 per two operations",
                 format_bytes(taken)
             ),
         }
@@ -57,17 +58,17 @@ pub(super) fn of(comparison: &Comparison) -> Option<String> {
     Some(format!("what to do: {to_do}."))
 }
 
-/// Whether a stack has a model of another library's allocator, which no program can be built with.
+/// Returns whether a stack contains a model of another library's allocator, which no program can use.
 fn has_model(spec: &str) -> bool {
     let layers = spec.split('+').map(|layer| layer.split(':').next().unwrap_or_default().trim());
     layers.into_iter().any(|layer| peers::LAYERS.iter().any(|model| model.name == layer))
 }
 
-/// The advice if managed memory alone served the log, since it overflows to the host's.
+/// Returns the advice if only managed memory served the log, because it overflows to host memory.
 fn larger_for_managed(spec: &str, taken: u64, beyond: u64) -> String {
     format!(
-        "look for a larger device, or for less to keep: of the {} that `{spec}` took, {} did not fit into \
-         the device's memory and lay in the host's, which is much slower; nothing else served the log",
+        "look for a larger device, or keep less memory live: of the {} that `{spec}` took, {} did not fit \
+         into device memory and stayed in host memory, which is much slower; no other stack served the log",
         format_bytes(taken),
         format_bytes(beyond)
     )
@@ -77,7 +78,7 @@ fn use_stack(comparison: &Comparison, spec: &str, figures: &StackFigures, plain:
     let calls = counted(figures.driver.calls_first_pass, "driver call");
     let calls = match plain {
         Some((plain, other)) if plain != spec => {
-            format!("{calls} where `{plain}` made {}", thousands(other.driver.calls_first_pass))
+            format!("{calls} instead of {} with `{plain}`", thousands(other.driver.calls_first_pass))
         }
         _ => format!("{calls} for {}", counted(figures.operations, "operation")),
     };
@@ -86,21 +87,21 @@ fn use_stack(comparison: &Comparison, spec: &str, figures: &StackFigures, plain:
         format!(", and served {served} of {requests} that failed when the log was written")
     });
     let (table, whose) = if comparison.has_own_layers {
-        ("&table", ", where `table` has the layers that this program replays with")
+        ("&table", ", with this program's layers in `table`")
     } else {
         ("&millpond::layers()", "")
     };
     format!(
         "build the program's resource from the text `{spec}` (in Rust: \
          `{spec:?}.parse::<millpond::stack::StackSpec>()?.build({table}, &device)?`{whose}): on {} it \
-         served this log with {} for {} live, and {calls}{again}",
+         served this log; it took {} for {} live, and made {calls}{again}",
         comparison.device.spec,
         format_bytes(peak(figures)),
         format_bytes(figures.peak_live_bytes),
     )
 }
 
-/// The advice if no stack served the log: the closest stack, and a device that would serve it.
+/// Returns the advice if no stack served the log: the closest stack, and a device that would serve it.
 fn larger_device(comparison: &Comparison, ran: &[Ran<'_>]) -> String {
     let log = &comparison.log;
     if log.peak_live_bytes > LARGEST_DEVICE {
@@ -110,8 +111,8 @@ fn larger_device(comparison: &Comparison, ran: &[Ran<'_>]) -> String {
     let needed = log.peak_live_bytes.saturating_mul(2).max(comparison.device.total_bytes);
     if log.peak_live_bytes.saturating_mul(2) <= comparison.device.total_bytes {
         return format!(
-            "raise the maximum of the stack, or leave it out: {} has room for the log, of which {} are live \
-             at once, and no stack here was allowed to use it",
+            "raise the maximum of the stack, or omit it: {} has room for the log, which has {} live at once, \
+             but no stack here was allowed to use it",
             comparison.device.spec,
             format_bytes(log.peak_live_bytes),
         );
@@ -127,13 +128,13 @@ fn larger_device(comparison: &Comparison, ran: &[Ran<'_>]) -> String {
         format!("; `{spec}` came closest, with {failures}{}", short.unwrap_or_default())
     });
     format!(
-        "replay the log with `--device sim:{}` to see what it needs: no stack served it on {}{closest}",
+        "replay the log with `--device sim:{}` to see how much it needs: no stack served it on {}{closest}",
         ByteSize::Bytes(size),
         comparison.device.spec,
     )
 }
 
-/// The most bytes in the first and in the last pass.
+/// Returns the larger peak of the first and the last pass.
 fn peak(figures: &StackFigures) -> u64 {
     figures.peak_reserved_bytes_first.max(figures.peak_reserved_bytes_last)
 }
@@ -146,14 +147,14 @@ fn served_again(figures: &StackFigures) -> u64 {
     figures.asked_again.as_ref().map_or(0, |asked| asked.served)
 }
 
-/// The stack with the least memory; of several with nearly as little, the one with the fewest layers.
+/// Returns the stack with the least memory; of several with nearly as little, the one with the fewest layers.
 fn smallest<'a>(stacks: &[Ran<'a>]) -> Option<Ran<'a>> {
     let least = stacks.iter().map(|(_, figures)| peak(figures)).min()?;
     let near = stacks.iter().filter(|(_, figures)| peak(figures) as f64 <= least as f64 * SAME_PEAK);
     near.min_by_key(|(spec, figures)| (spec.matches('+').count(), peak(figures))).copied()
 }
 
-/// The stack that calls the driver for each request.
+/// Returns the stack that calls the driver for each request.
 fn plain<'a>(ran: &[Ran<'a>]) -> Option<Ran<'a>> {
     ran.iter().find(|(spec, _)| *spec == "cuda").copied()
 }

@@ -1,5 +1,5 @@
-//! Prints CSV: a header, and one row for each stack of each log. The columns are the fields of the JSON,
-//! flattened; empty if there is no figure. Of errors of several lines, the first.
+//! Prints CSV: a header, and one row per stack and log. The columns are the fields of the JSON, flattened. A
+//! cell is empty if there is no figure, and holds only the first line of an error.
 
 use std::io::{self, Write};
 
@@ -50,7 +50,7 @@ struct Row<'a> {
     first_failure: Option<&'a str>,
     asked_again: Option<u64>,
     asked_again_served: Option<u64>,
-    /// The missing bytes of the first request that was not served.
+    /// The missing bytes of the first request that fails again.
     asked_again_missing_bytes: Option<u64>,
     misuses_all_passes: Option<u64>,
     peak_reserved_bytes_first: Option<u64>,

@@ -11,20 +11,20 @@ use std::io::Write;
 
 pub use reporter::Reporter;
 
-/// How results are printed.
+/// The format of the results.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Format {
     /// For people.
     #[default]
     Table,
-    /// One JSON object for each log, on a line of its own.
+    /// One JSON object per log, each on its own line.
     Json,
-    /// A header and one row for each stack of each log.
+    /// A header, and one row per stack and log.
     Csv,
 }
 
 impl Format {
-    /// A reporter that prints to `out`.
+    /// Returns a reporter that prints to `out`.
     pub fn reporter<'a>(self, out: impl Write + 'a) -> Box<dyn Reporter + 'a> {
         match self {
             Self::Table => Box::new(table::TableReporter::new(out)),

@@ -2,7 +2,7 @@
 
 use crate::compare::{StackFigures, StackReport, StackResult};
 
-/// The figures of a stack that ran.
+/// Returns the figures of a stack that ran.
 pub(super) fn figures(stack: &StackReport) -> Option<(&StackReport, &StackFigures)> {
     match &stack.result {
         StackResult::Ran(figures) => Some((stack, figures)),

@@ -1,14 +1,14 @@
-//! The interface of the printers of comparisons.
+//! The interface of the reports.
 
 use std::io;
 
 use crate::compare::Comparison;
 
-/// Prints one comparison after the other.
+/// Prints one comparison after another.
 pub trait Reporter {
-    /// Prints one.
+    /// Prints one comparison.
     ///
     /// # Errors
-    /// Those of writing.
+    /// Writing fails.
     fn report(&mut self, comparison: &Comparison) -> io::Result<()>;
 }

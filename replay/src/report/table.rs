@@ -1,5 +1,5 @@
-//! Prints tables for people: a headline for the log, a table with a row for each stack, remarks, and in the
-//! last line advice.
+//! Prints tables for people: a headline for the log, a table with a row for each stack, remarks, and a last
+//! line with advice.
 
 use std::io::{self, Write};
 
@@ -12,27 +12,28 @@ use super::{Reporter, advice};
 use crate::compare::{Comparison, StackFigures, StackReport, StackResult};
 
 const LEGEND: &str = "\
-peak taken: most bytes held from the driver at a time; taken / live: that / the log's peak live
-ns/op: the stack's own time and the driver's; calls: of the driver; failures: allocations that failed";
+peak taken: the most memory held from the driver at one time; taken / live: peak taken / peak live
+ns/op: time per operation, in the stack and the driver; calls: driver calls; failures: failed allocations";
 
-const APART_LEGEND: &str = "taken / apart: that / the least for any allocator whose streams share no memory";
+const APART_LEGEND: &str =
+    "taken / apart: peak taken / the least for any allocator whose streams share no memory";
 
 const ASKED_AGAIN_LEGEND: &str =
-    "failed then, served now: rows `allocate failure` of the log, asked for at their place";
+    "failed then, served now: rows `allocate failure` of the log that the stack serves if asked again";
 
-/// CUDA does not say how its pools divide memory; see docs/BENCHMARKS.md for what they take.
+/// CUDA does not document how its pools divide memory; docs/BENCHMARKS.md shows how much they take.
 const DRIVER_POOL_LEGEND: &str =
-    "cuda_async: the simulated driver's pools are a model; what CUDA's take may differ by a few tenths";
+    "cuda_async: the simulated driver's pools are a model; CUDA's pools may take a few tenths more or less";
 
 const DETAILS_HEADER: [&str; 5] =
     ["stack", "largest\nfree", "own ns/op\nfirst pass", "driver time\nfirst pass", "reuse in\nfirst pass*"];
 
 const LADDER_NOTE: &str = "* own stream / ordered / completed / waited / grown / reclaimed / out of memory";
 
-/// The width in characters above which lines of calls are broken.
+/// Lines of calls are broken above this width in characters.
 const LINE_WIDTH: usize = 100;
 
-/// The ratio of times below which stacks are equally fast.
+/// Stacks are equally fast if their times differ by less than this ratio.
 const NOISE: f64 = 1.1;
 
 type Ran<'a> = [(&'a StackReport, &'a StackFigures)];
@@ -116,17 +117,17 @@ fn how_replayed(comparison: &Comparison) -> String {
     format!("replayed {times}, {order}, on {}", device(comparison))
 }
 
-/// The device's text, name and size, each once.
+/// Returns the device's text, name and size, without repetition.
 fn device(comparison: &Comparison) -> String {
     let (spec, size) = (&comparison.device.spec, format_bytes(comparison.device.total_bytes));
     let name = comparison.device.name.replace(&format!(" with {size}"), "");
     if spec.contains(&size) { format!("{spec} ({name})") } else { format!("{spec} ({name}, {size})") }
 }
 
-/// A column: its head, and the function of its cells.
+/// A column: its heading, and the function for its cells.
 type Column = (&'static str, fn(&StackFigures) -> String);
 
-/// The columns of one pass.
+/// The columns for one pass.
 const ONCE: [Column; 5] = [
     ("peak\ntaken", |figures| format_bytes(figures.peak_reserved_bytes_first)),
     ("taken\n/ live", |figures| ratio(figures.reserved_over_live_first)),
@@ -135,7 +136,7 @@ const ONCE: [Column; 5] = [
     ("failures", |figures| thousands(figures.failures)),
 ];
 
-/// The columns of several passes.
+/// The columns for several passes.
 const REPEATED: [Column; 9] = [
     ("peak taken\nfirst pass", |figures| format_bytes(figures.peak_reserved_bytes_first)),
     ("/ live", |figures| ratio(figures.reserved_over_live_first)),
@@ -148,10 +149,10 @@ const REPEATED: [Column; 9] = [
     ("failures\nfirst pass", |figures| thousands(figures.failures)),
 ];
 
-/// The column for logs of several streams.
+/// The column for logs with several streams.
 const APART: Column = ("taken\n/ apart", |figures| ratio(figures.reserved_over_apart_first));
 
-/// The column for logs in which requests failed.
+/// The column for logs with failed requests.
 const ASKED_AGAIN: Column = ("failed then,\nserved now", |figures| {
     figures.asked_again.as_ref().map_or("-".to_owned(), |asked| {
         format!("{} of {}", thousands(asked.served), thousands(asked.requests))
@@ -237,14 +238,14 @@ fn broken(parts: &[String], width: usize) -> Vec<String> {
     lines
 }
 
-/// Problems and remarks, one line each. Stacks that failed are reported as errors elsewhere.
+/// Writes problems and remarks, one line each. Stacks that failed are reported as errors elsewhere.
 fn write_notes(out: &mut impl Write, comparison: &Comparison, ran: &Ran<'_>) -> io::Result<()> {
     let mut notes = comparison.log.notes();
     if let Some(ns) = comparison.log.logged_ns_per_op {
         notes.push(format!("when the log was written, a call took {ns:.0} ns"));
     }
     if comparison.device.simulated && !ran.is_empty() {
-        let note = "the device is simulated: driver time is virtual, a stack's own is this machine's";
+        let note = "the device is simulated: driver time is virtual, a stack's own time is real";
         notes.push(note.to_owned());
     }
     for StackReport { spec, result } in &comparison.stacks {
@@ -264,7 +265,7 @@ fn add_notes(notes: &mut Vec<String>, spec: &str, figures: &StackFigures) {
     if let Some(first) = &figures.first_failure {
         let (count, all, line) = (figures.failures, figures.failures_all_passes, first.line);
         let all = if all == count { String::new() } else { format!(" ({} in all passes)", thousands(all)) };
-        // The note names the stack already.
+        // The note already names the stack.
         let error = first.error.replace(&format!(" in `{spec}`"), "");
         let count = thousands(count);
         notes.push(format!("{spec}: failures: {count}{all}, the first at line {line}: {error}"));
@@ -278,17 +279,17 @@ fn add_notes(notes: &mut Vec<String>, spec: &str, figures: &StackFigures) {
     let unmeasured: Vec<&str> = figures.driver.unmeasured.iter().map(|kind| kind.name()).collect();
     if !unmeasured.is_empty() {
         let calls = unmeasured.join(", ");
-        notes.push(format!("{spec}: no driver time, as the cost of {calls} was not measured"));
+        notes.push(format!("{spec}: no driver time, because the cost of {calls} was not measured"));
     }
     if figures.misuses_all_passes > 0 {
         let count = thousands(figures.misuses_all_passes);
-        notes.push(format!("{spec}: refused deallocations in all passes, a bug: {count}"));
+        notes.push(format!("{spec}: refused deallocations in all passes: {count}; this is a bug"));
     }
 }
 
-/// The stacks with the least memory and the least time; all that share a first place, times within noise. A
-/// stack that failed to serve the log does not count, nor one that took no memory of the device, for its
-/// blocks are the host's.
+/// Names the stacks with the least memory and the least time, and all that tie; times tie within noise. A
+/// stack that failed on the log does not count. Neither does a stack that took no device memory, because its
+/// blocks are host memory.
 fn winners(ran: &Ran<'_>) -> Option<String> {
     let ran: Vec<_> = ran.iter().filter(|(_, figures)| figures.is_of_device()).collect();
     let served: Vec<_> = ran.iter().filter(|(_, figures)| figures.failures_all_passes == 0).collect();

@@ -13,7 +13,7 @@ use crate::compare::{
     Comparison, DeviceFigures, DriverFigures, PassFigures, StackFigures, StackReport, StackResult,
 };
 
-/// A log through three stacks: one ran with a failure, one was left out, one could not be built.
+/// A log through three stacks: one ran with a failure, one was skipped, one could not be built.
 fn comparison() -> Comparison {
     let figures = StackFigures {
         operations: 1000,
@@ -157,7 +157,7 @@ fn the_table_says_all_that_matters() {
         "note: cuda+pool: failures: 3 (15 in all passes), the first at line 17: out of memory for 1GiB\n",
         "note: managed was left out: too large",
         "driver time is virtual",
-        "note: cuda+pool: no driver time, as the cost of mem_alloc_managed was not measured",
+        "note: cuda+pool: no driver time, because the cost of mem_alloc_managed was not measured",
     ] {
         assert!(text.contains(note), "{note} in\n{text}");
     }

@@ -1,4 +1,4 @@
-//! Tests the last line of a replay: one piece of advice, which the figures and a GPU confirm.
+//! Tests the last line of a replay: one piece of advice, confirmed by the figures and on a GPU.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -21,14 +21,14 @@ fn last_line(text: &str) -> &str {
     text.lines().last().unwrap_or_default()
 }
 
-/// The stack that a line advises: the first text in backticks.
+/// Returns the stack that a line advises: the first text in backticks.
 fn advised(line: &str) -> &str {
     line.split('`').nth(1).unwrap_or_else(|| panic!("no stack in: {line}"))
 }
 
 fn example_log() -> PathBuf {
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/logs/rmm_cupy_4streams.csv.gz");
-    // The GPU lane has the logs beside the tests.
+    // In the GPU lane, the logs lie next to the tests.
     let lane = std::env::current_exe().ok().and_then(|test| Some(test.parent()?.parent()?.join("logs")));
     let lane = lane.map(|folder| folder.join("rmm_cupy_4streams.csv.gz"));
     lane.filter(|path| path.is_file()).unwrap_or(own)
@@ -87,10 +87,7 @@ fn a_limit_of_the_stacks_own_is_told_from_a_small_device() {
     let text =
         run(&example_log(), "sim:h200", &["-s", "cuda+pool:max=300MiB", "-s", "cuda+limiting:limit=300MiB"]);
     let line = last_line(&text);
-    assert!(
-        line.starts_with("what to do: raise the maximum of the stack, or leave it out: sim:h200"),
-        "{line}"
-    );
+    assert!(line.starts_with("what to do: raise the maximum of the stack, or omit it: sim:h200"), "{line}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Tests errors in logs, stacks and devices: a clear message that names the remedy, and exit code 2.
+//! Tests errors in logs, stacks and devices: a clear message with the remedy, and exit code 2.
 
 use std::io::Write;
 
@@ -37,7 +37,7 @@ fn an_empty_file() {
 
 #[test]
 fn a_header_and_nothing_else() {
-    with_content(HEADER).fails_with(2, &["log.csv: has a header and no rows"]);
+    with_content(HEADER).fails_with(2, &["log.csv: has a header but no rows"]);
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn a_truncated_gzip_and_a_truncated_zstd() {
         for length in [5, 15, packed.len() / 2, packed.len() - 1] {
             let run = with_content(&packed[..length]);
             run.fails_with(2, &["log.csv", "cut off; copy it again"]);
-            let told = run.stderr.contains("--skip-bad-rows replays what there is");
+            let told = run.stderr.contains("--skip-bad-rows replays the rows before the cut");
             assert_eq!(told, length > 15, "where there is something: {}", run.stderr);
         }
     }
@@ -140,7 +140,7 @@ fn of_a_truncated_log_what_there_is_is_replayed_when_asked_for() {
     let flags = ["-s", "cuda", "-n", "1", "--skip-bad-rows"];
     let table = Run::of(&log, &flags);
     assert_eq!(table.status, 0, "{}", table.stderr);
-    let note = "note: the rest of the file is missing, left out: ";
+    let note = "note: the rest of the file is missing: ";
     assert!(table.stdout.contains(note) && table.stdout.contains("cut off"), "{}", table.stdout);
     let report = Run::json(&log, &flags);
     assert!(report["log"]["rest_missing"].as_str().unwrap().contains("cut off"));
@@ -162,7 +162,7 @@ fn binary_noise() {
     with_content([b"\x28\xb5\x2f\xfd", &noise[..]].concat()).fails_with(2, &["log.csv"]);
     with_content([HEADER.as_bytes(), &noise].concat()).fails_with(2, &["log.csv:2"]);
     with_content(vec![b'x'; 1 << 20]).fails_with(2, &["a line is longer than 64 KiB"]);
-    with_content(vec![0; 1 << 20]).fails_with(2, &["log.csv", "of no kind that is read"]);
+    with_content(vec![0; 1 << 20]).fails_with(2, &["log.csv", "has an unknown format"]);
     let zeros = [HEADER.as_bytes(), &vec![0; 1 << 20]].concat();
     with_content(zeros).fails_with(2, &["a line is longer than 64 KiB"]);
 }
@@ -172,7 +172,7 @@ fn bad_rows_are_skipped_only_when_asked_for_and_counted() {
     let folder = Folder::new();
     let good = rows(2, 100);
     let log = folder.log(&format!("1,0,free,0x1,-1,0\n{good}nonsense\n"));
-    let advice = "--skip-bad-rows leaves such rows out";
+    let advice = "--skip-bad-rows skips such rows";
     Run::of(&log, &["-s", "cuda"]).fails_with(2, &["log.csv:2: column Size", advice]);
     let report = Run::json(&log, &["-s", "cuda", "--skip-bad-rows"]);
     assert_eq!(
@@ -295,7 +295,7 @@ fn names_that_are_nearly_right_come_with_the_right_one() {
         let run: Run = program().args(words).current_dir(folder.path("")).output().unwrap().into();
         run.fails_with(2, &[meant]);
     }
-    // A file of that name is a file.
+    // An existing file of that name is read as a file.
     folder.write("explian", format!("{HEADER}1,00:00:00.0,allocate,0x100,7,0\n"));
     let run: Run = program().arg("explian").current_dir(folder.path("")).output().unwrap().into();
     assert_eq!(run.status, 0, "{}", run.stderr);

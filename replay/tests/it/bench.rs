@@ -14,8 +14,8 @@ fn text<'a>(value: &'a Value, key: &str) -> &'a str {
     value[key].as_str().unwrap_or_else(|| panic!("{key} in {value}"))
 }
 
-/// The bytes that a stack took from the driver: resources that keep blocks report them, plain CUDA and
-/// mimalloc do not.
+/// Returns the bytes that a stack took from the driver. Resources that keep blocks report them; plain CUDA
+/// and mimalloc do not.
 fn taken(result: &Value) -> Option<u64> {
     let taken = result["reserved_bytes"].as_u64();
     assert_eq!(taken.is_some(), !["cuda", "mimalloc"].contains(&text(result, "stack")), "{result}");
@@ -43,7 +43,7 @@ fn a_quick_run_has_every_workload_on_every_stack() {
         expected.extend(threads.map(|(workload, streams)| (stack, workload, 1000, streams, 0, 0)));
     }
     let results = report["results"].as_array().unwrap();
-    // A machine that is too small for mimalloc, or too slow for a million blocks, leaves those out.
+    // A machine that is too small for mimalloc, or too slow for a million blocks, skips those.
     let skipped = report["not_run"].as_array().unwrap();
     for case in skipped {
         let is_heavy = text(case, "stack") == "mimalloc" || case["live"].as_u64() >= Some(100_000);
@@ -66,7 +66,7 @@ fn a_quick_run_has_every_workload_on_every_stack() {
         }
         assert!(result["p99_ns"].is_u64());
         assert_eq!(result["ns_per_fill"].is_f64(), text(result, "workload") != "pair");
-        // Nothing is taken twice, and little of what is taken may be idle.
+        // Nothing is taken twice, and little of the taken memory may be idle.
         let taken = taken(result);
         if result["live"].as_u64() > Some(1) {
             assert!(taken.is_none_or(|taken| taken > result["bytes"].as_u64().unwrap() / 2), "{result}");

@@ -86,12 +86,13 @@ fn mistakes_end_with_status_2_and_failures_with_1() {
     let flags = ["--host", "ahead", "-k", "1..2", "-s", "cuda+pool:initial=1TiB"];
     busy(&log, &flags).fails_with(1, &["error: cuda+pool:initial=1TiB with kernels of 1..2 µs, host ahead"]);
     let text = log.display().to_string();
-    busy(&log, &["-s", &format!("cuda+logging:file={text}")]).fails_with(2, &["which is a log to read"]);
+    busy(&log, &["-s", &format!("cuda+logging:file={text}")])
+        .fails_with(2, &["overwriting a log that is read"]);
 }
 
-/// With memory left, no stream waits for another and no host for the device: every pass ends when it would
-/// without an allocator, on little more memory than that needs. Where memory is short streams do wait, and
-/// nothing fails.
+/// With enough memory, no stream waits for another and no host for the device. Every pass ends when it would
+/// without an allocator, and needs little more memory. With little memory, streams do wait, and nothing
+/// fails.
 #[test]
 fn streams_overlap_while_there_is_memory() {
     let log = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/logs/rmm_cupy_4streams.csv.gz");
@@ -117,7 +118,7 @@ fn streams_overlap_while_there_is_memory() {
         }
         let taken = figures(1, "peak_taken_bytes");
         assert!(*taken.iter().max().unwrap() <= least / 100 * 120, "{host}: {taken:?} of {least}");
-        // Where streams keep up they share what is free, and the pool grows a little with each pass.
+        // Streams that keep up share free memory, and the pool grows a little with each pass.
         let most = if host == "ahead" { 103 } else { 110 };
         assert!(taken[3] <= taken[1] / 100 * most, "{host}: it grows with each pass: {taken:?}");
         if host == "ahead" {

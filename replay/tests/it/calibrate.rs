@@ -9,7 +9,7 @@ use millpond_driver::sim::Profile;
 
 use crate::support::{Folder, Run, program, rows};
 
-/// The device is the simulated H200, whose times are the same in every run.
+/// Calibrates the simulated H200, whose times are the same in every run.
 fn calibrate(arguments: &[&str]) -> Run {
     let mut command = program();
     command.args(["calibrate", "--device", "sim:h200", "--runs", "1"]).args(arguments);
@@ -25,7 +25,7 @@ fn own_profile(folder: &Folder) -> PathBuf {
     folder.write("own.toml", Profile::h200().to_toml(|_, _| None))
 }
 
-/// The same profile with calls that cost ten thousand times as much.
+/// The same profile, but calls cost ten thousand times as much.
 fn wrong_profile(folder: &Folder) -> PathBuf {
     let own = Profile::h200().to_toml(|_, _| None);
     let (map, wrong_map) = ("mem_map = ", "mem_map = 5000000");
@@ -38,7 +38,7 @@ fn log(folder: &Folder) -> PathBuf {
     folder.log(&rows(2, 4000))
 }
 
-const FARTHEST: &str = "farthest from sim:h200: driver time";
+const FARTHEST: &str = "largest difference from sim:h200: driver time";
 
 #[test]
 fn the_exit_status_says_whether_the_profile_is_right() {
@@ -46,7 +46,7 @@ fn the_exit_status_says_whether_the_profile_is_right() {
     let (log, own, wrong) = (log(&folder), own_profile(&folder), wrong_profile(&folder));
     let run = calibrate(&["--profile", text(&own), "--check", text(&log)]);
     assert_eq!(run.status, 0, "{}\n{}", run.stdout, run.stderr);
-    assert!(run.stdout.contains(FARTHEST) && run.stdout.contains("15 % is allowed"), "{}", run.stdout);
+    assert!(run.stdout.contains(FARTHEST) && run.stdout.contains("limit 15 %"), "{}", run.stdout);
     let run = calibrate(&["--profile", text(&wrong), "--check", text(&log)]);
     assert_eq!(run.status, 1, "{}\n{}", run.stdout, run.stderr);
 }
@@ -100,17 +100,17 @@ fn a_log_is_never_overwritten() {
     }
     for name in &names {
         let run = calibrate(&["--out", text(name), "--check", text(&log)]);
-        run.fails_with(2, &["which is a log to read"]);
+        run.fails_with(2, &["overwriting a log that is read"]);
         let stack = format!("cuda+logging:file={}", text(name));
         let out = folder.path("out.toml");
         let run = calibrate(&["--out", text(&out), "--check", text(&log), "--stack", &stack]);
-        run.fails_with(2, &["which is a log to read"]);
+        run.fails_with(2, &["overwriting a log that is read"]);
         assert_eq!(fs::read(&log).unwrap(), before);
     }
     let out = folder.path("out");
     let stack = format!("cuda+logging:file={}", text(&out));
     let run = calibrate(&["--out", text(&out), "--check", text(&log), "--stack", &stack]);
-    run.fails_with(2, &["writes its log"]);
+    run.fails_with(2, &["both be written to"]);
     assert!(!out.exists());
 }
 
@@ -123,12 +123,12 @@ fn a_profile_is_never_overwritten() {
     let stack = format!("cuda+logging:file={}", text(&own));
     let logs_there = ["--check", text(&log), "--stack", &stack];
     for (arguments, reason) in [
-        (&["--out", text(&own), "--device", &device][..], "which is a profile to read"),
+        (&["--out", text(&own), "--device", &device][..], "overwriting a profile that is read"),
         (
             &[&["--out", text(&out), "--device", &device], &logs_there[..]].concat(),
-            "which is a profile to read",
+            "overwriting a profile that is read",
         ),
-        (&[&["--profile", text(&own)], &logs_there[..]].concat(), "which is a profile to read"),
+        (&[&["--profile", text(&own)], &logs_there[..]].concat(), "overwriting a profile that is read"),
     ] {
         let run: Run = program().arg("calibrate").args(arguments).output().unwrap().into();
         run.fails_with(2, &[reason]);
@@ -136,7 +136,7 @@ fn a_profile_is_never_overwritten() {
     }
 }
 
-/// With the file that cannot be made, nothing is measured: a device of this size could not be.
+/// If the file cannot be made, nothing is measured: a device of this size could not be measured.
 #[test]
 fn a_file_that_cannot_be_written_is_refused_before_the_device_is_measured() {
     let folder = Folder::new();
@@ -146,11 +146,11 @@ fn a_file_that_cannot_be_written_is_refused_before_the_device_is_measured() {
     run.fails_with(2, &["the profile cannot be written to"]);
 }
 
-/// The simulated device would be measured as its own profile says.
+/// Measuring a simulated device unasked would only repeat its own profile.
 #[test]
 fn without_a_gpu_nothing_is_measured_unless_a_simulated_device_is_named() {
     if !DeviceSpec::default_device().is_sim() {
-        return; // a GPU is measured
+        return; // here a GPU is measured
     }
     let folder = Folder::new();
     let (out, own) = (folder.path("out.toml"), own_profile(&folder));

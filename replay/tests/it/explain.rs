@@ -11,7 +11,7 @@ fn a_device_of_some_bytes_is_a_forgotten_unit() {
         program().arg("explain").arg(log).args(["--device-memory", size]).output().unwrap().into()
     };
     for size in ["80", "0", "1048575", "80kB"] {
-        explain(size).fails_with(2, &["less than any device has", "80GiB"]);
+        explain(size).fails_with(2, &["smaller than any device", "80GiB"]);
     }
     for size in ["1048576", "80GiB"] {
         assert_eq!(explain(size).status, 0);
@@ -45,7 +45,7 @@ fn the_command_prints_text_and_json() {
     assert_eq!((&failure["occasion"], &failure["wanted_bytes"]), (&"failure".into(), &(300 * MIB).into()));
     assert!(failure["outside_bytes"].as_u64() > Some(0), "{failure}");
     assert_eq!(report["diagnoses"][0]["code"], "limit");
-    // What `plan` proves of this file: its blocks and the failed request fit into exactly that.
+    // `plan` proves for this file that its blocks and the failed request fit into exactly this size.
     assert_eq!((&report["bound_host_order"], &report["bound_stream_safe"]), (&least, &least));
     assert_eq!(report["not_known"][0]["code"], "other_allocators");
 }

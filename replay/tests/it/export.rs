@@ -1,4 +1,4 @@
-//! `export`: each file is read as its format's rules say.
+//! Tests `export`: each file follows the rules of its format.
 
 use std::path::Path;
 
@@ -110,21 +110,24 @@ fn a_file_is_never_written_over_itself() {
     for command in [&["export", "--format", "series"][..], &["report"]] {
         let mut run = program();
         run.args(command).arg(&log).arg("-o").arg(&log);
-        Run::from(run.output().unwrap()).fails_with(2, &["destroy it"]);
+        Run::from(run.output().unwrap()).fails_with(2, &["overwriting"]);
     }
     assert!(std::fs::read_to_string(&log).unwrap().contains("allocate"));
 }
 
-/// Nor by what a stack of the report logs, nor the page by that.
+/// A log of the report's stacks overwrites neither an input nor the page, and the page overwrites no such
+/// log.
 #[test]
 fn a_report_destroys_nothing_that_it_reads_or_writes() {
     let folder = Folder::new();
     let log = folder.log("1,00:00:00.000001,allocate,0x10,512,0\n");
     let (other, page) = (folder.write("other.csv", std::fs::read(&log).unwrap()), folder.path("page.html"));
     let stack = |file: &Path| format!("cuda+logging:file={}", file.display());
-    for (file, output, says) in
-        [(&log, &page, "a log to read"), (&other, &page, "a log to read"), (&page, &page, "writes its log")]
-    {
+    for (file, output, says) in [
+        (&log, &page, "a log that is read"),
+        (&other, &page, "a log that is read"),
+        (&page, &page, "both be written to"),
+    ] {
         let mut run = program();
         run.arg("report").args([&log, &other]).arg("-o").arg(output).args(["--stack", &stack(file)]);
         Run::from(run.output().unwrap()).fails_with(2, &[says]);
@@ -147,7 +150,7 @@ fn a_single_hyphen_is_the_standard_output() {
     assert!(!folder.path("-").exists());
 }
 
-/// Two blocks of 2^63 bytes: their sum is above what a number holds.
+/// Two blocks of 2^63 bytes: their sum exceeds 64 bits.
 #[test]
 fn blocks_beyond_64_bits_are_exported() {
     let folder = Folder::new();
@@ -167,14 +170,14 @@ fn blocks_beyond_64_bits_are_exported() {
     }
 }
 
-/// The status 1 is that of a comparison that failed.
+/// Status 1 is reserved for a comparison that failed.
 #[test]
 fn an_output_that_cannot_be_written_has_the_same_status_with_each_command() {
     let (folder, file) = (Folder::new(), snapshot("small"));
     let missing = |name: &str| folder.path("nowhere").join(name).to_str().unwrap().to_owned();
     let budget = folder.write("budget.toml", "failures = 0").to_str().unwrap().to_owned();
     let (csv, xml, page) = (missing("out.csv"), missing("out.xml"), missing("out.html"));
-    // A folder of a log is made, unless a file has its name.
+    // Missing folders of a log are made, unless a file has the folder's name.
     let blocked = folder.write("nowhere.txt", "").join("out.csv");
     let stack = format!("cuda+logging:file={}", blocked.to_str().unwrap());
     let file = file.to_str().unwrap();

@@ -1,4 +1,4 @@
-//! Tests rows `allocate failure`: each stack gets the requests at their places, and answers.
+//! Tests rows `allocate failure`: each stack gets the requests at their places, and serves or fails them.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use crate::support::{Folder, Run};
 
 const MIB: u64 = 1 << 20;
 
-/// A log with 16 MiB live when a request of `mib` MiB fails, is made again, and is given up.
+/// Returns a log with 16 MiB live in which a request of `mib` MiB fails, is repeated, and is given up.
 fn failing(folder: &Folder, mib: u64) -> std::path::PathBuf {
     let (live, asked) = (16 * MIB, mib * MIB);
     folder.log(&format!(
@@ -86,7 +86,7 @@ fn issue_9_rows_that_failed_count_in_no_other_figure() {
     }
 }
 
-/// The stacks that served the row which had failed.
+/// Returns the stacks that served the row which had failed.
 fn served(report: &Value) -> Vec<&str> {
     let stacks = report["stacks"].as_array().unwrap().iter();
     let served = stacks.filter(|stack| stack["asked_again"]["served"] == 1);
@@ -98,8 +98,8 @@ fn issue_9_of_the_standard_line_up_one_stack_that_serves_all_is_enough() {
     let folder = Folder::new();
     let (status, report) = replay(&failing(&folder, 40), &[]);
     assert_eq!(status, 0, "{report:#}");
-    // No device of 64 MiB has more, but managed memory has the host's besides, which is twice as much: with
-    // 16 MiB live, 176 MiB are left of it.
+    // No device of 64 MiB has more, but managed memory also has the host's memory, twice as much: with 16 MiB
+    // live, 176 MiB are left.
     let (status, report) = replay(&failing(&folder, 176), &[]);
     assert_eq!((status, served(&report)), (0, vec!["managed"]), "{report:#}");
     let (status, report) = replay(&failing(&folder, 177), &[]);
@@ -114,7 +114,7 @@ fn issue_9_of_the_standard_line_up_one_stack_that_serves_all_is_enough() {
     assert_eq!(replay(&log, &[]).0, 0);
 }
 
-/// The failed requests are made in a replay of their own, whose rows belong to no log.
+/// A separate replay makes the failed requests; its rows belong to no log.
 #[test]
 fn a_stack_that_logs_writes_its_log_once() {
     let folder = Folder::new();

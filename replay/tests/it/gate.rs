@@ -1,4 +1,4 @@
-//! `gate`: budgets, exit status, markdown, JUnit; and the commands `record`, `completions` and `man`.
+//! Tests `gate` (budgets, exit status, Markdown, JUnit) and the commands `record`, `completions` and `man`.
 
 use std::path::Path;
 
@@ -81,19 +81,19 @@ fn budgets_that_cannot_be_read_are_bad_input() {
     for (text, says) in [
         ("", "names no quantity"),
         ("peak = 5", "unknown field `peak`"),
-        ("failures = 0\nreserved_tolerance_percent = -1.0", "0 or more percent"),
+        ("failures = 0\nreserved_tolerance_percent = -1.0", "0 percent or more"),
         ("reserved_over_bound = nan", "a ratio"),
         ("peak_allocated_bytes = \"a\"", "invalid type"),
     ] {
         let budget = folder.write("budget.toml", text);
         gate(&snapshot("small"), &budget, &[]).fails_with(2, &["budget.toml", says]);
     }
-    gate(&snapshot("small"), &folder.path("none.toml"), &[]).fails_with(2, &["none.toml", "--write makes"]);
-    // What is wrong with another path is not that there is no budget yet.
+    gate(&snapshot("small"), &folder.path("none.toml"), &[]).fails_with(2, &["none.toml", "add --write"]);
+    // The error for another path must not claim that there is no budget yet.
     std::fs::write(folder.path("file"), "").unwrap();
     gate(&snapshot("small"), &folder.path("file/b.toml"), &[]).fails_with(2, &["Not a directory"]);
     let log = folder.log("1,00:00:00.000001,allocate,0x10,512,0\n");
-    gate(&log, &log, &["--write"]).fails_with(2, &["destroy it"]);
+    gate(&log, &log, &["--write"]).fails_with(2, &["overwriting"]);
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn what_cannot_be_written_is_no_file_over_its_budget_and_no_output_is_another() 
     assert_eq!(std::fs::read_to_string(&budget).unwrap(), "peak_allocated_bytes = 512");
 }
 
-/// A float has 53 bits.
+/// A float has only 53 bits of precision.
 #[test]
 fn a_byte_more_counts_at_any_size() {
     let folder = Folder::new();
@@ -153,7 +153,7 @@ fn a_byte_more_counts_at_any_size() {
     }
 }
 
-/// That each element of XML ends, in the opposite order of the begins, and no text has a mark of its own.
+/// Checks that XML elements end in the opposite order of their starts, and that texts contain no markup.
 fn is_well_formed(xml: &str) {
     let mut open = Vec::new();
     let (mut rest, mut elements) = (xml.split_once("?>").unwrap().1, 0);

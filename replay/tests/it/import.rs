@@ -1,11 +1,11 @@
-//! Tests of the command `import`, and of what imports a file before it does something else.
+//! Tests the command `import`, and the commands that import a file first.
 
 use millpond_snapshot::import::{self, Options};
 use serde_json::Value;
 
 use crate::support::{Folder, Run, program, snapshot};
 
-/// What a snapshot of the tests has live at most.
+/// Returns the most bytes live at one time in a snapshot of the tests.
 fn peak_live_bytes(name: &str) -> u64 {
     import::open(&snapshot(name), &Options::default()).unwrap().sums().peak_live_bytes
 }
@@ -27,13 +27,13 @@ fn the_command_replays_a_snapshot_and_imports_it() {
             .unwrap()
             .into();
         assert_eq!(run.status, 0, "{}", run.stderr);
-        assert!(run.stdout.contains("those of the file's state"), "{}", run.stdout);
+        assert!(run.stdout.contains("exactly the blocks in the file's state"), "{}", run.stdout);
         let again = Run::json(output, &["--stack", "cuda+pool"]);
         for field in ["operations", "peak_live_bytes", "streams", "leaked_bytes", "peak_live_blocks"] {
             assert_eq!(again["log"][field], report["log"][field], "{field}");
         }
     }
-    // RMM's readers know three actions, and read six columns.
+    // RMM's readers know only three actions and read only six columns.
     let text = std::fs::read_to_string(&output).unwrap();
     assert!(text.starts_with("Thread,Time,Action,Pointer,Size,Stream,"));
     for row in text.lines().skip(1) {
@@ -42,7 +42,7 @@ fn the_command_replays_a_snapshot_and_imports_it() {
         assert!(["allocate", "free", "allocate failure"].contains(&cells[2]), "{row}");
     }
     let run: Run = program().args(["import", "--output"]).args([&output, &output]).output().unwrap().into();
-    run.fails_with(2, &["which is the file to import"]);
+    run.fails_with(2, &["overwriting the imported file"]);
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn a_snapshot_packed_with_zstd_is_replayed_too_also_from_a_pipe() {
 fn a_file_of_no_format_is_named_with_what_to_do_by_each_command() {
     let folder = Folder::new();
     for (content, expected) in [
-        (&b"PK\x03\x04rest"[..], "is a zip file, as torch.save writes checkpoints"),
+        (&b"PK\x03\x04rest"[..], "is a zip file, as torch.save writes for checkpoints"),
         (b"\x7fELF\x02\x01", "is a program or a library (ELF)"),
         (b"PAR1abc", "is a Parquet file"),
         (b"{\"traceEvents\": []}", "is a trace for Chrome or Perfetto"),
@@ -86,7 +86,7 @@ fn a_file_of_no_format_is_named_with_what_to_do_by_each_command() {
     }
     let file = folder.write("snapshot.pickle", "hello\n");
     let imported: Run = program().arg("import").arg(&file).output().unwrap().into();
-    imported.fails_with(2, &["is text, and none that is read"]);
+    imported.fails_with(2, &["is text in an unknown format"]);
 }
 
 #[test]

@@ -26,7 +26,7 @@ use random::Random;
 use report::{Format, Row};
 use run::{Mode, Pass, Passes};
 
-/// A log of 4000 operations on two streams: sizes that repeat, blocks that are never freed, and nothing.
+/// A log of 4000 operations on two streams: repeated sizes, blocks that are never freed, and empty requests.
 fn program(seed: u64) -> Program {
     let mut random = Random::new(seed, 0);
     let mut text = "Thread,Time,Action,Pointer,Size,Stream\n1,0,allocate,(nil),0,0\n".to_owned();

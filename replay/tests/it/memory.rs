@@ -1,5 +1,5 @@
-//! Tests that a log of ten million rows is replayed in memory that depends on the live blocks and not on the
-//! rows; and that a log whose thread changes in each row is replayed without a hand-over for each.
+//! Tests that replaying a log of ten million rows takes memory for the live blocks, not for the rows. Also
+//! tests that a log whose thread changes in every row needs no hand-over for each row.
 
 #![cfg(target_os = "linux")]
 
@@ -18,7 +18,7 @@ use crate::support::{Folder, HEADER, program};
 const ROWS: u64 = 10_000_000;
 const LIVE: u64 = 1000;
 
-/// The rows would take 240 MB as operations in memory, 1 GB as events, 500 MB as text.
+/// As operations in memory, the rows would take 240 MB; as events 1 GB, as text 500 MB.
 const MOST_BYTES: u64 = 200 << 20;
 
 #[test]
@@ -68,11 +68,11 @@ fn issue_9_a_log_whose_threads_alternate_is_replayed_on_one_thread() {
     assert_eq!((&log["unknown_frees"], &log["duplicate_allocations"]), (&0.into(), &0.into()));
     assert!(log["peak_live_blocks"].as_u64() >= Some(long_log::LIVE), "{log}");
     assert_eq!(report["stacks"][0]["failures"], 0);
-    // The program's and a pool's own, and none for the log's.
+    // Only the program's and a pool's own threads, and none for the log's threads.
     assert!((1..8).contains(&os_threads), "{os_threads} threads");
 }
 
-/// A ring of live blocks: each row but the first ones frees the oldest or allocates the next.
+/// Writes a ring of live blocks: after the first rows, each row frees the oldest block or allocates the next.
 fn write_log(path: &Path) {
     let file = BufWriter::new(File::create(path).unwrap());
     let mut out = BufWriter::with_capacity(1 << 20, zstd::Encoder::new(file, 1).unwrap().auto_finish());
@@ -95,7 +95,7 @@ fn write_log(path: &Path) {
     out.flush().unwrap();
 }
 
-/// The most memory in bytes and the most threads that a process had, looked at until it has ended.
+/// Watches a process until it ends, and returns its most memory in bytes and its most threads.
 fn peaks_of(status: &Path) -> (u64, u64) {
     let (mut memory, mut threads) = (0, 0);
     while let Ok(text) = fs::read_to_string(status) {

@@ -1,4 +1,4 @@
-//! A log that is replayed, or one that this run has written, is never overwritten by a stack's `logging`.
+//! A stack's `logging` never overwrites a log that is replayed, or an output of this run.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use millpond_driver::sim::Profile;
 
 use crate::support::{Folder, Run, program, rows};
 
-/// Fails before anything runs, and leaves the log unchanged.
+/// Checks that the run fails before anything runs, and leaves the log unchanged.
 #[track_caller]
 fn is_refused(log: &Path, stacks: &[String], variable: Option<&Path>, reason: &str) {
     let before = fs::read(log).unwrap();
@@ -27,7 +27,7 @@ fn logging(file: &Path) -> String {
     format!("cuda+logging:file={}", file.display())
 }
 
-const INPUT: &str = "which is a log to read";
+const INPUT: &str = "overwriting a log that is read";
 
 #[test]
 fn a_stack_that_logs_to_the_log() {
@@ -70,7 +70,7 @@ fn the_environment_names_the_log() {
     is_refused(&log, &["cuda+logging".to_owned()], Some(&log), INPUT);
 }
 
-/// Names in braces, and folders that the stack makes, lead to the log as well as its name does.
+/// Names with braces, and folders that the stack makes, also lead to the log.
 #[test]
 fn a_path_that_becomes_the_log() {
     let folder = Folder::new();
@@ -84,13 +84,13 @@ fn a_path_that_becomes_the_log() {
     is_refused(&log, &[logging(&behind_missing)], None, INPUT);
     is_refused(&log, &["cuda+logging".to_owned()], Some(&braces), INPUT);
     is_refused(&numbered, &[logging(&folder.path("log.{rank}.csv"))], None, INPUT);
-    // The number of a simulated device is not known before the stack is built.
+    // The ordinal of a simulated device is not known before the stack is built.
     is_refused(&numbered, &[logging(&folder.path("log.{device}.csv"))], None, "leave {device} out");
     let both = [folder.path("a/../new.csv"), folder.path("new{x2e}csv")];
-    is_refused(&log, &both.map(|file| logging(&file)), None, "writes its own");
+    is_refused(&log, &both.map(|file| logging(&file)), None, "writes to it too");
 }
 
-/// A log is not the only file that a layer writes, nor the only one that is read.
+/// A layer can write other files than logs, and a run reads other files than logs.
 #[test]
 fn other_files_of_layers() {
     let folder = Folder::new();
@@ -101,10 +101,10 @@ fn other_files_of_layers() {
     let plan = folder.path("own.plan");
     fs::write(&plan, "a plan").unwrap();
     let stack = format!("cuda+plan:file={}+logging:file={}", plan.display(), plan.display());
-    is_refused(&log, &[stack], None, "which is a plan to read");
+    is_refused(&log, &[stack], None, "overwriting a plan that is read");
     assert_eq!(fs::read_to_string(&plan).unwrap(), "a plan");
     let out = folder.path("out.csv");
-    is_refused(&log, &[arena(&out), logging(&out)], None, "writes its own");
+    is_refused(&log, &[arena(&out), logging(&out)], None, "writes to it too");
 }
 
 #[test]
@@ -112,9 +112,9 @@ fn two_stacks_that_log_to_one_file() {
     let folder = Folder::new();
     let log = folder.log(&rows(1, 100));
     let out = folder.path("out.csv");
-    is_refused(&log, &[logging(&out), logging(&out)], None, "writes its own");
+    is_refused(&log, &[logging(&out), logging(&out)], None, "writes to it too");
     let bare = "cuda+logging".to_owned();
-    is_refused(&log, &[bare.clone(), bare], Some(&out), "writes its own");
+    is_refused(&log, &[bare.clone(), bare], Some(&out), "writes to it too");
     assert!(!out.exists());
 }
 
@@ -141,7 +141,7 @@ fn a_stack_that_logs_to_the_profile_of_the_device() {
         let mut command = program();
         command.args(mode).args(["-d", &device, "-s", &logging(&own)]);
         let run: Run = command.output().unwrap().into();
-        run.fails_with(2, &["which is a profile to read"]);
+        run.fails_with(2, &["overwriting a profile that is read"]);
         assert_eq!(fs::read(&own).unwrap(), before, "{mode:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! The library as a program with layers of its own calls it: the whole command line, over its own table.
+//! Calls the library as a program with its own layers does: the whole command line, over its own table.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -57,7 +57,7 @@ fn issue_9_the_command_line_replays_through_layers_of_the_callers_own() {
     assert!(is(status, 2), "millpond alone has no such layer");
 }
 
-/// A stack with such a layer cannot be built from the table of millpond alone.
+/// A stack with such a layer cannot be built from millpond's table alone.
 #[test]
 fn the_advice_builds_the_stack_from_the_table_of_the_run() {
     let folder = Folder::new();
@@ -76,7 +76,7 @@ fn the_advice_builds_the_stack_from_the_table_of_the_run() {
     assert!(millponds.contains(".build(&millpond::layers(), &device)?"), "{millponds}");
 }
 
-/// Requests that had failed are asked for again without the logs of millpond, and with what else is there.
+/// Requests that had failed are repeated without millpond's logs, but with the program's own layers.
 #[test]
 fn a_layer_of_the_callers_that_is_named_logging_is_asked_again() {
     static ASKED: AtomicU32 = AtomicU32::new(0);

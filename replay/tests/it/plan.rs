@@ -11,10 +11,10 @@ fn the_command_says_whether_a_capacity_suffices() {
     let file = snapshot("fragmented");
     let run =
         |flags: &[&str]| -> Run { program().arg("plan").arg(&file).args(flags).output().unwrap().into() };
-    // 400 MiB failed beside 36 blocks of 4 MiB, under a limit of 800 MiB: fragmentation, not need.
+    // 400 MiB failed with 36 blocks of 4 MiB live, under a limit of 800 MiB: fragmentation, not need.
     let fits = run(&["--capacity", "800MiB"]);
     assert_eq!(fits.status, 0, "{}", fits.stderr);
-    assert!(fits.stdout.contains("800MiB suffices: the plan is the proof"), "{}", fits.stdout);
+    assert!(fits.stdout.contains("800MiB suffices: the plan proves it"), "{}", fits.stdout);
     let short = run(&["--capacity", "500MiB"]);
     assert_eq!(short.status, 1, "{}", short.stderr);
     assert!(short.stdout.contains("500MiB is too little for any allocator"), "{}", short.stdout);
@@ -23,12 +23,12 @@ fn the_command_says_whether_a_capacity_suffices() {
     assert_eq!(report["height"], report["bound"]);
     let wrong = run(&["--alignment", "0"]);
     assert_eq!(wrong.status, 2);
-    assert!(wrong.stderr.contains("an alignment is at least 1"), "{}", wrong.stderr);
+    assert!(wrong.stderr.contains("an alignment must be at least 1"), "{}", wrong.stderr);
 }
 
 const STREAMS: [&str; 2] = ["0", "0x5100"];
 
-/// A log of steps: blocks of two streams, of which some live to the end.
+/// A log of steps: blocks of two streams; some live to the end.
 fn steps(count: u64, first: u64) -> String {
     let mut rows = String::new();
     let mut row = |action: &str, block: u64, bytes: u64| {
@@ -72,7 +72,7 @@ fn a_log_is_planned_once_and_followed_from_its_first_pass_on() {
     assert_eq!(calls[1..], [Some(0); 3], "{calls:?}");
     for pass in ["first", "last"] {
         let peak = planned[format!("peak_reserved_bytes_{pass}")].as_u64().unwrap();
-        // A page for each lane and one for what has no slot.
+        // A page for each lane, and one for blocks without a slot.
         assert!(
             peak <= parts.bytes() + parts.beside + (6 << 20),
             "{peak} in the {pass} pass: {}",
@@ -103,8 +103,8 @@ fn rules_that_the_layer_has_not_are_refused() {
     let log = folder.log(&steps(2, 256));
     let plan = folder.path("a.plan");
     for (flags, why) in [
-        (["--streams", "host-order"], "whose streams are always apart; leave --streams out"),
-        (["--alignment", "512"], "whose alignment is 256; leave --alignment out"),
+        (["--streams", "host-order"], "always keeps streams apart; omit --streams"),
+        (["--alignment", "512"], "always aligns to 256 bytes; omit --alignment"),
     ] {
         let refused = run(&[flags[0], flags[1], "-o", plan.to_str().unwrap()], &log);
         assert_eq!(refused.status, 2, "{}", refused.stdout);

@@ -76,7 +76,8 @@ fn a_pool_asks_the_driver_less_and_tells_how_it_reused() {
     assert_eq!(pool["bytes_beyond_slack"], 0, "over regions there is no slack");
 }
 
-/// The counting driver sees the blocks that a pool of the driver hands out; what counts is what it holds.
+/// The counting driver sees only the blocks that a driver pool hands out; the figure must be the memory that
+/// the pool holds.
 #[test]
 fn a_pool_of_the_driver_counts_with_what_it_holds() {
     let folder = Folder::new();
@@ -203,7 +204,7 @@ fn packed_logs_and_the_standard_input_are_read_as_they_are() {
     gzip.write_all(text.as_bytes()).unwrap();
     let gzip = gzip.finish().unwrap();
     let zstd = zstd::encode_all(text.as_bytes(), 3).unwrap();
-    // The names say nothing: the first bytes do.
+    // The names do not tell the format; the first bytes do.
     for (name, content) in [("one", text.as_bytes()), ("two.csv", &gzip), ("three.gz", &zstd)] {
         let report = Run::json(&folder.write(name, content), &["-s", "cuda", "-n", "1"]);
         assert_eq!(report["log"]["events"], 600, "{name}");
@@ -296,7 +297,7 @@ fn out_of_memory_comes_with_what_would_have_helped() {
     assert!(run.stdout.contains("out of memory for 12MiB on stream"), "{}", run.stdout);
     assert!(run.stdout.contains("it was 8MiB short"), "{}", run.stdout);
     assert!(run.stdout.contains("- raise the maximum by 8MiB"), "{}", run.stdout);
-    // The advice, followed.
+    // Follow the advice.
     let raised = ["-s", "cuda+pool:max=28MiB", "-d", "sim:64MiB"];
     let run: Run = program().arg(&log).args(raised).output().unwrap().into();
     assert_eq!(run.status, 0, "{}", run.stdout);

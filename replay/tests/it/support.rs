@@ -1,4 +1,4 @@
-//! What the tests of the binary share: logs in a temporary folder, and runs of the program.
+//! Shared helpers for tests of the binary: logs in a temporary folder, and runs of the program.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -40,7 +40,7 @@ pub(crate) struct Run {
     pub(crate) stderr: String,
 }
 
-/// A memory snapshot of those that millpond-snapshot is tested with.
+/// Returns a memory snapshot from the tests of millpond-snapshot.
 pub(crate) fn snapshot(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../snapshot/tests/snapshots");
     folder.join(format!("{name}.pickle.gz"))
@@ -85,8 +85,8 @@ impl Run {
     }
 }
 
-/// Rows of a log: threads allocate on streams of their own, and free their own and others' blocks. All is
-/// freed at the end.
+/// Makes rows of a log. Threads allocate on their own streams, and free their own and others' blocks. All
+/// blocks are freed at the end.
 pub(crate) fn rows(threads: u64, operations: usize) -> String {
     let mut rows = String::new();
     let mut live: Vec<(u64, u64)> = Vec::new();

@@ -1,4 +1,4 @@
-//! The commands `fidelity` and `tune`.
+//! Tests the commands `fidelity` and `tune`.
 
 use std::time::Duration;
 
@@ -38,10 +38,10 @@ fn a_file_without_segments_has_no_fidelity() {
     let log = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/logs/rmm_cupy_4streams.csv.gz");
     let run: Run = program().arg("fidelity").arg(log).output().unwrap().into();
     assert_eq!(run.status, 2);
-    assert!(run.stderr.contains("only a memory snapshot of PyTorch does"), "{}", run.stderr);
+    assert!(run.stderr.contains("only memory snapshots of PyTorch do"), "{}", run.stderr);
 }
 
-/// PyTorch takes a `max_split_size` above 20 MiB only, and the layer that replays it, too.
+/// PyTorch accepts a `max_split_size` only above 20 MiB, and so does the layer that replays it.
 #[test]
 fn a_setting_that_pytorch_does_not_take_is_an_error_with_the_name_of_the_file() {
     let folder = Folder::new();
@@ -57,7 +57,7 @@ fn a_setting_that_pytorch_does_not_take_is_an_error_with_the_name_of_the_file() 
         if is_read {
             assert_eq!(tuned.status, 0, "{}", tuned.stderr);
         } else {
-            tuned.fails_with(2, &["odd.csv", "`max_split_size` is", "more than 20 MiB only"]);
+            tuned.fails_with(2, &["odd.csv", "`max_split_size` is", "accepts only more than 20 MiB"]);
         }
     }
 }
@@ -87,7 +87,7 @@ fn tune_prints_a_line_to_paste_and_says_where_nothing_fits() {
         "torch (the file's)",
         "best:\n  unset PYTORCH",
         "the file was recorded with these",
-        "replayed: all is served with",
+        "replayed: every request is served with",
         "not modelled:",
     ] {
         assert!(text.stdout.contains(part), "no `{part}` in: {}", text.stdout);
@@ -102,7 +102,7 @@ fn tune_prints_a_line_to_paste_and_says_where_nothing_fits() {
     assert!(timed_out.stdout.contains("--time grants more"), "{}", timed_out.stdout);
 }
 
-/// Whether a stack serves a recording on a device of this size, told by the replay that anyone can make.
+/// Returns whether a stack serves a recording on a device of this size, by an ordinary replay.
 fn serves(recording: &Recording, stack: &str, capacity: u64) -> bool {
     let program = recording.program(Limits::default()).unwrap();
     let settings = compare::Settings {

@@ -1,6 +1,6 @@
 //! Damages files at random.
 
-/// A sequence of numbers that looks random, by splitmix64.
+/// A pseudo-random sequence of numbers, by splitmix64.
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -15,7 +15,7 @@ impl Random {
         mixed ^ mixed >> 31
     }
 
-    /// A number below `bound`; 0 if that is 0.
+    /// Returns a number below `bound`; 0 if that is 0.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         (self.next() % (bound as u64).max(1)) as usize
     }
@@ -25,7 +25,7 @@ impl Random {
 const INTERESTING: &[u8] =
     b"(.]})eaustld\x85\x86\x87\x94\x95\x8a\x8b\x8c\x8d\x80qrhjXKMJGN\x88\x89cR\x93\x00\x7f\xff,;%\n";
 
-/// One of the files, or a start of it, with some damage.
+/// Returns one of the files, or a start of it, with some damage.
 pub(crate) fn file(files: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
     let Some(file) = files.get(random.below(files.len())) else { return Vec::new() };
     let mut bytes = file.clone();

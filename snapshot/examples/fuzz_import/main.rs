@@ -1,10 +1,10 @@
-//! Imports damaged files for some time, and ends with an error where one panics or takes too much memory.
+//! Imports damaged files for some time, and fails if one panics or takes too much memory.
 //!
 //! ```text
 //! cargo run --release -p millpond-snapshot --example fuzz_import -- SECONDS [SEED] [FILE …]
 //! ```
 //!
-//! Without files, it damages the snapshots of the tests. A file that fails is written to the folder for
+//! Without files, it damages the snapshots of the tests. A failing file is written to the folder for
 //! temporary files.
 
 mod damage;
@@ -18,13 +18,13 @@ use std::time::{Duration, Instant};
 
 use millpond_snapshot::import::{self, Options};
 
-/// The most bytes that importing may allocate above the size of the file.
+/// The most bytes that importing may allocate on top of the size of the file.
 const MOST_BYTES: usize = 64 << 20;
 
 #[global_allocator]
 static ALLOCATOR: memory::Counting = memory::Counting;
 
-/// What became of the files.
+/// Counts the results of the files.
 #[derive(Default)]
 struct Counts {
     imported: u64,
@@ -61,7 +61,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// The content of a file; a file that cannot be read counts as empty.
+/// Returns the content of a file; a file that cannot be read counts as empty.
 fn unpacked(path: &Path) -> Vec<u8> {
     let packed = std::fs::read(path).unwrap_or_default();
     let mut bytes = Vec::new();
@@ -71,7 +71,7 @@ fn unpacked(path: &Path) -> Vec<u8> {
     }
 }
 
-/// Imports one file, writes it as a log, and reads that.
+/// Imports one file, writes it as a log, and reads the log.
 fn one(bytes: &[u8], counts: &mut Counts) -> Result<(), String> {
     let import = |bytes: &[u8]| {
         memory::start();
@@ -102,7 +102,7 @@ fn one(bytes: &[u8], counts: &mut Counts) -> Result<(), String> {
     }
     match import(&log).0 {
         Ok(Ok(again)) if again == recording => Ok(()),
-        // A log may need a little more memory than the file it comes of.
+        // A log may need a little more memory than its original file.
         Ok(Err(error)) if error.to_string().contains("of memory") => Ok(()),
         _ => Err("a recording that was written as a log is read as another one".to_owned()),
     }

@@ -1,4 +1,4 @@
-//! Counts the memory that is allocated.
+//! Counts the allocated memory.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,14 +26,14 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Begins to count.
+/// Starts to count.
 pub(crate) fn start() {
     let now = NOW.load(Ordering::Relaxed);
     BEFORE.store(now, Ordering::Relaxed);
     MOST.store(now, Ordering::Relaxed);
 }
 
-/// The most bytes that were allocated at one time since [`start`].
+/// Returns the most bytes that were allocated at one time since [`start`].
 pub(crate) fn most() -> usize {
     MOST.load(Ordering::Relaxed) - BEFORE.load(Ordering::Relaxed)
 }

@@ -1,4 +1,4 @@
-//! What the targets share: a file is imported, written as a log, and read again.
+//! The common part of the targets: import a file, write it as a log, and read that again.
 
 use millpond_snapshot::explain::explain;
 use millpond_snapshot::import::{self, Options};
@@ -7,7 +7,7 @@ use millpond_snapshot::recording::Recording;
 /// Imports bytes that begin with `start`, so that a target stays with its format.
 ///
 /// # Panics
-/// What was imported is not what its log says.
+/// The log of a recording gives another recording.
 pub fn import(start: &[u8], bytes: &[u8]) {
     let file = [start, bytes].concat();
     if let Ok(recording) = import::read("file", file.as_slice(), &Options::default()) {
@@ -15,17 +15,17 @@ pub fn import(start: &[u8], bytes: &[u8]) {
     }
 }
 
-/// Explains a recording, writes it as a log, and compares what comes back.
+/// Explains a recording, writes it as a log, and compares the two.
 ///
 /// # Panics
-/// Another recording comes back.
+/// The log gives another recording.
 pub fn check(recording: &Recording) {
     explain(recording, None);
     let mut log = Vec::new();
     recording.write_csv(&mut log).expect("memory takes all that is written");
     match import::read("log", log.as_slice(), &Options::default()) {
         Ok(again) => assert_eq!(&again, recording),
-        // A log may need a little more memory than the file that it comes of.
+        // A log may need a little more memory than its original file.
         Err(error) => assert!(error.to_string().contains("of memory"), "{error}"),
     }
 }

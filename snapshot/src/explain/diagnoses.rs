@@ -1,4 +1,4 @@
-//! What is wrong with the memory of a program, each with its evidence and the lines that help.
+//! Finds problems with the memory of a program, each with its evidence and lines that help.
 
 use std::borrow::Borrow;
 use std::collections::HashMap;
@@ -12,29 +12,29 @@ use crate::recording::{EventKind, Id, LiveBlock, Moment, Recording, Sums, Unknow
 
 const MIB: u64 = 1 << 20;
 
-/// The name of the diagnosis of the peak.
+/// The name of the diagnosis at the peak.
 const ROUNDING: &str = "rounding";
 
-/// The share of the active bytes from which on rounding is worth a word.
+/// Rounding is reported from this share of the active bytes.
 const MUCH_ROUNDING: f64 = 0.05;
 
-/// The share of the active bytes from which on held blocks are worth a word.
+/// Held blocks are reported from this share of the active bytes.
 const MUCH_HELD: f64 = 0.05;
 
-/// The ratio of reserved to active bytes from which on growth by changing sizes is worth a word.
+/// Growth by changing sizes is reported from this ratio of reserved to active bytes.
 const MUCH_RESERVED: f64 = 1.2;
 
-/// Below this many bytes beyond the active ones a ratio says nothing: segments of a small program.
+/// With fewer bytes beyond the active ones, the ratio says nothing: a small program's segments.
 const LEAST_BEYOND: u64 = 64 * MIB;
 
-/// The ends of a phase that show a leak, and those before them that do not count.
+/// How many ends of a phase show a leak, and how many before them do not count.
 const PHASES: usize = 4;
 const WARM_UP: usize = 2;
 
-/// The share of the live bytes that a leak grows by at least, over all phases.
+/// A leak grows by at least this share of the live bytes, over all phases.
 const MUCH_GROWTH: f64 = 0.01;
 
-/// What is wrong at one moment: why a request failed, or what rounding takes at the peak.
+/// Finds the problem at one moment: why a request failed, or how much rounding takes at the peak.
 pub(super) fn of_moment(recording: &Recording, explained: &Explained, moment: &Moment) -> Option<Diagnosis> {
     match explained.occasion {
         Occasion::Failure => failure(recording, explained, moment),
@@ -43,7 +43,7 @@ pub(super) fn of_moment(recording: &Recording, explained: &Explained, moment: &M
     }
 }
 
-/// All diagnoses, the failed requests first. `found` are those of the moments.
+/// Returns all diagnoses, the failed requests first. `found` are the diagnoses of the moments.
 pub(super) fn all(
     recording: &Recording,
     sums: &Sums,
@@ -61,7 +61,7 @@ pub(super) fn all(
     diagnoses
 }
 
-/// Why a request failed.
+/// Explains why a request failed.
 fn failure(recording: &Recording, explained: &Explained, moment: &Moment) -> Option<Diagnosis> {
     let wanted = explained.wanted_bytes?;
     let ledger = &explained.ledger;
@@ -71,8 +71,8 @@ fn failure(recording: &Recording, explained: &Explained, moment: &Moment) -> Opt
     let (unused, largest) = (ledger.unused_bytes(), ledger.largest_free_bytes);
     let bytes = format_bytes;
     let mut evidence = vec![format!(
-        "at event {at}, {} were wanted; {} of {} reserved were active, {} wholly free, {} pinned by live \
-         blocks; the largest free piece had {}",
+        "at event {at}, a request for {} failed; {} of {} reserved were active, {} wholly free, {} pinned by \
+         live blocks; the largest free piece had {}",
         bytes(wanted),
         bytes(ledger.active_bytes),
         bytes(reserved),
@@ -82,7 +82,7 @@ fn failure(recording: &Recording, explained: &Explained, moment: &Moment) -> Opt
     )];
     if let Some(free) = explained.device_free_bytes {
         evidence.push(format!(
-            "the device had {} free, which a limit of the process may keep from it",
+            "the device had {} free, but a limit of the process may forbid their use",
             bytes(free)
         ));
     }
@@ -90,7 +90,7 @@ fn failure(recording: &Recording, explained: &Explained, moment: &Moment) -> Opt
         return Some(other_pool(explained, moment, wanted, evidence));
     }
     if wanted <= unused {
-        // An allocator gives whole segments back before it fails, but for those of private pools.
+        // An allocator gives back whole segments before it fails, except segments of private pools.
         return Some(match ledger.pinned_bytes {
             0 => other_pool(explained, moment, wanted, evidence),
             _ => fragmentation(recording, explained, moment, evidence),
@@ -101,13 +101,13 @@ fn failure(recording: &Recording, explained: &Explained, moment: &Moment) -> Opt
         return Some(Diagnosis {
             code: "limit",
             what: format!(
-                "the device had {} free, and a limit of the process kept the allocator from it",
+                "the device had {} free, but a limit of the process forbade their use",
                 bytes(free)
             ),
             evidence,
             holders: explained.holders.clone(),
             fixes: [
-                vec!["raise torch.cuda.set_per_process_memory_fraction, or leave it out".to_owned()],
+                vec!["raise torch.cuda.set_per_process_memory_fraction, or omit it".to_owned()],
                 expandable(recording),
             ]
             .concat(),
@@ -119,21 +119,22 @@ fn failure(recording: &Recording, explained: &Explained, moment: &Moment) -> Opt
     Some(Diagnosis {
         code: "does_not_fit",
         what: format!(
-            "the program does not fit: {} in use and {} wanted; nothing that an allocator wastes would have \
-             sufficed",
+            "the program does not fit: {} in use and {} requested; saving all the memory that the allocator \
+             wastes would not be enough",
             bytes(ledger.active_bytes),
             bytes(wanted)
         ),
         evidence,
         holders: explained.holders.clone(),
         fixes: vec![
-            "use less memory where the stacks above say: a smaller batch, checkpointing, offloading"
+            "use less memory in the code of the stacks above: a smaller batch, checkpointing, offloading"
                 .to_owned(),
         ],
     })
 }
 
-/// What PyTorch asks the driver for at a request: a segment of 2 MiB or 20 MiB, or its own in pages of 2 MiB.
+/// Returns how much PyTorch asks the driver for at a request: a segment of 2 MiB or 20 MiB, or the request's
+/// own size in pages of 2 MiB.
 fn from_the_driver(wanted: u64) -> u64 {
     match wanted {
         ..=MIB => 2 * MIB,
@@ -142,7 +143,7 @@ fn from_the_driver(wanted: u64) -> u64 {
     }
 }
 
-/// Free memory was enough, and not for this request.
+/// Explains a failed request although enough memory was free.
 fn other_pool(explained: &Explained, moment: &Moment, wanted: u64, mut evidence: Vec<String>) -> Diagnosis {
     let ledger = &explained.ledger;
     let is_one_piece = wanted <= ledger.largest_free_bytes;
@@ -150,16 +151,16 @@ fn other_pool(explained: &Explained, moment: &Moment, wanted: u64, mut evidence:
     let largest = format_bytes(ledger.largest_free_bytes);
     let what = if is_one_piece {
         format!(
-            "{largest} were free in one piece, which this request could not have: it is of another pool or \
-             stream, or max_split_size keeps it whole"
+            "{largest} were free in one piece, but this request could not use it: it belongs to another pool \
+             or stream, or max_split_size forbids splitting it"
         )
     } else {
         let free = format_bytes(ledger.wholly_free_bytes);
-        format!("{free} were free in whole segments, which are of other pools or streams")
+        format!("{free} were free in whole segments, but they belong to other pools or streams")
     };
-    let share = "share one graph pool among graphs that never run at once: \
+    let share = "share one graph pool among graphs that never run at the same time: \
                  torch.cuda.graph(graph, pool=other.pool())";
-    let flush = "call torch.cuda.empty_cache() where a stream is no longer used";
+    let flush = "call torch.cuda.empty_cache() when a stream is no longer used";
     Diagnosis {
         code: "other_pool",
         what,
@@ -169,7 +170,7 @@ fn other_pool(explained: &Explained, moment: &Moment, wanted: u64, mut evidence:
     }
 }
 
-/// What is free would have sufficed in one piece.
+/// Explains a failed request for which the free memory would suffice in one piece.
 fn fragmentation(
     recording: &Recording,
     explained: &Explained,
@@ -179,7 +180,7 @@ fn fragmentation(
     let (blocks, segments) = pinning(moment);
     let pinning = sum_of(&blocks);
     evidence.push(format!(
-        "{} of {} together {} {} in {} from being given back",
+        "{} of {} together {} {} in {} from returning to the driver",
         number_of(blocks.len() as u64, "block"),
         format_bytes(pinning),
         if blocks.len() == 1 { "keeps" } else { "keep" },
@@ -189,14 +190,14 @@ fn fragmentation(
     let unused = format_bytes(explained.ledger.unused_bytes());
     Diagnosis {
         code: "fragmentation",
-        what: format!("{unused} were free in pieces that are too small each: fragmentation"),
+        what: format!("{unused} were free, but in pieces that were too small: fragmentation"),
         evidence,
         holders: holders::by_stack(recording, blocks, HOLDERS),
         fixes: expandable(recording),
     }
 }
 
-/// Free memory that would have sufficed, by pool and stream.
+/// Lists free memory that would have sufficed, by pool and stream.
 fn pools(moment: &Moment, wanted: u64) -> Vec<String> {
     let free = moment.segments().iter().filter(|segment| moment.blocks_in(segment).is_empty());
     let mut lines: Vec<String> = free
@@ -213,12 +214,12 @@ fn pools(moment: &Moment, wanted: u64) -> Vec<String> {
     lines
 }
 
-/// The bytes of blocks; a file may say anything.
+/// Returns the bytes of blocks. The sum saturates, because a file may contain any numbers.
 fn sum_of<'a>(blocks: impl IntoIterator<Item = &'a (impl Borrow<LiveBlock> + 'a)>) -> u64 {
     blocks.into_iter().fold(0, |sum, block| sum.saturating_add(block.borrow().rounded_bytes))
 }
 
-/// The blocks in segments that are partly free, and the number of these segments.
+/// Returns the blocks in partly free segments, and the number of these segments.
 fn pinning(moment: &Moment) -> (Vec<&LiveBlock>, u64) {
     let mut pinning: Vec<&LiveBlock> = Vec::new();
     let mut segments = 0;
@@ -229,31 +230,31 @@ fn pinning(moment: &Moment) -> (Vec<&LiveBlock>, u64) {
             pinning.extend(blocks);
         }
     }
-    // A block may reach from one mapped range into the next.
+    // A block may cross from one mapped range into the next.
     pinning.dedup_by_key(|block| block.address);
     (pinning, segments)
 }
 
-/// The setting that lets segments grow, unless it is on.
+/// Returns the setting that lets segments grow, unless it is on.
 fn expandable(recording: &Recording) -> Vec<String> {
     let is_on =
         recording.settings().iter().any(|(name, value)| name == "expandable_segments" && value == "True");
     if is_on {
         return vec![
-            "expandable_segments is on already: allocate what lives long before what lives short".to_owned(),
+            "expandable_segments is on: allocate long-lived blocks before short-lived ones".to_owned(),
         ];
     }
     vec![
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True".to_owned(),
-        "ask `millpond-replay tune FILE` whether that needs less here: a program can also need more with it, \
-         and it works neither with vLLM's sleep mode nor where a library replaces PyTorch's allocator"
+        "check with `millpond-replay tune FILE` that this lowers the need: some programs need more with it; \
+         it does not work with vLLM's sleep mode, or if a library replaces PyTorch's allocator"
             .to_owned(),
     ]
 }
 
-/// Much more reserved than was ever active.
+/// Finds far more reserved memory than was ever active.
 fn growth(recording: &Recording, sums: &Sums, peak: &Explained) -> Option<Diagnosis> {
-    // Where the begin is missing, the peak may have been there.
+    // If the beginning is missing, the peak may have been there.
     let is_late = |unknown: &Unknown| ["no_trace", "ring_wrapped", "began_late"].contains(&&*unknown.code);
     if recording.unknowns().iter().any(is_late) {
         return None;
@@ -273,7 +274,7 @@ fn growth(recording: &Recording, sums: &Sums, peak: &Explained) -> Option<Diagno
     let ratio = reserved as f64 / active as f64;
     let evidence = vec![
         format!(
-            "{} were reserved at most, {} active at the peak: {ratio:.2} times",
+            "at most {} were reserved, and {} active at the peak: {ratio:.2} times as much",
             format_bytes(reserved),
             format_bytes(active)
         ),
@@ -287,14 +288,14 @@ fn growth(recording: &Recording, sums: &Sums, peak: &Explained) -> Option<Diagno
     fixes.push("or, if few sizes repeat: PYTORCH_CUDA_ALLOC_CONF=roundup_power2_divisions:8".to_owned());
     Some(Diagnosis {
         code: "reserved_beyond_need",
-        what: "much more was reserved than the program ever used at once".to_owned(),
+        what: "the allocator reserved much more than the program ever used at once".to_owned(),
         evidence,
         holders: Vec::new(),
         fixes,
     })
 }
 
-/// Blocks that wait for other streams, at the moment that has the most of them.
+/// Finds blocks that wait for other streams, at the moment with the most of them.
 fn held(recording: &Recording, sums: &Sums, moments: &[Explained]) -> Option<Diagnosis> {
     let mut held_since: HashMap<u64, (u64, Option<u64>, Option<Id>)> = HashMap::new();
     let (mut bytes_now, mut most, mut most_at) = (0_u64, 0, 0);
@@ -328,14 +329,14 @@ fn held(recording: &Recording, sums: &Sums, moments: &[Explained]) -> Option<Dia
     let waiting = moment.blocks().iter().filter(|block| block.is_held);
     Some(Diagnosis {
         code: "held_by_streams",
-        what: format!("up to {} were freed and waited for other streams (record_stream)", format_bytes(most)),
+        what: format!("up to {} were freed but waited for other streams (record_stream)", format_bytes(most)),
         evidence: vec![
             format!("{} waited; the most at event {}", number_of(sums.held_blocks, "free"), most_at + 1),
-            format!("together they held {:.3} GiB for a second", byte_seconds / f64::from(1 << 30)),
+            format!("together they held {:.3} GiB-seconds of memory", byte_seconds / f64::from(1 << 30)),
         ],
         holders: holders::by_stack(recording, waiting, HOLDERS),
         fixes: vec![
-            "let the block's own stream wait for the other one before the free, in place of record_stream: \
+            "let the block's own stream wait for the other one before the free, instead of record_stream: \
              torch.cuda.current_stream().wait_stream(side)"
                 .to_owned(),
             "with NCCL: TORCH_NCCL_AVOID_RECORD_STREAMS=1".to_owned(),
@@ -343,7 +344,7 @@ fn held(recording: &Recording, sums: &Sums, moments: &[Explained]) -> Option<Dia
     })
 }
 
-/// Much that rounding adds at the peak.
+/// Finds much memory lost to rounding at the peak.
 fn rounding(recording: &Recording, peak: &Explained, moment: &Moment) -> Option<Diagnosis> {
     let ledger = &peak.ledger;
     let share = ledger.rounding_bytes as f64 / ledger.active_bytes.max(1) as f64;
@@ -355,19 +356,18 @@ fn rounding(recording: &Recording, peak: &Explained, moment: &Moment) -> Option<
         code: ROUNDING,
         what: format!("rounding takes {:.0} % of the active bytes at the peak", 100.0 * share),
         evidence: vec![format!(
-            "{} were requested, {} set aside",
+            "{} were requested, {} allocated",
             format_bytes(ledger.requested_bytes),
             format_bytes(ledger.active_bytes)
         )],
         holders: holders::by_stack(recording, rounded, HOLDERS),
         fixes: vec![
-            "many small tensors: keep them in one; or lower roundup_power2_divisions, if it is set"
-                .to_owned(),
+            "combine many small tensors in one; or unset roundup_power2_divisions, if it is set".to_owned(),
         ],
     })
 }
 
-/// What is live at the ends of a phase, if it grows each time.
+/// Finds a leak: live memory that grows at each end of a phase.
 fn leak(recording: &Recording) -> Option<Diagnosis> {
     let mut ends: HashMap<Id, Vec<(usize, u64)>> = HashMap::new();
     let mut live: HashMap<u64, u64> = HashMap::new();
@@ -401,14 +401,14 @@ fn leak(recording: &Recording) -> Option<Diagnosis> {
         code: "leak",
         what: format!("live memory grows with each `{name}`: a leak"),
         evidence: vec![format!(
-            "after {} of them it grew from {} to {}, each time",
+            "over {} of them it grew every time, from {} to {}",
             ends.len(),
             format_bytes(first.1),
             format_bytes(last.1)
         )],
         holders: holders::by_stack(recording, moment.blocks().iter().filter(born), HOLDERS),
         fixes: vec![
-            "look at what the stacks keep: a list of losses without .item(), a cache, a hook".to_owned(),
+            "check what these stacks keep: a list of losses without .item(), a cache, a hook".to_owned(),
         ],
     })
 }

@@ -1,11 +1,11 @@
-//! What an explanation consists of.
+//! The parts of an explanation.
 
 use serde::Serialize;
 
 use super::holders::Holder;
 use crate::recording::{Ledger, Source, StateCheck, Sums, Unknown};
 
-/// What a recording says about the memory of its program.
+/// Explains the memory of a recorded program.
 ///
 /// ```
 /// use millpond_snapshot::{explain, import};
@@ -21,7 +21,7 @@ pub struct Explanation {
     pub version: u32,
     /// The file.
     pub file: String,
-    /// What the file is.
+    /// The format and details of the file.
     #[serde(flatten)]
     pub source: Source,
     /// The device.
@@ -30,24 +30,24 @@ pub struct Explanation {
     pub is_simulated: bool,
     /// The counts and sums.
     pub sums: Sums,
-    /// The least bytes that any allocator needs for the blocks and the failed requests, if streams take each
-    /// other's memory in the order of the host's calls. `None` if all sizes together exceed 64 bits.
+    /// The fewest bytes that any allocator needs for the blocks and the failed requests, if streams reuse
+    /// each other's memory in the order of the host's calls. `None` if all sizes together exceed 64 bits.
     pub bound_host_order: Option<u64>,
-    /// The same if no stream takes what another one used.
+    /// The same if streams share no memory.
     pub bound_stream_safe: Option<u64>,
-    /// How the end compares with the state in the file, if it holds one.
+    /// How the end compares with the state in the file, if it has one.
     pub state_check: Option<StateCheck>,
     /// The peak, the failed requests (the first ten), and the end.
     pub moments: Vec<Explained>,
-    /// What is wrong, by the evidence; empty if nothing is.
+    /// The problems that the evidence shows; empty if there are none.
     pub diagnoses: Vec<Diagnosis>,
-    /// What the recording cannot say.
+    /// The gaps of the recording.
     pub not_known: Vec<Unknown>,
-    /// The lines that make the program record what is missing; `None` if they would bring nothing.
+    /// The lines that make the program record the missing data; `None` if they would add nothing.
     pub lines_to_record: Option<&'static str>,
 }
 
-/// A moment that is explained.
+/// The reason why a moment is explained.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Occasion {
@@ -59,7 +59,7 @@ pub enum Occasion {
     End,
 }
 
-/// One moment of a recording, with what holds memory.
+/// One moment of a recording, with the stacks that hold memory.
 #[derive(Clone, Debug, Serialize)]
 pub struct Explained {
     /// The occasion.
@@ -67,27 +67,27 @@ pub struct Explained {
     /// Where the memory was.
     #[serde(flatten)]
     pub ledger: Ledger,
-    /// The bytes of the request that failed.
+    /// The size of the failed request in bytes.
     pub wanted_bytes: Option<u64>,
-    /// The bytes that the device had free, if the source says so.
+    /// The free bytes of the device, if the source records them.
     pub device_free_bytes: Option<u64>,
-    /// The bytes of the device that were neither the allocator's nor free: the context, libraries and other
-    /// processes. `None` unless the size of the device was given and the source says what was free.
+    /// The bytes of the device that are neither the allocator's nor free: the context, libraries and other
+    /// processes. `None` unless the device's size is given and the source records its free memory.
     pub outside_bytes: Option<u64>,
-    /// The stacks that held the most.
+    /// The stacks that hold the most memory.
     pub holders: Vec<Holder>,
 }
 
-/// Something that is wrong, by the evidence in a recording.
+/// A problem that the evidence in a recording shows.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Diagnosis {
     /// A name for programs, such as `fragmentation`.
     pub code: &'static str,
-    /// One sentence.
+    /// The problem, in one sentence.
     pub what: String,
-    /// What in the recording shows it, one sentence each.
+    /// The evidence in the recording, one sentence each.
     pub evidence: Vec<String>,
-    /// The stacks that it is about.
+    /// The stacks behind the problem.
     pub holders: Vec<Holder>,
     /// Lines to paste or to follow.
     pub fixes: Vec<String>,

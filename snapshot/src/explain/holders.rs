@@ -6,24 +6,24 @@ use serde::Serialize;
 
 use crate::recording::{Id, LiveBlock, Recording};
 
-/// The stacks that are named together.
+/// How many stacks are named together.
 pub(super) const HOLDERS: usize = 5;
 
-/// The most frames of a stack that are shown.
+/// How many frames of a stack are shown at most.
 const FRAMES: usize = 8;
 
 /// The blocks of one stack at one moment.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Holder {
-    /// Their bytes, as the allocator rounded them.
+    /// The bytes, as the allocator rounded them.
     pub bytes: u64,
-    /// Their number.
+    /// The number of blocks.
     pub blocks: u64,
-    /// The frames, innermost first, eight at most; empty if the source does not say.
+    /// The frames, innermost first, at most eight; empty if the source does not record them.
     pub stack: Vec<String>,
 }
 
-/// The stacks that hold the most of some blocks.
+/// Returns the stacks that hold the most bytes of these blocks.
 pub(super) fn by_stack<'a>(
     recording: &Recording,
     blocks: impl IntoIterator<Item = &'a LiveBlock>,
@@ -43,7 +43,7 @@ pub(super) fn by_stack<'a>(
         .collect()
 }
 
-/// The frames of a stack as people read them.
+/// Returns the frames of a stack in readable form.
 fn frames(recording: &Recording, stack: Option<Id>) -> Vec<String> {
     let frames = stack.into_iter().flat_map(|stack| recording.stack(stack));
     frames.take(FRAMES).map(|frame| format!("{} ({}:{})", frame.function, frame.file, frame.line)).collect()

@@ -1,8 +1,8 @@
 //! Explains where the memory of a recorded program is: at its peak, at each failed request, and at its end.
 //!
-//! An [`Explanation`] has a [`Ledger`](crate::recording::Ledger) and the stacks that hold the most for each
-//! of these moments, and the [`Diagnosis`]es that the evidence supports, each with the lines that help. What
-//! the recording cannot say stands beside them.
+//! For each of these moments, an [`Explanation`] has a [`Ledger`](crate::recording::Ledger) and the stacks
+//! that hold the most memory. It also has the [`Diagnosis`]es that the evidence supports, each with lines
+//! that help, and the gaps of the recording.
 
 mod diagnoses;
 mod explanation;
@@ -20,7 +20,7 @@ pub use text::print;
 
 use holders::HOLDERS;
 
-/// The most failed requests that are explained, the first ones.
+/// How many failed requests are explained at most, in order.
 const MAX_FAILURES: usize = 10;
 
 /// Explains a recording. `device_bytes` is the size of the device, if it is known.
@@ -34,7 +34,7 @@ pub fn explain(recording: &Recording, device_bytes: Option<u64>) -> Explanation 
         .collect();
     let mut moments: Vec<Explained> = Vec::new();
     let mut found: Vec<Diagnosis> = Vec::new();
-    // One moment at a time is in memory: it has all live blocks.
+    // Only one moment is in memory at a time, because it has all live blocks.
     let mut add = |occasion, number: usize, wanted: Option<u64>| {
         let moment = recording.moment(number);
         let ledger = moment.ledger();

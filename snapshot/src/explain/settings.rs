@@ -1,5 +1,5 @@
-//! Settings of PyTorch's allocator that have no effect: the allocator did not take them, or nothing in the
-//! recording is as they expect.
+//! Finds settings of PyTorch's allocator without effect: the allocator did not take them, or the recording
+//! holds nothing that they apply to.
 
 use millpond_core::format_bytes;
 
@@ -7,10 +7,10 @@ use super::explanation::Diagnosis;
 use crate::peers::torch::settings::Settings;
 use crate::recording::{EventKind, Recording};
 
-/// The names under which a snapshot has the text of the variable.
+/// The names under which a snapshot stores the text of the variable.
 const VARIABLES: [&str; 2] = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];
 
-/// Settings that are without an effect, each with why.
+/// Returns the settings without effect, each with the reason.
 pub(super) fn without_effect(recording: &Recording) -> Option<Diagnosis> {
     let has = |name: &str| recording.settings().iter().find(|(known, _)| known == name);
     let (_, text) = VARIABLES.iter().find_map(|name| has(name)).filter(|(_, text)| !text.is_empty())?;
@@ -20,11 +20,11 @@ pub(super) fn without_effect(recording: &Recording) -> Option<Diagnosis> {
         let mut asked = Settings::default();
         let known = has(effective(name)).is_some();
         if asked.set(name, value).is_err() || !known {
-            continue; // a setting that this reader does not know, or that a snapshot does not hold
+            continue; // an unknown setting, or one that a snapshot does not store
         }
         if !is_taken(name, &asked, &taken) {
             evidence.push(format!(
-                "`{name}:{value}` was in the environment, and the allocator has another value"
+                "`{name}:{value}` was in the environment, but the allocator has another value"
             ));
         } else if let Some(why) = idle(recording, name, &taken) {
             evidence.push(format!("`{name}:{value}` changed nothing: {why}"));
@@ -32,17 +32,17 @@ pub(super) fn without_effect(recording: &Recording) -> Option<Diagnosis> {
     }
     (!evidence.is_empty()).then(|| Diagnosis {
         code: "settings_without_effect",
-        what: "settings of the allocator have no effect".to_owned(),
+        what: "some settings of the allocator have no effect".to_owned(),
         evidence,
         holders: Vec::new(),
         fixes: vec![
-            "set the variable before Python starts: PyTorch reads it once, when it is imported".to_owned(),
-            "millpond-replay tune says which settings would help".to_owned(),
+            "set the variable before Python starts: PyTorch reads it once, on import".to_owned(),
+            "run `millpond-replay tune FILE` to find settings that help".to_owned(),
         ],
     })
 }
 
-/// The settings in the text of the variable.
+/// Splits the text of the variable into settings.
 fn pairs(text: &str) -> Vec<(&str, &str)> {
     let mut depth = 0_i32;
     let parts = text.split(|char| {
@@ -52,7 +52,7 @@ fn pairs(text: &str) -> Vec<(&str, &str)> {
     parts.filter_map(|part| part.split_once(':')).map(|(name, value)| (name.trim(), value.trim())).collect()
 }
 
-/// The name of a setting among the values that the allocator has.
+/// Returns the name under which the allocator reports a setting.
 fn effective(name: &str) -> &str {
     if name == "max_split_size_mb" { "max_split_size" } else { name }
 }
@@ -69,7 +69,7 @@ fn is_taken(name: &str, asked: &Settings, taken: &Settings) -> bool {
     }
 }
 
-/// Why a setting that the allocator took changed nothing in the recording.
+/// Explains why a setting that the allocator took changed nothing in the recording.
 fn idle(recording: &Recording, name: &str, taken: &Settings) -> Option<String> {
     let requests = || recording.events().filter(|event| event.kind == EventKind::Allocate);
     match name {
@@ -78,13 +78,13 @@ fn idle(recording: &Recording, name: &str, taken: &Settings) -> Option<String> {
             let largest = segments.map(|event| event.bytes).max()?;
             let bytes = format_bytes;
             (largest < taken.max_split).then(|| {
-                format!("no segment is larger than {}, below {}", bytes(largest), bytes(taken.max_split))
+                format!("the largest segment has {}, less than {}", bytes(largest), bytes(taken.max_split))
             })
         }
         "roundup_power2_divisions" => {
             let usual = Settings::default();
             let is_idle = requests().all(|event| usual.rounded(event.bytes) == taken.rounded(event.bytes));
-            is_idle.then(|| "each request is rounded as without it".to_owned())
+            is_idle.then(|| "every request is rounded the same without it".to_owned())
         }
         "expandable_segments" => {
             let mut kinds = recording.events().map(|event| event.kind);

@@ -8,33 +8,33 @@ use millpond_engine::text::{number_of, plain};
 use super::explanation::{Diagnosis, Explained, Explanation, Occasion};
 use super::holders::Holder;
 
-/// The frames of a stack that are printed; JSON has more.
+/// How many frames of a stack are printed; JSON has more.
 const FRAMES: usize = 3;
 
-/// How the parts of the text look.
+/// The escape sequences for the parts of the text.
 #[derive(Clone, Copy)]
 struct Looks {
-    /// What is wrong.
+    /// A problem.
     problem: &'static str,
     /// A line to paste.
     fix: &'static str,
-    /// The begin of a part, and that nothing is wrong.
+    /// A heading, and the message that there is no problem.
     head: &'static str,
-    /// The end of each of them.
+    /// The end of each part.
     end: &'static str,
 }
 
-/// Sequences that a terminal obeys: bold red, green, bold, and back.
+/// Escape sequences for a terminal: bold red, green, bold, and reset.
 const COLOURED: Looks =
     Looks { problem: "\u{1b}[1;31m", fix: "\u{1b}[32m", head: "\u{1b}[1m", end: "\u{1b}[0m" };
 
 const PLAIN: Looks = Looks { problem: "", fix: "", head: "", end: "" };
 
-/// Prints an explanation for people: what is wrong first. With `is_coloured`, the text has colours for a
-/// terminal; else it has none, and no other control characters in either case.
+/// Prints an explanation for people, with the problems first. With `is_coloured`, the text has colours for a
+/// terminal. It has no other control characters.
 ///
 /// # Errors
-/// Those of `out`.
+/// Writing to `out` fails.
 pub fn print(explanation: &Explanation, is_coloured: bool, out: &mut impl Write) -> io::Result<()> {
     let looks = if is_coloured { COLOURED } else { PLAIN };
     let Looks { problem, head, end, .. } = looks;
@@ -46,7 +46,7 @@ pub fn print(explanation: &Explanation, is_coloured: bool, out: &mut impl Write)
     if let Some(check) = explanation.state_check.as_ref().filter(|check| !check.is_equal()) {
         let first = check.first.as_deref().unwrap_or("counts differ");
         let first = plain(first);
-        writeln!(out, "{problem}THE EVENTS DO NOT LEAD TO THE STATE IN THE FILE{end}; first: {first}")?;
+        writeln!(out, "{problem}THE EVENTS DO NOT LEAD TO THE FILE'S STATE{end}; first difference: {first}")?;
     }
     if let (Some(host_order), Some(apart)) = (explanation.bound_host_order, explanation.bound_stream_safe) {
         let (host_order, apart) = (format_bytes(host_order), format_bytes(apart));
@@ -61,7 +61,7 @@ pub fn print(explanation: &Explanation, is_coloured: bool, out: &mut impl Write)
     }
     writeln!(out)?;
     if explanation.diagnoses.is_empty() {
-        writeln!(out, "{head}Nothing is wrong that the recording shows.{end}")?;
+        writeln!(out, "{head}The recording shows no problem.{end}")?;
     }
     for diagnosis in &explanation.diagnoses {
         print_diagnosis(diagnosis, looks, out)?;
@@ -76,7 +76,7 @@ pub fn print(explanation: &Explanation, is_coloured: bool, out: &mut impl Write)
         writeln!(out, "  {}", plain(&unknown.text))?;
     }
     if let Some(lines) = explanation.lines_to_record {
-        writeln!(out, "{head}to record what is missing:{end}")?;
+        writeln!(out, "{head}to record the missing data:{end}")?;
         lines.lines().try_for_each(|line| writeln!(out, "  {}{line}{end}", looks.fix))?;
     }
     Ok(())
@@ -107,24 +107,24 @@ fn ledger(moment: &Explained, looks: Looks, out: &mut impl Write) -> io::Result<
         writeln!(out, "  {name:<14}{:>12}  {about}", format_bytes(bytes))
     };
     if let Some(wanted) = moment.wanted_bytes {
-        line("wanted", wanted, "the request")?;
+        line("wanted", wanted, "the failed request")?;
     }
     if let Some(reserved) = ledger.reserved_bytes {
         line("reserved", reserved, "from the driver; the sum of the next three")?;
     }
     line("active", ledger.active_bytes, &number_of(ledger.live_blocks, "block"))?;
     if ledger.reserved_bytes.is_some() {
-        line("wholly free", ledger.wholly_free_bytes, "in segments without a block")?;
-        line("pinned", ledger.pinned_bytes, "free beside live blocks: fragmentation")?;
-        line("rounding", ledger.rounding_bytes, "of what is active")?;
-        line("held", ledger.held_bytes, "of what is active: freed, waits for streams")?;
+        line("wholly free", ledger.wholly_free_bytes, "in segments without blocks")?;
+        line("pinned", ledger.pinned_bytes, "free next to live blocks: fragmentation")?;
+        line("rounding", ledger.rounding_bytes, "part of active")?;
+        line("held", ledger.held_bytes, "part of active: freed, but waiting for streams")?;
         line("largest free", ledger.largest_free_bytes, "in one piece")?;
     }
     if let Some(free) = moment.device_free_bytes {
         line("device free", free, "on the device")?;
     }
     if let Some(outside) = moment.outside_bytes {
-        line("outside", outside, "neither the allocator's nor free")?;
+        line("outside", outside, "used outside of the allocator")?;
     }
     holders(&moment.holders, out)?;
     writeln!(out)

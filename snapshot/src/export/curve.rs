@@ -1,18 +1,18 @@
-//! What is live and reserved after each event.
+//! Computes live and reserved bytes after each event.
 
 use std::collections::HashMap;
 
 use crate::recording::{Event, EventKind, Recording};
 
-/// What is live and reserved after an event, in bytes.
+/// The live and reserved bytes after an event.
 pub(super) struct Point<'a> {
     pub(super) event: &'a Event,
     pub(super) live: u64,
-    /// `None` if the source does not say.
+    /// `None` if the source does not have them.
     pub(super) reserved: Option<u64>,
 }
 
-/// The points of a recording, in its order.
+/// Returns the points of a recording, in its order.
 pub(super) fn points(recording: &Recording) -> impl Iterator<Item = Point<'_>> {
     let mut blocks: HashMap<u64, u64> = HashMap::new();
     let has_segments = recording.sums().reserved_bytes.is_some();

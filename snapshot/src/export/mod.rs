@@ -1,4 +1,4 @@
-//! Writes a recording in the formats of other tools: stacks of an instant, and what is live over time.
+//! Writes a recording in the formats of other tools: stacks at an instant, and live bytes over time.
 //!
 //! | format | read by |
 //! |---|---|
@@ -30,22 +30,22 @@ use crate::recording::Recording;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Format {
-    /// JSON of speedscope: the stacks of an instant, in bytes.
+    /// JSON for speedscope: the stacks at an instant, in bytes.
     Speedscope,
-    /// A line for each stack of an instant, its frames outermost first with `;` between them, and its bytes.
+    /// One line per stack at an instant: its frames, outermost first, with `;` between them, and its bytes.
     Folded,
     /// JSON of Chrome's trace events: live and reserved bytes as counters, failed requests and phases.
     Perfetto,
-    /// CSV: number, time, what happened, live and reserved bytes after it.
+    /// CSV: the number, time and kind of each event, and the live and reserved bytes after it.
     Series,
 }
 
 impl Format {
-    /// Writes a recording. `event` is the number of the event whose instant is written, counted from 0; the
-    /// one that reached the most live bytes without it. Formats over time ignore it.
+    /// Writes a recording. `event` is the number of the event whose instant is written, counted from 0;
+    /// `None` means the event with the most live bytes. Formats over time ignore it.
     ///
     /// # Errors
-    /// Those of `out`.
+    /// Writing to `out` fails.
     pub fn write(self, recording: &Recording, event: Option<usize>, out: &mut impl Write) -> io::Result<()> {
         let event = event.unwrap_or_else(|| recording.sums().peak_event as usize);
         match self {

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use super::curve::points;
 use crate::recording::{Clock, EventKind, Recording};
 
-/// Writes the JSON of a trace. Times are microseconds since the first event; without a clock, an event or a
-/// step takes one.
+/// Writes the JSON of a trace. Times are microseconds since the first event. Without a clock, an event or a
+/// step takes one microsecond.
 pub(super) fn write(recording: &Recording, out: &mut impl Write) -> io::Result<()> {
     let first = recording.events().find_map(|event| event.time());
     let per_microsecond = if recording.clock() == Clock::Steps { 1.0 } else { 1000.0 };
@@ -38,7 +38,7 @@ pub(super) fn write(recording: &Recording, out: &mut impl Write) -> io::Result<(
                 open.push(tag);
                 slice("B", tag, now)
             }
-            // Slices of one track end in the opposite order of their begins.
+            // Slices of one track must end in the opposite order of their starts.
             EventKind::PhaseEnd if open.last() == Some(&tag) => {
                 open.pop();
                 slice("E", tag, now)

@@ -1,4 +1,4 @@
-//! What is live and reserved over time, as CSV.
+//! Writes live and reserved bytes over time, as CSV.
 
 use std::io::{self, Write};
 
@@ -7,7 +7,7 @@ use millpond_engine::csv_to_io;
 use super::curve::points;
 use crate::recording::{Clock, Recording};
 
-/// Writes a row for each event. A time or a sum that is not known is empty.
+/// Writes a row for each event. Unknown times and sums are empty.
 pub(super) fn write(recording: &Recording, out: &mut impl Write) -> io::Result<()> {
     let time = match recording.clock() {
         Clock::Unix => "unix_ns",

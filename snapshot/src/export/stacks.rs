@@ -1,4 +1,4 @@
-//! The stacks of an instant: speedscope's JSON, and folded lines.
+//! The stacks at an instant: speedscope's JSON, and folded lines.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
@@ -7,10 +7,10 @@ use serde_json::json;
 
 use crate::recording::{Id, Recording};
 
-/// The stand-in for blocks whose stack is not known.
+/// The name for blocks without a known stack.
 const NO_STACK: &str = "(no stack)";
 
-/// The requested bytes of each stack after an event, in the order of the stacks.
+/// Returns the requested bytes of each stack after an event, in the order of the stacks.
 fn held(recording: &Recording, event: usize) -> BTreeMap<Option<Id>, u64> {
     let mut held = BTreeMap::new();
     for block in recording.moment(event).blocks() {
@@ -82,7 +82,7 @@ pub(super) fn folded(recording: &Recording, event: usize, out: &mut impl Write) 
     Ok(())
 }
 
-/// A frame without what ends a frame or a line.
+/// Returns a frame without the characters that end a frame or a line.
 fn word(frame: &str) -> String {
     frame
         .chars()

@@ -1,29 +1,30 @@
-//! The segments of a recording, as the driver of the model.
+//! Feeds the segments of a recording to the model, as its driver.
 
 use std::collections::VecDeque;
 
 use crate::peers::torch::model::Memory;
 use crate::recording::EventKind;
 
-/// Where segments get addresses that the record has none for, behind the addresses of all devices.
+/// Segments that the record has no address for get addresses from here on, above the addresses of all
+/// devices.
 pub(super) const ELSEWHERE: u64 = 1 << 56;
 
-/// Whether the driver gets memory back.
+/// Returns whether the driver gets memory back.
 pub(super) fn is_given_back(kind: EventKind) -> bool {
     matches!(kind, EventKind::SegmentFree | EventKind::SegmentUnmap)
 }
 
-/// How far a growing segment reaches, in bytes.
+/// How far a growing segment can reach, in bytes.
 pub(super) const RESERVATION: u64 = 1 << 40;
 
-/// The segments that the record has next.
+/// The next segments of the record.
 #[derive(Debug)]
 pub(super) struct Recorded {
-    /// Kind, address and bytes, since the request before.
+    /// Kind, address and bytes of the events since the previous request.
     pub(super) pending: VecDeque<(EventKind, u64, u64)>,
     /// Whether a request fails in the record.
     pub(super) refuses: bool,
-    /// Whether the record says when the driver refuses; otherwise a limit of the model does.
+    /// Whether the record tells when the driver refuses; otherwise a limit of the model decides.
     says_when_full: bool,
     pub(super) same_segment: u64,
     pub(super) same_given_back: u64,
@@ -42,18 +43,18 @@ impl Recorded {
         }
     }
 
-    /// Whether the record has a segment given back next.
+    /// Returns whether the next recorded event gives back a segment.
     pub(super) fn gives_back_next(&self) -> bool {
         let kind = self.pending.front().map(|(kind, ..)| *kind);
         kind.is_some_and(is_given_back)
     }
 
-    /// Whether the driver refuses: the recorded request failed, or gave back segments first.
+    /// Returns whether the driver refuses: the recorded request failed, or gave back segments first.
     fn is_full(&self) -> bool {
         self.says_when_full && (self.gives_back_next() || (self.refuses && self.pending.is_empty()))
     }
 
-    /// The address of the next segment in the record, if it is of this kind and size.
+    /// Returns the address of the next segment in the record, if it has this kind and size.
     fn next(&mut self, wanted: EventKind, bytes: u64) -> Option<u64> {
         let &(_, address, _) =
             self.pending.front().filter(|(kind, _, size)| (*kind, *size) == (wanted, bytes))?;
@@ -72,7 +73,7 @@ impl Recorded {
         }
     }
 
-    /// An address behind the others; `None` for more than there are.
+    /// Returns an address above the others; `None` if the addresses do not suffice.
     fn elsewhere(&mut self, bytes: u64) -> Option<u64> {
         let address = self.elsewhere;
         self.elsewhere = address.checked_add(bytes.checked_next_multiple_of(2 << 20)?)?;
@@ -115,7 +116,7 @@ impl Memory for Recorded {
 
     fn unreserve(&mut self, _address: u64, _bytes: u64) {}
 
-    /// Blocks become free where the record says it.
+    /// Blocks become free when the record frees them, so nothing waits.
     fn wait(&mut self) -> Vec<u64> {
         Vec::new()
     }

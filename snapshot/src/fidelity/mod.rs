@@ -1,10 +1,10 @@
-//! How well the model `torch` predicts what PyTorch did: address by address.
+//! Measures how well the model `torch` predicts what PyTorch did, address by address.
 //!
-//! The requests and frees of a recording drive the model. Where it asks the driver for a segment, it gets the
-//! recorded one, if that comes next and has the size that the model asks for: so addresses of segments are
-//! taken from the record, and all else is predicted. Where the record has segments given back in the middle
-//! of a request, the driver refuses, as it had then. What a program gave back itself (`empty_cache`) is done
-//! where it is recorded.
+//! The requests and frees of a recording drive the model. If the model asks the driver for a segment, it gets
+//! the recorded segment, provided that it comes next and has the requested size. So the record supplies the
+//! addresses of segments, and the model predicts everything else. If the record gives back segments in the
+//! middle of a request, the driver refuses, as it did then. Memory that the program itself gave back
+//! (`empty_cache`) is given back at the recorded event.
 
 mod memory;
 mod text;
@@ -21,7 +21,7 @@ use memory::{ELSEWHERE, RESERVATION, Recorded, is_given_back};
 pub(crate) use text::LACKS_LIMIT;
 pub use text::print;
 
-/// How the model's choices compare with the recorded ones. Sizes in bytes.
+/// Compares the model's choices with the recorded ones. Sizes are in bytes.
 ///
 /// ```
 /// use millpond_snapshot::fidelity::Fidelity;
@@ -40,55 +40,57 @@ pub struct Fidelity {
     pub file: String,
     /// The model with the recording's settings, as a stack.
     pub model: String,
-    /// Whether a setting is a share of the limit, and the limit is not known: the model does without it.
+    /// Whether a setting is a share of the limit, and the limit is unknown; the model then ignores the
+    /// setting.
     pub lacks_limit: bool,
     /// Whether the trace has everything since the program's first allocation.
     pub is_complete: bool,
     /// The allocations in the trace.
     pub allocations: u64,
-    /// Those that the model placed at the recorded address.
+    /// Allocations that the model placed at the recorded address.
     pub same_address: u64,
-    /// The segments, or mapped ranges of growing ones, that PyTorch took in the trace.
+    /// The segments, or mapped ranges of growing segments, that PyTorch took in the trace.
     pub segments: u64,
-    /// Those that the model took for the same request with the same size.
+    /// Segments that the model took for the same request with the same size.
     pub same_segment: u64,
     /// The segments or ranges that PyTorch gave back in the trace.
     pub given_back: u64,
-    /// Those that the model gave back at the same event, or found free where the program gave them back.
+    /// Segments that the model gave back at the same event, or that were free when the program gave them
+    /// back.
     pub same_given_back: u64,
     /// The failed requests in the trace.
     pub failures: u64,
-    /// Those that failed in the model, too.
+    /// Requests that failed in the model too.
     pub same_failure: u64,
     /// The most bytes of segments at one time, as recorded.
     pub peak_reserved: u64,
     /// The same in the model.
     pub model_peak_reserved: u64,
-    /// One less the mean difference of both over the mean of the recorded ones, at each allocation.
+    /// One minus the mean difference of reserved bytes, relative to the recorded mean, over all allocations.
     pub reserved_share: f64,
     /// The first difference.
     pub first: Option<String>,
 }
 
 impl Fidelity {
-    /// Drives the model with a recording. `limit` is what `set_per_process_memory_fraction` allowed, in
-    /// bytes: a recording does not say.
+    /// Drives the model with a recording. `limit` is the limit that `set_per_process_memory_fraction` set, in
+    /// bytes, because a recording does not hold it.
     ///
     /// # Errors
-    /// A sentence that says why there is nothing to compare, or which setting cannot be read.
+    /// A sentence that explains why there is nothing to compare, or which setting cannot be read.
     pub fn of(recording: &Recording, limit: Option<u64>) -> Result<Self, String> {
         let mut settings = Settings::of(recording)?;
         settings.limit = limit.unwrap_or(u64::MAX);
         Self::with(recording, settings)
     }
 
-    /// The share of the allocations that are where they were recorded; 1 if there are none.
+    /// Returns the share of the allocations at the recorded address; 1 if there are none.
     #[must_use]
     pub fn address_share(&self) -> f64 {
         share(self.same_address, self.allocations)
     }
 
-    /// The share of the segments that the model took as recorded; 1 if there are none.
+    /// Returns the share of the segments that the model took as recorded; 1 if there are none.
     #[must_use]
     pub fn segment_share(&self) -> f64 {
         share(self.same_segment, self.segments)
@@ -97,7 +99,7 @@ impl Fidelity {
     fn with(recording: &Recording, settings: Settings) -> Result<Self, String> {
         let has_segments = recording.events().any(|event| is_taken(event.kind));
         if !has_segments {
-            return Err("has no segments to compare with: only a memory snapshot of PyTorch does".to_owned());
+            return Err("has no segments to compare with: only memory snapshots of PyTorch do".to_owned());
         }
         let is_of_device =
             |event: &Event| event.address.checked_add(event.bytes).is_some_and(|end| end <= ELSEWHERE);
@@ -126,7 +128,7 @@ fn is_taken(kind: EventKind) -> bool {
     matches!(kind, EventKind::SegmentAllocate | EventKind::SegmentMap)
 }
 
-/// A stream as the model names it.
+/// Returns the model's name for a stream.
 fn number(stream: StreamKey) -> u64 {
     match stream {
         StreamKey::Legacy => 0,
@@ -135,14 +137,14 @@ fn number(stream: StreamKey) -> u64 {
     }
 }
 
-/// The model and the record side by side.
+/// The model and the record, side by side.
 struct Run<'a> {
     recording: &'a Recording,
     torch: Torch,
     memory: Recorded,
-    /// The model's address of each block, by the recorded one.
+    /// The model's address of each block, by the recorded address.
     blocks: FxHashMap<u64, u64>,
-    /// What the recorded allocator has.
+    /// The bytes that the recorded allocator holds.
     reserved: u64,
     differences: f64,
     reserved_sum: f64,
@@ -176,7 +178,7 @@ impl<'a> Run<'a> {
         Self { recording, torch, memory, blocks, reserved, differences, reserved_sum, result }
     }
 
-    /// Builds what was there before the first event.
+    /// Builds the blocks from before the first event.
     fn start(&mut self) {
         let before = self.recording.events().take_while(|event| event.is_before).count();
         let Some(last) = before.checked_sub(1) else { return };
@@ -224,7 +226,7 @@ impl<'a> Run<'a> {
                 let served = self.request(event);
                 self.memory.refuses = false;
                 match served {
-                    // What the model should not have served is of no use to it.
+                    // The model should not have served this request, so it drops the block.
                     Some(address) => drop(self.torch.free(address)),
                     None => self.result.same_failure += 1,
                 }
@@ -273,14 +275,14 @@ impl<'a> Run<'a> {
         let lane = self.recording.lane(event);
         let pool = lane.pool.unwrap_or(DEFAULT_POOL);
         let request = Request { bytes: event.bytes, stream: number(lane.stream), pool };
-        // A request that needs no segment gives none back: the program did, before.
+        // A request that needs no segment gives none back; the program did so before.
         if self.memory.gives_back_next() && self.torch.has_free(request) {
             self.settle();
         }
         self.torch.allocate(&mut self.memory, request)
     }
 
-    /// Does what the record has and the model did not do: gives back what the program gave back.
+    /// Gives back the recorded segments that the program, not the model, gave back.
     fn settle(&mut self) {
         while let Some((kind, address, _)) = self.memory.pending.pop_front() {
             if !is_taken(kind) && self.torch.release_at(&mut self.memory, address) {

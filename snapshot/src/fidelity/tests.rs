@@ -1,11 +1,11 @@
-//! The model against snapshots of PyTorch 2.11 on an H200.
+//! Tests the model against snapshots of PyTorch 2.11 on an H200.
 
 use std::path::Path;
 
 use super::*;
 use crate::import::{self, Options};
 
-/// The limit of the snapshots that were made under one, in bytes: see `make.py`.
+/// Returns the limit of the snapshots that were made under one, in bytes; see `make.py`.
 fn limit(name: &str) -> Option<u64> {
     match name {
         "garbage" | "retries" | "max_split_retries" | "expandable_retries" => Some(450 << 20),
@@ -55,12 +55,12 @@ fn where_memory_ends_is_read_from_the_record_if_no_limit_is_given() {
         assert_eq!(fidelity.same_address, fidelity.allocations, "{name}");
         assert_eq!(fidelity.same_failure, fidelity.failures, "{name}");
     }
-    // What is collected is a share of the limit.
+    // Garbage collection is a share of the limit.
     let fidelity = Fidelity::of(&snapshot("garbage"), None).unwrap();
     assert!(fidelity.address_share() < 0.9 && fidelity.first.is_some(), "{fidelity:?}");
     let mut text = Vec::new();
     print(&fidelity, &mut text).unwrap();
-    let says_why = |text: &[u8]| String::from_utf8_lossy(text).contains("which the file does not say");
+    let says_why = |text: &[u8]| String::from_utf8_lossy(text).contains("which is not in the file");
     assert!(fidelity.lacks_limit && says_why(&text));
     let fidelity = Fidelity::of(&snapshot("garbage"), limit("garbage")).unwrap();
     text.clear();
@@ -68,7 +68,7 @@ fn where_memory_ends_is_read_from_the_record_if_no_limit_is_given() {
     assert!(!fidelity.lacks_limit && !says_why(&text));
 }
 
-/// A snapshot, and the model with one rule altered.
+/// A snapshot, and the model with one altered rule.
 type Canary = (&'static str, fn(&mut Settings));
 
 #[test]
@@ -108,9 +108,9 @@ fn it_is_printed_with_all_that_differs() {
     let text = printed(&fidelity);
     assert!(text.contains("60 of 60 allocations at the recorded address (100.0 %)"), "{text}");
     assert!(text.contains("1 of 1 failed request failed"), "{text}");
-    assert!(!text.contains("first difference") && !text.contains("guessed"), "{text}");
+    assert!(!text.contains("first difference") && !text.contains("guesses"), "{text}");
     fidelity = Fidelity { allocations: 3000, same_address: 2999, is_complete: false, ..fidelity };
     fidelity.first = Some("event 7".to_owned());
     let text = printed(&fidelity);
-    assert!(text.contains("(99.9 %)") && text.contains("event 7") && text.contains("guessed"), "{text}");
+    assert!(text.contains("(99.9 %)") && text.contains("event 7") && text.contains("guesses"), "{text}");
 }

@@ -7,19 +7,19 @@ use millpond_engine::text::{number_of, plain};
 
 use super::Fidelity;
 
-/// Why a model with garbage collection differs where it has no limit.
+/// Explains why a model with garbage collection differs if it has no limit.
 pub(crate) const LACKS_LIMIT: &str = "garbage_collection_threshold is a share of the process's limit, \
-     which the file does not say: fidelity --limit SIZE does";
+     which is not in the file; pass it with fidelity --limit SIZE";
 
-/// Prints it for people.
+/// Prints the comparison for people.
 ///
 /// # Errors
-/// Those of `out`.
+/// Writing to `out` fails.
 pub fn print(fidelity: &Fidelity, mut out: impl Write) -> io::Result<()> {
     let Fidelity { file, model, allocations, same_address, segments, same_segment, .. } = fidelity;
     writeln!(out, "{}: PyTorch's allocator against its model `{model}`", plain(file))?;
     let percent = |share: f64| {
-        // 100 % is said only of all.
+        // Print 100 % only if all agree.
         let tenths = (share * 1000.0).floor() / 10.0;
         format!("{tenths:.1} %")
     };
@@ -35,7 +35,7 @@ pub fn print(fidelity: &Fidelity, mut out: impl Write) -> io::Result<()> {
     }
     if *failures > 0 {
         let failures = number_of(*failures, "failed request");
-        writeln!(out, "  {same_failure} of {failures} failed in the model, too")?;
+        writeln!(out, "  {same_failure} of {failures} failed in the model too")?;
     }
     writeln!(
         out,
@@ -51,7 +51,7 @@ pub fn print(fidelity: &Fidelity, mut out: impl Write) -> io::Result<()> {
         writeln!(out, "  {LACKS_LIMIT}")?;
     }
     if !fidelity.is_complete {
-        writeln!(out, "  the trace begins late: which blocks were free before it is guessed from the state")?;
+        writeln!(out, "  the trace begins late: the model guesses from the state which blocks were free")?;
     }
     Ok(())
 }

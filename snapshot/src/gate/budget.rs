@@ -1,4 +1,4 @@
-//! A budget, and its file.
+//! A memory budget, and its file.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::recording::Recording;
 
-/// The tolerance of reserved bytes in percent, unless the budget says another.
+/// The default tolerance of reserved bytes, in percent.
 const RESERVED_TOLERANCE: f64 = 2.0;
 
-/// The most memory that a recording may have. What is absent is not compared.
+/// The most memory that a recording may use. Absent quantities are not compared.
 ///
 /// ```
 /// let budget: millpond_snapshot::gate::Budget = "peak_reserved_bytes = 1073741824".parse()?;
@@ -24,19 +24,19 @@ pub struct Budget {
     /// The most requested bytes that are live at one time.
     #[serde(default)]
     pub peak_allocated_bytes: Option<u64>,
-    /// What they may have above that, in percent; 0 for exactly that or less.
+    /// How far they may exceed it, in percent; 0 for not at all.
     #[serde(default)]
     pub allocated_tolerance_percent: f64,
     /// The most bytes that the allocator has from the driver at one time.
     #[serde(default)]
     pub peak_reserved_bytes: Option<u64>,
-    /// What they may have above that, in percent.
+    /// How far they may exceed it, in percent.
     #[serde(default = "reserved_tolerance")]
     pub reserved_tolerance_percent: f64,
     /// The most reserved bytes over the least that any allocator needs.
     #[serde(default)]
     pub reserved_over_bound: Option<f64>,
-    /// The most requests that fail.
+    /// The most failed requests.
     #[serde(default)]
     pub failures: Option<u64>,
 }
@@ -45,13 +45,13 @@ fn reserved_tolerance() -> f64 {
     RESERVED_TOLERANCE
 }
 
-/// A budget that cannot be read, as a sentence.
+/// The reason why a budget cannot be read, as a sentence.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct BudgetError(String);
 
 impl Budget {
-    /// The budget that a recording is exactly within.
+    /// Returns the budget that a recording just meets.
     pub fn of(recording: &Recording) -> Self {
         let sums = recording.sums();
         let ratio = sums.peak_reserved_bytes.filter(|_| sums.peak_live_bytes > 0);
@@ -71,10 +71,10 @@ impl Budget {
         let fail = |text: &str| Err(BudgetError(text.to_owned()));
         let is_amount = |number: f64| number.is_finite() && number >= 0.0;
         if !is_amount(self.allocated_tolerance_percent) || !is_amount(self.reserved_tolerance_percent) {
-            return fail("a tolerance is 0 or more percent");
+            return fail("a tolerance must be 0 percent or more");
         }
         if self.reserved_over_bound.is_some_and(|ratio| !is_amount(ratio)) {
-            return fail("`reserved_over_bound` is a ratio such as 1.2");
+            return fail("`reserved_over_bound` must be a ratio such as 1.2");
         }
         let is_empty = self.peak_allocated_bytes.is_none()
             && self.peak_reserved_bytes.is_none()
@@ -97,11 +97,11 @@ impl FromStr for Budget {
 }
 
 impl fmt::Display for Budget {
-    /// The file, with a comment for each line.
+    /// Writes the file, with a comment for each line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "# A budget of memory for `millpond-replay gate`. A line that is left out is not compared."
+            "# A memory budget for `millpond-replay gate`. It compares only the lines in this file."
         )?;
         if let Some(bytes) = self.peak_allocated_bytes {
             writeln!(f, "\n# The most requested bytes that are live at one time.")?;
@@ -111,7 +111,7 @@ impl fmt::Display for Budget {
         if let Some(bytes) = self.peak_reserved_bytes {
             writeln!(
                 f,
-                "\n# The most bytes from the driver at one time; they depend on the allocator's history."
+                "\n# The most bytes from the driver at one time; the allocator's history affects them."
             )?;
             writeln!(f, "peak_reserved_bytes = {bytes}")?;
             writeln!(f, "reserved_tolerance_percent = {:?}", self.reserved_tolerance_percent)?;

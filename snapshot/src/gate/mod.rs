@@ -1,8 +1,8 @@
-//! Compares the memory of a recording with a budget, to fail a build whose memory grows.
+//! Compares the memory of a recording with a budget, to fail a build if its memory grows.
 //!
-//! A [`Budget`] is a small TOML file. What a program allocates is the same in each run of the same work, so
-//! its peak is compared exactly unless the budget tolerates more. What an allocator reserves for it depends
-//! on the allocator's history, so that has a tolerance of 2 % unless the budget names another.
+//! A [`Budget`] is a small TOML file. A program allocates the same in each run of the same work, so its peak
+//! is compared exactly, unless the budget tolerates more. Reserved bytes depend on the allocator's history,
+//! so they have a tolerance of 2 %, unless the budget sets another.
 
 mod budget;
 mod print;
@@ -15,7 +15,7 @@ use crate::recording::Recording;
 pub use budget::{Budget, BudgetError};
 pub use print::{junit, markdown, text};
 
-/// What is compared.
+/// The quantities that are compared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Quantity {
@@ -23,15 +23,15 @@ pub enum Quantity {
     PeakAllocated,
     /// The most bytes that the allocator had from the driver at one time.
     PeakReserved,
-    /// The most reserved bytes over the least that any allocator needs in host order: the peak of what is
-    /// live.
+    /// The most reserved bytes over the least that any allocator needs in host order: the peak of live
+    /// memory.
     ReservedOverBound,
-    /// The requests that failed.
+    /// The failed requests.
     Failures,
 }
 
 impl Quantity {
-    /// The name in a budget, and in reports.
+    /// Returns the name in a budget, and in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::PeakAllocated => "peak_allocated_bytes",
@@ -42,20 +42,20 @@ impl Quantity {
     }
 }
 
-/// A quantity beside its budget.
+/// A quantity compared with its budget.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Check {
     /// The quantity.
     pub quantity: Quantity,
-    /// What the recording has; `None` if it does not say, which is not within any budget.
+    /// The recording's value; `None` if it has none, which never meets a budget.
     pub measured: Option<f64>,
-    /// The most that is within the budget, its tolerance included.
+    /// The most that the budget allows, including its tolerance.
     pub most: f64,
     /// Whether the recording is within the budget.
     pub is_within: bool,
 }
 
-/// A recording beside a budget.
+/// A recording compared with a budget.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Gate {
     /// The version of this format.
@@ -66,10 +66,10 @@ pub struct Gate {
     pub is_within: bool,
     /// Each quantity that the budget names.
     pub checks: Vec<Check>,
-    /// The least bytes that any allocator needs for the blocks and the failed requests, in host order; `None`
-    /// if all sizes together exceed 64 bits.
+    /// The fewest bytes that any allocator needs for the blocks and the failed requests, in host order;
+    /// `None` if all sizes together exceed 64 bits.
     pub bound_host_order: Option<u64>,
-    /// The same if no stream takes what another one used.
+    /// The same if streams share no memory.
     pub bound_stream_safe: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! A gate's result as text, as markdown and as JUnit's XML.
+//! Prints a gate's result as text, Markdown and JUnit XML.
 
 use std::io::{self, Write};
 
@@ -22,12 +22,12 @@ impl Check {
         if self.is_within { "within" } else { "OVER" }
     }
 
-    /// The measured value over the budget, as a sentence.
+    /// Returns the measured value and the budget, as a sentence.
     fn sentence(&self) -> String {
         let (measured, most) = (self.shown(self.measured), self.shown(Some(self.most)));
         match self.measured {
-            Some(_) => format!("{measured}, and the budget has {most}"),
-            None => format!("the file does not say, and the budget has {most}"),
+            Some(_) => format!("{measured}, the budget allows {most}"),
+            None => format!("the file does not say, the budget allows {most}"),
         }
     }
 }
@@ -35,7 +35,7 @@ impl Check {
 /// Prints a line for each quantity.
 ///
 /// # Errors
-/// Those of `out`.
+/// Writing to `out` fails.
 pub fn text(gate: &Gate, out: &mut impl Write) -> io::Result<()> {
     let verdict = if gate.is_within { "within the budget" } else { "OVER THE BUDGET" };
     writeln!(out, "{}: {verdict}", plain(&gate.file))?;
@@ -54,13 +54,13 @@ pub fn text(gate: &Gate, out: &mut impl Write) -> io::Result<()> {
     )
 }
 
-/// Prints a table of markdown, as for `GITHUB_STEP_SUMMARY`.
+/// Prints a Markdown table, as for `GITHUB_STEP_SUMMARY`.
 ///
 /// # Errors
-/// Those of `out`.
+/// Writing to `out` fails.
 pub fn markdown(gate: &Gate, out: &mut impl Write) -> io::Result<()> {
     let verdict = if gate.is_within { "within the budget" } else { "over the budget" };
-    // A file's name may have marks of markdown: it stands as code, without what ends that.
+    // A file's name may contain Markdown. It is printed as code, without the characters that end code.
     writeln!(out, "### Memory of `{}`: {verdict}\n", plain(&gate.file).replace(['`', '|'], "_"))?;
     writeln!(out, "| quantity | measured | at most | |\n|---|---:|---:|---|")?;
     for check in &gate.checks {
@@ -71,10 +71,10 @@ pub fn markdown(gate: &Gate, out: &mut impl Write) -> io::Result<()> {
     writeln!(out)
 }
 
-/// Prints JUnit's XML: a test case for each quantity.
+/// Prints JUnit XML: a test case for each quantity.
 ///
 /// # Errors
-/// Those of `out`.
+/// Writing to `out` fails.
 pub fn junit(gate: &Gate, out: &mut impl Write) -> io::Result<()> {
     let (tests, file) = (gate.checks.len(), escaped(&gate.file));
     let failures = gate.checks.iter().filter(|check| !check.is_within).count();
@@ -93,13 +93,13 @@ pub fn junit(gate: &Gate, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "  </testsuite>\n</testsuites>")
 }
 
-/// A text without characters that a terminal would obey, or that XML cannot hold.
+/// Returns the text without characters that a terminal would obey, or that XML cannot hold.
 fn plain(text: &str) -> String {
     let allowed = |char: char| !char.is_control() && !matches!(char, '\u{fffe}' | '\u{ffff}');
     text.chars().map(|char| if allowed(char) { char } else { '\u{fffd}' }).collect()
 }
 
-/// A text as an attribute of XML.
+/// Returns the text as an XML attribute.
 fn escaped(text: &str) -> String {
     let text = plain(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     text.replace('"', "&quot;")

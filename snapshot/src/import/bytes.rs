@@ -2,15 +2,15 @@
 
 use std::io::{self, Read};
 
-/// The bytes that are read ahead.
+/// The number of bytes to read ahead.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// A reader that knows its place.
+/// A reader that knows its position.
 pub(crate) struct Bytes<'a> {
     source: Box<dyn Read + 'a>,
     buffer: Vec<u8>,
     at: usize,
-    /// The bytes before the buffer.
+    /// The number of bytes before the buffer.
     before: u64,
 }
 
@@ -19,12 +19,12 @@ impl<'a> Bytes<'a> {
         Self { source, buffer: Vec::new(), at: 0, before: 0 }
     }
 
-    /// The bytes that were taken.
+    /// Returns the number of bytes taken.
     pub(crate) fn offset(&self) -> u64 {
         self.before + self.at as u64
     }
 
-    /// The next byte; `None` at the end.
+    /// Returns the next byte; `None` at the end.
     ///
     /// # Errors
     /// The source cannot be read.
@@ -37,7 +37,7 @@ impl<'a> Bytes<'a> {
         Ok(Some(self.buffer[self.at - 1]))
     }
 
-    /// Fills `into`; the number of bytes is less only at the end.
+    /// Fills `into`, and returns the number of bytes; it is smaller only at the end.
     ///
     /// # Errors
     /// The source cannot be read.

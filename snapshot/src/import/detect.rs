@@ -3,10 +3,10 @@
 use super::minimalloc;
 use super::table::rows;
 
-/// The bytes of a file's start that are looked at.
+/// How many bytes at a file's start are examined.
 pub(super) const HEAD_BYTES: usize = 4096;
 
-/// What a file is.
+/// The format of a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Found {
     /// A pickle of protocol 2 to 5.
@@ -19,13 +19,13 @@ pub(super) enum Found {
     Minimalloc,
     /// A database of SQLite.
     Sqlite,
-    /// Something that is not read: what it is, and what to do.
+    /// A format that is not supported: a description and the remedy.
     Other(&'static str),
 }
 
 const SQLITE: &[u8] = b"SQLite format 3\0";
 
-/// The start of files that are not read, what they are, and what to do.
+/// The starts of unsupported files, with a description and the remedy.
 const OTHERS: &[(&[u8], &str)] = &[
     (
         b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.",
@@ -35,9 +35,9 @@ const OTHERS: &[(&[u8], &str)] = &[
     ),
     (
         b"PK\x03\x04",
-        "is a zip file, as torch.save writes checkpoints: weights, and no memory events; if a snapshot is \
-         in it, \
-         unpack that; else write one with torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")",
+        "is a zip file, as torch.save writes for checkpoints: it holds weights and no memory events; if it \
+         holds a snapshot, \
+         unpack it; else write one with torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")",
     ),
     (b"\x7fELF", "is a program or a library (ELF); name the file that it wrote"),
     (b"MZ", "is a program of Windows; name the file that it wrote"),
@@ -46,7 +46,7 @@ const OTHERS: &[(&[u8], &str)] = &[
         "is a Parquet file; if it is an export of Nsight Systems, export again with \
          `nsys export --type sqlite`",
     ),
-    (b"ARROW1", "is an Arrow file; export a CSV with RMM's columns in its place"),
+    (b"ARROW1", "is an Arrow file; export a CSV with RMM's columns instead"),
     (b"\x89HDF\r\n", "is an HDF5 file, which holds no memory events"),
     (b"\x93NUMPY", "is an array of NumPy, which holds no memory events"),
     (b"GGUF", "is a model (GGUF), which holds no memory events"),
@@ -59,12 +59,12 @@ const OTHERS: &[(&[u8], &str)] = &[
     (b"\xff\xd8\xff", "is a picture, which holds no memory events; name the file that the viewer showed"),
 ];
 
-const CHROME_TRACE: &str = "is a trace for Chrome or Perfetto, as torch.profiler writes it: it has no \
+const CHROME_TRACE: &str = "is a trace for Chrome or Perfetto, as torch.profiler writes: it lacks the \
                             address and \
-                            no stream of each block; write a snapshot with \
+                            the stream of each block; write a snapshot with \
                             torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")";
 
-const JSON: &str = "is JSON, of which no kind is read: a PyTorch snapshot is a pickle (`_dump_snapshot`), \
+const JSON: &str = "is JSON, which cannot be imported: a PyTorch snapshot is a pickle (`_dump_snapshot`), \
                     an export \
                     of Nsight Systems is SQLite (`nsys export --type sqlite`), a log is CSV";
 
@@ -73,16 +73,16 @@ const NSYS_REPORT: &str = "is a report of Nsight Systems, which only its own too
 
 const EMPTY: &str = "is empty";
 
-const UNKNOWN_TEXT: &str = "is text, and none that is read: a log has the columns \
+const UNKNOWN_TEXT: &str = "is text in an unknown format: a log has the columns \
                             Thread,Time,Action,Pointer,Size,Stream, minimalloc's CSV id,lower,upper,size";
 
-const UNKNOWN: &str = "is of no kind that is read: PyTorch's memory snapshots, logs with RMM's columns, \
-                       minimalloc's \
-                       CSV, SQLite exports of Nsight Systems, plain or packed with gzip or zstd; a report \
-                       of Nsight \
-                       Systems (.nsys-rep, .qdrep) is exported with `nsys export --type sqlite`";
+const UNKNOWN: &str = "has an unknown format; known are PyTorch's memory snapshots, logs with RMM's \
+                       columns, minimalloc's \
+                       CSV, SQLite exports of Nsight Systems, plain or compressed with gzip or zstd; export \
+                       a report of Nsight \
+                       Systems (.nsys-rep, .qdrep) with `nsys export --type sqlite`";
 
-/// Recognises a file by its first bytes, which may be all of it.
+/// Recognises a file by its first bytes, or by the whole file if it is short.
 pub(super) fn found(head: &[u8]) -> Found {
     if let Some((_, what)) = OTHERS.iter().find(|(start, _)| head.starts_with(start)) {
         return Found::Other(what);
@@ -96,11 +96,11 @@ pub(super) fn found(head: &[u8]) -> Found {
     if head.get(257..262) == Some(b"ustar") {
         return Found::Other("is a tar file; unpack it first");
     }
-    // The length of a JSON header, and that.
+    // A length, then a JSON header.
     if head.get(8..10) == Some(b"{\"") && head[4..8] == [0; 4] {
         return Found::Other("is a file of weights (safetensors), which holds no memory events");
     }
-    // A log whose rows are damaged is still one: its reader says which row.
+    // A log with damaged rows is still a log; its reader names the row.
     if matches!(head.first(), Some(0xef | b'A'..=b'Z' | b'a'..=b'z')) {
         let header = head.split(|byte| *byte == b'\n').next().unwrap_or(head);
         let header = String::from_utf8_lossy(header);
@@ -127,7 +127,7 @@ pub(super) fn found(head: &[u8]) -> Found {
     }
 }
 
-/// Whether the reader of logs says best what is wrong with a file: an empty one, a log, or other text.
+/// Returns whether the log reader has the best error for a file: an empty one, a log, or other text.
 pub(super) fn is_for_log_reader(head: &[u8]) -> bool {
     match found(head) {
         Found::Rmm => true,
@@ -187,7 +187,7 @@ mod tests {
             (b"\x40\0\0\0\0\0\0\0{\"a\":", "safetensors"),
             (b"a,b,c\n1,2,3\n", "Thread,Time"),
             (b"\x01\x02\0\x03", "nsys export"),
-            (b"hello\x01", "no kind"),
+            (b"hello\x01", "unknown format"),
         ];
         for (head, expected) in cases {
             let Found::Other(text) = found(head) else { panic!("{}", head.escape_ascii()) };

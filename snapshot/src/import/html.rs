@@ -4,10 +4,10 @@ use std::io::{self, Read};
 
 use super::bytes::Bytes;
 
-/// The base64 of a pickle's start is one of these behind a quotation mark: protocols 2 to 5.
+/// A quotation mark and one of these start the base64 of a pickle of protocols 2 to 5.
 const START: &[u8] = b"gA";
 
-/// Where a page has a pickle, reads its bytes; returns `None` if it has none.
+/// Returns a reader of the pickle in a page; `None` if the page has none.
 ///
 /// # Errors
 /// The page cannot be read.
@@ -26,19 +26,19 @@ pub(super) fn pickle<'a>(page: impl Read + 'a) -> io::Result<Option<impl Read + 
     Ok(None)
 }
 
-/// The bytes that base64 stands for, up to the first character that is none of its digits.
+/// The decoded bytes of base64, up to the first character that is not a base64 digit.
 struct Base64<'a> {
     page: Bytes<'a>,
     /// The digits that were read to find the start.
     start: [u8; 3],
     taken: usize,
-    /// The last bytes; those that are left are at its end.
+    /// The last decoded bytes; the remaining ones are at the end.
     group: [u8; 3],
     left: usize,
 }
 
 impl Base64<'_> {
-    /// The value of the next digit; `None` at the end.
+    /// Returns the value of the next digit; `None` at the end.
     fn digit(&mut self) -> io::Result<Option<u8>> {
         let byte = if let Some(&byte) = self.start.get(self.taken) {
             self.taken += 1;
@@ -76,7 +76,7 @@ impl Base64<'_> {
             _ => 0,
         };
         let [_, group @ ..] = (bits << (6 * (4 - digits))).to_be_bytes();
-        // What is left lies at the end.
+        // Move the remaining bytes to the end.
         self.group = group;
         self.group.rotate_right(3 - self.left);
         if digits < 4 {

@@ -1,17 +1,17 @@
-//! Imports what other programs recorded: files of every kind become one [`Recording`].
+//! Imports recordings of other programs: files of every format become one [`Recording`].
 //!
-//! A file is recognised by its content, never by its name, and may be packed with gzip or zstd:
+//! The content of a file decides its format, never its name. It may be compressed with gzip or zstd:
 //!
-//! | file | what is read |
+//! | file | parts that are read |
 //! |---|---|
 //! | PyTorch's memory snapshot | pickles of protocols 2 to 5 since PyTorch 2.0, and the pages of its viewer |
-//! | RMM's log | as [`log`](millpond_engine::log) reads it, with all that [`Recording::write_csv`] wrote |
+//! | RMM's log | as [`log`](millpond_engine::log) reads it, with all that [`Recording::write_csv`] writes |
 //! | minimalloc's CSV | lifetimes and sizes |
 //! | Nsight Systems | its SQLite export, with the feature `nsys` |
 //!
-//! A snapshot is a pickle, and Python runs what a pickle tells it to run. The reader here knows plain data
-//! only: it imports, calls and builds nothing, and refuses each file that asks for it with a sentence. Memory
-//! is bounded by the file's size and [`Options::memory`], whatever the file says.
+//! A snapshot is a pickle, and Python runs whatever code a pickle asks for. This reader knows only plain
+//! data. It imports, calls and builds nothing, and refuses each file that asks for more, with a sentence. The
+//! file's size and [`Options::memory`] bound the memory, whatever the file contains.
 
 mod bytes;
 mod csv;
@@ -42,14 +42,14 @@ use refusal::Refusal;
 
 pub use options::Options;
 
-/// The memory in bytes that reading needs beside what grows with a file: buffers, and zstd's window.
+/// The memory in bytes that reading needs for any file: buffers, and zstd's window.
 const OVERHEAD: u64 = 12 << 20;
 
 /// Imports the file at `path`.
 ///
 /// # Errors
-/// The file cannot be opened or read, is none of those that are read, or asks for something that no recording
-/// needs: the error says what it is and what to do.
+/// The file cannot be opened or read, has an unknown format, or asks for something that no recording needs.
+/// The error names the problem and the remedy.
 pub fn open(path: &Path, options: &Options) -> Result<Recording, LogError> {
     let mut file = open_file(path)?;
     let size = file.metadata().map_or(0, |data| data.len());
@@ -64,10 +64,10 @@ pub fn open(path: &Path, options: &Options) -> Result<Recording, LogError> {
     sized(name, Cursor::new(head).chain(file), size, options)
 }
 
-/// Imports what a reader gives; `name` stands for the file in errors.
+/// Imports the data of a reader; `name` stands for the file in errors.
 ///
 /// # Errors
-/// Those of [`open`]; and a database cannot be read in this way.
+/// The errors of [`open`]; and a database cannot be read in this way.
 pub fn read(
     name: impl Into<String>,
     raw: impl Read + Send,
@@ -76,8 +76,8 @@ pub fn read(
     sized(name.into(), raw, 0, options)
 }
 
-/// Whether a file that starts like this is for the reader of logs: it has RMM's columns, is text of no kind
-/// that is known, or cannot be unpacked, which that reader says best.
+/// Returns whether the log reader should read a file with this start: a file with RMM's columns, a text of an
+/// unknown format, or a file that cannot be decompressed. The log reader has the best error for these.
 pub fn is_for_log_reader(head: &[u8]) -> bool {
     let unpacked = Unpacked::new(head).and_then(|mut unpacked| unpacked.start(HEAD_BYTES));
     unpacked.map_or(true, |start| detect::is_for_log_reader(&start))
@@ -114,7 +114,7 @@ fn content(
         Found::Rmm => csv::import(name, whole, options, budget),
         Found::Minimalloc => minimalloc::import(name, whole, budget),
         Found::Sqlite => {
-            Err(Refusal::new("is a database of SQLite, which is read from a file, unpacked: name the file"))
+            Err(Refusal::new("is a database of SQLite, which must be an uncompressed file: name the file"))
         }
         Found::Other(what) => Err(Refusal::new(what)),
     }
@@ -139,7 +139,7 @@ fn database(path: &Path, name: &str, options: &Options, budget: &mut Budget) -> 
 #[cfg(not(feature = "nsys"))]
 fn database(_: &Path, _: &str, _: &Options, _: &mut Budget) -> Result<Recording, Refusal> {
     Err(Refusal::new(
-        "is a database of SQLite, and this program was built without the feature `nsys`, which reads it",
+        "is a database of SQLite, but this program was built without the feature `nsys`, which reads it",
     ))
 }
 

@@ -1,6 +1,6 @@
-//! How a file is imported.
+//! The options of an import.
 
-/// How a file is imported.
+/// The options of an import.
 ///
 /// ```
 /// use millpond_snapshot::import::Options;
@@ -9,10 +9,11 @@
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// The device whose events are imported; without one, the busiest of a snapshot, the first one of a log.
+    /// The device whose events are imported; `None` for the busiest device of a snapshot, or a log's first
+    /// device.
     pub device: Option<u32>,
-    /// The most memory in bytes that importing takes above the size of the file. A file that needs more is
-    /// refused.
+    /// The most memory in bytes that the import may use on top of the size of the file. A file that needs
+    /// more is refused.
     pub memory: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Unpacks a file, and refuses one that unpacks without end.
+//! Decompresses a file, and refuses one that grows without end.
 
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -6,43 +6,44 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use millpond_engine::log::unpack_bytes;
 
-/// The most bytes that a file unpacks to for each of its own; snapshots have ten, repetitive logs a hundred.
+/// How many bytes a file may decompress to, per byte of its size; snapshots reach ten, repetitive logs a
+/// hundred.
 const MOST_TIMES: u64 = 300;
 
-/// The bytes that any file may unpack to.
+/// Any file may decompress to this many bytes.
 const ALWAYS: u64 = 64 << 20;
 
-/// The binary logarithm of the most memory in bytes that unpacking zstd takes: that of its level 19.
+/// The binary logarithm of the most memory in bytes for decompressing zstd: enough for its level 19.
 const ZSTD_WINDOW_LOG: u32 = 23;
 
-/// The bytes of a file, unpacked.
+/// The decompressed bytes of a file.
 pub(super) struct Unpacked<'a> {
     bytes: Box<dyn Read + Send + 'a>,
     packed: Arc<AtomicU64>,
     unpacked: u64,
 }
 
-/// Counts the bytes of the file itself.
+/// Counts the bytes of the compressed file.
 struct Counted<R> {
     raw: R,
     count: Arc<AtomicU64>,
 }
 
 impl<'a> Unpacked<'a> {
-    /// Unpacks according to the first bytes: gzip, zstd or neither.
+    /// Decompresses as the first bytes say: gzip, zstd or neither.
     ///
     /// # Errors
-    /// Those of `raw`.
+    /// The errors of `raw`.
     pub(super) fn new(raw: impl Read + Send + 'a) -> io::Result<Self> {
         let packed = Arc::new(AtomicU64::new(0));
         let counted = Counted { raw, count: Arc::clone(&packed) };
         Ok(Self { bytes: unpack_bytes(counted, ZSTD_WINDOW_LOG)?, packed, unpacked: 0 })
     }
 
-    /// Takes the first bytes: `most`, or all that can be unpacked if there are fewer.
+    /// Takes the first `most` bytes, or fewer if no more can be decompressed.
     ///
     /// # Errors
-    /// Nothing can be unpacked.
+    /// Nothing can be decompressed.
     pub(super) fn start(&mut self, most: usize) -> io::Result<Vec<u8>> {
         let mut start = vec![0; most];
         let mut count = 0;
@@ -58,10 +59,10 @@ impl<'a> Unpacked<'a> {
         Ok(start)
     }
 
-    /// Takes the first bytes: `most`, or all if there are fewer.
+    /// Takes the first `most` bytes, or all if there are fewer.
     ///
     /// # Errors
-    /// Those of reading.
+    /// Reading fails.
     pub(super) fn head(&mut self, most: usize) -> io::Result<Vec<u8>> {
         let mut head = Vec::with_capacity(most);
         self.take(most as u64).read_to_end(&mut head)?;

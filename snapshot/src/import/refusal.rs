@@ -1,16 +1,16 @@
-//! The reasons why a file is not imported.
+//! The reason why a file is not imported.
 
 use std::fmt;
 use std::io;
 
 use crate::budget::Exceeded;
 
-/// The reason why a file is not imported, and where in the file it was found.
+/// The reason why a file is not imported, and its place in the file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Refusal {
-    /// A sentence without the file's name, and the remedy.
+    /// A sentence without the file's name, with the remedy.
     pub(crate) text: String,
-    /// The line, counted from 1, of a file of text; otherwise 0.
+    /// The line of a text file, counted from 1; otherwise 0.
     pub(crate) line: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Models of other programs' allocators, to ask what they would have done with a log.
+//! Models of other allocators, which tell what these would have done with a log.
 //!
 //! | model | in text | of |
 //! |---|---|---|
@@ -6,10 +6,10 @@
 //! | `rmm_pool` | `rmm_pool:initial=1GiB` | RMM's pool memory resource |
 //! | `rmm_arena` | `rmm_arena:size=8GiB` | RMM's arena memory resource |
 //!
-//! They stand first in a stack, as `cuda` does, and take their memory from the driver with the calls of the
-//! original, so that all tables hold for them. They keep the contract of a resource, but are made to compare,
-//! not to be used: one lock, and no care for speed. [`fidelity`](crate::fidelity) measures how well `torch`
-//! predicts what PyTorch did.
+//! A model stands first in a stack, as `cuda` does. It takes its memory with the original's driver calls, so
+//! all tables apply to it. Models keep the contract of a resource, but are made for comparison, not for use:
+//! they have one lock and are not fast. [`fidelity`](crate::fidelity) measures how well `torch` predicts
+//! PyTorch.
 
 mod resource;
 mod rmm_arena;

@@ -1,4 +1,4 @@
-//! Makes a resource of a model of an allocator.
+//! Turns a model of an allocator into a resource.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,21 +12,22 @@ use millpond_core::{
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-/// The rules of an allocator, under a lock. Sizes and addresses in bytes; blocks start at multiples of 256.
+/// The rules of an allocator, under a lock. Sizes and addresses are in bytes; blocks start at multiples of
+/// 256.
 pub(super) trait Model: fmt::Debug + Send + 'static {
     /// Serves a request; `None` if there is no memory.
     fn allocate(&mut self, driver: &dyn Driver, bytes: u64, stream: StreamRef) -> DriverResult<Option<u64>>;
-    /// Takes a block back that was handed out with this size.
+    /// Takes back a block that was handed out with this size.
     fn free(&mut self, driver: &dyn Driver, address: u64, bytes: u64, stream: StreamRef) -> DriverResult<()>;
-    /// Gives what is free back to the driver, as far as the allocator does.
+    /// Gives free memory back to the driver, as far as the allocator does.
     fn trim(&mut self, _driver: &dyn Driver) -> DriverResult<()> {
         Ok(())
     }
-    /// What was taken from the driver.
+    /// Returns the bytes taken from the driver.
     fn reserved_bytes(&self) -> u64;
-    /// The largest free block in bytes, and the number of free blocks.
+    /// Returns the largest free block in bytes, and the number of free blocks.
     fn free_blocks(&self) -> (u64, u64);
-    /// Gives everything back, blocks handed out included.
+    /// Gives everything back, including blocks in use.
     fn release_all(&mut self, driver: &dyn Driver);
 }
 
@@ -47,7 +48,7 @@ pub(super) struct Peer<M: Model> {
 }
 
 impl<M: Model> Peer<M> {
-    /// A resource that prints as `text`.
+    /// Makes a resource that prints as `text`.
     pub(super) fn erased(driver: &DriverHandle, text: String, model: M) -> AnyResource {
         let inner = Inner { model, live: FxHashMap::default(), statistics: ResourceStatistics::default() };
         Arc::new(Self { driver: Arc::clone(driver), text, inner: Mutex::new(inner) })
@@ -101,8 +102,8 @@ impl<M: Model> fmt::Display for Peer<M> {
     }
 }
 
-// SAFETY: each model hands out ranges of its driver's memory that no live block has, and waits for, or makes
-// the stream wait for, the stream of an earlier owner where that is another one.
+// SAFETY: each model hands out ranges of its driver's memory that no live block has. If an earlier owner has
+// another stream, the model waits for that stream, or makes the new stream wait.
 unsafe impl<M: Model> DeviceMemoryResource for Peer<M> {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
         if layout.bytes() == 0 {

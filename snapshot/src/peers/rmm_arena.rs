@@ -1,8 +1,7 @@
 //! RMM's arena memory resource as a layer: `rmm_arena`.
-//!
-//! It takes all its memory at once. Requests above 1 MiB are served by the global arena, smaller ones by an
-//! arena of the stream, which gets superblocks of 1 MiB from the global one. Each takes the first block that
-//! fits, in the order of addresses. All superblocks go back to the global arena when memory is short.
+//! It takes all its memory at once. The global arena serves requests above 1 MiB. An arena of the stream
+//! serves smaller requests; it gets superblocks of 1 MiB from the global arena. Each takes the first block
+//! that fits, in the order of addresses. All superblocks return to the global arena when memory is short.
 
 use std::collections::BTreeMap;
 
@@ -14,20 +13,20 @@ use super::resource::{Model, Peer};
 
 const ALIGNMENT: u64 = 256;
 
-/// The smallest superblock, and the largest request of a stream's arena, in bytes.
+/// The smallest superblock, and the largest request for a stream's arena, in bytes.
 const SUPERBLOCK: u64 = 1 << 20;
 
 /// Builds `rmm_arena` from text.
 pub(super) const ENTRY: LayerEntry = LayerEntry {
     name: "rmm_arena",
     about: "a model of RMM's arena memory resource, to compare with",
-    params: &[("size", "what it takes from the driver, at once (default: half of what is free)")],
+    params: &[("size", "the memory taken from the driver at once (default: half of the free memory)")],
     kind: LayerKind::ReadBase(|params| {
         let size = params.get("size")?.unwrap_or(ByteSize::PercentOfFree(50.0));
         Ok(Box::new(move |driver, _| {
             let size = size.resolve(&**driver)? / ALIGNMENT * ALIGNMENT;
             if size < SUPERBLOCK {
-                return Err(Error::invalid_stack("`size` of `rmm_arena` is 1MiB at least"));
+                return Err(Error::invalid_stack("`size` of `rmm_arena` must be at least 1MiB"));
             }
             let text = format!("rmm_arena:size={}", ByteSize::Bytes(size));
             let start = driver.mem_alloc(size).map_err(Error::from)?.address();
@@ -36,7 +35,7 @@ pub(super) const ENTRY: LayerEntry = LayerEntry {
     }),
 };
 
-/// A range that an arena owns, with the free blocks in it, by address.
+/// A range of memory that an arena owns, with its free blocks by address.
 #[derive(Clone, Debug)]
 struct Superblock {
     bytes: u64,
@@ -54,7 +53,7 @@ impl Superblock {
         self.free.len() == 1 && self.free.values().all(|bytes| *bytes == self.bytes)
     }
 
-    /// Whether a block fits; what it finds out about the largest one it keeps.
+    /// Returns whether a block fits. It remembers the size of the largest block if it had to look.
     fn fits(&mut self, bytes: u64) -> bool {
         if self.largest < bytes {
             return false;
@@ -95,13 +94,13 @@ struct RmmArena {
     arenas: Vec<(StreamId, Superblocks)>,
 }
 
-/// Serves a request from the first superblock that has room.
+/// Serves a request from the first superblock with room.
 fn first_fit(superblocks: &mut Superblocks, bytes: u64) -> Option<u64> {
     let mut all = superblocks.values_mut();
     all.find_map(|superblock| if superblock.fits(bytes) { superblock.first_fit(bytes) } else { None })
 }
 
-/// Frees a block; returns the address of its superblock, or `None` if it is in none of these.
+/// Frees a block; returns the address of its superblock, or `None` if none of these holds it.
 fn free_in(superblocks: &mut Superblocks, address: u64, bytes: u64) -> Option<u64> {
     let (&start, superblock) = superblocks.range_mut(..=address).next_back()?;
     if address + bytes > start + superblock.bytes {
@@ -126,7 +125,7 @@ impl RmmArena {
         })
     }
 
-    /// Takes the first superblock with room out of the global arena, cut to what is needed if it is unused.
+    /// Takes the first superblock with room out of the global arena; an unused one is cut to the needed size.
     fn take_superblock(&mut self, bytes: u64) -> Option<(u64, Superblock)> {
         let mut superblocks = self.global.iter_mut();
         let start = superblocks.find_map(|(&start, superblock)| superblock.fits(bytes).then_some(start))?;
@@ -140,7 +139,7 @@ impl RmmArena {
         Some((start, superblock))
     }
 
-    /// Puts a superblock into the global arena, merged with unused neighbours if it is unused.
+    /// Puts a superblock into the global arena; an unused one merges with unused neighbours.
     fn give_superblock(&mut self, mut start: u64, mut superblock: Superblock) {
         if superblock.is_unused() {
             let before = self.global.range(..start).next_back();
@@ -158,7 +157,7 @@ impl RmmArena {
         self.global.insert(start, superblock);
     }
 
-    /// Frees a block of a superblock of the global arena; returns whether it is one.
+    /// Frees a block in a superblock of the global arena; returns whether there is such a superblock.
     fn free_global(&mut self, address: u64, bytes: u64) -> bool {
         let Some(start) = free_in(&mut self.global, address, bytes) else { return false };
         if let Some(superblock) = self.global.remove(&start) {
@@ -191,7 +190,7 @@ impl Model for RmmArena {
         if let Some(address) = self.serve(arena, bytes) {
             return Ok(Some(address));
         }
-        // All superblocks go back, those with live blocks included.
+        // All superblocks go back, even those with live blocks.
         driver.synchronize()?;
         for other in 0..self.arenas.len() {
             for (start, superblock) in std::mem::take(&mut self.arenas[other].1) {

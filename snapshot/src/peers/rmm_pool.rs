@@ -1,10 +1,10 @@
 //! RMM's pool memory resource as a layer: `rmm_pool`.
 //!
-//! Each stream has free blocks of its own, of which a request takes the smallest that fits, at the lowest
-//! address, and splits it exactly. Where there is none, the request takes a block of another stream, waiting
-//! for that stream's last free; then it merges the lists of others into its own, one by one; then the pool
-//! grows, to twice its size if it has no maximum, by half of what is left if it has one, and by less where
-//! that is refused.
+//! Each stream has its own free blocks. A request takes the smallest block that fits, at the lowest address,
+//! and splits it exactly. If there is none, it takes a block of another stream, and waits for that stream's
+//! last free. If there is none either, it merges the other lists into its own, one by one. At last the pool
+//! grows. Without a maximum, it doubles; with one, it grows by half of the rest. If that is refused, it grows
+//! by less.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,8 +22,8 @@ pub(super) const ENTRY: LayerEntry = LayerEntry {
     name: "rmm_pool",
     about: "a model of RMM's pool memory resource, to compare with",
     params: &[
-        ("initial", "what it takes from the driver at first, as in 1GiB or 50% (default 1MiB)"),
-        ("max", "the most that it takes (default: no limit)"),
+        ("initial", "the memory taken from the driver at first, as in 1GiB or 50% (default 1MiB)"),
+        ("max", "the most memory taken (default: no limit)"),
     ],
     kind: LayerKind::ReadBase(|params| {
         let initial = params.get("initial")?.unwrap_or(ByteSize::Bytes(1 << 20));
@@ -55,7 +55,7 @@ fn build(
         let taken = pool.take(&**driver, initial).map_err(millpond_core::Error::from)?;
         let list = pool.list(&**driver, StreamRef::LEGACY).map_err(millpond_core::Error::from)?;
         let address = taken.ok_or_else(|| {
-            millpond_core::Error::invalid_argument(format!("the device has no {initial} bytes for `{text}`"))
+            millpond_core::Error::invalid_argument(format!("the device lacks {initial} bytes for `{text}`"))
         })?;
         pool.insert(list, address, initial);
     }
@@ -66,9 +66,9 @@ fn build(
 #[derive(Debug)]
 struct List {
     stream: StreamId,
-    /// Recorded behind the stream's last free.
+    /// Recorded after the stream's last free.
     event: Event,
-    /// Whether that was recorded: what came from the driver alone is ordered for all.
+    /// Whether the event was recorded. Memory fresh from the driver is ordered for all streams.
     is_recorded: bool,
     by_address: BTreeMap<u64, u64>,
     /// By size and address.
@@ -80,7 +80,7 @@ struct RmmPool {
     max: Option<u64>,
     /// In the order in which streams came.
     lists: Vec<List>,
-    /// The starts of what was taken from the driver, over which blocks are not merged.
+    /// The starts of ranges from the driver; blocks never merge across them.
     taken: FxHashMap<u64, u64>,
     reserved: u64,
 }
@@ -129,7 +129,7 @@ impl RmmPool {
         Some(address)
     }
 
-    /// Memory from the driver.
+    /// Takes memory from the driver.
     fn take(&mut self, driver: &dyn Driver, bytes: u64) -> DriverResult<Option<u64>> {
         match driver.mem_alloc(bytes) {
             Ok(ptr) => {
@@ -176,7 +176,7 @@ impl List {
         driver.event_record(self.event, stream)
     }
 
-    /// Makes another stream wait for what was freed here.
+    /// Makes another stream wait for the memory freed here.
     fn make_wait(&self, driver: &dyn Driver, stream: StreamRef) -> DriverResult<()> {
         if self.is_recorded { driver.stream_wait_event(stream, self.event) } else { Ok(()) }
     }
@@ -209,7 +209,7 @@ impl Model for RmmPool {
             for (address, size) in std::mem::take(&mut self.lists[other].by_address) {
                 self.insert(own, address, size);
             }
-            // Who takes a merged block from here waits for this event.
+            // Streams that take a merged block from here wait for this event.
             self.lists[own].record(driver, stream)?;
             if let Some(address) = self.take_from(own, bytes) {
                 return Ok(Some(address));

@@ -1,4 +1,4 @@
-//! The models' rules, on a simulated device.
+//! Tests the models' rules on a simulated device.
 
 use millpond_core::{AnyResource, DeviceMemoryResourceExt, DevicePtr, StreamRef};
 use millpond_driver::DeviceSpec;
@@ -52,7 +52,8 @@ fn torch_releases_no_part_of_a_growing_segment_as_an_oversize_block() {
     let blocks = [50, 30, 40].map(|mib| (allocate(&torch, mib * MIB), mib * MIB));
     assert_eq!(reserved(&torch), 120 * MIB);
     free(&torch, blocks[0].0, blocks[0].1);
-    // The free block is oversize, too large for this, and a part of a segment: its pages go, and come again.
+    // The free block is oversize, too large for this request, and a part of a segment: its pages go, and come
+    // again.
     let again = allocate(&torch, 25 * MIB);
     assert_eq!(again, blocks[0].0);
     assert_eq!(reserved(&torch), 120 * MIB);
@@ -110,7 +111,7 @@ fn rmm_arena_serves_small_requests_from_superblocks() {
     let small = allocate(&arena, 1000);
     let large = allocate(&arena, 2 * MIB);
     assert_eq!(large.address() - small.address(), MIB);
-    // The first fit is behind the small block's superblock.
+    // The first fit lies after the small block's superblock.
     assert_eq!(allocate(&arena, 1000).address() - small.address(), 1024);
     free(&arena, small, 1000);
     free(&arena, large, 2 * MIB);

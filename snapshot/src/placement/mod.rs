@@ -1,4 +1,5 @@
-//! The least memory that a recording needs, and a placement of its blocks that reaches or nears it.
+//! Computes the least memory that a recording needs, and a placement of its blocks that reaches or approaches
+//! it.
 
 mod program;
 mod text;
@@ -19,23 +20,23 @@ pub use text::print;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sharing {
-    /// Wherever one is freed before the other is allocated. Right where the program orders its streams before
-    /// each reuse.
+    /// If one is freed before the other is allocated. Right if the program orders its streams before each
+    /// reuse.
     HostOrder,
-    /// Never: a recording does not say where the program orders its streams.
+    /// Never, because a recording does not tell where the program orders its streams.
     StreamSafe,
 }
 
-/// What is asked of a [`Placement`].
+/// The input of a [`Placement`].
 #[derive(Clone, Debug)]
 pub struct Request {
     /// Whether streams share addresses.
     pub sharing: Sharing,
     /// The alignment of each block, in bytes; not 0.
     pub alignment: u64,
-    /// The bytes that the blocks should fit into.
+    /// The capacity that the blocks should fit into, in bytes.
     pub capacity: Option<u64>,
-    /// How long the search takes at most, and its seed.
+    /// The time limit and the seed of the search.
     pub options: Options,
 }
 
@@ -47,12 +48,12 @@ pub enum Answer {
     Fits,
     /// No placement fits.
     Impossible,
-    /// This placement does not fit, and that none does is not proved.
+    /// This placement does not fit, but another one may.
     Unknown,
 }
 
-/// The least bytes for a recording's blocks, and a placement of them. All sizes are in bytes, rounded up to
-/// the alignment.
+/// A lower bound for a recording's blocks, and a placement of them. All sizes are in bytes, rounded up to the
+/// alignment.
 ///
 /// ```
 /// use millpond_planning::Options;
@@ -80,7 +81,7 @@ pub struct Placement {
     pub version: u32,
     /// The file.
     pub file: String,
-    /// The number of blocks; each failed request is a block of an instant.
+    /// The number of blocks; each failed request counts as a block that lives for an instant.
     pub blocks: usize,
     /// The number of failed requests among them.
     pub failed_requests: usize,
@@ -90,23 +91,23 @@ pub struct Placement {
     pub alignment: u64,
     /// Whether streams share addresses.
     pub sharing: Sharing,
-    /// No placement takes less if streams share addresses: what is live at the peak.
+    /// The lower bound if streams share addresses: the peak of live memory.
     pub bound_host_order: u64,
-    /// No placement takes less if they do not.
+    /// The lower bound if streams share no addresses.
     pub bound_stream_safe: u64,
-    /// No placement as it was asked for takes less.
+    /// The lower bound under the requested rules.
     pub bound: u64,
     /// The largest block.
     pub largest: u64,
-    /// What the placement takes; null where none can fit into the capacity.
+    /// The height of the placement; null if no placement can fit into the capacity.
     pub height: Option<u64>,
     /// Whether the height is proved to be the least.
     pub is_optimal: bool,
-    /// Whether the time ran out, so that another run may find another placement.
+    /// Whether the time ran out; another run may then find another placement.
     pub timed_out: bool,
-    /// The bytes that the blocks should fit into.
+    /// The requested capacity in bytes.
     pub capacity: Option<u64>,
-    /// Whether they do.
+    /// Whether the blocks fit into it.
     pub answer: Option<Answer>,
     /// The blocks as minimalloc's CSV, with their offsets.
     #[serde(skip)]
@@ -117,10 +118,10 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Computes the bounds, and searches a placement.
+    /// Computes the bounds, and searches for a placement.
     ///
     /// # Errors
-    /// If the alignment is 0, or all sizes together exceed 64 bits.
+    /// The alignment is 0, or all sizes together exceed 64 bits.
     pub fn of(recording: &Recording, request: &Request) -> Result<Self, ProblemError> {
         let (blocks, failed_requests) = blocks_of(recording);
         Self::of_blocks(recording, blocks, failed_requests, request)
@@ -134,7 +135,7 @@ impl Placement {
     ) -> Result<Self, ProblemError> {
         let in_host_order = Problem::new(blocks.clone(), request.alignment)?;
         let stream_safe = Problem::stream_safe(blocks, request.alignment, Vec::new())?;
-        // What the bounds take is not left for the search.
+        // Time spent on the bounds is not available for the search.
         let began = Instant::now();
         let bounds = match began.checked_add(request.options.time) {
             Some(end) => millpond_planning::bounds_until(&stream_safe, end),
@@ -172,21 +173,22 @@ impl Placement {
         })
     }
 
-    /// The blocks as minimalloc's CSV: position of the allocation and of the free, counted in events, size
-    /// and offset. `None` where no placement can fit into the capacity.
+    /// Returns the blocks as minimalloc's CSV: the positions of the allocation and the free, counted in
+    /// events, the size and the offset. `None` if no placement can fit into the capacity.
     #[must_use]
     pub fn csv(&self) -> Option<&str> {
         self.csv.as_deref()
     }
 
-    /// The blocks with their offsets; their births and deaths are numbers of events. `None` where no
-    /// placement can fit into the capacity.
+    /// Returns the blocks with their offsets; births and deaths are event numbers. `None` if no placement can
+    /// fit into the capacity.
     #[must_use]
     pub fn placed(&self) -> Option<&[(Block, u64)]> {
         self.placed.as_deref()
     }
 
-    /// The largest block over the bound: close to 1, few blocks decide, and a low placement is hard to find.
+    /// Returns the largest block over the bound. Near 1, few blocks decide, and a low placement is hard to
+    /// find.
     #[must_use]
     pub fn hardness(&self) -> f64 {
         if self.bound == 0 { 0.0 } else { self.largest as f64 / self.bound as f64 }
@@ -212,12 +214,12 @@ fn search(
     (Some(plan), Some(answer), bound)
 }
 
-/// The least bytes for a recording's blocks, whatever the allocator.
+/// Lower bounds for a recording's blocks, in bytes, for any allocator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bounds {
     /// If streams share addresses in the order of the host's calls.
     pub host_order: u64,
-    /// If they never share.
+    /// If streams never share addresses.
     pub stream_safe: u64,
 }
 
@@ -232,13 +234,13 @@ pub(crate) fn bounds_of(recording: &Recording, alignment: u64) -> Result<Bounds,
     Ok(Bounds { host_order: bounds.host_order, stream_safe: bounds.bytes })
 }
 
-/// The bounds at CUDA's own alignment; `None` if all sizes together exceed 64 bits.
+/// Returns the bounds at CUDA's own alignment; `None` if all sizes together exceed 64 bits.
 pub fn bounds(recording: &Recording) -> Option<Bounds> {
     bounds_of(recording, ALLOCATION_ALIGNMENT).ok()
 }
 
-/// The blocks of a recording with the numbers of their events, and how many of them are failed requests. A
-/// block that is never freed lives to the end.
+/// Returns the blocks of a recording, and how many of them are failed requests. Births and deaths are event
+/// numbers. A block that is never freed lives to the end.
 fn blocks_of(recording: &Recording) -> (Vec<Block>, usize) {
     let mut streams: FxHashMap<_, u64> = FxHashMap::default();
     let mut live: FxHashMap<u64, usize> = FxHashMap::default();
@@ -255,7 +257,7 @@ fn blocks_of(recording: &Recording) -> (Vec<Block>, usize) {
         match event.kind {
             EventKind::Allocate => {
                 let number = block(end);
-                // An address that is still live: the source lost its free.
+                // If the address is still live, the source lost its free.
                 if let Some(old) = live.insert(event.address, number) {
                     blocks[old].death = at;
                 }

@@ -1,4 +1,4 @@
-//! A plan of a recording for the layer `plan`.
+//! Makes a plan of a recording for the layer `plan`.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -15,24 +15,24 @@ use sha2::{Digest, Sha256};
 use super::{Placement, Request};
 use crate::recording::{Event, EventKind, Recording};
 
-/// The most allocations at the begin of a program by which the layer recognises it before it takes memory.
-/// They get no slot.
+/// The layer recognises a program by at most this many first allocations, before it takes memory. They get no
+/// slot.
 const MOST_LEAD: usize = 5;
 
-/// Their bytes are at most this part of what is live at the peak, as the plan cannot use them later.
+/// Their bytes are at most this part of the peak of live memory, because the plan cannot use them later.
 const LEAD_SHARE: u64 = 128;
 
 /// The alignment of the layer, as a power of two.
 const LAYER_ALIGNMENT_LOG2: u8 = ALLOCATION_ALIGNMENT.trailing_zeros() as u8;
 
-/// The reason why a recording cannot be made a plan of the layer `plan`.
+/// The reason why a recording has no plan for the layer `plan`.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
     /// The blocks of the recording cannot be placed.
     #[error(transparent)]
     Blocks(#[from] ProblemError),
-    /// The placed blocks are no plan.
+    /// The placed blocks do not form a plan.
     #[error("no plan can be written: {0}")]
     Plan(#[from] ProgramPlanError),
 }
@@ -49,17 +49,17 @@ struct Made {
     is_foreign: bool,
 }
 
-/// Places what the layer `plan` would place of a recording, with streams apart. The plan is `None` where none
-/// can fit into the capacity.
+/// Places the blocks of a recording that the layer `plan` would place, with streams apart. The plan is `None`
+/// if no placement can fit into the capacity.
 ///
-/// The layer counts neither failed requests nor those for 0 bytes or with a larger alignment, so the plan has
-/// none of them. It has no slots for blocks that another stream frees, nor for the first five allocations as
-/// far as they are at most 1/128 of what is live at the peak: the layer takes no memory before a program has
-/// made these.
+/// The layer does not count failed requests, requests for 0 bytes, and requests with a larger alignment, so
+/// the plan leaves them out. It has no slots for blocks that another stream frees. It also has none for the
+/// first five allocations, as far as they are at most 1/128 of the peak of live memory: the layer takes no
+/// memory before a program has made these.
 ///
 /// # Errors
-/// More allocations or streams than a plan may have, none that the layer could place, and all sizes together
-/// exceed 64 bits.
+/// The recording has more allocations or streams than a plan may have, no block that the layer could place,
+/// or sizes that together exceed 64 bits.
 pub fn for_layer(
     recording: &Recording,
     request: &Request,
@@ -75,7 +75,7 @@ pub fn for_layer(
     let blocks = slots.iter().map(block).collect();
     let placement = Placement::of_blocks(recording, blocks, 0, request)?;
     let Some(placed) = placement.placed() else { return Ok((placement, None)) };
-    // Each stream has a range of addresses of its own.
+    // Each stream has its own range of addresses.
     let streams = made.iter().map(|made| made.stream as usize + 1).max().unwrap_or(0);
     let mut ranges = vec![(u64::MAX, 0); streams];
     for (block, offset) in placed {
@@ -100,10 +100,10 @@ pub fn for_layer(
     Ok((placement, Some(plan)))
 }
 
-/// Prints what is not in a [`Placement`], as further lines of [`print`](super::print).
+/// Prints the part of a plan that is not in a [`Placement`], as further lines of [`print`](super::print).
 ///
 /// # Errors
-/// Those of `out`.
+/// Writing to `out` fails.
 pub fn print_plan(plan: &ProgramPlan, out: &mut impl Write) -> io::Result<()> {
     let parts = plan.parts();
     let left_out = parts.allocations.iter().filter(|allocation| allocation.slot.is_none()).count();
@@ -112,15 +112,16 @@ pub fn print_plan(plan: &ProgramPlan, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "  written     {all}, {} for {lanes}", format_bytes(parts.bytes()))?;
     if left_out > 0 {
         let beside = format_bytes(parts.beside);
-        writeln!(out, "              {left_out} without a slot, at most {beside} of them at a time")?;
+        writeln!(out, "              {left_out} without a slot, at most {beside} at a time")?;
     }
     writeln!(out, "  log         {}", parts.log)
 }
 
-/// What a recording allocates, as the layer would see it, and its hash.
+/// Returns the allocations of a recording, as the layer would see them, and their hash.
 ///
-/// The hash is the SHA-256 of a line for each allocation: its bytes, the number of its stream, the number of
-/// calls before it, and of those before its free, or `-`. Calls are these allocations and their frees.
+/// The hash is the SHA-256 of one line per allocation: its bytes, the number of its stream, the number of
+/// calls before it, and the number of calls before its free, or `-`. Calls are these allocations and their
+/// frees.
 fn program(recording: &Recording) -> (Vec<Made>, LogHash) {
     let mut streams: FxHashMap<StreamKey, u32> = FxHashMap::default();
     let mut live: FxHashMap<u64, usize> = FxHashMap::default();
@@ -131,7 +132,7 @@ fn program(recording: &Recording) -> (Vec<Made>, LogHash) {
         let stream = recording.lane(event).stream;
         let ended = match event.kind {
             EventKind::Allocate if is_planned(event) => {
-                // An address that is still live: the source lost its free.
+                // If the address is still live, the source lost its free.
                 let lost = live.insert(event.address, made.len());
                 let number = streams.len() as u32;
                 let number = *streams.entry(stream).or_insert(number);
@@ -165,13 +166,13 @@ fn program(recording: &Recording) -> (Vec<Made>, LogHash) {
     (made, LogHash(hash.finalize().into()))
 }
 
-/// Whether the layer counts a request.
+/// Returns whether the layer counts a request.
 fn is_planned(event: &Event) -> bool {
     let rounded = event.bytes.checked_next_multiple_of(ALLOCATION_ALIGNMENT);
     event.bytes > 0 && rounded.is_some() && event.alignment_log2 <= LAYER_ALIGNMENT_LOG2
 }
 
-/// The number of allocations at the begin that get no slot.
+/// Returns the number of first allocations that get no slot.
 fn lead(made: &[Made]) -> usize {
     let most = most_live(made, |_| true) / LEAD_SHARE;
     let mut bytes = 0u64;
@@ -182,7 +183,7 @@ fn lead(made: &[Made]) -> usize {
     made.iter().take(MOST_LEAD).take_while(is_small).count()
 }
 
-/// The most bytes that some allocations have in use at a time.
+/// Returns the most bytes that some allocations use at a time.
 fn most_live(made: &[Made], is_counted: impl Fn(usize) -> bool) -> u64 {
     let mut changes = vec![0i128; made.len() + 1];
     for (index, made) in made.iter().enumerate().filter(|(index, _)| is_counted(*index)) {

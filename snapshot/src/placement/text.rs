@@ -11,7 +11,7 @@ use super::{Answer, Placement, Sharing};
 /// Prints a placement for people.
 ///
 /// # Errors
-/// Those of `out`.
+/// Writing to `out` fails.
 pub fn print(placement: &Placement, out: &mut impl Write) -> io::Result<()> {
     let Placement { blocks, streams, failed_requests, .. } = *placement;
     let (blocks, stream_count) = (counted(blocks as u64, "block"), counted(streams as u64, "stream"));
@@ -19,20 +19,20 @@ pub fn print(placement: &Placement, out: &mut impl Write) -> io::Result<()> {
     let mut line = |name: &str, text: String| writeln!(out, "  {name:<12}{text}");
     if failed_requests > 0 {
         let requests = counted(failed_requests as u64, "request");
-        line("failed", format!("{requests}, each counted as a block of an instant"))?;
+        line("failed", format!("{requests}, each counted as a block that lives for an instant"))?;
     }
     let host_order = format_bytes(placement.bound_host_order);
-    line("least", format!("{host_order}: what is live at the peak, in host order"))?;
+    line("least", format!("{host_order}: the peak of live memory, in host order"))?;
     if streams > 1 {
         let safe = format_bytes(placement.bound_stream_safe);
-        line("", format!("{safe}: if no stream takes what another one used, as the file orders none"))?;
+        line("", format!("{safe}: if streams share no memory, because the file does not order them"))?;
     }
     if let Some(height) = placement.height {
         let ratio = if placement.bound == 0 { 1.0 } else { height as f64 / placement.bound as f64 };
         let proof = match (placement.is_optimal, placement.timed_out) {
-            (true, _) => "no placement takes less",
-            (false, false) => "less is not excluded",
-            (false, true) => "less is not excluded; more `--time` may find it",
+            (true, _) => "no placement needs less",
+            (false, false) => "a lower one may exist",
+            (false, true) => "a lower one may exist; more `--time` may find it",
         };
         let kind = match placement.sharing {
             Sharing::HostOrder if streams > 1 => " in host order",
@@ -40,9 +40,9 @@ pub fn print(placement: &Placement, out: &mut impl Write) -> io::Result<()> {
         };
         line("plan", format!("{}{kind}, {ratio:.5} of the least: {proof}", format_bytes(height)))?;
     }
-    line("hardness", format!("{:.3}: the largest block over the least", placement.hardness()))?;
+    line("hardness", format!("{:.3}: the largest block / the least", placement.hardness()))?;
     let (Some(capacity), Some(answer)) = (placement.capacity, placement.answer) else { return Ok(()) };
-    // Another rule may let the streams share it.
+    // Another rule may let the streams share the memory.
     let is_by_rule =
         streams > 1 && placement.sharing == Sharing::StreamSafe && capacity >= placement.bound_host_order;
     let capacity = format_bytes(capacity);
@@ -50,13 +50,13 @@ pub fn print(placement: &Placement, out: &mut impl Write) -> io::Result<()> {
     line(
         "capacity",
         match answer {
-            Answer::Fits => format!("{capacity} suffices: the plan is the proof"),
+            Answer::Fits => format!("{capacity} suffices: the plan proves it"),
             Answer::Impossible if is_by_rule => format!(
-                "{capacity} is too little while no stream takes what another one used: {least} are needed; \
-                 `--streams host-order` lets them"
+                "{capacity} is too little if streams share no memory, which needs {least}; `--streams \
+                 host-order` lets them share"
             ),
             Answer::Impossible => format!("{capacity} is too little for any allocator: {least} are needed"),
-            Answer::Unknown => format!("{capacity}: no plan that fits was found, and none is excluded"),
+            Answer::Unknown => format!("{capacity} may suffice: no fitting plan found, but one may exist"),
         },
     )
 }

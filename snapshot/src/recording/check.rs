@@ -1,24 +1,23 @@
-//! How the end of a recording compares with the state in its file.
+//! Compares the end of a recording with the state in its file.
 
 use serde::Serialize;
 
-/// How the blocks that are live after the last event compare with the state in the file.
+/// Compares the blocks that are live after the last event with the state in the file.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize)]
 pub struct StateCheck {
     /// The live blocks of the state.
     pub state_blocks: u64,
-    /// Their bytes, as requested.
+    /// Their requested bytes.
     pub state_bytes: u64,
-    /// The blocks that are live after the last event and in the state, at the same address with the same
-    /// size.
+    /// Blocks that are live after the last event and in the state, at the same address with the same size.
     pub equal_blocks: u64,
-    /// The blocks of the state that are not live after the last event.
+    /// Blocks in the state that are not live after the last event.
     pub missing_blocks: u64,
-    /// The blocks that are live after the last event and not in the state.
+    /// Blocks that are live after the last event but not in the state.
     pub extra_blocks: u64,
-    /// The blocks that have another size in the state.
+    /// Blocks that have another size in the state.
     pub other_sizes: u64,
-    /// The blocks that wait for other streams in only one of both.
+    /// Blocks that wait for other streams at the end of the events or in the state, but not in both.
     pub other_phases: u64,
     /// Live blocks that overlapped another live block when they were allocated.
     pub overlaps: u64,
@@ -31,14 +30,14 @@ pub struct StateCheck {
 }
 
 impl StateCheck {
-    /// Whether the end of the recording is the state in the file, and nothing in between contradicts itself.
+    /// Returns whether the recording ends in the state of the file, and contradicts itself nowhere.
     pub fn is_equal(&self) -> bool {
         let differences = self.missing_blocks + self.extra_blocks + self.other_sizes + self.other_phases;
         let contradictions = self.overlaps + self.unknown_frees + self.double_allocations;
         self.state_blocks == self.equal_blocks && differences + contradictions == 0
     }
 
-    /// The counts in the order of the fields.
+    /// Returns the counts in the order of the fields.
     pub(crate) fn counts(&self) -> [u64; 10] {
         [
             self.state_blocks,
@@ -54,7 +53,7 @@ impl StateCheck {
         ]
     }
 
-    /// The check with these counts, in the order of the fields.
+    /// Returns the check with these counts, in the order of the fields.
     pub(crate) fn from_counts(counts: [u64; 10], first: Option<String>) -> Self {
         let [state_blocks, state_bytes, equal_blocks, missing_blocks, extra_blocks, rest @ ..] = counts;
         let [other_sizes, other_phases, overlaps, unknown_frees, double_allocations] = rest;

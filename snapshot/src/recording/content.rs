@@ -1,4 +1,4 @@
-//! A recording: the events of one device, and all that they refer to.
+//! A recording: the events of one device, and their stacks, tags and streams.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,13 +10,13 @@ use crate::blocks::Blocks;
 use crate::budget::{Budget, Exceeded};
 
 /// The longest text that is kept, in bytes: a name, a tag, a setting. A line of a log holds several of them,
-/// each character of them written as three.
+/// and may write each character as three.
 const MAX_TEXT_BYTES: usize = 2048;
 
 /// The most frames of a stack that are kept, innermost first.
 const MAX_FRAMES: usize = 2048;
 
-/// An entry of the map of rounded sizes with its share of free room.
+/// The bytes of an entry in the map of rounded sizes, including its share of free space.
 const ROUNDED_BYTES: usize = 32;
 
 /// The unit of times.
@@ -32,7 +32,7 @@ pub enum Clock {
     Steps,
 }
 
-/// What a file is, and what it says about itself.
+/// The format of a file, and its details.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize)]
 pub struct Source {
     /// The format, such as `PyTorch memory snapshot`.
@@ -41,7 +41,7 @@ pub struct Source {
     pub details: Vec<(String, String)>,
 }
 
-/// Something that a recording cannot say, or that an importer had to leave out.
+/// A gap: something that a recording lacks, or that an importer had to leave out.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Unknown {
     /// A name for programs, such as `no_trace`.
@@ -71,7 +71,7 @@ pub struct Recording {
     pub(crate) unknowns: Vec<Unknown>,
     pub(crate) check: Option<StateCheck>,
     events: Blocks<Event>,
-    /// What allocators rounded blocks to, where a source says so, by the number of the event.
+    /// The rounded sizes of blocks, if the source has them, by the number of the event.
     rounded: HashMap<u32, u64>,
     lanes: Table<Lane>,
     tags: Table<Box<str>>,
@@ -86,7 +86,7 @@ impl Source {
 }
 
 impl Recording {
-    /// An empty recording.
+    /// Returns an empty recording.
     pub(crate) fn new(file: impl Into<String>, format: &str) -> Self {
         Self {
             file: file.into(),
@@ -107,106 +107,105 @@ impl Recording {
         }
     }
 
-    /// The name of the file that was read.
+    /// Returns the name of the file.
     pub fn file(&self) -> &str {
         &self.file
     }
 
-    /// What the file is, and what it says about itself.
+    /// Returns the format and the details of the file.
     pub fn source(&self) -> &Source {
         &self.source
     }
 
-    /// The ordinal of the device, if the source names one.
+    /// Returns the ordinal of the device, if the source names one.
     pub fn device(&self) -> Option<u32> {
         self.device
     }
 
-    /// Whether the device is a simulated one, whose numbers are counted apart.
+    /// Returns whether the device is simulated; simulated devices have their own ordinals.
     pub fn is_simulated(&self) -> bool {
         self.is_simulated
     }
 
-    /// The device as people name it: `3`, or `sim:3` if it is a simulated one.
+    /// Returns the name of the device: `3`, or `sim:3` if it is simulated.
     pub fn device_name(&self) -> Option<String> {
         let kind = if self.is_simulated { "sim:" } else { "" };
         self.device.map(|ordinal| format!("{kind}{ordinal}"))
     }
 
-    /// The unit of times.
+    /// Returns the unit of times.
     pub fn clock(&self) -> Clock {
         self.clock
     }
 
-    /// The settings of the allocator, as the source names them.
+    /// Returns the settings of the allocator, with the names in the source.
     pub fn settings(&self) -> &[(String, String)] {
         &self.settings
     }
 
-    /// What the recording cannot say.
+    /// Returns the gaps of the recording.
     pub fn unknowns(&self) -> &[Unknown] {
         &self.unknowns
     }
 
-    /// How the blocks that are live after the last event compare with the state in the file; `None` if the
-    /// file holds no state.
+    /// Returns how the blocks that are live after the last event compare with the state in the file; `None`
+    /// if the file holds no state.
     pub fn check(&self) -> Option<&StateCheck> {
         self.check.as_ref()
     }
 
-    /// The number of events.
+    /// Returns the number of events.
     pub fn len(&self) -> usize {
         self.events.len()
     }
 
-    /// Whether there are no events.
+    /// Returns whether there are no events.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The events, in the order in which the allocator saw them.
+    /// Returns the events, in the order in which the allocator saw them.
     pub fn events(&self) -> impl Iterator<Item = &Event> + Clone + '_ {
         (0..self.events.len()).map(|at| self.events.of(at))
     }
 
-    /// The event with this number, counted from 0.
+    /// Returns the event with this number, counted from 0.
     pub fn event(&self, number: usize) -> Option<&Event> {
         (number < self.len()).then(|| self.events.of(number))
     }
 
-    /// Where an event happened.
+    /// Returns the thread, the stream and the pool of an event.
     pub fn lane(&self, event: &Event) -> Lane {
         self.lanes.values().get(event.lane as usize).copied().unwrap_or_default()
     }
 
-    /// The bytes that the allocator set aside for the block that the event with this number allocated, if the
-    /// source says so.
+    /// Returns the rounded size of the block that the event with this number allocated, if the source has it.
     pub fn rounded_bytes(&self, number: usize) -> Option<u64> {
         self.rounded.get(&u32::try_from(number).ok()?).copied()
     }
 
-    /// A tag.
+    /// Returns the text of a tag.
     pub fn tag(&self, tag: Id) -> &str {
         self.tags.get(tag).map_or("", |text| text)
     }
 
-    /// The frames of a stack, innermost first.
+    /// Returns the frames of a stack, innermost first.
     pub fn stack(&self, stack: Id) -> impl Iterator<Item = Frame<'_>> + '_ {
         let frames = self.stacks.get(stack).map_or(&[][..], |frames| frames);
         frames.iter().filter_map(|&frame| self.frame(frame))
     }
 
-    /// The number of different stacks and of different frames in them.
+    /// Returns the numbers of different stacks and of different frames in them.
     pub fn stack_counts(&self) -> (usize, usize) {
         (self.stacks.values().len(), self.frames.values().len())
     }
 
-    /// The places where events happened.
+    /// Returns all combinations of thread, stream and pool.
     pub fn lanes(&self) -> &[Lane] {
         self.lanes.values()
     }
 
-    /// The number of different streams.
+    /// Returns the number of different streams.
     pub fn stream_count(&self) -> usize {
         self.lanes().iter().map(Lane::own_stream).collect::<HashSet<_>>().len()
     }
@@ -217,7 +216,7 @@ impl Recording {
         Some(Frame { function: name(raw.function), file: name(raw.file), line: raw.line })
     }
 
-    /// The frames of a stack as numbers.
+    /// Returns the frames of a stack as numbers.
     pub(super) fn raw_stack(&self, stack: Id) -> &[Id] {
         self.stacks.get(stack).map_or(&[], |frames| frames)
     }
@@ -238,7 +237,7 @@ impl Recording {
         self.events.push(event, budget).map(drop)
     }
 
-    /// Notes what the allocator set aside for the block of an event.
+    /// Stores the rounded size of an event's block.
     pub(crate) fn set_rounded_bytes(
         &mut self,
         event: usize,
@@ -276,7 +275,7 @@ impl Recording {
 }
 
 impl PartialEq for Recording {
-    /// Whether both say the same; the files' names do not count.
+    /// Compares everything except the files' names.
     fn eq(&self, other: &Self) -> bool {
         let resolved = |recording: &Self, event: &Event| {
             let stack = event.stack.map(|id| recording.raw_stack(id).to_vec());
@@ -307,7 +306,7 @@ impl PartialEq for Recording {
     }
 }
 
-/// The start of a text that is kept.
+/// Returns the start of a text that is kept.
 pub(crate) fn cut(text: &str) -> &str {
     let mut end = text.len().min(MAX_TEXT_BYTES);
     while !text.is_char_boundary(end) {

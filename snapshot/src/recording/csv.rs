@@ -1,4 +1,4 @@
-//! Writes a recording as a log with RMM's columns first.
+//! Writes a recording as a log, with RMM's columns first.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -8,7 +8,7 @@ use millpond_engine::log::column;
 use super::notes::{push_word, word};
 use super::{Clock, Event, EventKind, Id, Lane, Recording};
 
-/// The length of the notes in bytes from which on they get a row of their own.
+/// Notes of at least this length in bytes get their own row.
 const NOTES_BYTES: usize = 16 << 10;
 
 /// Writes rows, and the notes before them.
@@ -16,18 +16,18 @@ struct Writer<'a, W> {
     recording: &'a Recording,
     out: W,
     notes: String,
-    /// Which frames, stacks and tags were defined already, by number.
+    /// Marks the frames, stacks and tags that are already defined, by number.
     frames: Vec<bool>,
     stacks: Vec<bool>,
     tags: Vec<bool>,
 }
 
 impl Recording {
-    /// Writes the recording as a log: RMM's columns, which RMM's readers read, and further ones, from which
-    /// [`import::read`](crate::import::read) makes the same recording.
+    /// Writes the recording as a log. RMM's readers read its first columns;
+    /// [`import::read`](crate::import::read) makes the same recording from all of them.
     ///
     /// # Errors
-    /// Those of `out`.
+    /// Writing to `out` fails.
     pub fn write_csv(&self, out: impl Write) -> io::Result<()> {
         let mut writer = Writer {
             recording: self,
@@ -68,7 +68,7 @@ impl<W: Write> Writer<'_, W> {
         writeln!(self.out, "Thread,Time,Action,Pointer,Size,Stream,{}", further.join(","))
     }
 
-    /// Notes what the recording says about itself.
+    /// Writes notes about the recording itself.
     fn about(&mut self) -> io::Result<()> {
         let recording = self.recording;
         self.note(&[word::SOURCE, &recording.source.format])?;
@@ -115,8 +115,7 @@ impl<W: Write> Writer<'_, W> {
         Ok(())
     }
 
-    /// Writes the notes that wait with a row of their own, which RMM's readers pass over: a failed request
-    /// for nothing.
+    /// Writes the waiting notes in their own row, which RMM's readers skip: a failed request for 0 bytes.
     fn flush_notes(&mut self) -> io::Result<()> {
         if !self.notes.is_empty() {
             let notes = std::mem::take(&mut self.notes);
@@ -180,7 +179,8 @@ impl<W: Write> Writer<'_, W> {
         writeln!(self.out, ",{before},{notes}")
     }
 
-    /// An event without a row: kind, address, bytes, stream, thread, time, stack, pool, before, tag.
+    /// Writes a note for an event without a row: kind, address, bytes, stream, thread, time, stack, pool,
+    /// before, tag.
     fn event_note(&mut self, event: &Event) -> io::Result<()> {
         let recording = self.recording;
         if let Some(tag) = event.tag {
@@ -238,7 +238,7 @@ impl<W: Write> Writer<'_, W> {
     }
 }
 
-/// Marks a number, and says whether it was not marked before.
+/// Marks a number, and returns whether it was unmarked before.
 fn is_new(marks: &mut Vec<bool>, id: Id) -> bool {
     let at = id.get() as usize - 1;
     if at >= marks.len() {

@@ -2,17 +2,17 @@
 
 use std::num::NonZeroU32;
 
-/// What happened.
+/// The kind of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum EventKind {
     /// A block was handed out.
     Allocate,
-    /// The program freed a block that other streams may still use: it stays taken until [`Free`](Self::Free).
+    /// The program freed a block that other streams may still use; it stays taken until [`Free`](Self::Free).
     FreeRequested,
     /// A block became free.
     Free,
-    /// A request failed: out of memory. The address is 0.
+    /// A request failed because memory ran out. The address is 0.
     AllocateFailure,
     /// The allocator took a segment from the driver.
     SegmentAllocate,
@@ -22,15 +22,15 @@ pub enum EventKind {
     SegmentMap,
     /// The allocator unmapped memory of an expandable segment.
     SegmentUnmap,
-    /// The bytes that the device had free at the failed request before.
+    /// The free bytes of the device at the failed request before this event.
     DeviceFree,
-    /// The state was written down.
+    /// The state was recorded.
     Snapshot,
-    /// A block was given a name: the tag.
+    /// A block got a name, the tag.
     Annotate,
-    /// A part of the program began: the tag is its name.
+    /// A phase of the program began; the tag is its name.
     PhaseStart,
-    /// A part of the program ended: the tag is its name.
+    /// A phase of the program ended; the tag is its name.
     PhaseEnd,
     /// Events are missing here; `bytes` is their number, 0 if it is not known.
     Lost,
@@ -55,7 +55,7 @@ impl EventKind {
         Self::Lost,
     ];
 
-    /// The name in a log and in JSON.
+    /// Returns the name in a log and in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Allocate => "allocate",
@@ -75,22 +75,22 @@ impl EventKind {
         }
     }
 
-    /// The kind with this name.
+    /// Returns the kind with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// Whether the event is a row of RMM's logs, rather than a note at the next row.
+    /// Returns whether the event is a row of RMM's logs; otherwise it is a note at the next row.
     pub fn is_row(self) -> bool {
         matches!(self, Self::Allocate | Self::Free | Self::AllocateFailure)
     }
 }
 
-/// A number of a stack or a tag, counted from 1.
+/// The number of a stack or a tag, counted from 1.
 pub type Id = NonZeroU32;
 
-/// One event of a [`Recording`](super::Recording), without its texts: stacks, tags and streams are numbers
-/// that the recording resolves. Sizes in bytes.
+/// One event of a [`Recording`](super::Recording). Stacks, tags and streams are numbers; the recording has
+/// their texts. Sizes are in bytes.
 ///
 /// ```
 /// use millpond_snapshot::recording::{Event, EventKind};
@@ -101,17 +101,17 @@ pub type Id = NonZeroU32;
 pub struct Event {
     /// What happened.
     pub kind: EventKind,
-    /// Whether it happened before recording began: the importer found it in the state or in later events.
+    /// Whether it happened before recording began; the importer found it in the state or in later events.
     pub is_before: bool,
-    /// The binary logarithm of the requested alignment in bytes; 8 where the source has none.
+    /// The binary logarithm of the requested alignment in bytes; 8 if the source has none.
     pub alignment_log2: u8,
     /// The address of the block or the segment.
     pub address: u64,
-    /// The size in bytes; of a block, as requested.
+    /// The size in bytes; for a block, the requested size.
     pub bytes: u64,
     /// The time in the unit of the recording's [`Clock`](super::Clock), or [`NO_TIME`](Self::NO_TIME).
     pub raw_time: u64,
-    /// The number of the thread, the stream and the pool; see [`Recording::lane`](super::Recording::lane).
+    /// The number of the thread, stream and pool; see [`Recording::lane`](super::Recording::lane).
     pub lane: u32,
     /// The stack; see [`Recording::stack`](super::Recording::stack).
     pub stack: Option<Id>,
@@ -123,10 +123,10 @@ pub struct Event {
 const _: () = assert!(size_of::<Event>() == 40);
 
 impl Event {
-    /// The time of an event whose time is not known.
+    /// The time of an event with an unknown time.
     pub const NO_TIME: u64 = u64::MAX;
 
-    /// An event of which nothing else is known.
+    /// Returns an event with nothing but its kind.
     pub fn new(kind: EventKind) -> Self {
         Self {
             kind,
@@ -141,7 +141,7 @@ impl Event {
         }
     }
 
-    /// The time in the unit of the recording's [`Clock`](super::Clock), if it is known.
+    /// Returns the time in the unit of the recording's [`Clock`](super::Clock), if it is known.
     pub fn time(&self) -> Option<u64> {
         (self.raw_time != Self::NO_TIME).then_some(self.raw_time)
     }

@@ -1,4 +1,4 @@
-//! Where an event happened.
+//! The thread, the stream and the pool of an event.
 
 use millpond_engine::log::StreamKey;
 
@@ -10,11 +10,11 @@ use millpond_engine::log::StreamKey;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Lane {
-    /// The thread; 0 where the source has none.
+    /// The thread; 0 if the source has none.
     pub thread: u64,
-    /// The stream; of a free, the block's where the source has no other.
+    /// The stream; for a free, the block's stream if the source has no other.
     pub stream: StreamKey,
-    /// The two numbers of the pool, as PyTorch counts its private ones, if the source says which.
+    /// The two numbers of the pool, as PyTorch counts its private pools, if the source has them.
     pub pool: Option<(u64, u64)>,
 }
 
@@ -25,7 +25,7 @@ impl Default for Lane {
 }
 
 impl Lane {
-    /// The stream, with its thread if each thread has its own.
+    /// Returns the stream, with its thread if each thread has its own.
     pub(super) fn own_stream(&self) -> (StreamKey, Option<u64>) {
         (self.stream, (self.stream == StreamKey::PerThread).then_some(self.thread))
     }

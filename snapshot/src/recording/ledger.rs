@@ -1,15 +1,15 @@
-//! Where memory is at one moment: in use, held, rounded away, free, and pinned.
+//! Adds up memory at one moment: in use, held, lost to rounding, free, and pinned.
 
 use serde::Serialize;
 
 use super::Moment;
 
-/// Where the memory of an allocator is at one moment, in bytes. What it has from the driver is the sum of
-/// three: `reserved = active + wholly free + pinned`; rounding and held blocks are parts of what is active.
+/// The memory of an allocator at one moment, in bytes. The reserved bytes are the sum of three: `reserved =
+/// active + wholly free + pinned`. Rounding and held blocks are parts of the active bytes.
 ///
-/// A block's rounding is exact where the source says it, as PyTorch's state does for the blocks that are live
-/// at its end, and otherwise follows PyTorch's default rules for blocks in segments. Blocks outside of
-/// segments, as all of RMM's log are, have none.
+/// A block's rounding is exact if the source has it, as PyTorch's state does for the blocks that are live at
+/// its end. Otherwise, blocks in segments follow PyTorch's default rules. Blocks outside of segments have no
+/// rounding, such as all blocks of RMM's log.
 ///
 /// ```
 /// use millpond_snapshot::recording::Ledger;
@@ -17,39 +17,39 @@ use super::Moment;
 /// ```
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize)]
 pub struct Ledger {
-    /// The number of the event after which this holds, counted from 0.
+    /// The number of the event before this moment, counted from 0.
     pub event: u64,
-    /// What the allocator has from the driver; `None` if the source does not say.
+    /// The bytes that the allocator holds from the driver; `None` if the source does not have them.
     pub reserved_bytes: Option<u64>,
-    /// The blocks that are in use or wait, as the allocator rounded them.
+    /// Blocks that are in use or wait, as the allocator rounded them.
     pub active_bytes: u64,
-    /// The same as the program requested them.
+    /// The same blocks, as the program requested them.
     pub requested_bytes: u64,
-    /// What rounding added: `active - requested`.
+    /// The bytes that rounding added: `active - requested`.
     pub rounding_bytes: u64,
-    /// The blocks that the program has freed and that wait for other streams, rounded.
+    /// Blocks that the program freed and that wait for other streams, rounded.
     pub held_bytes: u64,
-    /// Free memory in segments without a block: the allocator can give it back.
+    /// Free memory in segments without blocks; the allocator can give it back.
     pub wholly_free_bytes: u64,
-    /// Free memory in segments that blocks keep from being given back: fragmentation.
+    /// Free memory in segments that live blocks pin, so the allocator cannot give it back: fragmentation.
     pub pinned_bytes: u64,
     /// The largest piece of free memory.
     pub largest_free_bytes: u64,
-    /// The segments; mapped ranges of expandable segments each for itself.
+    /// The number of segments; each mapped range of an expandable segment counts.
     pub segments: u64,
-    /// The blocks that are in use or wait.
+    /// The number of blocks that are in use or wait.
     pub live_blocks: u64,
 }
 
 impl Ledger {
-    /// Free memory that the allocator has: wholly free or pinned.
+    /// Returns the free memory of the allocator: wholly free or pinned.
     pub fn unused_bytes(&self) -> u64 {
         self.wholly_free_bytes + self.pinned_bytes
     }
 }
 
 impl Moment {
-    /// Where the memory is.
+    /// Returns the ledger of this moment.
     pub fn ledger(&self) -> Ledger {
         let moment = self;
         let mut ledger = Ledger {
@@ -70,7 +70,7 @@ impl Moment {
         for segment in moment.segments() {
             reserved = reserved.saturating_add(segment.bytes);
             let end = segment.address.saturating_add(segment.bytes);
-            // Free memory reaches from one mapped range into the next.
+            // Free memory can cross from one mapped range into the next.
             piece.start(segment.address, segment.is_expandable);
             let (mut at, mut free) = (segment.address, 0);
             let blocks = moment.blocks_in(segment);

@@ -1,4 +1,4 @@
-//! How long blocks and reserved memory lived, counted in events.
+//! The lives of blocks and of reserved memory, counted in events.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -18,24 +18,24 @@ use super::{Event, EventKind, Id, Recording};
 pub struct Life {
     /// The number of the event that began it, counted from 0.
     pub start: usize,
-    /// The number of the event that ended it; the number of all events if none did.
+    /// The number of the event that ended it; the total number of events if none did.
     pub end: usize,
     /// The address.
     pub address: u64,
-    /// The size in bytes; of a block, as requested.
+    /// The size in bytes; for a block, the requested size.
     pub bytes: u64,
     /// The stack that began it.
     pub stack: Option<Id>,
 }
 
 impl Recording {
-    /// The lives of all blocks, in the order in which they began. At most one block ends with an event.
+    /// Returns the lives of all blocks, in the order in which they began. An event ends at most one block.
     pub fn block_lives(&self) -> Vec<Life> {
         let mut lives: Vec<Life> = Vec::new();
         let mut live: HashMap<u64, usize> = HashMap::new();
         for (at, event) in self.events().enumerate() {
             let ended = match event.kind {
-                // An address that is still live: the source lost its free.
+                // If the address is still live, the source lost its free.
                 EventKind::Allocate => {
                     lives.push(life(event, at, self.len()));
                     live.insert(event.address, lives.len() - 1)
@@ -50,9 +50,9 @@ impl Recording {
         lives
     }
 
-    /// The lives of ranges of memory that the allocator had from the driver, in the order in which they
-    /// began. A range of which a part is given back ends, and what is left begins. Empty if the source does
-    /// not say.
+    /// Returns the lives of memory ranges that the allocator held from the driver, in the order in which they
+    /// began. If a part of a range is given back, the range ends, and its rest begins. Empty if the source
+    /// has no segments.
     pub fn segment_lives(&self) -> Vec<Life> {
         let mut lives: Vec<Life> = Vec::new();
         let mut live: BTreeMap<u64, usize> = BTreeMap::new();
@@ -80,7 +80,7 @@ fn life(event: &Event, start: usize, end: usize) -> Life {
     Life { start, end, address: event.address, bytes: event.bytes, stack: event.stack }
 }
 
-/// Ends the ranges that an event gives back, at least in part; what is left of them lives on.
+/// Ends the ranges that an event gives back, even in part; their rests live on.
 fn cut(lives: &mut Vec<Life>, live: &mut BTreeMap<u64, usize>, at: usize, event: &Event) {
     let (from, to) = (event.address, event.address.saturating_add(event.bytes));
     while let Some((&start, &number)) = live.range(..to).next_back() {

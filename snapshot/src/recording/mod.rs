@@ -1,13 +1,13 @@
-//! One model of what every source says about memory: a recording.
+//! One model for the memory of every source: a recording.
 //!
-//! A recording is a list of [`Event`]s of one device, in the order in which the allocator saw them, with what
-//! the source says about them: streams, pools, times, stacks and tags; frees in two phases; the segments that
-//! the allocator took from the driver; failed requests; the phases of the program; and what is not known.
-//! [`import`](crate::import) makes recordings of files, [`Recording::program`] makes a program of
-//! one, and [`Recording::write_csv`] writes it as a log that RMM's readers read, too.
+//! A recording is a list of [`Event`]s of one device, in the order in which the allocator saw them. It also
+//! holds streams, pools, times, stacks and tags; frees in two phases; the segments that the allocator took
+//! from the driver; failed requests; the phases of the program; and the gaps. [`import`](crate::import) makes
+//! recordings from files. [`Recording::program`] makes a program from one. [`Recording::write_csv`] writes
+//! one as a log that RMM's readers can read too.
 //!
-//! What the program had before recording began comes first: the segments and the blocks, marked
-//! [`is_before`](Event::is_before), in the order of their addresses.
+//! The segments and blocks from before the recording come first, in the order of their addresses, marked
+//! [`is_before`](Event::is_before).
 
 mod check;
 mod content;

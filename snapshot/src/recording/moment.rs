@@ -1,19 +1,19 @@
-//! What is in memory after one event of a recording.
+//! The memory after one event of a recording.
 
 use std::collections::BTreeMap;
 
 use super::{Event, EventKind, Id, Lane, Recording, Source};
 
-/// What PyTorch rounds sizes to, in bytes.
+/// PyTorch rounds sizes up to multiples of this, in bytes.
 const ROUNDED_TO: u64 = 512;
 
-/// The size in bytes of PyTorch's segments for small blocks; larger segments hold large ones.
+/// The size in bytes of PyTorch's segments for small blocks; larger segments hold large blocks.
 const SMALL_SEGMENT: u64 = 2 << 20;
 
-/// The most bytes that PyTorch leaves at the end of a large block rather than split them off.
+/// The most bytes at the end of a large block that PyTorch does not split off.
 const UNSPLIT: u64 = 1 << 20;
 
-/// Memory that the allocator had from the driver.
+/// Memory that the allocator held from the driver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Segment {
     /// The address.
@@ -33,8 +33,8 @@ pub struct LiveBlock {
     pub address: u64,
     /// The size in bytes, as requested.
     pub bytes: u64,
-    /// The bytes that the allocator set aside: as the source says; or else, in a segment, as PyTorch's rules
-    /// say; or else as requested, since the allocator is not known.
+    /// The rounded size in bytes: from the source; or else, in a segment, by PyTorch's rules; or else as
+    /// requested, because the allocator is unknown.
     pub rounded_bytes: u64,
     /// Whether the program had freed it, and it waited for other streams.
     pub is_held: bool,
@@ -46,7 +46,7 @@ pub struct LiveBlock {
     pub lane: Lane,
 }
 
-/// What is in memory after one event.
+/// The memory after one event.
 ///
 /// ```
 /// use millpond_snapshot::import::{self, Options};
@@ -65,8 +65,8 @@ pub struct Moment {
 }
 
 impl Recording {
-    /// What is in memory after the event with this number, counted from 0; after the last one if there are
-    /// fewer.
+    /// Returns the memory after the event with this number, counted from 0, or after the last event if there
+    /// are fewer.
     pub fn moment(&self, number: usize) -> Moment {
         let mut segments: BTreeMap<u64, Segment> = BTreeMap::new();
         let mut blocks: BTreeMap<u64, LiveBlock> = BTreeMap::new();
@@ -102,12 +102,12 @@ impl Recording {
         }
         let mut segments: Vec<Segment> = segments.into_values().collect();
         let mut blocks: Vec<LiveBlock> = blocks.into_values().collect();
-        // Overlaps, which no allocator has, are cut off.
+        // Segments never overlap in an allocator, so overlaps are cut off.
         for at in 1..segments.len() {
             let room = segments[at].address - segments[at - 1].address;
             segments[at - 1].bytes = segments[at - 1].bytes.min(room);
         }
-        // Another allocator need not round as PyTorch's does.
+        // Another allocator may not round as PyTorch does.
         let is_rounded = self.source().format == Source::PYTORCH;
         round(&segments, &mut blocks, is_rounded);
         for at in 1..blocks.len() {
@@ -119,22 +119,22 @@ impl Recording {
 }
 
 impl Moment {
-    /// The number of the event.
+    /// Returns the number of the event.
     pub fn event(&self) -> usize {
         self.event
     }
 
-    /// The segments, in the order of addresses; mapped ranges of expandable segments each for itself.
+    /// Returns the segments in the order of addresses; each mapped range of an expandable segment is one.
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
 
-    /// The blocks, in the order of addresses.
+    /// Returns the blocks, in the order of addresses.
     pub fn blocks(&self) -> &[LiveBlock] {
         &self.blocks
     }
 
-    /// The blocks that lie in a segment, at least in part.
+    /// Returns the blocks that lie in a segment, at least in part.
     pub fn blocks_in(&self, segment: &Segment) -> &[LiveBlock] {
         let end = segment.address.saturating_add(segment.bytes);
         let first = self.blocks.partition_point(|block| block.end() <= segment.address);
@@ -144,14 +144,14 @@ impl Moment {
 }
 
 impl LiveBlock {
-    /// The address behind the block.
+    /// Returns the end address of the block.
     pub fn end(&self) -> u64 {
         self.address.saturating_add(self.rounded_bytes.max(1))
     }
 }
 
-/// Fills in what a source does not say about the sizes that its allocator set aside. `is_rounded` says that
-/// blocks outside of all known segments are rounded as PyTorch's are.
+/// Fills in rounded sizes that a source lacks. With `is_rounded`, blocks outside of all known segments are
+/// rounded as in PyTorch.
 fn round(segments: &[Segment], blocks: &mut [LiveBlock], is_rounded: bool) {
     let ends = ends_of_runs(segments);
     for at in 0..blocks.len() {
@@ -167,13 +167,13 @@ fn round(segments: &[Segment], blocks: &mut [LiveBlock], is_rounded: bool) {
         let next = blocks.get(at + 1).map_or(u64::MAX, |next| next.address);
         let room = next.min(end) - address;
         let tail = room.saturating_sub(rounded);
-        // What PyTorch would not split off belongs to the block.
+        // The rest that PyTorch would not split off belongs to the block.
         let is_unsplit = if is_large { tail <= UNSPLIT } else { tail < ROUNDED_TO };
         blocks[at].rounded_bytes = if is_unsplit { room.max(rounded) } else { rounded };
     }
 }
 
-/// For each segment where it ends, or the last one of those that adjoin it if it is expandable.
+/// Returns the end of each segment; for an expandable one, the end of the last segment that adjoins it.
 fn ends_of_runs(segments: &[Segment]) -> Vec<u64> {
     let mut ends: Vec<u64> =
         segments.iter().map(|segment| segment.address.saturating_add(segment.bytes)).collect();
@@ -186,7 +186,7 @@ fn ends_of_runs(segments: &[Segment]) -> Vec<u64> {
     ends
 }
 
-/// Where the run of the segment that holds an address ends, and whether the segment is for large blocks.
+/// Returns the end of the run of segments that holds an address, and whether it is for large blocks.
 fn segment_of(segments: &[Segment], ends: &[u64], address: u64) -> Option<(u64, bool)> {
     let at = segments.partition_point(|segment| segment.address <= address).checked_sub(1)?;
     let Segment { address: start, bytes, .. } = segments[at];

@@ -1,7 +1,9 @@
-//! How a log of RMM's columns carries what RMM has no column for: as notes at the row that comes next.
+//! Notes, in which a log with RMM's columns carries the data that RMM has no column for. A note belongs to
+//! the next row.
 //!
-//! A note is words with a space between them; notes are separated by `;`. What a word cannot hold is written
-//! as `%` and two hexadecimal digits, an empty word as `~`, an absent one as `-`.
+//! A note is a sequence of words with a space between them; notes are separated by `;`. A character that a
+//! word cannot hold becomes `%` and two hexadecimal digits, an empty word becomes `~`, and an absent word
+//! `-`.
 
 use std::fmt::Write;
 
@@ -18,12 +20,12 @@ pub(crate) mod word {
     pub(crate) const TAG: &str = "tag";
 }
 
-/// Characters with which a formula begins in spreadsheets, where a cell begins with one of them. Those that
-/// the list of OWASP has beside them, tab and carriage return, are no part of any word.
+/// Characters that start a formula in spreadsheets. OWASP's list also has tab and carriage return, but words
+/// never contain them.
 const FORMULA: [char; 4] = ['=', '+', '-', '@'];
 
-/// Adds a text as one word. Where it begins as a formula of a spreadsheet would, that character is written as
-/// `%` and its number, so that no spreadsheet that opens the log runs what a stranger's file says.
+/// Adds a text as one word. If its first character could start a formula, the character becomes `%` and its
+/// number. So no spreadsheet runs a stranger's text when it opens the log.
 pub(crate) fn push_word(notes: &mut String, text: &str) {
     if text.is_empty() {
         notes.push('~');
@@ -41,7 +43,7 @@ pub(crate) fn push_word(notes: &mut String, text: &str) {
     }
 }
 
-/// The text of a word; `None` if it is not one that [`push_word`] writes.
+/// Returns the text of a word; `None` if [`push_word`] never writes such a word.
 pub(crate) fn text(word: &str) -> Option<String> {
     if word == "~" {
         return Some(String::new());

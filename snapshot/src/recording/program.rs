@@ -1,4 +1,4 @@
-//! Makes a program of a self.
+//! Makes a program from a recording.
 
 use millpond_core::{DeviceId, DevicePtr};
 use millpond_engine::Result;
@@ -8,11 +8,12 @@ use millpond_engine::program::{Limits, Program, ProgramBuilder};
 use super::{EventKind, Lane, Recording};
 
 impl Recording {
-    /// Makes a program of the allocations, the frees and the failed requests of the self. What was live
-    /// before it began is allocated first. A line of the program is the number of the event, counted from 1.
+    /// Makes a program of the recording's allocations, frees and failed requests. It first allocates the
+    /// blocks that were live before the recording began. A line of the program is the number of the event,
+    /// counted from 1.
     ///
     /// # Errors
-    /// The recording has none of these, or the temporary file cannot be written.
+    /// The recording has no such events, or the temporary file cannot be written.
     pub fn program(&self, limits: Limits) -> Result<Program> {
         let mut builder = ProgramBuilder::new(limits);
         let device = if self.is_simulated() { DeviceId::sim } else { DeviceId::cuda };
@@ -40,7 +41,7 @@ impl Recording {
         }
         let program = builder.finish()?;
         if program.summary().events == 0 {
-            let reason = "holds no allocation and no free: nothing to replay".to_owned();
+            let reason = "holds no allocations and no frees: nothing to replay".to_owned();
             return Err(LogError { file: self.file().to_owned(), line: 0, column: None, reason }.into());
         }
         let check = self.check().filter(|check| !check.is_equal());

@@ -1,4 +1,4 @@
-//! The sums over a recording: what people look at first.
+//! The sums over a recording, which people look at first.
 
 use std::collections::HashMap;
 
@@ -6,45 +6,45 @@ use serde::Serialize;
 
 use super::{EventKind, Recording};
 
-/// Counts and sums of a recording. Sizes in bytes, of blocks as requested.
+/// Counts and sums of a recording. Sizes are in bytes; blocks count with their requested sizes.
 #[derive(Clone, Default, PartialEq, Eq, Debug, Serialize)]
 pub struct Sums {
-    /// The events, with those from before the recording.
+    /// The number of events, including events from before the recording.
     pub events: u64,
     /// The allocations in the recording.
     pub allocations: u64,
     /// The frees.
     pub frees: u64,
-    /// The requests that failed.
+    /// The failed requests.
     pub failures: u64,
-    /// The blocks that were live when recording began.
+    /// Blocks that were live when recording began.
     pub blocks_before: u64,
     /// Their bytes.
     pub bytes_before: u64,
-    /// The blocks that are live at the end.
+    /// Blocks that are live at the end.
     pub live_blocks: u64,
     /// Their bytes.
     pub live_bytes: u64,
-    /// The most bytes that were live at one time.
+    /// The most bytes live at one time.
     pub peak_live_bytes: u64,
-    /// The number of the event that reached it.
+    /// The number of the event that reached this peak.
     pub peak_event: u64,
-    /// The bytes that the allocator had from the driver at the end; `None` if the source does not say.
+    /// The bytes that the allocator held from the driver at the end; `None` if the source does not have them.
     pub reserved_bytes: Option<u64>,
-    /// The most of them at one time.
+    /// The most bytes that it held at one time.
     pub peak_reserved_bytes: Option<u64>,
-    /// The frees that waited for other streams.
+    /// Frees that waited for other streams.
     pub held_blocks: u64,
-    /// The events that have a stack.
+    /// Events with a stack.
     pub with_stack: u64,
-    /// The different stacks.
+    /// Different stacks.
     pub stacks: u64,
-    /// The different streams.
+    /// Different streams.
     pub streams: u64,
 }
 
 impl Recording {
-    /// Sums the events up.
+    /// Returns the sums over the events.
     pub fn sums(&self) -> Sums {
         let streams = self.stream_count() as u64;
         let mut sums = Sums { events: self.len() as u64, streams, ..Sums::default() };

@@ -7,10 +7,10 @@ use std::num::NonZeroU32;
 use super::Id;
 use crate::budget::{Budget, Exceeded};
 
-/// An entry of a table beside its value: the map's, with free room, also while it grows.
+/// The bytes of a table's entry except its value: the map's entry with free space, also while the map grows.
 const ENTRY_BYTES: usize = 64;
 
-/// Different values in the order in which they first came, with numbers from 1 on.
+/// Different values in the order of their first use, numbered from 1.
 #[derive(Clone, Debug)]
 pub(super) struct Table<T: Hash + Eq> {
     values: Vec<T>,
@@ -30,7 +30,7 @@ impl<T: Hash + Eq> PartialEq for Table<T> {
 }
 
 impl<T: Hash + Eq + Clone> Table<T> {
-    /// The number of a value, which is added if it is new. `bytes` is what it has on the heap.
+    /// Returns the number of a value, which is added if it is new. `bytes` is its size on the heap.
     pub(super) fn number(&mut self, value: T, bytes: usize, budget: &mut Budget) -> Result<Id, Exceeded> {
         if let Some(&number) = self.numbers.get(&value) {
             return Ok(number);

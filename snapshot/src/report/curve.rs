@@ -1,4 +1,4 @@
-//! What a stack of resources reserves while it replays a recording.
+//! The bytes that a stack of resources reserves while it replays a recording.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,15 +17,15 @@ use serde::Serialize;
 
 use crate::recording::{EventKind, Recording};
 
-/// The parts of a curve.
+/// The number of parts of a curve.
 const PARTS: usize = 4096;
 
-/// What a stack of resources reserved while it replayed a recording.
+/// The bytes that a stack of resources reserved while it replayed a recording.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Curve {
     /// The stack as text.
     pub name: String,
-    /// The most bytes that it had from the driver in each of equal parts of the events.
+    /// The events are divided into equal parts; for each, the most bytes that the stack held from the driver.
     pub bytes: Vec<u64>,
 }
 
@@ -34,7 +34,7 @@ impl Curve {
     ///
     /// # Errors
     /// The stack cannot be built, the device cannot be opened, or the recording has nothing to replay. A
-    /// request that fails is not an error.
+    /// failed request is not an error.
     pub fn of(
         recording: &Recording,
         stack: &StackSpec,
@@ -68,7 +68,7 @@ impl Curve {
     }
 }
 
-/// Notes after each call what the stack below has from the driver.
+/// After each call, notes how much the stack below has from the driver.
 #[derive(Debug)]
 struct Sampled {
     upstream: AnyResource,
@@ -88,7 +88,7 @@ impl fmt::Display for Sampled {
 impl Sampled {
     fn note(&self) {
         let call = self.calls.fetch_add(1, Ordering::Relaxed);
-        // Blocks that are never freed are freed once the recording has ended.
+        // Blocks that the recording never frees are freed after its end.
         let Some(&part) = self.parts.get(call) else { return };
         let taken = self.counting.bytes_taken();
         if let Some(most) = self.most.lock().get_mut(usize::from(part)) {

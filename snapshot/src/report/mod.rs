@@ -1,8 +1,8 @@
-//! Writes one page of HTML about a recording: it needs no other file, and requests nothing.
+//! Writes one HTML page about a recording. The page needs no other file and requests nothing.
 //!
-//! The page's policy allows its own script and style alone, by their hashes. Texts of the recording, which a
-//! stranger may have written, are JSON inside of it, and the script shows them as text only. The columns of
-//! all blocks lie packed beside them, so that the page draws any part of a million blocks by itself.
+//! The page's policy allows only its own script and style, by their hashes. A stranger may have written the
+//! texts of the recording, so they are JSON in the page, and the script shows them only as text. The page
+//! also has the packed columns of all blocks, so it can draw any part of a million blocks.
 
 mod curve;
 mod pack;
@@ -32,7 +32,7 @@ const SCRIPTS: [&str; 7] = [
     include_str!("main.js"),
 ];
 
-/// What a page shows.
+/// The contents of a page.
 ///
 /// ```
 /// use millpond_snapshot::report::Page;
@@ -51,13 +51,13 @@ const SCRIPTS: [&str; 7] = [
 pub struct Page<'a> {
     /// The recording.
     pub recording: &'a Recording,
-    /// What [`explain`](crate::explain::explain) says about it.
+    /// The recording's explanation, from [`explain`](crate::explain::explain).
     pub explanation: &'a Explanation,
-    /// Another run, to compare with.
+    /// Another run to compare with.
     pub other: Option<&'a Recording>,
     /// A placement of the recording's blocks.
     pub placement: Option<&'a Placement>,
-    /// What stacks of resources reserved for the recording.
+    /// The bytes that stacks of resources reserved for the recording.
     pub curves: &'a [Curve],
 }
 
@@ -92,7 +92,7 @@ impl Page<'_> {
     /// Writes the page.
     ///
     /// # Errors
-    /// Those of `out`.
+    /// Writing to `out` fails.
     pub fn write(&self, out: &mut impl Write) -> io::Result<()> {
         let mut pack = Pack::new();
         let mut runs = vec![Run::new(self.recording, self.placement, self.curves, &mut pack)?];
@@ -120,7 +120,7 @@ impl Page<'_> {
             ("layout", &layout),
             ("data", &data),
         ];
-        // Only the page is searched for marks, never what replaces them.
+        // Only the template is searched for marks, never their replacements.
         for (at, piece) in PAGE.split('@').enumerate() {
             let part = parts.iter().find(|(mark, _)| at % 2 == 1 && *mark == piece);
             out.write_all(part.map_or(piece, |(_, text)| text).as_bytes())?;
@@ -129,12 +129,12 @@ impl Page<'_> {
     }
 }
 
-/// A script's or a style's hash, as a policy names it.
+/// Returns the hash of a script or a style, in the form of a policy.
 fn hash(text: &str) -> String {
     format!("sha256-{}", base64(&Sha256::digest(text.as_bytes())))
 }
 
-/// JSON that ends no element of HTML, whatever its texts say.
+/// Returns JSON that cannot end an HTML element, whatever its texts are.
 fn json(value: &impl Serialize) -> io::Result<String> {
     Ok(serde_json::to_string(value)?.replace('<', "\\u003c"))
 }

@@ -6,20 +6,20 @@ use flate2::Compression;
 use flate2::write::ZlibEncoder;
 use serde::Serialize;
 
-/// Where a column lies in the unpacked bytes.
+/// The place of a column in the unpacked bytes.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Column {
     name: String,
     /// `u32` or `f64`, little-endian.
     #[serde(rename = "type")]
     kind: &'static str,
-    /// In bytes; a multiple of 8.
+    /// The offset in bytes; a multiple of 8.
     offset: usize,
-    /// In numbers.
+    /// The length in numbers.
     length: usize,
 }
 
-/// Columns one after another.
+/// A sequence of columns.
 #[derive(Debug)]
 pub(super) struct Pack {
     bytes: usize,
@@ -56,13 +56,13 @@ impl Pack {
         Ok(Column { name: name.to_owned(), kind, offset, length })
     }
 
-    /// All columns as base64.
+    /// Returns all columns as base64.
     pub(super) fn base64(self) -> io::Result<String> {
         Ok(base64(&self.packed.finish()?))
     }
 }
 
-/// Bytes as base64, padded.
+/// Encodes bytes as padded base64.
 pub(super) fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);

@@ -1,4 +1,4 @@
-//! What the page knows about one recording: columns of its blocks, and its stacks.
+//! The page's data about one recording: columns of its blocks, and its stacks.
 
 use std::collections::HashMap;
 use std::io;
@@ -11,14 +11,14 @@ use super::pack::{Column, Pack};
 use crate::placement::Placement;
 use crate::recording::{Clock, EventKind, Id, Life, Recording};
 
-/// One recording, as the script reads it.
+/// One recording, in the form that the script reads.
 #[derive(Debug, Serialize)]
 pub(super) struct Run {
     file: String,
     events: usize,
     clock: Clock,
     columns: Vec<Column>,
-    /// The bytes of addresses that were ever used.
+    /// The number of bytes in all address ranges that were ever used.
     height: f64,
     frames: Vec<String>,
     /// The frames of each stack, outermost first; the first stack has none.
@@ -89,7 +89,7 @@ impl Run {
     }
 }
 
-/// The lives of blocks at their planned offsets.
+/// Returns the lives of blocks at their planned offsets.
 fn planned(placement: &Placement) -> Option<Vec<Life>> {
     let place = |&(block, offset): &(Block, u64)| Life {
         start: block.birth as usize,
@@ -103,7 +103,7 @@ fn planned(placement: &Placement) -> Option<Vec<Life>> {
     Some(lives)
 }
 
-/// The columns of lives: starts as differences, durations in events, bytes.
+/// Packs the columns of lives: starts as differences, durations in events, bytes.
 fn lives(prefix: &str, lives: &[Life], pack: &mut Pack) -> io::Result<Vec<Column>> {
     let mut last = 0;
     let starts = lives.iter().map(|life| {
@@ -122,8 +122,8 @@ fn has_addresses(recording: &Recording) -> bool {
     !recording.unknowns().iter().any(|unknown| unknown.code == "addresses")
 }
 
-/// The times of all events since the first one, as differences; `None` if there are none, or no other than
-/// the number of events. An event without a time has that of the one before.
+/// Returns the times of all events since the first one, as differences; `None` if there are none, or if they
+/// are only event numbers. An event without a time has the time of the previous event.
 fn times(recording: &Recording) -> Option<Vec<f64>> {
     let first = recording.events().find_map(|event| event.time())?;
     let mut latest = first;
@@ -136,9 +136,9 @@ fn times(recording: &Recording) -> Option<Vec<f64>> {
     (latest > first).then_some(times)
 }
 
-/// Where addresses are drawn: those that were never used are left out.
+/// Maps addresses to drawing positions; addresses that were never used are left out.
 struct Places {
-    /// The used ranges: address, and the bytes of those before.
+    /// The used ranges: the address, and the bytes in all earlier ranges.
     ranges: Vec<(u64, u64)>,
     height: u64,
 }
@@ -171,7 +171,7 @@ impl Places {
     }
 }
 
-/// The stacks that blocks have, and their frames, each once.
+/// The stacks of blocks, and their frames, each once.
 struct Texts {
     frames: Vec<String>,
     stacks: Vec<Vec<usize>>,

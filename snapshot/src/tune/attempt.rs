@@ -1,4 +1,4 @@
-//! One replay of a candidate at a capacity, and the search for the smallest that suffices.
+//! Replays a candidate at a capacity, and searches the smallest capacity that suffices.
 
 use std::time::Instant;
 
@@ -19,28 +19,28 @@ const STALLS: [CallKind; 5] = [
     CallKind::EventSynchronize,
 ];
 
-/// What capacities are multiples of, in bytes: the page of the driver.
+/// Capacities are multiples of this, in bytes: the page of the driver.
 pub(super) const PAGE: u64 = 2 << 20;
 
-/// The share of the least by which capacities are told apart.
+/// Capacities differ by at least 1/`STEP` of the lower bound.
 const STEP: u64 = 256;
 
-/// The steps above the smallest capacity that are replayed, too: more memory can be worse.
+/// How many steps above the smallest capacity are replayed too: more memory can be worse.
 const ABOVE: u64 = 3;
 
-/// The most memory that a device has here.
+/// The most memory of a device here.
 pub(super) const MOST: u64 = 1 << 44;
 
-/// What a replay cost.
+/// The cost of a replay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Cost {
-    /// What the stack took from the driver at one time, in bytes.
+    /// The most bytes that the stack took from the driver at one time.
     pub peak_bytes: u64,
-    /// The calls that wait for the device: cudaFree and the synchronising ones.
+    /// Calls that wait for the device: cudaFree and the synchronising calls.
     pub stalls: u64,
-    /// All calls of the driver.
+    /// All driver calls.
     pub driver_calls: u64,
-    /// The time in them on the simulated H200, in nanoseconds.
+    /// The time in these calls on the simulated H200, in nanoseconds.
     pub driver_ns: u64,
 }
 
@@ -49,12 +49,12 @@ pub struct Cost {
 pub struct Smallest {
     /// The capacity.
     pub bytes: u64,
-    /// What the replay cost there.
+    /// The cost of the replay there.
     pub cost: Cost,
-    /// Capacities above it at which it was replayed, too, and all was served.
+    /// Larger capacities that were also replayed and served everything.
     pub also_served: Vec<u64>,
-    /// The largest capacity below it at which a request failed; `None` where none was tried: it is the least
-    /// that any allocator needs, in pages of 2 MiB.
+    /// The largest smaller capacity at which a request failed. `None` if none was tried, because `bytes` is
+    /// the least that any allocator needs, in pages of 2 MiB.
     pub failed_below: Option<u64>,
 }
 
@@ -62,17 +62,17 @@ pub struct Smallest {
 pub(super) struct Attempts<'a> {
     pub(super) program: &'a Program,
     pub(super) table: &'a LayerTable,
-    /// The least that any allocator needs, in bytes.
+    /// The fewest bytes that any allocator needs.
     pub(super) bound: u64,
-    /// When to stop; `None` for never.
+    /// The deadline; `None` for no deadline.
     pub(super) until: Option<Instant>,
 }
 
-/// Why a candidate has no result.
+/// The reason why a candidate has no result.
 pub(super) enum Stopped {
-    /// The time is up.
+    /// The time ran out.
     TimedOut,
-    /// It failed at every capacity that was tried.
+    /// It failed at every capacity tried.
     NeverServed,
     Failed(Error),
 }
@@ -84,7 +84,7 @@ impl From<Error> for Stopped {
 }
 
 impl Attempts<'_> {
-    /// The distance of capacities.
+    /// Returns the distance between capacities.
     pub(super) fn step(&self) -> u64 {
         (self.bound / STEP).next_multiple_of(PAGE).max(PAGE)
     }
@@ -97,7 +97,7 @@ impl Attempts<'_> {
         Ok(self.replay(stack, capacity)?)
     }
 
-    /// Replays where memory does not end.
+    /// Replays on a device with practically unlimited memory.
     pub(super) fn without_limit(&self, stack: &StackSpec) -> std::result::Result<Option<Cost>, Stopped> {
         self.at(stack, MOST)
     }
@@ -119,11 +119,11 @@ impl Attempts<'_> {
         Ok(end.cost.filter(|_| outcome.failures == 0 && is_served))
     }
 
-    /// The smallest capacity that suffices, by bisection, with the replays around it.
+    /// Finds the smallest capacity that suffices, by bisection, and replays the capacities above it.
     pub(super) fn smallest(&self, stack: &StackSpec) -> std::result::Result<Smallest, Stopped> {
         let (step, least) = (self.step(), self.bound.next_multiple_of(PAGE).max(PAGE));
         let capacity = |steps: u64| least + steps * step;
-        // In steps above the least: the largest that failed, and the smallest that served.
+        // In steps above the lower bound: the largest that failed, and the smallest that served everything.
         let (mut failed, mut served, mut distance) = (None, 0, 1);
         let mut cost = loop {
             if capacity(served) > MOST {
@@ -143,7 +143,7 @@ impl Attempts<'_> {
                 None => failed = Some(middle),
             }
         }
-        // More memory may be worse: go on above what fails above.
+        // More memory may be worse: if a larger capacity fails, continue above it.
         let mut above = 1;
         while above <= ABOVE {
             match self.at(stack, capacity(served + above))? {

@@ -1,4 +1,4 @@
-//! What `tune` tries, by what the file is of.
+//! The candidates that `tune` tries, depending on the file's format.
 
 use serde::Serialize;
 
@@ -7,7 +7,7 @@ use crate::recording::{EventKind, Recording};
 
 const MIB: u64 = 1 << 20;
 
-/// Whose settings a candidate is made of.
+/// The allocator that a candidate's settings belong to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Family {
@@ -22,19 +22,19 @@ pub enum Family {
 /// One allocator with its settings.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Candidate {
-    /// The stack that stands for it.
+    /// The stack that models it.
     pub stack: String,
-    /// Whose settings these are.
+    /// The allocator that the settings belong to.
     pub family: Family,
     /// Whether the file was recorded with these settings.
     pub is_recorded: bool,
-    /// The stacks of its settings one at a time, of a pair.
+    /// For a pair of settings, the stacks of each setting alone.
     #[serde(skip)]
     pub(super) parts: Vec<String>,
     /// The line that selects it; `{bytes}` stands for the capacity in bytes.
     #[serde(skip)]
     line: String,
-    /// What keeps it from being used, as far as that is known.
+    /// Known reasons why it may not be usable.
     pub constraints: Vec<String>,
 }
 
@@ -50,18 +50,18 @@ impl Candidate {
         let mut constraints: Vec<&str> = Vec::new();
         if settings.is_expandable {
             constraints.extend([
-                "not with vLLM's sleep mode, torch_memory_saver, or another library that replaces PyTorch's \
-                 allocator or makes its own memory pools",
+                "does not work with vLLM's sleep mode, torch_memory_saver, or another library that replaces \
+                 PyTorch's allocator or makes its own memory pools",
                 "tensors that are shared with other processes (CUDA IPC) need a version of PyTorch that \
                  exports such segments",
             ]);
         }
         if settings.max_split != u64::MAX {
-            constraints.push("each stall waits for all work of the GPU: compare the stalls");
+            constraints.push("each stall waits for all work on the GPU; compare the stalls");
         }
         if settings.garbage_collection > 0.0 {
             constraints.push("has an effect only with the limit in the second part of the line");
-            // A share of the limit, which a file does not say.
+            // A share of the limit, which is not in the file.
             stack += ",limit=100%";
             let limit = "set_per_process_memory_fraction({bytes} / torch.cuda.mem_get_info()[1])";
             line = format!("{line}  # and torch.cuda.{limit}");
@@ -76,19 +76,19 @@ impl Candidate {
         Self { stack, family, is_recorded: false, parts, line, constraints }
     }
 
-    /// The line that selects it where this many bytes are available.
+    /// Returns the line that selects it if this many bytes are available.
     pub fn line(&self, capacity: u64) -> String {
         self.line.replace("{bytes}", &capacity.to_string())
     }
 
-    /// Whether it takes a share of the device at once, so that its peak says nothing.
+    /// Returns whether it takes a share of the device at once, so its peak says nothing.
     pub(super) fn takes_all(&self) -> bool {
         self.stack.contains('%')
     }
 }
 
-/// The candidates for a file, the most usual first, and pairs of settings last: where time ends the search,
-/// they are what is left out.
+/// Returns the candidates for a file, the most common first. Pairs of settings come last, because they are
+/// skipped if the time runs out.
 pub(super) fn of(recording: &Recording) -> Result<Vec<Candidate>, String> {
     let is_torch = recording.source().format.starts_with("PyTorch");
     let mut all = if is_torch { torch(recording)? } else { rmm() };
@@ -100,13 +100,13 @@ pub(super) fn of(recording: &Recording) -> Result<Vec<Candidate>, String> {
     };
     let wait = "needs millpond's Python package";
     all.push(Candidate::plain("cuda+pool", Family::Millpond, pool, Some(wait)));
-    let regions = "MILLPOND_STACK=cuda+pool:pages=off  # with millpond's package below the framework";
+    let regions = "MILLPOND_STACK=cuda+pool:pages=off  # with millpond as the framework's allocator";
     all.push(Candidate::plain("cuda+pool:pages=off", Family::Millpond, regions, Some(wait)));
     all.extend(pairs);
     Ok(all)
 }
 
-/// The settings of PyTorch's allocator, the recorded ones first, one at a time, and then pairs.
+/// Returns settings of PyTorch's allocator: the recorded ones first, then one at a time, then pairs.
 fn torch(recording: &Recording) -> Result<Vec<Candidate>, String> {
     let recorded = Settings::of(recording)?;
     let usual = Settings::default();
@@ -146,14 +146,14 @@ fn torch(recording: &Recording) -> Result<Vec<Candidate>, String> {
     Ok(candidates)
 }
 
-/// RMM's resources.
+/// Returns RMM's resources.
 fn rmm() -> Vec<Candidate> {
     let resource = |stack, code: &str, constraint| {
         let line = format!("rmm.mr.set_current_device_resource(rmm.mr.{code})");
         Candidate::plain(stack, Family::Rmm, &line, constraint)
     };
     let cuda = "rmm.mr.CudaMemoryResource()";
-    let all = "takes this much at once, from all other users of the GPU";
+    let all = "takes this much at once, so other users of the GPU cannot have it";
     vec![
         resource(
             "rmm_pool",

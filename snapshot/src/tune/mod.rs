@@ -1,8 +1,8 @@
-//! Finds the settings with which a recording needs the least memory, by replays on simulated devices.
+//! Finds the settings that need the least memory for a recording, by replays on simulated devices.
 //!
-//! Each candidate is replayed on devices of different sizes: the smallest on which every request is served
-//! counts, and not what the candidate takes where memory does not end, since an allocator gives memory back
-//! before it fails. More memory can be worse, so that capacities above the smallest are replayed, too.
+//! Each candidate runs on devices of different sizes. What counts is the smallest device that serves every
+//! request. The peak with unlimited memory does not count, because an allocator gives memory back before it
+//! fails. More memory can be worse, so larger capacities are replayed too.
 
 mod attempt;
 mod candidates;
@@ -30,30 +30,30 @@ pub use text::print;
 /// The version of the JSON.
 const VERSION: u32 = 1;
 
-/// What the driver's addresses are multiples of, in bytes: no allocator here has smaller blocks, and `plan`
-/// names the least with it.
+/// The alignment of the driver's addresses, in bytes. No allocator here has smaller blocks, and `plan`
+/// computes its bound with it.
 const ALIGNMENT: u64 = 256;
 
-/// Capacities that differ by less than one in this many are equally small.
+/// Capacities that differ by less than 1/`ALIKE` count as equal.
 const ALIKE: u64 = 100;
 
-/// What is asked of [`tune`].
+/// The input of [`tune`].
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
-    /// The memory that is available, in bytes: the best is then the one with the fewest stalls in it.
+    /// The available memory, in bytes; the best candidate is then the one with the fewest stalls in it.
     pub capacity: Option<u64>,
-    /// The time after which no further replay begins.
+    /// The time after which no new replay starts.
     pub time: Duration,
 }
 
 impl Default for Request {
-    /// A minute for the smallest capacity.
+    /// Searches the smallest capacity for one minute.
     fn default() -> Self {
         Self { capacity: None, time: Duration::from_secs(60) }
     }
 }
 
-/// A candidate with what its replays showed. Sizes in bytes.
+/// A candidate with the results of its replays. Sizes are in bytes.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Tried {
     /// The candidate.
@@ -61,19 +61,21 @@ pub struct Tried {
     pub candidate: Candidate,
     /// The line that selects it.
     pub line: String,
-    /// The smallest capacity with which it serves every request; `None` if it never does, or the time was up.
+    /// The smallest capacity at which it serves every request; `None` if it never does, or the time ran out.
     pub smallest: Option<Smallest>,
-    /// That over the least that any allocator needs if streams share memory in the order of the host's calls.
+    /// `smallest` over the least that any allocator needs if streams share memory in the order of the host's
+    /// calls.
     pub over_host_order: Option<f64>,
-    /// That over the least if no stream takes what another one used; below 1 where the candidate lets them.
+    /// `smallest` over the least if streams share no memory; below 1 if the candidate lets them share.
     pub over_stream_safe: Option<f64>,
-    /// What it took where memory does not end; `None` if it takes what there is.
+    /// Its peak with unlimited memory; `None` if it takes all the memory that there is.
     pub peak_without_limit: Option<u64>,
-    /// What the replay with the asked capacity cost; `None` if a request failed, or none was asked.
+    /// The cost of the replay at the requested capacity; `None` if a request failed, or no capacity was
+    /// requested.
     pub at_capacity: Option<Cost>,
-    /// Why it has no result.
+    /// The reason why it has no result.
     pub failure: Option<String>,
-    /// Whether the time was up before it had all results.
+    /// Whether the time ran out before it had all results.
     pub timed_out: bool,
 }
 
@@ -93,7 +95,7 @@ impl Tried {
     }
 }
 
-/// What `tune` found. Sizes in bytes.
+/// The result of `tune`. Sizes are in bytes.
 ///
 /// ```
 /// use millpond_core::stack::LayerTable;
@@ -115,7 +117,7 @@ pub struct Tuned {
     pub version: u32,
     /// The file.
     pub file: String,
-    /// What the file is.
+    /// The format of the file.
     pub format: String,
     /// The allocations of the file.
     pub allocations: u64,
@@ -123,32 +125,33 @@ pub struct Tuned {
     pub streams: usize,
     /// The least that any allocator needs if streams share memory in the order of the host's calls.
     pub bound_host_order: u64,
-    /// The least that any allocator needs if no stream takes what another one used.
+    /// The least that any allocator needs if streams share no memory.
     pub bound_stream_safe: u64,
-    /// How well the model predicts this file, if it is of PyTorch.
+    /// How well the model predicts this file, if PyTorch wrote it.
     pub fidelity: Option<Fidelity>,
-    /// The memory that is available.
+    /// The available memory.
     pub capacity: Option<u64>,
-    /// The candidates, in the order in which they were tried.
+    /// The candidates, in the order of the trials.
     pub tried: Vec<Tried>,
-    /// The number of the best of the framework's own settings.
+    /// The index of the best candidate among the framework's own settings.
     pub best: Option<usize>,
-    /// The number of the best one of all: with millpond below the framework.
+    /// The index of the best candidate of all, including millpond as the framework's allocator.
     pub best_of_all: Option<usize>,
-    /// The pairs of settings that were left out, since one of both alone needs more than PyTorch's own.
+    /// The number of pairs of settings that were skipped, because one setting alone needs more than PyTorch's
+    /// defaults.
     pub pruned: usize,
-    /// Whether the time was up before all candidates were tried: another run may find another.
+    /// Whether the time ran out before all candidates were tried; another run may find a better one.
     pub timed_out: bool,
-    /// What these replays leave out.
+    /// The aspects that these replays leave out.
     pub not_modelled: Vec<String>,
 }
 
-/// Tries all candidates for a recording. `watch` gets the stack that comes next.
+/// Tries all candidates for a recording. `watch` gets the next stack before each trial.
 ///
 /// Without a timeout, the result depends on the recording alone.
 ///
 /// # Errors
-/// The recording has nothing to replay, has a setting that cannot be read, or a replay cannot be made.
+/// The recording has nothing to replay, a setting cannot be read, or a replay fails to run.
 pub fn tune(
     recording: &Recording,
     request: &Request,
@@ -158,7 +161,7 @@ pub fn tune(
     let candidates = candidates::of(recording).map_err(|why| wrong(recording, &why))?;
     let Bounds { host_order, stream_safe } = bounds_on_a_device(recording, request)?;
     let program = recording.program(Limits::default())?;
-    // A time that no clock reaches is none.
+    // If the clock cannot reach the time, there is no deadline.
     let until = Instant::now().checked_add(request.time);
     let attempts = Attempts { program: &program, table, bound: host_order, until };
     let mut tuned = Tuned {
@@ -194,7 +197,7 @@ pub fn tune(
                 tried.timed_out = true;
             }
             Err(Stopped::NeverServed) => {
-                tried.failure = Some("a request failed with any capacity".to_owned())
+                tried.failure = Some("a request failed at every capacity".to_owned())
             }
             Err(Stopped::Failed(error)) => tried.failure = Some(error.to_string()),
         }
@@ -215,24 +218,24 @@ fn wrong(recording: &Recording, why: &str) -> Error {
     Error::Stack(millpond_core::Error::invalid_argument(format!("{}: {why}", recording.file())))
 }
 
-/// The least for the recording; an error where no simulated device has as much, or none is as large as the
-/// asked capacity.
+/// Returns the bounds of the recording, or an error if they or the requested capacity exceed every simulated
+/// device.
 fn bounds_on_a_device(recording: &Recording, request: &Request) -> Result<Bounds> {
     if let Some(capacity) = request.capacity {
-        // What `--device` refuses is refused here.
+        // Refuse the same capacities as `--device`.
         format!("sim:{capacity}").parse::<DeviceSpec>().map_err(Error::Stack)?;
     }
     let bounds =
         placement::bounds_of(recording, ALIGNMENT).map_err(|why| wrong(recording, &why.to_string()))?;
     if bounds.host_order > MOST {
         let (needs, most) = (format_bytes(bounds.host_order), format_bytes(MOST));
-        let why = format!("any allocator needs {needs}, and a simulated device has at most {most}");
+        let why = format!("any allocator needs {needs}, but a simulated device has at most {most}");
         return Err(wrong(recording, &why));
     }
     Ok(bounds)
 }
 
-/// Whether one setting of a pair alone needs more than PyTorch's own settings do.
+/// Returns whether one setting of a pair alone needs more than PyTorch's defaults.
 fn is_hopeless(tried: &[Tried], pair: &Candidate) -> bool {
     let needs = |stack: &str| {
         let found = tried.iter().find(|tried| tried.candidate.stack == stack);
@@ -258,8 +261,9 @@ fn try_one(
     Ok(())
 }
 
-/// The best candidate: with a capacity, the one with the fewest stalls of those that serve everything in it;
-/// otherwise of those that need the least. Then driver calls, time and order decide.
+/// Returns the best candidate. With a capacity, it is the one with the fewest stalls among those that serve
+/// everything in it; otherwise among those that need the least memory. Ties go to driver calls, then time,
+/// then order.
 fn best(tried: &[Tried], capacity: Option<u64>, counts: impl Fn(&Tried) -> bool) -> Option<usize> {
     let costs = |tried: &Tried| match capacity {
         Some(_) => tried.at_capacity.map(|cost| (0, cost)),
@@ -274,11 +278,10 @@ fn best(tried: &[Tried], capacity: Option<u64>, counts: impl Fn(&Tried) -> bool)
     best.map(|(number, _)| number)
 }
 
-/// What the replays leave out of this file.
+/// Lists the aspects of this file that the replays leave out.
 fn not_modelled(recording: &Recording) -> Vec<String> {
     let mut all = vec![
-        "memory outside of the allocator, which has to fit beside: the CUDA context, NCCL, libraries"
-            .to_owned(),
+        "memory outside of the allocator, which has to fit too: the CUDA context, NCCL, libraries".to_owned(),
     ];
     let is_private = |pool: Option<(u64, u64)>| pool.is_some_and(|pool| pool != DEFAULT_POOL);
     if recording.lanes().iter().any(|lane| is_private(lane.pool)) {
@@ -286,13 +289,13 @@ fn not_modelled(recording: &Recording) -> Vec<String> {
     }
     if recording.stream_count() > 1 {
         all.push(
-            "the order of the streams: work runs at once, so that a block is free when it is given back"
+            "the order of the streams: work finishes at once, so a freed block is reusable immediately"
                 .to_owned(),
         );
     }
     let late = ["no_trace", "ring_wrapped", "began_late"];
     if recording.unknowns().iter().any(|unknown| late.contains(&&*unknown.code)) {
-        all.push("what came before the trace: blocks that were there are allocated first".to_owned());
+        all.push("the time before the trace: blocks that existed then are allocated first".to_owned());
     }
     all
 }

@@ -1,4 +1,4 @@
-//! Prints what `tune` found.
+//! Prints the result of `tune`.
 
 use std::io::{self, Write};
 
@@ -9,10 +9,10 @@ use super::attempt::PAGE;
 use super::{Tried, Tuned};
 use crate::fidelity::LACKS_LIMIT;
 
-/// Prints it for people.
+/// Prints the result for people.
 ///
 /// # Errors
-/// Those of `out`.
+/// Writing to `out` fails.
 pub fn print(tuned: &Tuned, out: &mut impl Write) -> io::Result<()> {
     let Tuned { file, format, allocations, streams, .. } = tuned;
     let (allocations, streams) =
@@ -36,19 +36,19 @@ pub fn print(tuned: &Tuned, out: &mut impl Write) -> io::Result<()> {
     best(tuned, out)?;
     if tuned.pruned > 0 {
         let pruned = number_of(tuned.pruned as u64, "pair");
-        writeln!(out, "not tried: {pruned} of settings of which one alone needs more than PyTorch's own")?;
+        writeln!(out, "not tried: {pruned} of settings: one alone needs more than PyTorch's defaults")?;
     }
     if tuned.timed_out {
         let untried = tuned.tried.iter().filter(|tried| is_untried(tried));
         let untried: Vec<&str> = untried.map(|tried| tried.candidate.stack.as_str()).collect();
         let untried = if untried.is_empty() { String::new() } else { format!(": {}", untried.join(" ")) };
-        writeln!(out, "the time was up before all were tried; --time grants more{untried}")?;
+        writeln!(out, "the time ran out before all were tried; --time grants more{untried}")?;
     }
     writeln!(out, "not modelled:")?;
     tuned.not_modelled.iter().try_for_each(|text| writeln!(out, "  {text}"))
 }
 
-/// The cells of a candidate's row.
+/// Returns the cells of a candidate's row.
 fn row(tried: &Tried, tuned: &Tuned) -> Vec<String> {
     let recorded = if tried.candidate.is_recorded { " (the file's)" } else { "" };
     let mut cells = vec![format!("{}{recorded}", tried.candidate.stack)];
@@ -83,7 +83,7 @@ fn row(tried: &Tried, tuned: &Tuned) -> Vec<String> {
     cells
 }
 
-/// Whether the time was up before its first replay.
+/// Returns whether the time ran out before its first replay.
 fn is_untried(tried: &Tried) -> bool {
     tried.timed_out && tried.at_capacity.is_none() && tried.peak_without_limit.is_none()
 }
@@ -125,12 +125,12 @@ fn best(tuned: &Tuned, out: &mut impl Write) -> io::Result<()> {
         writeln!(out, "best:")?;
         one(best, tuned.bound_host_order, out)?;
         if best.candidate.is_recorded {
-            writeln!(out, "  the file was recorded with these")?;
+            writeln!(out, "  the file was recorded with these settings")?;
         } else if let Some(recorded) = tuned.tried.iter().find(|tried| tried.candidate.is_recorded)
             && let (Some(now), Some(then)) = (&recorded.smallest, &best.smallest)
         {
             let (now, then) = (format_bytes(now.bytes), format_bytes(then.bytes));
-            writeln!(out, "  the file's settings need {now}, these {then}")?;
+            writeln!(out, "  the file's settings need {now}, these need {then}")?;
         }
     } else {
         match tuned.capacity {
@@ -139,14 +139,14 @@ fn best(tuned: &Tuned, out: &mut impl Write) -> io::Result<()> {
             }
             _ if tuned.timed_out => writeln!(out, "no settings were found in this time")?,
             Some(capacity) => {
-                let settings = "none of the framework's own settings serves everything in";
+                let settings = "none of the framework's own settings serves every request in";
                 writeln!(out, "{settings} {}", format_bytes(capacity))?;
             }
-            None => writeln!(out, "none of the framework's own settings serves everything")?,
+            None => writeln!(out, "none of the framework's own settings serves every request")?,
         }
     }
     if let Some(best) = of(tuned.best_of_all).filter(|_| tuned.best_of_all != tuned.best) {
-        writeln!(out, "better, with millpond below the framework:")?;
+        writeln!(out, "better, with millpond as the framework's allocator:")?;
         one(best, tuned.bound_host_order, out)?;
     }
     Ok(())
@@ -161,7 +161,7 @@ fn one(best: &Tried, bound: u64, out: &mut impl Write) -> io::Result<()> {
     let also: Vec<String> = smallest.also_served.iter().map(|bytes| format_bytes(*bytes)).collect();
     let below = smallest.failed_below.map_or_else(
         || match bound == smallest.bytes {
-            true => "below it no allocator can do".to_owned(),
+            true => "no allocator can do with less".to_owned(),
             false => {
                 format!("any allocator needs {}, in pages of {}", format_bytes(bound), format_bytes(PAGE))
             }
@@ -169,5 +169,5 @@ fn one(best: &Tried, bound: u64, out: &mut impl Write) -> io::Result<()> {
         |bytes| format!("a request fails with {}", format_bytes(bytes)),
     );
     let bytes = format_bytes(smallest.bytes);
-    writeln!(out, "  replayed: all is served with {bytes}, and with {}; {below}", also.join(", "))
+    writeln!(out, "  replayed: every request is served with {bytes}, and with {}; {below}", also.join(", "))
 }

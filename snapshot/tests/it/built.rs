@@ -1,4 +1,4 @@
-//! Snapshots that are built here, in the form of each version of PyTorch.
+//! Tests snapshots that are built here, in the form of each version of PyTorch.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -67,7 +67,7 @@ fn snapshot(segments: Vec<Py>, traces: Vec<Vec<Py>>, more: Fields) -> Py {
     dict([("segments", Py::List(segments)), ("device_traces", Py::List(traces))].into_iter().chain(more))
 }
 
-/// One block from before the trace that is freed in it, one that stays, one that comes and goes.
+/// Three blocks: one from before the trace that the trace frees, one that stays, one that comes and goes.
 fn events(more: &[(&'static str, Py)]) -> Vec<Py> {
     let place = |number: u64| BASE + number * 1024;
     vec![
@@ -89,7 +89,7 @@ fn blocks() -> Vec<Py> {
     ]
 }
 
-/// A segment as PyTorch 2.0 and before wrote it: blocks have no address, and a history.
+/// A segment in the form of PyTorch 2.0 and before: blocks have no address, but a history.
 fn old_segment() -> Py {
     let old_block = |size: u64, state: &str, history: Vec<(u64, u64)>| {
         let history = history.into_iter().map(|(address, size)| {
@@ -125,7 +125,7 @@ fn settings() -> Py {
     ])
 }
 
-/// Snapshots in the form of each version, of one program.
+/// Snapshots of one program, in the form of each version.
 fn versions() -> Vec<(&'static str, Py)> {
     let old_segment = old_segment();
     let segments = || vec![segment(0, BASE, 2 << 20, blocks())];
@@ -221,7 +221,7 @@ fn each_version_of_pytorch_is_read_in_each_protocol() {
     }
 }
 
-/// What only some of the versions say.
+/// Checks the texts that only some versions write.
 fn check_texts(version: &str, first: &Recording) {
     let tags: Vec<&str> = first.events().filter_map(|event| Some(first.tag(event.tag?))).collect();
     match version {
@@ -263,7 +263,7 @@ fn of_several_devices_the_busiest_is_imported_unless_another_is_asked_for() {
     let others = recording.unknowns().iter().filter(|unknown| unknown.code == "other_device");
     let others: Vec<&str> = others.map(|unknown| unknown.text.as_str()).collect();
     assert_eq!(others.len(), 2);
-    assert!(others[0].starts_with("device 0 is in the file, too (0 entries, 2MiB reserved)"), "{others:?}");
+    assert!(others[0].starts_with("device 0 is also in the file (0 entries, 2MiB reserved)"), "{others:?}");
     let third = import::read("file", bytes.as_slice(), &Options { device: Some(3), ..Options::default() });
     assert_eq!(third.unwrap().sums().reserved_bytes, Some(64));
     let error = import::read("file", bytes.as_slice(), &Options { device: Some(2), ..Options::default() });
@@ -278,12 +278,12 @@ fn an_end_that_is_not_the_state_is_said_and_no_panic() {
     };
     let live = |address, bytes| block(address, 1024, bytes, "active_allocated");
     let cases = [
-        (vec![entry("alloc", place(0), 5, &[])], vec![], "live at the end, and not in the state"),
-        (vec![entry("alloc", place(0), 5, &[])], vec![live(place(0), 6)], "has 5 bytes, in the state 6"),
+        (vec![entry("alloc", place(0), 5, &[])], vec![], "live at the end, but not in the state"),
+        (vec![entry("alloc", place(0), 5, &[])], vec![live(place(0), 6)], "has 5 bytes, 6 in the state"),
         (
             vec![entry("alloc", place(0), 5, &[]), entry("free_completed", place(0), 5, &[])],
             vec![live(place(0), 5)],
-            "is in the state, and not live",
+            "is in the state, but not live",
         ),
         (
             vec![entry("alloc", place(0), 5, &[]), entry("alloc", place(0), 5, &[])],
@@ -303,7 +303,7 @@ fn an_end_that_is_not_the_state_is_said_and_no_panic() {
         (
             vec![entry("alloc", place(0), 5, &[]), entry("free_completed", place(7), 5, &[])],
             vec![block(place(0), 512, 5, "active_pending_free")],
-            "waits for streams only in one of both",
+            "waits for streams in only one of them",
         ),
     ];
     for (trace, blocks, expected) in cases {
@@ -351,7 +351,7 @@ fn actions_that_were_skipped_or_are_not_known_are_counted() {
     let texts: Vec<&str> = recording.unknowns().iter().map(|unknown| unknown.text.as_str()).collect();
     assert!(texts.iter().any(|text| text.ends_with("`teleport\\u{1b}[2J` were left out: 2")), "{texts:?}");
     assert!(texts.iter().any(|text| text.ends_with("does not write were left out: 4")), "{texts:?}");
-    // A segment that was there before, and given back.
+    // A segment that existed before, and was given back.
     assert_eq!(recording.sums().peak_reserved_bytes, Some((2 << 20) + 4096));
     assert_eq!(recording.sums().failures, 1);
 }
@@ -421,7 +421,7 @@ fn the_model_of_pytorch_overflows_nothing_where_a_snapshot_is_of_no_device() {
         Fidelity::of(&recording, None)
     };
     let whole = || entry("segment_alloc", 2 << 20, 2 << 20, &[]);
-    // More than there are addresses: refused by the driver, and the model says that it differs.
+    // More bytes than addresses: the driver refuses, and the model reports the difference.
     for bytes in [u64::MAX, 1 << 63, 1 << 62] {
         let trace = vec![whole(), entry("alloc", 2 << 20, 512, &[]), entry("alloc", 1 << 40, bytes, &[])];
         let found = fidelity(trace, vec![]).unwrap();
@@ -455,12 +455,13 @@ fn pickles_of_other_things_are_named() {
     }
 }
 
-/// What a random program does: allocate, free, free while another stream waits, take and give back segments.
+/// The steps of a random program: allocate, free, free while another stream waits, take and give back
+/// segments.
 fn program() -> impl Strategy<Value = (Vec<(u8, u16)>, usize, u8)> {
     (prop::collection::vec((0_u8..8, any::<u16>()), 0..120), 0_usize..60, 2_u8..=5)
 }
 
-/// The snapshot of a random program whose first events are lost.
+/// Returns the snapshot of a random program whose first events are lost.
 fn snapshot_of(steps: &[(u8, u16)], lost: usize) -> (Py, BTreeMap<u64, (u64, bool)>) {
     let mut live: BTreeMap<u64, (u64, bool)> = BTreeMap::new();
     let mut trace = Vec::new();
@@ -503,7 +504,7 @@ fn snapshot_of(steps: &[(u8, u16)], lost: usize) -> (Py, BTreeMap<u64, (u64, boo
     (snapshot(segments, vec![trace], vec![]), live)
 }
 
-/// Opcodes that make plain data, and numbers for those that take one.
+/// Opcodes that make plain data, and numbers for those opcodes that take one.
 const PLAIN: &[u8] = b"(.N\x88\x89K\x01])}\x85\x86\x87tldaesu\x94q\x00h\x00";
 
 proptest! {

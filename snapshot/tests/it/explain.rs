@@ -1,4 +1,4 @@
-//! The ledger at any moment, and what `explain` says.
+//! Tests the ledger at any moment, and the results of `explain`.
 
 use std::fmt::Write;
 
@@ -46,7 +46,7 @@ fn what_is_reserved_is_active_wholly_free_or_pinned_at_each_moment() {
 
 #[test]
 fn the_most_that_is_active_at_any_moment_is_what_pytorch_counted() {
-    // The rounding of blocks that were freed is not in a snapshot: it follows from PyTorch's default rules.
+    // A snapshot does not hold the rounding of freed blocks; it follows from PyTorch's default rules.
     for name in ["small", "held", "streams", "fragmented", "graph", "plain"] {
         let recording = snapshot(name);
         let active = (0..recording.len()).map(|number| recording.moment(number).ledger().active_bytes);
@@ -64,7 +64,7 @@ fn an_allocator_that_is_not_pytorchs_rounds_nothing_that_is_known() {
     assert_eq!(ledger.reserved_bytes, None);
 }
 
-/// A log with segments: each event is an action, a block's number of MiB, and its size in MiB.
+/// A log with segments: each event is an action, an address in MiB, and a size in MiB.
 fn log(events: &[(&str, u64, u64)]) -> Recording {
     let mut text = "Thread,Time,Action,Pointer,Size,Stream,Alignment,Stack,Notes\n".to_owned();
     let mut notes = "source test;frame 1 7 keep train.py;stack 1 1".to_owned();
@@ -128,7 +128,8 @@ fn a_failed_request_has_the_cause_that_the_ledger_shows() {
     assert_eq!(only_failure(&explanation).code, "fragmentation");
     let explanation = case(&[&segments, &pinned, &[("allocate failure", 80, 40)]]);
     assert_eq!(only_failure(&explanation).code, "limit");
-    // 2 MiB were wanted, for which PyTorch asks the driver for 20 MiB: the device has 14, none is unused.
+    // A request for 2 MiB makes PyTorch ask the driver for 20 MiB. The device has 14 MiB, and no memory is
+    // unused.
     let full = [("segment_alloc", 3000, 30), ("allocate", 3000, 30)];
     let explanation = case(&[&full, &[("allocate failure", 14, 2)]]);
     assert_eq!(only_failure(&explanation).code, "does_not_fit");
@@ -139,7 +140,7 @@ fn a_failed_request_has_the_cause_that_the_ledger_shows() {
     assert!(diagnosis.evidence[2].contains("50MiB belongs to pool (0, 2)"), "{:?}", diagnosis.evidence);
 }
 
-/// The diagnosis of the only failed request.
+/// Returns the diagnosis of the only failed request.
 fn only_failure(explanation: &Explanation) -> &Diagnosis {
     let diagnosis = &explanation.diagnoses[0];
     let others = explanation.diagnoses[1..].iter().map(|other| other.code);
@@ -184,16 +185,16 @@ fn settings_that_the_allocator_did_not_take_or_that_change_nothing_are_named() {
     assert!(is_named(&late, "`max_split_size_mb:128` was in the environment"), "{:?}", late.diagnoses);
     assert!(is_named(&late, "`expandable_segments:True` was in the environment"));
     let large = explained("max_split_size_mb:128", &[("max_split_size", "134217728")], "");
-    assert!(is_named(&large, "no segment is larger than 20MiB"), "{:?}", large.diagnoses);
+    assert!(is_named(&large, "the largest segment has 20MiB"), "{:?}", large.diagnoses);
     let fixed = explained("expandable_segments:True", &[("expandable_segments", "True")], "");
     assert!(is_named(&fixed, "all segments have a fixed size"));
     let four = [("roundup_power2_divisions", "1:4%2C2:4%2C4:4%2C8:4")];
-    assert!(!is_named(&explained("roundup_power2_divisions:4", &four, ""), "each request is rounded"));
+    assert!(!is_named(&explained("roundup_power2_divisions:4", &four, ""), "every request is rounded"));
     let row = "0,0,allocate,0x20000000000,2621441,0,256,\n";
     let list = "roundup_power2_divisions:[1:4,2:1,4:1,8:1]";
     let table = [("roundup_power2_divisions", "1:4%2C2:1%2C4:1%2C8:1")];
-    assert!(is_named(&explained(list, &table, row), "each request is rounded as without it"));
-    // What the snapshots of a GPU were made with did change them, but for sizes that no block has.
+    assert!(is_named(&explained(list, &table, row), "every request is rounded the same without it"));
+    // All settings of the GPU snapshots had an effect, except for sizes that no block has.
     for (name, facts) in facts() {
         let has_idle = explain(&snapshot(&name), None)
             .diagnoses

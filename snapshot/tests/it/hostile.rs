@@ -1,4 +1,4 @@
-//! Files that attack their reader. Each is refused with a sentence, or read in bounded memory.
+//! Tests files that attack their reader. Each is refused with a sentence, or read in bounded memory.
 
 use std::io::Write;
 
@@ -73,17 +73,17 @@ fn other_protocols_and_opcodes_are_refused() {
     refused(b"\x80\x02](.", &["ends with 1 values"]);
 }
 
-/// A pickle whose lists hold each other twice, 60 times over: 2^60 elements for a reader that copies.
+/// A pickle whose lists hold each other twice, 60 levels deep: 2^60 elements for a reader that copies.
 #[test]
 fn a_memo_bomb_takes_no_memory_and_is_not_a_snapshot() {
     let mut bytes = b"\x80\x04]\x94".to_vec();
     for level in 0..60_u8 {
         bytes.extend([b']', 0x94, b'(', b'h', level, b'h', level, b'e']);
     }
-    // The lists that are left lie on the stack: put them into one.
+    // The remaining lists lie on the stack; put them into one.
     let bytes = [&bytes[..2], b"(", &bytes[2..], b"l."].concat();
     refused(&bytes, &["it holds a list"]);
-    // The same as stacks of an event.
+    // The same lists as stacks of an event.
     let doubled = |segments: &[u8]| {
         let mut bytes = b"\x80\x04}(X\x06\0\0\0frames]\x94".to_vec();
         for level in 0..60_u8 {
@@ -102,7 +102,7 @@ fn text(name: &str) -> Vec<u8> {
     [&[b'X'][..], &(name.len() as u32).to_le_bytes(), name.as_bytes()].concat()
 }
 
-/// A list of the value that the memo has under a number, this many times.
+/// Returns a list that holds the value of a memo index `count` times.
 fn repeated(number: u8, count: usize) -> Vec<u8> {
     [&b"]("[..], &[b'h', number].repeat(count), b"e"].concat()
 }
@@ -146,7 +146,7 @@ fn segments_that_share_one_list_of_blocks_are_refused() {
     }
 }
 
-/// 100,000 events that have one text of 1 MiB: 100 GB for a reader that copies it.
+/// 100,000 events that share one text of 1 MiB: 100 GB for a reader that copies it.
 #[test]
 fn a_long_text_that_each_event_has_is_cut_before_it_is_copied() {
     let long = "x".repeat(1 << 20);
@@ -170,7 +170,7 @@ fn a_long_text_that_each_event_has_is_cut_before_it_is_copied() {
     assert!(tags.len() == 100_001 && tags.iter().all(|len| *len == 2048), "{:?}", tags.first());
 }
 
-/// A frame of 20,000 names, which each of 20,000 phases has.
+/// 20,000 phases that share a frame of 20,000 names.
 #[test]
 fn a_phase_whose_frame_has_no_end_is_left_out() {
     let names = b"NN".repeat(20_000);
@@ -181,7 +181,7 @@ fn a_phase_whose_frame_has_no_end_is_left_out() {
     assert_eq!(read(&file).unwrap().len(), 0);
 }
 
-/// What a log says of itself is as long as a line may be, and longer where it is written with escapes.
+/// A log's texts about itself are as long as a line may be, and longer when written with escapes.
 #[test]
 fn long_texts_and_settings_come_back_from_the_log() {
     let pairs: Vec<(String, Py)> =
@@ -204,7 +204,7 @@ fn long_texts_and_settings_come_back_from_the_log() {
         b"uu.",
     ]
     .concat();
-    // Without an event and a segment there is no snapshot, so that one event is added.
+    // A snapshot needs an event or a segment, so one event is added.
     let event = [b"]]}(", &*text("action"), &text("snapshot"), b"uaa"].concat();
     let at = file.windows(3).position(|part| part == b"]]a").unwrap();
     let file = [&file[..at], &event, &file[at + 3..]].concat();
@@ -227,7 +227,7 @@ fn pickled(value: &Py) -> Vec<u8> {
 fn a_list_that_holds_itself_is_read_without_end() {
     refused(b"\x80\x02]q\0h\0a.", &["it holds a list"]);
     refused(b"\x80\x02}q\0X\x08\0\0\0segments]q\x01h\x01ah\0as.", &["without memory"]);
-    // A segment whose blocks are its own list, and whose stack is itself.
+    // A segment whose list of blocks is the segment itself, and so is its stack.
     let circle =
         b"\x80\x02}(X\x08\0\0\0segments]q\x01}q\x02(X\x07\0\0\0addressK\x01X\x0a\0\0\0total_sizeK\x09\
                    X\x06\0\0\0blocksh\x01X\x06\0\0\0framesh\x01uau.";
@@ -246,7 +246,7 @@ fn sizes_without_end_are_refused_before_memory_is_taken() {
     refused(b"\x80\x04\x8b\xff\xff\xff\x7f1", &["LONG4"]);
     let wide = [&b"\x80\x04\x8a\x0a"[..], &[1; 10], b"."].concat();
     refused(&wide, &["does not fit into 64 bits"]);
-    refused(b"\x80\x02Nr\xff\xff\xff\xff.", &["the memo's number 4294967295"]);
+    refused(b"\x80\x02Nr\xff\xff\xff\xff.", &["the memo index 4294967295"]);
 }
 
 #[test]
@@ -277,10 +277,10 @@ fn a_file_that_unpacks_without_end_is_refused() {
     (0..20).for_each(|_| packed.write_all(&frames).unwrap());
     refused(&packed.finish().unwrap(), &["unpacks to more than 300 times its size"]);
     let zeros = zstd::encode_all(&vec![0; 300 << 20][..], 1).unwrap();
-    refused(&zeros, &["of no kind that is read"]);
+    refused(&zeros, &["has an unknown format"]);
     let page = [&b"<html>"[..], &vec![b' '; 300 << 20]].concat();
     refused(&gzip(&page), &["unpacks to more than 300 times its size"]);
-    // Packed data that is cut off.
+    // Truncated compressed data.
     let packed = gzip(&pickle(&Py::List(vec!["abc".into(); 500]), 4));
     refused(&packed[..packed.len() - 12], &["cut off"]);
 }

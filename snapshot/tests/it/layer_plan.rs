@@ -58,7 +58,7 @@ fn the_begin_and_what_other_streams_free_have_no_slots() {
         "free,0x30,1048576,1",
         "allocate,0x50,524288,1",
     ];
-    // The begin has at most a 128th of the peak.
+    // The lead has at most 1/128 of the peak.
     assert_eq!(
         slots(&rows),
         (vec![None, None, Some((2, 0)), None, Some((1, 0))], vec![1 << 20, 0], 1024 + 2048 + 512)

@@ -1,5 +1,5 @@
-//! Tests of the library: snapshots from a GPU, snapshots that are built here in the form of each version of
-//! PyTorch, files that attack their reader, the other formats, and the models of other allocators.
+//! Tests the library: snapshots from a GPU, snapshots built in the form of each version of PyTorch, files
+//! that attack their reader, the other formats, and the models of other allocators.
 
 mod built;
 mod explain;
@@ -23,7 +23,7 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Recording, String> {
     import::read("file", bytes, &Options::default()).map_err(|error| error.to_string())
 }
 
-/// Imports bytes and compares what comes back after writing it as a log.
+/// Imports bytes, writes them as a log, and compares the log with the original.
 #[track_caller]
 pub(crate) fn imported(bytes: &[u8]) -> Recording {
     let recording = read(bytes).unwrap();
@@ -34,7 +34,7 @@ pub(crate) fn imported(bytes: &[u8]) -> Recording {
     recording
 }
 
-/// The names of what a recording cannot say.
+/// Returns the codes of a recording's gaps.
 pub(crate) fn unknowns(recording: &Recording) -> Vec<&str> {
     recording.unknowns().iter().map(|unknown| unknown.code.as_str()).collect()
 }

@@ -1,4 +1,4 @@
-//! Exports of Nsight Systems, which are written here from the documented schema.
+//! Tests exports of Nsight Systems, which are written here from the documented schema.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ const TABLE: &str = "CREATE TABLE CUDA_GPU_MEMORY_USAGE_EVENTS (start INTEGER NO
                      memKind INTEGER, memoryOperationType INTEGER, name TEXT, correlationId INTEGER, \
                      streamId INTEGER);";
 
-/// The numbers are not those of CUPTI, so that the labels count.
+/// The numbers differ from CUPTI's, so the labels must decide.
 const ENUMS: &str = "CREATE TABLE ENUM_CUDA_MEM_KIND (id INTEGER, name TEXT, label TEXT);
     INSERT INTO ENUM_CUDA_MEM_KIND VALUES (7, 'PINNED', 'Pinned'), (8, 'DEVICE', 'Device');
     CREATE TABLE ENUM_CUDA_DEV_MEM_EVENT_OPER (id INTEGER, name TEXT, label TEXT);
@@ -107,18 +107,18 @@ fn what_is_missing_is_said_with_the_command_that_records_it() {
     let folder = tempfile::tempdir().unwrap();
     let error = |sql: &str, rows: &[Row]| read(&folder, sql, rows).unwrap_err();
     assert!(error("CREATE TABLE StringIds (id, value)", &[]).contains("--cuda-memory-usage=true"));
-    assert!(error("CREATE TABLE people (name)", &[]).contains("no export of Nsight Systems"));
-    assert!(error(TABLE, &[]).contains("without an event"));
+    assert!(error("CREATE TABLE people (name)", &[]).contains("not an export of Nsight Systems"));
+    assert!(error(TABLE, &[]).contains("without GPU memory events"));
     let wsl = [(0, 0, 1, Some(1), 8, 5, 0), (0, 0, 2, Some(1), 8, 5, 0)];
     assert!(error(&format!("{TABLE}{ENUMS}"), &wsl).contains("WSL"));
     assert!(
         error("CREATE TABLE CUDA_GPU_MEMORY_USAGE_EVENTS (start)", &[]).contains("lacks the column address")
     );
     let pinned = [(1, 0, 1, Some(1), 7, 5, 0)];
-    assert!(error(&format!("{TABLE}{ENUMS}"), &pinned).contains("the host's memory only"));
+    assert!(error(&format!("{TABLE}{ENUMS}"), &pinned).contains("host memory events only"));
 }
 
-/// An inner page of a table with the same child many times over.
+/// An inner page of a table that has the same child many times.
 fn inner_page(child: u32) -> Vec<u8> {
     const CHILDREN: u16 = 600;
     const CELL: u16 = 4096 - 5;
@@ -158,7 +158,7 @@ fn pages_that_name_one_page_many_times_are_refused_after_steps_as_the_size_grant
         std::fs::write(&path, &bytes).unwrap();
         let error = import::open(&path, &Options::default()).unwrap_err().to_string();
         let expected =
-            if address == 0 { "more steps to read than its size grants" } else { "needs more than" };
+            if address == 0 { "more steps to read than its size allows" } else { "needs more than" };
         assert!(error.contains(expected), "{error}");
     }
 }
@@ -168,14 +168,14 @@ fn schemas_that_would_run_something_are_refused_or_run_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let error = |sql: &str| read(&folder, sql, &[]).unwrap_err();
     let text = error("CREATE VIRTUAL TABLE CUDA_GPU_MEMORY_USAGE_EVENTS USING rtree(start, address, bytes)");
-    assert!(text.contains("something else than a table"), "{text}");
-    // A column that is computed from others is none of the table.
+    assert!(text.contains("but not as a table"), "{text}");
+    // A generated column does not count as a column of the table.
     let text = error(
         "CREATE TABLE CUDA_GPU_MEMORY_USAGE_EVENTS (start, memoryOperationType, \
          address AS (length(zeroblob(1000000000))))",
     );
     assert!(text.contains("lacks the column address"), "{text}");
-    // A trigger on the table, a view beside it, and one that stands for the labels are not run.
+    // Neither a trigger on the table, nor a view, nor a view that replaces the labels runs.
     let rows = [(1, 0, 0x7000, Some(64), 2, 0, 0)];
     let endless = "WITH RECURSIVE n(id, label) AS (SELECT 0, 'x' UNION ALL SELECT id + 1, label FROM n) \
                    SELECT * FROM n";
@@ -185,7 +185,7 @@ fn schemas_that_would_run_something_are_refused_or_run_nothing() {
          CUDA_GPU_MEMORY_USAGE_EVENTS; END;"
     );
     assert_eq!(read(&folder, &sql, &rows).unwrap().sums().live_bytes, 64);
-    // Labels without end are cut, and a value longer than any label is an error.
+    // Endless labels are cut, and a value longer than any label is an error.
     let long = format!(
         "{TABLE} CREATE TABLE ENUM_CUDA_MEM_KIND (id, label); \
                         INSERT INTO ENUM_CUDA_MEM_KIND VALUES (2, zeroblob(2000000));"
@@ -200,7 +200,7 @@ fn a_view_and_a_damaged_database_are_refused() {
     let endless = "CREATE VIEW CUDA_GPU_MEMORY_USAGE_EVENTS AS WITH RECURSIVE n(start, address, \
                    memoryOperationType) AS (SELECT 1, 1, 0 UNION ALL SELECT start + 1, 1, 0 FROM n) SELECT \
                    * FROM n";
-    assert!(read(&folder, endless, &[]).unwrap_err().contains("something else than a table"));
+    assert!(read(&folder, endless, &[]).unwrap_err().contains("but not as a table"));
 
     let path = folder.path().join("export.sqlite");
     let _ = std::fs::remove_file(&path);

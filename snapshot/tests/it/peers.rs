@@ -1,4 +1,4 @@
-//! The models of other allocators beside what these took on an H200: docs/BENCHMARKS.md, "Logs".
+//! Compares the models of other allocators with their memory on an H200: docs/BENCHMARKS.md, "Logs".
 
 use std::path::Path;
 
@@ -18,8 +18,8 @@ fn layers() -> LayerTable {
     LayerTable::new(millpond_resources::LAYERS.iter().chain(peers::LAYERS).copied())
 }
 
-/// The most bytes that a stack took for a log over the most that were live, by its own count, which leaves
-/// out what the driver rounds up.
+/// Returns the most bytes that a stack took for a log over the most live bytes. The bytes are the stack's own
+/// count, without the driver's rounding.
 fn taken_over_live(log: &str, stack: &str) -> f64 {
     let program = Program::read(LogReader::open(Path::new(log)).unwrap(), Limits::default()).unwrap();
     let driver: DriverHandle = DeviceSpec::SimH200.open().unwrap();
@@ -37,13 +37,13 @@ fn models_take_what_their_originals_took_on_an_h200() {
         let model = taken_over_live(log, stack);
         assert!((model - taken).abs() < 0.001, "{stack}: {model}, not {taken}");
     }
-    // Which of two segments of a size comes first depends on the driver's addresses.
+    // The driver's addresses decide which of two segments of one size comes first.
     let torch = taken_over_live(log, "torch");
     assert!((torch - 2.595).abs() < 0.005, "{torch}");
 }
 
-/// The failed allocations of a log, and the FNV hash of each block's distance from the first one, all bits
-/// set for a failure.
+/// Returns the number of failed allocations of a log, and an FNV hash. The hash covers each block's distance
+/// from the first block; a failure has all bits set.
 fn offsets(log: &str, stack: &str) -> (u64, u64) {
     let program = Program::read(LogReader::open(Path::new(log)).unwrap(), Limits::default()).unwrap();
     let driver: DriverHandle = DeviceSpec::SimH200.open().unwrap();

@@ -14,7 +14,7 @@ pub(crate) enum Py {
     List(Vec<Self>),
     Tuple(Vec<Self>),
     Dict(Vec<(&'static str, Self)>),
-    /// A value that others refer to, too: it is written once.
+    /// A value with several references; it is written once.
     Shared(Rc<Self>),
 }
 
@@ -39,7 +39,7 @@ struct Writer {
     shared: HashMap<*const Py, u32>,
 }
 
-/// The pickle of a value.
+/// Returns the pickle of a value.
 pub(crate) fn pickle(value: &Py, protocol: u8) -> Vec<u8> {
     let (texts, shared) = (HashMap::new(), HashMap::new());
     let mut writer = Writer { protocol, out: vec![0x80, protocol], memo: 0, texts, shared };
@@ -66,7 +66,7 @@ impl Writer {
             Py::List(items) => {
                 self.out.push(b']');
                 self.memoize();
-                // As Python does: a single one alone, others in parts of a thousand.
+                // As Python does: a single item alone, others in parts of a thousand.
                 for part in items.chunks(1000) {
                     if let [item] = part {
                         self.value(item);

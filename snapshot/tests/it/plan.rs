@@ -11,7 +11,7 @@ use crate::snapshots::{facts, snapshot};
 
 fn place(recording: &Recording, sharing: Sharing, capacity: Option<u64>) -> Placement {
     let options = millpond_planning::Options {
-        // Enough for all rounds, whatever else the machine does.
+        // Enough for all rounds, however busy the machine is.
         time: Duration::from_secs(600),
         rounds: 4,
         ..millpond_planning::Options::default()
@@ -60,7 +60,7 @@ fn a_lost_free_ends_the_block() {
     assert_eq!(place(&recording, Sharing::StreamSafe, None).bound, 1024);
 }
 
-/// The bytes of the placement, once no two blocks that are live at a time overlap.
+/// Checks that no two blocks that are live at the same time overlap, and returns the bytes of the placement.
 fn checked_height(csv: &str) -> u64 {
     let mut rows = csv.lines();
     let columns: Vec<_> = rows.next().unwrap().split(',').collect();
@@ -75,7 +75,7 @@ fn checked_height(csv: &str) -> u64 {
         events.push((fields["upper"], false, offset, size));
         events.push((fields["lower"], true, offset, size));
     }
-    // What ends at a position ends before what begins there.
+    // Blocks that end at a position come before blocks that begin there.
     events.sort_unstable();
     let mut live: BTreeMap<u64, u64> = BTreeMap::new();
     let mut height = 0;
@@ -109,8 +109,8 @@ fn snapshots_of_a_gpu_are_placed() {
         // The last block may end below its alignment.
         let checked = checked_height(placement.csv().unwrap());
         assert!(checked <= height && height < checked + 512, "{name}: {checked}, {height}");
-        // PyTorch needs no less. A trace that is not whole has not all of its blocks, and a request that
-        // failed PyTorch did not serve.
+        // PyTorch needs at least as much, except in two cases: an incomplete trace lacks blocks, and PyTorch
+        // did not serve a failed request.
         let needed = facts["reserved_bytes.all.peak"].as_u64().unwrap();
         assert!(
             placement.failed_requests > 0 || placement.bound <= needed,

@@ -1,4 +1,4 @@
-//! Snapshots that PyTorch 2.11 wrote on an H200: see `tests/snapshots/make.py`.
+//! Tests snapshots that PyTorch 2.11 wrote on an H200: see `tests/snapshots/make.py`.
 
 use std::path::{Path, PathBuf};
 
@@ -17,7 +17,7 @@ pub(crate) fn snapshot(name: &str) -> Recording {
     imported(&std::fs::read(folder().join(format!("{name}.pickle.gz"))).unwrap())
 }
 
-/// What PyTorch itself counted, for each snapshot.
+/// Returns PyTorch's own counts for each snapshot.
 pub(crate) fn facts() -> serde_json::Map<String, Value> {
     let text = std::fs::read_to_string(folder().join("facts.json")).unwrap();
     let Value::Object(mut facts) = serde_json::from_str(&text).unwrap() else { panic!("no object") };
@@ -38,7 +38,7 @@ fn each_snapshot_leads_to_its_state_and_to_the_sums_that_pytorch_counted() {
         if name != "out_of_memory" {
             assert_eq!(sums.reserved_bytes, Some(fact("reserved_bytes.all.current")), "{name}");
         }
-        // What a full ring has lost, and what a state never had, is lost.
+        // A full ring has lost events, and a state never had them.
         if !["ring", "state_only"].contains(&name.as_str()) {
             assert_eq!(sums.peak_live_bytes, fact("requested_bytes.all.peak"), "{name}");
             assert_eq!(sums.peak_reserved_bytes, Some(fact("reserved_bytes.all.peak")), "{name}");
@@ -100,7 +100,7 @@ fn frees_in_two_phases_phases_pools_settings_tags_and_failures_are_kept() {
     let held = snapshot("held");
     assert_eq!(count(&held, EventKind::FreeRequested), 2);
     assert_eq!(count(&held, EventKind::Free), 0);
-    // Only what waited for another stream is freed in two phases.
+    // Only blocks that waited for another stream are freed in two phases.
     let streams = snapshot("streams");
     assert!(count(&streams, EventKind::FreeRequested) > 10);
     assert_eq!(count(&snapshot("plain"), EventKind::FreeRequested), 0);

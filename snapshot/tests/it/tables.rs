@@ -1,4 +1,4 @@
-//! The other formats, and files of no format.
+//! Tests the other formats, and files of unknown formats.
 
 use millpond_snapshot::explain;
 use millpond_snapshot::import::{self, Options};
@@ -18,7 +18,7 @@ fn buffers_of_minimalloc_live_from_lower_to_before_upper() {
         events,
         [
             ("b1", Allocate, 0, 200),
-            ("b1", Free, 3, 200), // before what begins at that step
+            ("b1", Free, 3, 200), // before blocks that begin at that step
             ("b2", Allocate, 3, 500),
             ("b3", Allocate, 5, 0),
             ("b3", Free, 7, 0),
@@ -107,7 +107,7 @@ fn a_simulated_device_is_none_of_the_same_number() {
 fn notes_that_no_recording_writes_are_refused_with_their_line() {
     let header = HEADER.replace('\n', ",Stack,Pool,Tag,Notes\n");
     for (cells, expected) in [
-        ("9,,,", "column Stack: no stack 9 was defined"),
+        ("9,,,", "column Stack: stack 9 is not defined"),
         ("x,,,", "column Stack: `x` is not a number"),
         (",0;0,,", "column Pool"),
         (",,%2,", "column Tag"),

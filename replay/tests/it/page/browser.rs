@@ -1,4 +1,4 @@
-//! Drives Chromium without a screen, over the pipe of its DevTools protocol.
+//! Drives headless Chromium through the pipe of its DevTools protocol.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// The names of the program, the first of which is Debian's.
+/// The names of the program; the first is Debian's.
 const NAMES: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
 
 /// A browser with one page.
@@ -17,14 +17,15 @@ pub(crate) struct Browser {
     answers: BufReader<ChildStdout>,
     session: String,
     number: u64,
-    /// The addresses that the page requested, the errors that it threw, and what its policy refused.
+    /// The addresses that the page requested, the errors that it threw, and the requests that its policy
+    /// refused.
     pub(crate) requested: Vec<String>,
     pub(crate) errors: Vec<String>,
     _profile: TempDir,
 }
 
-/// The browser's program. Without one, the tests of the page are skipped, unless `MILLPOND_REQUIRE_CHROMIUM`
-/// is 1.
+/// Finds the browser's program. Without one, the tests of the page are skipped, unless
+/// `MILLPOND_REQUIRE_CHROMIUM` is 1.
 fn program() -> Option<&'static str> {
     let found = |name: &&str| Command::new(name).arg("--version").output().is_ok();
     let program = NAMES.into_iter().find(found);
@@ -37,11 +38,11 @@ fn program() -> Option<&'static str> {
 }
 
 impl Browser {
-    /// Starts the browser; `None` where there is none.
+    /// Starts the browser; `None` if there is none.
     pub(crate) fn start() -> Option<Self> {
         let program = program()?;
         let profile = TempDir::new().unwrap();
-        // The protocol is spoken over the file descriptors 3 and 4.
+        // The protocol uses the file descriptors 3 and 4.
         let mut child = Command::new("sh")
             .args(["-c", "exec \"$0\" \"$@\" 3<&0 4>&1 1>&2 2>/dev/null", program])
             .args(["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe"])
@@ -113,7 +114,7 @@ impl Browser {
         assert!(!said.as_str().unwrap().contains("cannot be shown"), "{said}");
     }
 
-    /// The value of an expression in the page, also of a promise.
+    /// Returns the value of an expression in the page, or of its promise.
     pub(crate) fn evaluate(&mut self, expression: &str) -> Value {
         let params = json!({"expression": expression, "awaitPromise": true, "returnByValue": true});
         let answer = self.call("Runtime.evaluate", params);
@@ -129,7 +130,7 @@ impl Browser {
         self.evaluate(expression).as_str().unwrap_or_else(|| panic!("{expression} is no text")).to_owned()
     }
 
-    /// The middle of an element, scrolled into sight, moved by shares of its size.
+    /// Scrolls an element into sight; returns its middle, moved by shares of its size.
     pub(crate) fn place(&mut self, selector: &str, by: (f64, f64)) -> (f64, f64) {
         let place = self.evaluate(&format!(
             "(() => {{ const e = document.querySelector({selector:?}); \

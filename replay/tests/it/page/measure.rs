@@ -1,4 +1,4 @@
-//! Times of a page with a million blocks: printed, never asserted.
+//! Measures a page with a million blocks; times are printed, never asserted.
 
 use std::fmt::Write;
 
@@ -9,7 +9,7 @@ use super::{is_silent, page, screenshot};
 
 use crate::support::{Folder, HEADER};
 
-/// A log of a million blocks, at addresses of a first fit in slots.
+/// Returns a log of a million blocks, placed first-fit in slots.
 fn million() -> String {
     let mut log = String::from(HEADER);
     let (mut random, mut live) = (7_u64, Vec::new());

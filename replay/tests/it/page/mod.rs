@@ -1,7 +1,8 @@
-//! The page of `report` in a real browser, without a screen.
+//! Tests the page of `report` in a real headless browser.
 //!
-//! Skipped aloud where there is no Chromium; `MILLPOND_REQUIRE_CHROMIUM=1` makes that a failure.
-//! `MILLPOND_SCREENSHOTS=folder` keeps pictures, `MILLPOND_MEASURE=1` measures a page of a million blocks.
+//! Without Chromium, the tests are skipped with a message; `MILLPOND_REQUIRE_CHROMIUM=1` makes that a
+//! failure. `MILLPOND_SCREENSHOTS=folder` keeps screenshots. `MILLPOND_MEASURE=1` measures a page of a
+//! million blocks.
 
 mod browser;
 mod measure;
@@ -13,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Folder, Run, program, snapshot};
 
-/// The page of some files.
+/// Writes the page for some files.
 fn page(folder: &Folder, files: &[&Path], flags: &[&str]) -> PathBuf {
     let page = folder.path("page.html");
     let mut command = program();
@@ -24,19 +25,19 @@ fn page(folder: &Folder, files: &[&Path], flags: &[&str]) -> PathBuf {
     page
 }
 
-/// The JSON in an element of a page, without a browser.
+/// Returns the JSON in an element of a page, without a browser.
 fn json_of(page: &Path, id: &str) -> Value {
     let html = std::fs::read_to_string(page).unwrap();
     let (_, from) = html.split_once(&format!("id=\"{id}\">")).unwrap();
     serde_json::from_str(from.split_once("</script>").unwrap().0).unwrap()
 }
 
-/// The visible range of the axis.
+/// Returns the visible range of the axis.
 fn range(browser: &mut Browser) -> (f64, f64) {
     (browser.number("millpond.view.from"), browser.number("millpond.view.to"))
 }
 
-/// That the page requested nothing but itself, and that nothing went wrong.
+/// Checks that the page requested nothing but itself, and that nothing went wrong.
 #[track_caller]
 fn is_silent(browser: &Browser) {
     let others: Vec<&String> = browser.requested.iter().filter(|url| !url.ends_with("page.html")).collect();
@@ -45,7 +46,7 @@ fn is_silent(browser: &Browser) {
     assert!(browser.errors.is_empty(), "{:?}", browser.errors);
 }
 
-/// Keeps a picture of what the browser shows.
+/// Keeps a screenshot.
 fn screenshot(browser: &mut Browser, name: &str) {
     let Some(folder) = std::env::var_os("MILLPOND_SCREENSHOTS") else { return };
     let picture = browser.call("Page.captureScreenshot", json!({"format": "png"}));
@@ -132,7 +133,7 @@ fn a_column_has_what_each_stack_holds_at_its_fullest_event() {
     let page = page(&folder, &[&snapshot("plain")], &["--plan-time", "0"]);
     let Some(mut browser) = Browser::start() else { return };
     browser.open(&page);
-    // Each event that is searched for and summed up from a note must be the one that a plain search finds.
+    // The search and the sums over notes must find the same events as a plain search.
     let compare = "(() => {
       const { run, view } = millpond, sums = new Float64Array(COLOURS), wrong = [];
       const holders = view.charts.find((chart) => chart.canvas.id === 'holders');
@@ -181,7 +182,7 @@ fn a_click_shows_the_stacks_of_that_instant() {
     assert!(clicked.contains(&format!("event {}", event + 1)), "{clicked}");
     let frames = browser.number("document.querySelectorAll('#flame button').length");
     assert!(frames > 3.0, "{frames}");
-    // A frame that is clicked becomes as wide as the graph.
+    // A clicked frame becomes as wide as the graph.
     let last = "[...document.querySelectorAll('#flame button')].at(-1)";
     let name = browser.text(&format!("{last}.title"));
     browser.evaluate(&format!("{last}.click()"));
@@ -221,7 +222,7 @@ fn hostile_names_stay_text_and_request_nothing() {
     assert_eq!(browser.evaluate("document.querySelectorAll('img').length"), 0);
     assert!(!browser.text("document.title").contains("owned"));
     is_silent(&browser);
-    // The policy holds even if an element got in, and the test would see a request.
+    // The policy must hold even if an element got in; the test would see a request.
     let image = "new Promise(done => { const i = new Image(); i.onerror = () => done('refused'); \
                  i.onload = () => done('loaded'); i.src = 'http://127.0.0.1:9/x'; \
                  document.body.append(i); })";

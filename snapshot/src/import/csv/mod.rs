@@ -1,4 +1,4 @@
-//! Logs of RMM's columns, with or without those of a recording.
+//! Logs with RMM's columns, with or without the columns of a recording.
 
 mod notes;
 
@@ -46,7 +46,7 @@ pub(super) fn import(
         }
     }
     if recording.is_empty() && !is_recording {
-        return Err(Refusal::new("has a header and no rows"));
+        return Err(Refusal::new("has a header but no rows"));
     }
     if !is_recording {
         unknowns(&mut recording);
@@ -78,7 +78,7 @@ fn event(
     let stack = match number(column::STACK)? {
         Some(id) => {
             let known = notes.stack(id);
-            Some(known.ok_or_else(|| wrong(column::STACK, format!("no stack {id} was defined")))?)
+            Some(known.ok_or_else(|| wrong(column::STACK, format!("stack {id} is not defined")))?)
         }
         None => None,
     };
@@ -119,39 +119,39 @@ fn event(
     Ok(())
 }
 
-/// A cell of the last row that only recordings have.
+/// Returns a cell of the last row, from a column that only recordings have.
 fn cell<'a>(reader: &'a LogReader<'_>, name: &str) -> Result<&'a str, Refusal> {
     let cell = std::str::from_utf8(reader.cell(name));
     cell.map_err(|_| Refusal::new(format!("column {name} is not UTF-8 text")))
 }
 
-/// What RMM's logs never say.
+/// Lists the gaps of every RMM log.
 fn unknowns(recording: &mut Recording) {
     recording.unknown(
         "other_allocators",
-        "memory that the program took past the logged resource is not in the log, nor what the resource took \
-         from the driver",
+        "the log has neither memory allocated outside of the logged resource nor memory that the resource \
+         took from the driver",
     );
     recording.unknown("stacks", "the log does not say which code asked for a block");
     if recording.stream_count() > 1 {
-        recording.unknown("stream_order", "the log does not say what orders the streams");
+        recording.unknown("stream_order", "the log does not say how the streams are ordered");
     }
     if recording.clock() == Clock::Monotonic && recording.events().all(|event| event.time().is_none()) {
-        recording.unknown("times", "the log's times of day are not read: events have an order and no time");
+        recording.unknown("times", "the log's times of day are not read: events have an order but no time");
     }
 }
 
-/// The device whose rows are read.
+/// Chooses the device whose rows are read.
 struct Devices {
-    /// The ordinal that was asked for.
+    /// The requested ordinal.
     wanted: Option<u32>,
-    /// The device whose rows are read: a simulated one and another have ordinals of their own.
+    /// The device whose rows are read. A simulated device may have the same ordinal as a real one.
     first: Option<DeviceId>,
     left_out: u64,
 }
 
 impl Devices {
-    /// Whether a row is read: it is of the device that was asked for, or else of the first row's.
+    /// Returns whether a row is read: it belongs to the requested device, or else to the first row's device.
     fn takes(&mut self, recording: &mut Recording, device: Option<DeviceId>) -> bool {
         let Some(device) = device else { return true };
         let is_wanted = self.wanted.is_none_or(|wanted| device.ordinal() == wanted);

@@ -8,10 +8,10 @@ use crate::budget::Budget;
 use crate::import::refusal::Refusal;
 use crate::recording::{Event, EventKind, Frame, Id, Lane, Recording, StateCheck, cut, note_text, word};
 
-/// An entry of the map of a file's numbers to ours, with its share of free room.
+/// The bytes of an entry in the map from a file's numbers to ours, including its share of free space.
 const MAP_ENTRY_BYTES: usize = 32;
 
-/// The frames, stacks and tags that the file has defined, by its own numbers.
+/// The frames, stacks and tags that the file defined so far, by its own numbers.
 #[derive(Default, Debug)]
 pub(super) struct Notes {
     frames: HashMap<u64, Id>,
@@ -20,7 +20,7 @@ pub(super) struct Notes {
 }
 
 impl Notes {
-    /// The stack that the file has defined with this number.
+    /// Returns the stack that the file defined with this number.
     pub(super) fn stack(&self, id: u64) -> Option<Id> {
         self.stacks.get(&id).copied()
     }
@@ -28,7 +28,7 @@ impl Notes {
     /// Reads the notes of one row.
     ///
     /// # Errors
-    /// A note is none that a recording writes, or the budget is used up.
+    /// A recording never writes such a note, or the budget is used up.
     pub(super) fn read(
         &mut self,
         notes: &str,
@@ -56,7 +56,7 @@ impl Notes {
             recording.push(event, budget)?;
             return Ok(Some(()));
         }
-        budget.take(2 * note.len())?; // most of it is kept
+        budget.take(2 * note.len())?; // most of the note is kept
         let words: Option<Vec<String>> = rest.split(' ').map(note_text).collect();
         let Some(words) = words else { return Ok(None) };
         Ok(match (kind, words.as_slice()) {
@@ -113,7 +113,7 @@ impl Notes {
         })
     }
 
-    /// An event: address, bytes, stream, thread, time, stack, pool, before, tag.
+    /// Reads an event: address, bytes, stream, thread, time, stack, pool, before, tag.
     fn event(
         &self,
         kind: EventKind,
@@ -149,13 +149,13 @@ impl Notes {
     }
 }
 
-/// A pool as the log writes it: two numbers with a colon between them.
+/// Parses a pool: two numbers with a colon between them.
 pub(super) fn pool(text: &str) -> Option<(u64, u64)> {
     let (first, second) = text.split_once(':')?;
     Some((first.parse().ok()?, second.parse().ok()?))
 }
 
-/// `-` is an absent value.
+/// Parses a value; `-` means that it is absent.
 fn optional<T>(word: &str, read: impl Fn(&str) -> Option<T>) -> Option<Option<T>> {
     if word == "-" { Some(None) } else { read(word).map(Some) }
 }

@@ -1,8 +1,8 @@
 //! minimalloc's CSV: the lifetimes and the sizes of buffers, for offline placement.
 //!
-//! A buffer lives from `lower` to before `upper`. The column names `buffer`, `buffer_id`, `begin`, `start`
-//! and `end` stand for `id`, `lower` and `upper`; an `end` is the last step of the buffer, so one less than
-//! `upper`.
+//! A buffer lives from `lower` up to, but not including, `upper`. The columns `buffer`, `buffer_id`, `begin`
+//! and `start` are other names for `id` and `lower`. The column `end` replaces `upper`: it is the buffer's
+//! last step, so it is one less.
 
 use std::io::Read;
 
@@ -14,16 +14,16 @@ use crate::import::refusal::Refusal;
 use crate::import::table;
 use crate::recording::{Clock, Event, EventKind, Lane, Recording};
 
-/// The first address that is given to buffers, since the file has offsets at most.
+/// The first address for buffers; the file has at most offsets.
 const BASE: u64 = 1 << 32;
 
-/// The places of the columns.
+/// The positions of the columns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Columns {
     id: usize,
     lower: usize,
     upper: usize,
-    /// Whether the upper end is the last step of the buffer.
+    /// Whether the column is `end`, the last step of the buffer.
     is_inclusive: bool,
     size: usize,
     alignment: Option<usize>,
@@ -39,7 +39,7 @@ struct Buffer {
     event: Event,
 }
 
-/// Whether a row is the header of such a file.
+/// Returns whether a row is the header of such a file.
 pub(super) fn is_header(row: &StringRecord) -> bool {
     columns(row).is_some()
 }
@@ -69,14 +69,14 @@ struct Rows<'a> {
     buffers: Vec<Buffer>,
     /// The address of the next buffer without an offset.
     next_address: u64,
-    /// The buffers that have gaps.
+    /// The number of buffers with gaps.
     gaps: u64,
 }
 
 /// Reads the buffers.
 ///
 /// # Errors
-/// A row cannot be read, there is none, or there are too many for the budget.
+/// A row cannot be read, there are no rows, or they exceed the budget.
 pub(super) fn import(name: &str, text: impl Read, budget: &mut Budget) -> Result<Recording, Refusal> {
     let mut recording = Recording::new(name, "minimalloc CSV");
     recording.clock = Clock::Steps;
@@ -86,7 +86,7 @@ pub(super) fn import(name: &str, text: impl Read, budget: &mut Budget) -> Result
     let (mut text, mut row) = (table::rows(Lines::new(text)), StringRecord::new());
     loop {
         let read = text.read_record(&mut row);
-        // The reader is behind the row's `\n`, unless it could not read on.
+        // The reader is past the row's `\n`, unless reading failed.
         let line = text.position().line();
         match read.map_err(csv::Error::into_kind) {
             Ok(false) => break,
@@ -154,7 +154,7 @@ impl Rows<'_> {
         Ok(())
     }
 
-    /// An address of its own for a buffer without an offset; `None` if there is none left.
+    /// Returns a fresh address for a buffer without an offset; `None` if there is none left.
     fn place(&mut self, bytes: u64, alignment: u64) -> Option<u64> {
         let address = self.next_address.checked_next_multiple_of(alignment)?;
         self.next_address = address.checked_add(bytes.max(1))?;
@@ -164,25 +164,25 @@ impl Rows<'_> {
     fn finish(self) -> Result<Recording, Refusal> {
         let Self { mut recording, budget, header, buffers, gaps, .. } = self;
         if buffers.is_empty() {
-            return Err(Refusal::new("has a header and no buffer"));
+            return Err(Refusal::new("has a header but no buffers"));
         }
         if gaps > 0 {
             let text =
-                format!("gaps, in which a buffer is not used, are not read; buffers with gaps: {gaps}");
+                format!("gaps, during which a buffer is unused, are ignored; buffers with gaps: {gaps}");
             recording.unknown("gaps", text);
         }
         if header.is_some_and(|columns| columns.offset.is_none()) {
-            let text = "the file has no offsets: each buffer has an address of its own";
+            let text = "the file has no offsets: each buffer gets its own address";
             recording.unknown("addresses", text);
         }
         recording.unknown("threads", "the file does not say which thread or stream uses a buffer");
-        recording.unknown("times", "the file has steps and no time");
+        recording.unknown("times", "the file has steps but no times");
         events(&mut recording, &buffers, budget)?;
         Ok(recording)
     }
 }
 
-/// Adds the events in the order of their steps; at one step, frees come first.
+/// Adds the events in the order of their steps; in one step, frees come first.
 fn events(recording: &mut Recording, buffers: &[Buffer], budget: &mut Budget) -> Result<(), Refusal> {
     budget.take(buffers.len() * 2 * size_of::<(u64, bool, u32)>())?;
     let mut order: Vec<(u64, bool, u32)> = Vec::with_capacity(2 * buffers.len());

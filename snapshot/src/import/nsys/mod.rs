@@ -1,8 +1,8 @@
 //! SQLite exports of Nsight Systems: the memory that a process took from the CUDA driver.
 //!
-//! The export has the table `CUDA_GPU_MEMORY_USAGE_EVENTS` if the program ran under
-//! `nsys profile --cuda-memory-usage=true`. Its columns vary between versions, and so do the numbers of its
-//! kinds, which are looked up by their labels.
+//! The export has the table `CUDA_GPU_MEMORY_USAGE_EVENTS` if the program ran under `nsys profile
+//! --cuda-memory-usage=true`. Its columns and the numbers of its kinds vary between versions, so the reader
+//! looks up kinds by their labels.
 
 mod table;
 
@@ -18,13 +18,13 @@ use crate::recording::{Clock, Event, EventKind, Lane, Recording};
 
 use table::{Database, PROFILE_AGAIN, Row};
 
-/// A map's entry with its share of free room, also while the map grows.
+/// The bytes of a map entry, including its share of free space, also while the map grows.
 const MAP_ENTRY_BYTES: usize = 64;
 
 /// Reads the export at `path`.
 ///
 /// # Errors
-/// The database cannot be read, is no such export, or has no memory events that can be put in order.
+/// The database cannot be read, is not such an export, or has no memory events with an order.
 pub(super) fn import(
     path: &Path,
     name: &str,
@@ -35,15 +35,15 @@ pub(super) fn import(
     let table::Table { mut rows, kinds, has_streams } = database.rows(budget)?;
     if rows.is_empty() {
         return Err(Refusal::new(format!(
-            "is an export of Nsight Systems without an event of the GPU's memory; {PROFILE_AGAIN}"
+            "is an export of Nsight Systems without GPU memory events; {PROFILE_AGAIN}"
         )));
     }
     let frees = rows.iter().filter(|row| !row.is_allocation).count();
     if rows.len() > 1 && rows.iter().all(|row| row.start == 0) {
         return Err(Refusal::new(
-            "is an export of Nsight Systems whose memory events all have the time 0, as under WSL: their \
+            "is an export of Nsight Systems whose memory events all have the time 0, as under WSL, so their \
              order is \
-             not known; profile on Linux",
+             unknown; profile on Linux",
         ));
     }
     let mut recording = Recording::new(name, "Nsight Systems export");
@@ -52,35 +52,35 @@ pub(super) fn import(
     let host = rows.len();
     rows.retain(|row| !kinds.get(&row.kind).is_some_and(|kind| table::is_of_host(kind)));
     let host = host - rows.len();
-    // Rows of one time stay in the order of the table.
+    // Rows with the same time stay in the order of the table.
     rows.sort_by_key(|row| row.start);
     recording.device = u32::try_from(device).ok();
     recording.detail("memory events", rows.len());
     if rows.is_empty() {
-        return Err(Refusal::new("is an export of Nsight Systems with events of the host's memory only"));
+        return Err(Refusal::new("is an export of Nsight Systems with host memory events only"));
     }
     events(&mut recording, &rows, &kinds, budget)?;
     if host > 0 {
-        let text = format!("events of the host's memory were left out: {host}");
+        let text = format!("events of host memory were left out: {host}");
         recording.unknown("host_memory", text);
     }
     if frees == 0 {
-        recording.unknown("no_frees", "the export has no deallocation: blocks look live to the end");
+        recording.unknown("no_frees", "the export has no deallocations: blocks seem live until the end");
     }
     if !has_streams {
         recording.unknown("streams", "the export does not name the streams: all events are on one");
     }
     recording.unknown(
         "pools",
-        "only what the process took from the driver is seen: blocks inside the pools of PyTorch, RMM or \
-         CuPy are \
-         not",
+        "the export shows only memory that the process took from the driver: blocks inside the pools of \
+         PyTorch, RMM or CuPy are \
+         missing",
     );
     recording.unknown("stacks", "call chains of the export are not read");
     Ok(recording)
 }
 
-/// Keeps the rows of one device and one process, the busiest ones unless a device was asked for.
+/// Keeps the rows of one device and one process: the requested device, or the busiest.
 fn choose(recording: &mut Recording, rows: &mut Vec<Row>, wanted: Option<u32>) -> Result<u64, Refusal> {
     let mut devices: HashMap<u64, u64> = HashMap::default();
     rows.iter().for_each(|row| *devices.entry(row.device).or_default() += 1);
@@ -99,7 +99,7 @@ fn choose(recording: &mut Recording, rows: &mut Vec<Row>, wanted: Option<u32>) -
     }
     if rows.len() < all {
         let text = format!(
-            "events of other devices were left out: {}; `import --device N` chooses another than {device}",
+            "events of other devices were left out: {}; `import --device N` selects another than {device}",
             all - rows.len()
         );
         recording.unknown("other_device", text);
@@ -113,12 +113,12 @@ fn choose(recording: &mut Recording, rows: &mut Vec<Row>, wanted: Option<u32>) -
         let text = format!("events of other processes were left out: {}", of_device - rows.len());
         recording.unknown("other_process", text);
     }
-    // Nsight Systems packs the number of the process so.
+    // Nsight Systems packs the process number into these bits.
     recording.detail("process", process / 0x100_0000 % 0x100_0000);
     Ok(device)
 }
 
-/// Adds the events. A deallocation may lack its size, which is then that of the allocation.
+/// Adds the events. If a deallocation lacks its size, it gets the size of the allocation.
 fn events(
     recording: &mut Recording,
     rows: &[Row],

@@ -1,4 +1,4 @@
-//! The tables of an export, as SQLite gives them.
+//! The tables of an export, read through SQLite.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -17,18 +17,18 @@ pub(super) const PROFILE_AGAIN: &str =
 
 const EVENTS: &str = "CUDA_GPU_MEMORY_USAGE_EVENTS";
 
-/// The most labels of a kind that are read; CUPTI has nine kinds of memory.
+/// How many labels of a kind are read at most; CUPTI has nine kinds of memory.
 const MAX_LABELS: usize = 64;
 
-/// The steps of SQLite's machine between two looks at how many there were.
+/// How many steps of SQLite's machine run between two checks of their number.
 const STEPS_BETWEEN: u32 = 1000;
 
-/// The steps that any export may take, and those for each byte of it. A row has 16 bytes or more and takes
-/// about 15 steps; a file whose pages name each other in circles has rows without end.
+/// The steps that any export may take, and the steps per byte of the file. A row has at least 16 bytes and
+/// takes about 15 steps. A file whose pages refer to each other in circles has endless rows.
 const STEPS: u64 = 10_000_000;
 const STEPS_PER_BYTE: u64 = 8;
 
-/// What an export needs less of: bytes of a value or a statement, columns, and depths of what a schema says.
+/// Tighter limits than SQLite's own: bytes of a value or a statement, columns, and depths of a schema.
 const LIMITS: [(Limit, i32); 10] = [
     (Limit::SQLITE_LIMIT_LENGTH, 1 << 20),
     (Limit::SQLITE_LIMIT_SQL_LENGTH, 1 << 18),
@@ -57,7 +57,7 @@ pub(super) struct Row {
     pub(super) is_allocation: bool,
 }
 
-/// What an export has of the GPU's memory.
+/// The GPU memory events of an export.
 #[derive(Debug)]
 pub(super) struct Table {
     pub(super) rows: Vec<Row>,
@@ -66,11 +66,11 @@ pub(super) struct Table {
     pub(super) has_streams: bool,
 }
 
-/// An export that is open for reading.
+/// An export, open for reading.
 pub(super) struct Database(Connection);
 
 impl Database {
-    /// Opens a database, trusting nothing in it.
+    /// Opens a database without trusting its contents.
     ///
     /// # Errors
     /// It cannot be opened.
@@ -100,9 +100,7 @@ impl Database {
         // SQLite reads the missing part of a page as zeros.
         let page: u32 = connection.query_row("PRAGMA page_size", [], |row| row.get(0)).map_err(refusal)?;
         if !bytes.is_multiple_of(page.max(1).into()) {
-            return Err(Refusal::new(
-                "is a database of SQLite that ends early: it is cut off; copy it again",
-            ));
+            return Err(Refusal::new("is a database of SQLite that ends early; copy it again"));
         }
         Ok(Self(connection))
     }
@@ -110,7 +108,7 @@ impl Database {
     /// Reads the events.
     ///
     /// # Errors
-    /// The database is no export of Nsight Systems, has no such events, or needs too much memory.
+    /// The database is not an export of Nsight Systems, has no such events, or needs too much memory.
     pub(super) fn rows(&self, budget: &mut Budget) -> Result<Table, Refusal> {
         self.check()?;
         let columns = self.columns()?;
@@ -144,7 +142,7 @@ impl Database {
                 Ok(ValueRef::Integer(number)) => Some(number),
                 _ => None,
             };
-            // Addresses and numbers of processes are stored as 64 bits with a sign.
+            // Addresses and process numbers are stored as signed 64-bit numbers.
             let bits = |at: usize| number(at).unwrap_or(0).cast_unsigned();
             if bits(4) == 0 {
                 continue; // nothing is at address 0
@@ -165,8 +163,7 @@ impl Database {
         Ok(Table { rows, kinds, has_streams: has("streamId") })
     }
 
-    /// Checks that the events are in a table, not a view or a virtual table that would run what the file
-    /// says.
+    /// Checks that the events are in a table. A view or a virtual table would run code from the file.
     fn check(&self) -> Result<(), Refusal> {
         let sql = "SELECT type = 'table' AND rootpage > 0 FROM sqlite_master WHERE name = ?1";
         let mut statement = self.0.prepare(sql).map_err(refusal)?;
@@ -174,7 +171,7 @@ impl Database {
             statement.query_row([EVENTS], |row| row.get(0)).optional().map_err(refusal)?;
         match is_table {
             Some(true) => Ok(()),
-            Some(false) => Err(Refusal::new(format!("has {EVENTS} as something else than a table: refused"))),
+            Some(false) => Err(Refusal::new(format!("has {EVENTS}, but not as a table: refused"))),
             None => {
                 let sql = "SELECT count(*) FROM sqlite_master WHERE name IN ('StringIds', 'TARGET_INFO_GPU', \
                            'META_DATA_CAPTURE', 'ANALYSIS_DETAILS')";
@@ -182,7 +179,7 @@ impl Database {
                 Err(Refusal::new(if parts > 0 {
                     format!("is an export of Nsight Systems without {EVENTS}; {PROFILE_AGAIN}")
                 } else {
-                    "is a database of SQLite, but no export of Nsight Systems".to_owned()
+                    "is a database of SQLite, but not an export of Nsight Systems".to_owned()
                 }))
             }
         }
@@ -194,7 +191,7 @@ impl Database {
         names.collect::<Result<_, _>>().map_err(refusal)
     }
 
-    /// The labels of an enumeration; none if the export lacks it.
+    /// Returns the labels of an enumeration; empty if the export lacks it.
     fn labels(&self, table: &str) -> Result<HashMap<i64, String>, Refusal> {
         let is_table = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND rootpage > 0 AND \
                         name = ?1";
@@ -218,7 +215,7 @@ impl Database {
     }
 }
 
-/// Whether a kind of memory is the host's.
+/// Returns whether a kind of memory is host memory.
 pub(super) fn is_of_host(kind: &str) -> bool {
     let kind = kind.to_ascii_lowercase();
     kind.contains("pinned") || kind.contains("pageable")
@@ -234,9 +231,9 @@ fn is_allocation(operation: i64, labels: &HashMap<i64, String>) -> bool {
 fn refusal(error: rusqlite::Error) -> Refusal {
     if error.sqlite_error_code() == Some(ErrorCode::OperationInterrupted) {
         return Refusal::new(
-            "is a database of SQLite that takes more steps to read than its size grants: its pages name each \
-             other in circles, or it is damaged; export it again",
+            "is a database of SQLite that takes more steps to read than its size allows: its pages refer to \
+             each other in circles, or it is damaged; export it again",
         );
     }
-    Refusal::new(format!("is a database of SQLite that cannot be read ({error}); is it whole?"))
+    Refusal::new(format!("is a database of SQLite that cannot be read ({error}); is it complete?"))
 }

@@ -8,16 +8,16 @@ use crate::import::refusal::Refusal;
 use super::refused::{self, name};
 use super::values::{Value, Values};
 
-/// The longest text in bytes.
+/// The longest text, in bytes.
 const MAX_TEXT_BYTES: usize = 1 << 20;
 
-/// The most bytes of a whole number; a pickle of a snapshot has 9 for one of 64 bits without sign.
+/// The most bytes of a whole number; an unsigned 64-bit number takes 9 in a snapshot's pickle.
 const MAX_NUMBER_BYTES: usize = 16;
 
 /// The most lists, dictionaries and tuples that are open inside each other.
 const MAX_DEPTH: usize = 1000;
 
-/// The most numbers of the memo that a file may leave out at once.
+/// The most memo indices that a file may skip at once.
 const MAX_GAP: usize = 1 << 16;
 
 /// The state of reading a pickle.
@@ -31,19 +31,19 @@ struct Machine<'a, 'b> {
     memo: Blocks<Value>,
     /// The bytes of the last text.
     scratch: Vec<u8>,
-    /// The opcode that is run, and its place.
+    /// The current opcode, and its position.
     opcode: u8,
     offset: u64,
 }
 
 type Done<T = ()> = Result<T, Refusal>;
 
-/// Reads a pickle of plain data: numbers, texts, lists, dictionaries and tuples. Nothing that a file asks for
-/// is imported, called or built.
+/// Reads a pickle of plain data: numbers, texts, lists, dictionaries and tuples. It imports, calls and builds
+/// nothing, whatever the file asks for.
 ///
 /// # Errors
-/// A sentence with the opcode and its place: the pickle asks for more than plain data, is cut off or not
-/// whole, or exceeds a limit.
+/// A sentence with the opcode and its position: the pickle asks for more than plain data, is truncated or
+/// damaged, or exceeds a limit.
 pub(super) fn run(input: &mut Bytes<'_>, budget: &mut Budget) -> Result<(Values, Value), Refusal> {
     let mut machine = Machine {
         input,
@@ -70,7 +70,7 @@ impl Machine<'_, '_> {
         let protocol = self.u8()?;
         if self.opcode != 0x80 || !(2..=5).contains(&protocol) {
             return self.refuse(&format!(
-                "a pickle of protocol {protocol} is not read; write it with pickle.dump(snapshot, file, \
+                "a pickle of protocol {protocol} is not supported; write it with pickle.dump(snapshot, file, \
                  protocol=4)"
             ));
         }
@@ -95,7 +95,7 @@ impl Machine<'_, '_> {
         }
     }
 
-    /// Runs an opcode for a number, a truth value or nothing. Returns whether it is one.
+    /// Runs an opcode for a number, a truth value or `None`. Returns whether the opcode is one of these.
     #[inline]
     fn scalar(&mut self) -> Done<bool> {
         match self.opcode {
@@ -126,7 +126,7 @@ impl Machine<'_, '_> {
         Ok(true)
     }
 
-    /// Runs an opcode for a text, or for the memo. Returns whether it is one.
+    /// Runs an opcode for a text or the memo. Returns whether the opcode is one of these.
     #[inline]
     fn text_or_memo(&mut self) -> Done<bool> {
         match self.opcode {
@@ -165,7 +165,7 @@ impl Machine<'_, '_> {
         Ok(true)
     }
 
-    /// Runs an opcode for a list, a tuple or a dictionary. Returns whether it is one.
+    /// Runs an opcode for a list, a tuple or a dictionary. Returns whether the opcode is one of these.
     #[inline]
     fn collection(&mut self) -> Done<bool> {
         match self.opcode {
@@ -224,7 +224,7 @@ impl Machine<'_, '_> {
     fn stop(&mut self) -> Done<Value> {
         match (self.marks.len(), self.stack.len(), self.stack.pop()) {
             (0, 1, Some(value)) => Ok(value),
-            (_, height, _) => self.refuse(&format!("the pickle ends with {height} values in place of one")),
+            (_, height, _) => self.refuse(&format!("the pickle ends with {height} values instead of one")),
         }
     }
 
@@ -239,14 +239,14 @@ impl Machine<'_, '_> {
         self.push(value)
     }
 
-    /// A number of `len` bytes without sign.
+    /// Reads an unsigned number of `len` bytes.
     fn whole(&mut self, len: usize) -> Done {
         let mut bytes = [0; 8];
         self.fill(&mut bytes[..len])?;
         self.int(i64::from_le_bytes(bytes))
     }
 
-    /// A number of `len` bytes with a sign.
+    /// Reads a signed number of `len` bytes.
     fn long(&mut self, len: u64) -> Done {
         if len > MAX_NUMBER_BYTES as u64 {
             return self.refuse(&format!("a whole number of {len} bytes is longer than any address or size"));
@@ -289,7 +289,7 @@ impl Machine<'_, '_> {
         Ok(())
     }
 
-    /// The height of the stack at the last mark, which this closes.
+    /// Closes the last mark, and returns the height of the stack there.
     fn close(&mut self) -> Done<usize> {
         match self.marks.pop() {
             Some(height) => Ok(height),
@@ -297,7 +297,7 @@ impl Machine<'_, '_> {
         }
     }
 
-    /// The height of the stack below its `count` last values.
+    /// Returns the height of the stack below its last `count` values.
     fn below(&mut self, count: usize) -> Done<usize> {
         let floor = self.marks.last().copied().unwrap_or(0);
         match self.stack.len().checked_sub(count) {
@@ -306,7 +306,7 @@ impl Machine<'_, '_> {
         }
     }
 
-    /// Replaces the last values by a list of them.
+    /// Replaces the last values with a list of them.
     fn collect(&mut self, count: usize) -> Done {
         let from = self.below(count)?;
         let list = self.values.empty_list(self.budget)?;
@@ -315,7 +315,7 @@ impl Machine<'_, '_> {
         self.push(list)
     }
 
-    /// The value at height `from - 1`.
+    /// Returns the value at height `from - 1`.
     fn owner(&mut self, from: usize) -> Done<Value> {
         let floor = self.marks.last().copied().unwrap_or(0);
         match from.checked_sub(1) {
@@ -355,7 +355,7 @@ impl Machine<'_, '_> {
         let from = self.below(1)?;
         let value = self.stack.at(from);
         if number > self.memo.len() + MAX_GAP {
-            return self.refuse(&format!("the memo's number {number} is far above those before it"));
+            return self.refuse(&format!("the memo index {number} is far above the previous ones"));
         }
         while self.memo.len() <= number {
             self.memo.push(Value::ABSENT, self.budget)?;
@@ -407,7 +407,7 @@ impl Machine<'_, '_> {
         Err(Refusal::new(format!("{why} (opcode {opcode} at byte {offset}): refused")))
     }
 
-    /// The refusal of an opcode that does more than make plain data.
+    /// Returns the refusal of an opcode that does more than make plain data.
     #[cold]
     fn other(&mut self) -> Refusal {
         let above = |down: usize| {
@@ -425,12 +425,12 @@ impl Machine<'_, '_> {
         let (opcode, offset) = (name(self.opcode), self.offset);
         match wants {
             Some(wants) => Refusal::new(format!(
-                "this file asks {wants} (opcode {opcode} at byte {offset}): refused; a snapshot needs none \
-                 of that, so do not open the file with pickle.load either unless you trust it"
+                "this file asks {wants} (opcode {opcode} at byte {offset}): refused; a snapshot never needs \
+                 that; do not open the file with pickle.load either, unless you trust it"
             )),
             None => Refusal::new(format!(
-                "opcode {opcode} at byte {offset} is none that a snapshot needs: refused; is this a \
-                 snapshot, and is it whole?"
+                "opcode {opcode} at byte {offset} is not used in snapshots: refused; is this a complete \
+                 snapshot?"
             )),
         }
     }

@@ -1,11 +1,11 @@
-//! Names the opcodes of pickles, and says what the refused ones ask for.
+//! Names the opcodes of pickles, and describes the requests of refused opcodes.
 
 use crate::import::bytes::Bytes;
 
-/// The longest name of a module or of what it holds that is shown, in characters.
+/// The longest name of a module, or of a member, that is shown, in characters.
 const SHOWN: usize = 80;
 
-/// The opcodes that are run or that are named in a refusal; Python's names.
+/// The opcodes that run or that a refusal names, with Python's names.
 const NAMES: &[(u8, &str)] = &[
     (b'(', "MARK"),
     (b')', "EMPTY_TUPLE"),
@@ -77,13 +77,13 @@ const NAMES: &[(u8, &str)] = &[
     (0x98, "READONLY_BUFFER"),
 ];
 
-/// The name of an opcode.
+/// Returns the name of an opcode.
 pub(super) fn name(opcode: u8) -> String {
     let known = NAMES.iter().find(|(code, _)| *code == opcode);
     known.map_or_else(|| format!("{opcode:#04x}"), |(_, name)| (*name).to_owned())
 }
 
-/// What an opcode asks for, if it asks for more than plain data.
+/// Returns the request of an opcode, if it asks for more than plain data.
 pub(super) fn wish(opcode: u8) -> Option<String> {
     let wish = match opcode {
         b'R' => "to call a function",
@@ -98,7 +98,7 @@ pub(super) fn wish(opcode: u8) -> Option<String> {
     Some(wish.to_owned())
 }
 
-/// The two lines behind an opcode that imports: a module, and a name in it.
+/// Reads the two lines after an opcode that imports: a module, and a name in it.
 pub(super) fn global(input: &mut Bytes<'_>) -> Option<String> {
     let mut line = || {
         let mut text = Vec::new();
@@ -106,7 +106,7 @@ pub(super) fn global(input: &mut Bytes<'_>) -> Option<String> {
             if byte == b'\n' {
                 return Some(shown(&String::from_utf8_lossy(&text)));
             }
-            // More is not shown.
+            // A longer name is not shown.
             if text.len() <= 4 * SHOWN {
                 text.push(byte);
             }
@@ -116,7 +116,7 @@ pub(super) fn global(input: &mut Bytes<'_>) -> Option<String> {
     Some(format!("{}.{}", line()?, line()?))
 }
 
-/// A name from a file as it is shown: short, and without characters that a terminal would obey.
+/// Returns a name from a file for display: short, and without characters that a terminal would obey.
 pub(super) fn shown(name: &str) -> String {
     let mut short: String = name.chars().take(SHOWN).flat_map(char::escape_debug).collect();
     if name.chars().nth(SHOWN).is_some() {

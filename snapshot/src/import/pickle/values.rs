@@ -1,8 +1,8 @@
-//! The values of a pickle, without the copies and the recursion that its references would ask for.
+//! The values of a pickle, without the copies and the recursion that its references would need.
 //!
-//! A value is a number of 32 bits. Lists, dictionaries and tuples are chains of slices; equal slices are
-//! stored once, so that a file whose events repeat their stacks takes little memory. Nothing here follows
-//! references, so it does not matter how deeply or in which circles a file nests them.
+//! A value is a 32-bit number. Lists, dictionaries and tuples are chains of slices. Equal slices are stored
+//! once, so a file whose events repeat their stacks takes little memory. Nothing here follows references, so
+//! deep or circular nesting does no harm.
 
 use std::collections::HashMap;
 use std::collections::hash_map::{Entry, RandomState};
@@ -11,16 +11,16 @@ use std::hash::{BuildHasher, Hash, Hasher};
 use crate::blocks::Blocks;
 use crate::budget::{Budget, Exceeded};
 
-/// A value, or the place where it is.
+/// A value, or its index.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Value(u32);
 
-/// What a value is, with its number where it has one.
+/// The kind of a value, with its number if it has one.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Kind {
     None,
     Bool(bool),
-    /// A whole number of up to 64 bits, with or without sign.
+    /// A whole number of up to 64 bits, signed or unsigned.
     Int(i128),
     Float(f64),
     Text(u32),
@@ -38,25 +38,26 @@ const TEXT: u32 = 6;
 const LIST: u32 = 7;
 const DICT: u32 = 8;
 
-/// The bits of a value below its tag.
+/// The number of bits of a value below its tag.
 const BITS: u32 = 28;
 
-/// A map's entry with its share of free room, also while the map grows.
+/// The bytes of a map entry, including its share of free space, also while the map grows.
 const MAP_ENTRY_BYTES: usize = 64;
 
 /// A slice of a list or a dictionary.
 #[derive(Clone, Copy, Debug)]
 struct Part {
-    /// Of a list: its length. Of a dictionary: the slot that holds its length, before those with its keys.
+    /// For a list: its length. For a dictionary: the slot with its length, which comes before the slots of
+    /// its keys.
     about: u32,
-    /// The first of its values; and whether more parts follow, see [`MORE`].
+    /// The first of its values, and whether more parts follow; see [`MORE`].
     first: u32,
 }
 
-/// Marks the first part of a list or dictionary that has more. Slots have numbers of 28 bits.
+/// Marks the first part of a list or dictionary with several parts. Slots have 28-bit numbers.
 const MORE: u32 = 1 << 31;
 
-/// A part of a dictionary that is empty.
+/// An empty part of a dictionary.
 const NO_KEYS: u32 = u32::MAX;
 
 /// The values that a file has made so far.
@@ -65,11 +66,11 @@ pub(crate) struct Values {
     slots: Blocks<Value>,
     /// The first part of each list and dictionary.
     heads: Blocks<Part>,
-    /// The other parts of those that have more, by the number of the first.
+    /// The other parts of lists and dictionaries with several, by the index of the first.
     more: HashMap<u32, Vec<Part>>,
     numbers: Blocks<u64>,
     texts: Blocks<Box<str>>,
-    /// Keyed anew for each file, so that no file can choose texts and slices of equal hashes.
+    /// Keyed anew for each file, so that no file can choose texts and slices with equal hashes.
     hasher: RandomState,
     text_by_hash: HashMap<u64, u32>,
     /// The first slot and the length of a slice with this hash.
@@ -79,7 +80,7 @@ pub(crate) struct Values {
 impl Value {
     pub(crate) const NONE: Self = Self::new(NONE, 0);
 
-    /// Not a value: a number of the memo that has none.
+    /// Not a value: an unused memo index.
     pub(crate) const ABSENT: Self = Self(u32::MAX);
 
     const fn new(tag: u32, payload: u32) -> Self {
@@ -136,7 +137,7 @@ impl Values {
         Ok(Value::new(FLOAT, self.numbers.push(value.to_bits(), budget)?))
     }
 
-    /// A text; equal texts are one value.
+    /// Adds a text; equal texts are one value.
     pub(crate) fn text(&mut self, text: &str, budget: &mut Budget) -> Result<Value, Exceeded> {
         let hash = self.hasher.hash_one(text);
         if let Some(&known) = self.text_by_hash.get(&hash)
@@ -158,7 +159,7 @@ impl Values {
         Ok(Value::new(DICT, self.heads.push(Part { about: NO_KEYS, first: 0 }, budget)?))
     }
 
-    /// Adds the values from number `from` of `stack` on to a list.
+    /// Appends the values of `stack`, from index `from` on, to a list.
     pub(crate) fn extend_list(
         &mut self,
         list: Value,
@@ -175,7 +176,7 @@ impl Values {
         self.append(list.payload(), is_empty, Part { about: len, first }, budget)
     }
 
-    /// Adds the pairs of a key and a value from number `from` of `stack` on to a dictionary.
+    /// Adds the pairs of keys and values of `stack`, from index `from` on, to a dictionary.
     pub(crate) fn extend_dict(
         &mut self,
         dict: Value,
@@ -195,7 +196,7 @@ impl Values {
         self.append(dict.payload(), is_empty, Part { about, first }, budget)
     }
 
-    /// Stores a slice of values and returns its first slot.
+    /// Stores a slice of values, and returns its first slot.
     fn slice(&mut self, values: impl Iterator<Item = Value>, budget: &mut Budget) -> Result<u32, Exceeded> {
         let first = self.slots.len() as u32;
         for value in values {
@@ -204,7 +205,7 @@ impl Values {
         Ok(first)
     }
 
-    /// Stores a slice of values, or finds the same one. The values of dictionaries are seldom the same.
+    /// Stores a slice of values, or finds an equal one. The values of dictionaries are seldom equal.
     fn shared(
         &mut self,
         values: impl Iterator<Item = Value> + Clone,
@@ -258,7 +259,7 @@ impl Values {
         }
     }
 
-    /// The text, if the value is one.
+    /// Returns the text, if the value is one.
     pub(crate) fn as_text(&self, value: Value) -> Option<&str> {
         match self.kind(value) {
             Kind::Text(number) => Some(self.texts.of(number as usize)),
@@ -266,7 +267,7 @@ impl Values {
         }
     }
 
-    /// The number, if the value is a whole one that fits into 64 bits without sign.
+    /// Returns the number, if the value is a whole number that fits into unsigned 64 bits.
     pub(crate) fn as_u64(&self, value: Value) -> Option<u64> {
         match self.kind(value) {
             Kind::Int(number) => u64::try_from(number).ok(),
@@ -274,24 +275,24 @@ impl Values {
         }
     }
 
-    /// The number of slots that all lists and dictionaries take; equal slices are stored once.
+    /// Returns the number of slots that all lists and dictionaries take; equal slices are stored once.
     pub(crate) fn slots(&self) -> usize {
         self.slots.len()
     }
 
-    /// The values of a list or tuple, in order; nothing for other values.
+    /// Returns the values of a list or tuple, in order; nothing for other values.
     pub(crate) fn items(&self, list: Value) -> impl Iterator<Item = Value> + '_ {
         let parts = list.is_list().then(|| self.parts(list)).into_iter().flatten();
         parts.flat_map(|part| (part.first..part.first + part.about).map(|at| self.slots.at(at as usize)))
     }
 
-    /// The number of values of a list or tuple; 0 for other values.
+    /// Returns the number of values of a list or tuple; 0 for other values.
     pub(crate) fn len(&self, list: Value) -> u64 {
         let parts = list.is_list().then(|| self.parts(list)).into_iter().flatten();
         parts.map(|part| u64::from(part.about)).sum()
     }
 
-    /// The pairs of a dictionary, in order; nothing for other values.
+    /// Returns the pairs of a dictionary, in order; nothing for other values.
     pub(crate) fn pairs(&self, dict: Value) -> impl Iterator<Item = (Value, Value)> + '_ {
         let parts = dict.is_dict().then(|| self.parts(dict)).into_iter().flatten();
         parts.filter(|part| part.about != NO_KEYS).flat_map(move |part| {
@@ -303,35 +304,36 @@ impl Values {
         })
     }
 
-    /// The value of a key, if the value is a dictionary that has it.
+    /// Returns the value of a key, if `dict` is a dictionary with this key.
     pub(crate) fn get(&self, dict: Value, key: &str) -> Option<Value> {
         // The last one counts, as in Python.
         self.pairs(dict).filter(|&(name, _)| self.as_text(name) == Some(key)).last().map(|(_, value)| value)
     }
 
-    /// A number for what a list holds: equal numbers mean equal lists. `None` for other values.
+    /// Returns a number for the content of a list: equal numbers mean equal lists. `None` for other values.
     pub(crate) fn content(&self, list: Value) -> Option<u64> {
         let head = list.is_list().then(|| self.heads.at(list.payload() as usize))?;
         Some(if head.first & MORE == 0 {
             u64::from(head.first) << 32 | u64::from(head.about)
         } else {
-            // The highest bit tells lists in parts.
+            // The highest bit marks lists in several parts.
             1 << 63 | u64::from(list.payload())
         })
     }
 
-    /// Tells dictionaries with the same keys in the same order apart from others, and from those in parts.
+    /// Returns a number that is equal for dictionaries with the same keys in the same order. `None` for
+    /// dictionaries in several parts.
     pub(crate) fn shape(&self, dict: Value) -> Option<u32> {
         let head = dict.is_dict().then(|| self.heads.at(dict.payload() as usize))?;
         (head.first & MORE == 0).then_some(head.about)
     }
 
-    /// The value at a place of a dictionary that has a [`shape`](Self::shape).
+    /// Returns the value at a position of a dictionary that has a [`shape`](Self::shape).
     pub(crate) fn at(&self, dict: Value, place: u32) -> Value {
         self.slots.at((self.heads.at(dict.payload() as usize).first + place) as usize)
     }
 
-    /// The parts of a list or dictionary.
+    /// Returns the parts of a list or dictionary.
     fn parts(&self, container: Value) -> impl Iterator<Item = Part> + '_ {
         let head = self.heads.at(container.payload() as usize);
         let more = if head.first & MORE == 0 { None } else { self.more.get(&container.payload()) };

@@ -1,6 +1,6 @@
 //! The devices of a snapshot.
 
-/// What a file holds of one device.
+/// The parts of a file about one device.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Device {
     pub(super) ordinal: u64,

@@ -4,7 +4,7 @@ use super::row::Row;
 use super::state::pair;
 use crate::import::pickle::{Kind, Value, Values};
 
-/// What an entry says happened.
+/// The action of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Action {
     Alloc,
@@ -17,9 +17,9 @@ pub(super) enum Action {
     Snapshot,
     Oom,
     Annotate,
-    /// A phase, as PyTorch wrote it for some weeks of 2024.
+    /// A phase, in the form that PyTorch wrote for some weeks of 2024.
     UserDefined,
-    /// An action that this reader does not know.
+    /// An unknown action.
     Unknown(Value),
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Entry {
     pub(super) device_free: Option<u64>,
     pub(super) pool: Option<(u64, u64)>,
     pub(super) frames: Option<Value>,
-    /// Texts that someone attached to it.
+    /// Texts that someone attached to the entry.
     pub(super) texts: [Option<Value>; 3],
 }
 
@@ -53,7 +53,7 @@ const KEYS: [&str; 11] = [
     "compile_context",
 ];
 
-/// The entries of a trace in order; `None` stands for one that is none as PyTorch writes them.
+/// Returns the entries of a trace in order; `None` stands for an entry that PyTorch never writes.
 pub(super) fn entries(values: &Values, trace: Value) -> impl Iterator<Item = Option<Entry>> + '_ {
     let mut row = Row::new(KEYS);
     values.items(trace).map(move |entry| read(values, row.of(values, entry)?))
@@ -83,7 +83,7 @@ fn read(values: &Values, fields: [Option<Value>; KEYS.len()]) -> Option<Entry> {
         Action::Snapshot | Action::Oom | Action::Annotate | Action::UserDefined | Action::Unknown(_)
     );
     let (address, bytes) = (address.and_then(|address| bits(values, address)), number(size));
-    // Nothing is at address 0.
+    // No block is at address 0.
     if places && (address.unwrap_or(0) == 0 || bytes.is_none()) {
         return None;
     }
@@ -100,7 +100,7 @@ fn read(values: &Values, fields: [Option<Value>; KEYS.len()]) -> Option<Entry> {
     })
 }
 
-/// The bits of an address or a handle, which some writers print with a sign.
+/// Returns the bits of an address or a handle, which some writers print as a signed number.
 fn bits(values: &Values, value: Value) -> Option<u64> {
     match values.kind(value) {
         Kind::Int(number) => {

@@ -1,4 +1,4 @@
-//! Says what a snapshot cannot tell.
+//! Lists the gaps of a snapshot.
 
 use millpond_core::format_bytes;
 use millpond_engine::text::number_of;
@@ -14,7 +14,7 @@ const HOW_TO_RECORD: &str = "to record, run torch.cuda.memory._record_memory_his
                              torch.cuda.memory._dump_snapshot(\"snapshot.pickle\") \
                              at the end";
 
-/// What the importer knows beside the trace and the state.
+/// The importer's knowledge beyond the trace and the state.
 #[derive(Default, Debug)]
 pub(super) struct Facts {
     pub(super) has_phases: bool,
@@ -22,14 +22,14 @@ pub(super) struct Facts {
     /// The blocks that were live when the trace began.
     pub(super) early_blocks: u64,
     pub(super) early_bytes: u64,
-    /// Those of them that were freed in the trace.
+    /// The early blocks that the trace freed.
     pub(super) freed_blocks: u64,
     pub(super) out_of_memory: u64,
-    /// Whether the trace says when blocks became free, rather than only when the program freed them.
+    /// Whether the trace tells when blocks became free, not only when the program freed them.
     pub(super) knows_completions: bool,
 }
 
-/// Adds to a recording what is known about its source, and what is not.
+/// Adds the details and the gaps of the source to a recording.
 pub(super) fn describe(
     recording: &mut Recording,
     start: &Start,
@@ -64,8 +64,8 @@ pub(super) fn describe(
         let bytes = format_bytes(*segment_bytes);
         let noun = if *entries == 1 { "entry" } else { "entries" };
         let text = format!(
-            "device {ordinal} is in the file, too ({entries} {noun}, {bytes} reserved), and not imported: \
-             `import --device {ordinal}` does"
+            "device {ordinal} is also in the file ({entries} {noun}, {bytes} reserved), but not imported: \
+             use `import --device {ordinal}`"
         );
         recording.unknown("other_device", text);
     }
@@ -81,14 +81,14 @@ pub(super) fn describe(
     if recording.stream_count() > 1 {
         recording.unknown(
             "stream_order",
-            "a snapshot does not say which streams used a block beside its own, nor what orders the \
-             streams: a \
+            "a snapshot does not say which other streams used a block, nor how the streams are ordered: \
+             a \
              free is on the stream of its allocation",
         );
     }
 }
 
-/// Says what the trace lacks.
+/// Lists the gaps of the trace.
 fn trace(recording: &mut Recording, start: &Start, facts: &Facts) {
     let &Facts { early_blocks, early_bytes, .. } = facts;
     let early = format!("{} ({})", number_of(early_blocks, "block"), format_bytes(early_bytes));
@@ -109,33 +109,33 @@ fn trace(recording: &mut Recording, start: &Start, facts: &Facts) {
         recording.unknown("no_trace", text);
     } else if has_wrapped(start, facts) {
         let text = format!(
-            "the trace begins with {early} live, and has exactly {entries} entries, so that its ring was \
-             probably full and the events before are lost; record with a larger max_entries"
+            "the trace begins with {early} live, and has exactly {entries} entries, so its ring was probably \
+             full and earlier events are lost; record with a larger max_entries"
         );
         recording.unknown("ring_wrapped", text);
     } else if early_blocks > 0 {
         let text = format!(
-            "the trace begins with {early} live: when they were allocated, and what was freed before, is not \
-             known; it began late, or its ring was full"
+            "the trace begins with {early} live; their allocations and all earlier frees are not known, \
+             because recording began late or the ring was full"
         );
         recording.unknown("began_late", text);
     }
     if !facts.knows_completions {
         recording.unknown(
             "no_completions",
-            "the trace has no free_completed: a block counts as free when the program frees it, also where \
-             other streams still used it",
+            "the trace has no free_completed: a block counts as free when the program frees it, even if \
+             other streams still use it",
         );
     } else if start.requested == 0 && start.completed > 1 {
         recording.unknown(
             "no_requests",
-            "the trace has no free_requested: how long record_stream held blocks is not known",
+            "the trace has no free_requested: it is not known how long record_stream held blocks",
         );
     }
     let known = entries - start.malformed;
     if start.with_time < known {
         let text = format!("{} of {entries} entries have no time", known - start.with_time);
-        let more = if facts.has_phases { "; phases are placed by the entries that have one" } else { "" };
+        let more = if facts.has_phases { "; phases are placed by the other entries" } else { "" };
         recording.unknown("no_times", text + more);
     }
     if start.with_stack < known {
@@ -147,12 +147,12 @@ fn trace(recording: &mut Recording, start: &Start, facts: &Facts) {
     }
 }
 
-/// Whether the trace's ring was probably full, so that earlier events are lost.
+/// Returns whether the trace's ring was probably full, so that earlier events are lost.
 pub(super) fn has_wrapped(start: &Start, facts: &Facts) -> bool {
     facts.freed_blocks > 0 && is_round(start.entries)
 }
 
-/// Whether people would choose a number as a limit: two digits and zeros, or a power of two.
+/// Returns whether people would choose this number as a limit: two digits and zeros, or a power of two.
 fn is_round(number: u64) -> bool {
     let mut digits = number;
     while digits >= 100 && digits.is_multiple_of(10) {

@@ -1,8 +1,9 @@
 //! PyTorch's memory snapshots: `torch.cuda.memory._dump_snapshot`, every version since 2.0.
 //!
-//! A snapshot has a state, the segments and blocks at its moment, and mostly a trace, the events before it.
-//! What was live before the trace began is found in both: a block whose first event is a free, and a block of
-//! the state without an event. The blocks that are live after the last event must be those of the state.
+//! A snapshot has a state: the segments and blocks at one moment. Most also have a trace: the events before
+//! that moment. Blocks that were live before the trace show up in two ways: their first event is a free, or
+//! they are in the state without an event. The blocks that are live after the last event must equal the
+//! blocks in the state.
 
 mod device;
 mod entry;
@@ -28,7 +29,7 @@ use start::Start;
 use state::{Segment, State};
 use walk::Walk;
 
-/// The most devices that a snapshot is searched for.
+/// The most devices of a snapshot that are examined.
 const MAX_DEVICES: usize = 128;
 
 /// The parts of a snapshot.
@@ -43,7 +44,7 @@ struct Parts {
 /// Reads a snapshot from the values of a pickle.
 ///
 /// # Errors
-/// The pickle is not a snapshot, has nothing of the device that was asked for, or needs too much memory.
+/// The pickle is not a snapshot, has nothing of the requested device, or needs too much memory.
 pub(super) fn import(
     name: &str,
     values: &Values,
@@ -70,7 +71,7 @@ pub(super) fn import(
     let blocks = blocks_before(&start, &state, budget)?;
 
     let pending = state.blocks.iter().filter(|block| block.is_pending).count() as u64;
-    // Where no block became free, all that the program freed must wait at the end.
+    // If no block became free, all blocks that the program freed must still wait at the end.
     let knows_completions = start.completed > 0 || start.requested <= pending;
     let facts = Facts {
         has_phases: !phases.is_empty(),
@@ -107,7 +108,7 @@ pub(super) fn import(
 
 /// Finds the parts of a snapshot in a pickle.
 fn parts(values: &Values, root: Value) -> Result<Parts, Refusal> {
-    // PyTorch 1.x wrote the list of segments alone.
+    // PyTorch 1.x wrote only the list of segments.
     if root.is_list() && state::devices(values, root).next().is_some() {
         return Ok(Parts {
             segments: root,
@@ -134,7 +135,7 @@ fn parts(values: &Values, root: Value) -> Result<Parts, Refusal> {
     })
 }
 
-/// What a pickle holds, for the error that it is not a snapshot.
+/// Describes the content of a pickle that is not a snapshot, for the error.
 fn described(values: &Values, root: Value) -> String {
     match values.kind(root) {
         Kind::Dict(_) => {
@@ -153,7 +154,7 @@ fn described(values: &Values, root: Value) -> String {
     }
 }
 
-/// The devices that a snapshot has something of, in the order of their ordinals.
+/// Returns the devices that occur in a snapshot, in the order of their ordinals.
 fn devices(values: &Values, parts: &Parts) -> Vec<Device> {
     let mut devices: Vec<Device> = Vec::new();
     let mut add = |ordinal: u64, entries: u64, segment_bytes: u64| {
@@ -179,7 +180,7 @@ fn devices(values: &Values, parts: &Parts) -> Vec<Device> {
     devices
 }
 
-/// The device to import: the one that was asked for, or the busiest.
+/// Returns the device to import: the requested one, or the busiest.
 fn choose(devices: &[Device], wanted: Option<u32>) -> Result<Device, Refusal> {
     let busiest = devices
         .iter()
@@ -203,11 +204,11 @@ fn choose(devices: &[Device], wanted: Option<u32>) -> Result<Device, Refusal> {
 struct EarlyBlock {
     event: Event,
     stream: u64,
-    /// Whether it was freed before the trace and waits for other streams.
+    /// Whether the program freed it before the trace, and it waits for other streams.
     is_pending: bool,
 }
 
-/// The blocks that were live when the trace began, in the order of addresses.
+/// Returns the blocks that were live when the trace began, in the order of addresses.
 fn blocks_before(start: &Start, state: &State, budget: &mut Budget) -> Result<Vec<EarlyBlock>, Refusal> {
     let mut blocks = Vec::new();
     for block in start.freed_blocks() {

@@ -14,7 +14,7 @@ struct Mark {
     tag: Id,
 }
 
-/// The starts and ends of phases that are still to come.
+/// The coming starts and ends of phases.
 #[derive(Default, Debug)]
 pub(super) struct Phases {
     marks: Vec<Mark>,
@@ -75,7 +75,7 @@ impl Phases {
         Ok(())
     }
 
-    /// Adds the marks that are left.
+    /// Adds the remaining marks.
     pub(super) fn rest(&mut self, recording: &mut Recording, budget: &mut Budget) -> Result<(), Exceeded> {
         self.until(u64::MAX, recording, budget)
     }

@@ -1,11 +1,11 @@
-//! Reads the wanted keys of many dictionaries of the same shape, and looks the places up once.
+//! Reads the wanted keys of many dictionaries of the same shape, and looks up their positions only once.
 
 use crate::import::pickle::{Value, Values};
 
 /// The most keys of a dictionary that is read; a trace entry of PyTorch has about ten.
 const MAX_KEYS: usize = 64;
 
-/// The places of `N` keys in dictionaries.
+/// The positions of `N` keys in dictionaries.
 pub(super) struct Row<const N: usize> {
     keys: [&'static str; N],
     /// The shape of the last dictionary that had one.
@@ -18,7 +18,7 @@ impl<const N: usize> Row<N> {
         Self { keys, shape: None, places: [None; N] }
     }
 
-    /// The values of the keys; `None` if the value is not a dictionary, or has more than 64 keys.
+    /// Returns the values of the keys; `None` if `dict` is not a dictionary, or has more than 64 keys.
     pub(super) fn of(&mut self, values: &Values, dict: Value) -> Option<[Option<Value>; N]> {
         if !dict.is_dict() {
             return None;

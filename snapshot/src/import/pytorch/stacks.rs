@@ -1,4 +1,4 @@
-//! Interns the stacks of a snapshot: by the value that a file shares, then by content.
+//! Interns the stacks of a snapshot: first by the shared value in the file, then by content.
 
 use std::collections::HashMap;
 
@@ -7,17 +7,17 @@ use crate::budget::{Budget, Exceeded};
 use crate::import::pickle::{Value, Values};
 use crate::recording::{Frame, Id, Recording};
 
-/// The most frames of one stack that are looked at.
+/// The most frames of one stack that are read.
 const MAX_FRAMES: usize = 2048;
 
-/// A map's entry with its share of free room, also while the map grows.
+/// The bytes of a map entry, including its share of free space, also while the map grows.
 const MAP_ENTRY_BYTES: usize = 64;
 
-/// The stacks and frames of a snapshot that were met so far.
+/// The stacks and frames of a snapshot so far.
 pub(super) struct Stacks {
     row: Row<3>,
     frames: HashMap<Value, Option<Id>>,
-    /// By what a list holds, so that equal lists have one entry.
+    /// By the content of a list, so that equal lists share one entry.
     stacks: HashMap<u64, Option<Id>>,
     open: Vec<Id>,
 }
@@ -32,7 +32,7 @@ impl Stacks {
         }
     }
 
-    /// The stack of a list of frames; `None` if it has none.
+    /// Returns the stack of a list of frames; `None` if it has no frames.
     pub(super) fn stack(
         &mut self,
         values: &Values,

@@ -1,4 +1,4 @@
-//! What the program had before its trace began, found in the trace and in the state.
+//! Finds the memory that the program held before its trace began, from the trace and the state.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -6,13 +6,13 @@ use super::entry::{Action, Entry};
 use super::state::{Segment, State};
 use crate::budget::{Budget, Exceeded};
 
-/// A map's entry with its share of free room, also while the map grows.
+/// The bytes of a map entry, including its share of free space, also while the map grows.
 const MAP_ENTRY_BYTES: usize = 64;
 
-/// What one walk over the trace finds out.
+/// The results of one walk over the trace.
 #[derive(Default, Debug)]
 pub(super) struct Start {
-    /// The first event at each address: the block that a free as the first event shows.
+    /// The first event at each address; a free as the first event reveals an early block.
     first: HashMap<u64, Option<Early>>,
     /// The events of segments, in order.
     segments: Vec<Entry>,
@@ -22,7 +22,7 @@ pub(super) struct Start {
     pub(super) completed: u64,
     pub(super) with_time: u64,
     pub(super) with_stack: u64,
-    /// The segments that were freed or unmapped although no event and no state shows where they came from.
+    /// The segments that were freed or unmapped, although no event and no state shows their origin.
     pub(super) odd_segments: u64,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Early {
 }
 
 impl Start {
-    /// Looks at one entry of the trace.
+    /// Takes note of one entry of the trace.
     ///
     /// # Errors
     /// The budget is used up.
@@ -72,18 +72,18 @@ impl Start {
         Ok(())
     }
 
-    /// The blocks that were live when the trace began and were freed in it, in no order.
+    /// Returns the blocks that were live when the trace began and that it freed, in no order.
     pub(super) fn freed_blocks(&self) -> impl Iterator<Item = Early> + '_ {
         self.first.values().copied().flatten()
     }
 
-    /// Whether the trace has an event of a block at this address.
+    /// Returns whether the trace has an event of a block at this address.
     pub(super) fn mentions(&self, address: u64) -> bool {
         self.first.contains_key(&address)
     }
 
-    /// The segments that were there when the trace began, in the order of addresses: those of the state, the
-    /// trace's events undone.
+    /// Returns the segments from the beginning of the trace, in the order of addresses. It starts with the
+    /// segments of the state, and undoes the trace's events.
     ///
     /// # Errors
     /// The budget is used up.
@@ -114,8 +114,8 @@ impl Start {
     }
 }
 
-/// Removes a range from the segment, or from the adjacent segments, that hold it. Returns whether there were
-/// any for all of it.
+/// Removes a range from the segment, or from the adjacent segments, that hold it. Returns whether they held
+/// all of it.
 fn cut(ranges: &mut BTreeMap<u64, Segment>, address: u64, bytes: u64) -> bool {
     let Some(end) = address.checked_add(bytes) else { return false };
     let mut left = bytes;

@@ -23,12 +23,12 @@ pub(super) struct Segment {
 pub(super) struct Block {
     pub(super) address: u64,
     pub(super) bytes: u64,
-    /// As the allocator rounded it.
+    /// The size as the allocator rounded it.
     pub(super) rounded_bytes: u64,
     pub(super) stream: u64,
     /// Whether the program has freed it.
     pub(super) is_pending: bool,
-    /// Whether the file says what was requested.
+    /// Whether the file tells the requested size.
     pub(super) has_request: bool,
     pub(super) stack: Option<Id>,
 }
@@ -38,9 +38,9 @@ pub(super) struct Block {
 pub(super) struct State {
     pub(super) segments: Vec<Segment>,
     pub(super) blocks: Vec<Block>,
-    /// Entries that are no segments or blocks as PyTorch writes them.
+    /// Entries that are not segments or blocks in PyTorch's form.
     pub(super) malformed: u64,
-    /// Blocks with a state that this reader does not know, which count as free.
+    /// Blocks with an unknown state, which count as free.
     pub(super) unknown_states: u64,
 }
 
@@ -49,7 +49,7 @@ const SEGMENT: [&str; 8] =
 
 const BLOCK: [&str; 6] = ["address", "size", "requested_size", "state", "frames", "history"];
 
-/// The device and the size in bytes of each segment.
+/// Returns the device and the size in bytes of each segment.
 pub(super) fn devices(values: &Values, segments: Value) -> impl Iterator<Item = (u64, u64)> + '_ {
     let mut row = Row::new(["device", "total_size"]);
     values.items(segments).filter_map(move |segment| {
@@ -59,8 +59,8 @@ pub(super) fn devices(values: &Values, segments: Value) -> impl Iterator<Item = 
     })
 }
 
-/// How often blocks may be visited for each slot that the values of the file take. A snapshot of PyTorch has
-/// each block in one list, which takes a slot; a file that names one long list many times has few slots.
+/// How often blocks may be visited per slot of the file's values. In a snapshot of PyTorch, each block is in
+/// one list, which takes a slot. A file that refers to one long list many times has few slots.
 const VISITS: usize = 4;
 
 /// Reads segments and blocks into a state.
@@ -107,7 +107,7 @@ impl Reader<'_> {
         value.and_then(|value| self.values.as_u64(value))
     }
 
-    /// Reads a segment with its blocks, if it is of the device.
+    /// Reads a segment with its blocks, if it belongs to the device.
     fn segment(&mut self, value: Value, device: u64) -> Result<(), Refusal> {
         let Some([owner, address, bytes, stream, pool, expandable, frames, blocks]) =
             self.segments.of(self.values, value)
@@ -138,8 +138,8 @@ impl Reader<'_> {
         for block in blocks.into_iter().flat_map(|blocks| values.items(blocks)) {
             self.visits = self.visits.checked_sub(1).ok_or_else(|| {
                 Refusal::new(
-                    "is a snapshot whose segments share one list of blocks many times over, as PyTorch never \
-                     writes it: refused",
+                    "is a snapshot whose segments share one list of blocks many times over, which PyTorch \
+                     never writes: refused",
                 )
             })?;
             self.block(block, stream, &mut next)?;
@@ -147,7 +147,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Reads a block, if it is in use or waits. `next` is the address behind the block before.
+    /// Reads a block, if it is in use or waits. `next` is the end address of the previous block.
     fn block(&mut self, value: Value, stream: u64, next: &mut u64) -> Result<(), Exceeded> {
         let values = self.values;
         let fields = self.blocks.of(values, value);
@@ -193,7 +193,7 @@ impl Reader<'_> {
     }
 }
 
-/// A pair of numbers, as the name of a pool is.
+/// Returns a pair of numbers, such as the name of a pool.
 pub(super) fn pair(values: &Values, value: Value) -> Option<(u64, u64)> {
     let mut items = values.items(value).map(|item| values.as_u64(item));
     match (items.next()??, items.next()??, items.next()) {
@@ -203,7 +203,7 @@ pub(super) fn pair(values: &Values, value: Value) -> Option<(u64, u64)> {
 }
 
 impl State {
-    /// The pool of the segment that holds an address.
+    /// Returns the pool of the segment that holds an address.
     pub(super) fn pool(&self, address: u64) -> Option<(u64, u64)> {
         let at = self.segments.partition_point(|segment| segment.address <= address).checked_sub(1)?;
         let segment = &self.segments[at];

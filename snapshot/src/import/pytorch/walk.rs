@@ -13,17 +13,17 @@ use crate::budget::{Budget, Exceeded};
 use crate::import::pickle::{Value, Values};
 use crate::recording::{Event, EventKind, Id, Lane, Recording, StateCheck, cut};
 
-/// An entry of the map of live blocks, with its share of free room.
+/// The bytes of an entry in the map of live blocks, including its share of free space.
 const LIVE_BYTES: usize = 64;
 
-/// The names of unknown actions that are told apart.
+/// How many names of unknown actions are counted separately.
 const MAX_NAMES: usize = 16;
 
 /// A live block.
 #[derive(Clone, Copy, Debug)]
 struct Live {
     bytes: u64,
-    /// The number of the event that allocated it.
+    /// The index of the event that allocated it.
     event: u32,
     /// Whether the program has freed it.
     is_pending: bool,
@@ -44,7 +44,7 @@ pub(super) struct Walk<'a> {
     /// A `free_requested` whose `free_completed` may come next.
     requested: Option<Entry>,
     check: StateCheck,
-    /// The actions that are not known, with the number of their entries.
+    /// The unknown actions, with the number of their entries.
     pub(super) unknown: Vec<(String, u64)>,
     pub(super) out_of_memory: u64,
 }
@@ -129,7 +129,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// A phase in the form of some weeks of 2024: a frame whose function is START or END.
+    /// Reads a phase in the form of some weeks of 2024: a frame whose function is START or END.
     fn user_defined(&mut self, entry: Entry) -> Result<(), Exceeded> {
         let frame = entry.frames.and_then(|frames| self.values.items(frames).next());
         let Some([stage, name]) = frame.and_then(|frame| self.phase.of(self.values, frame)) else {
@@ -155,7 +155,7 @@ impl<'a> Walk<'a> {
         self.place(event, entry.stream, entry.pool)
     }
 
-    /// The texts that an entry has, as one tag.
+    /// Joins the texts of an entry into one tag.
     fn tag(&mut self, texts: [Option<Value>; 3]) -> Result<Option<Id>, Exceeded> {
         // A file may name one long text at each entry.
         let text = |value: Option<Value>| {
@@ -171,7 +171,7 @@ impl<'a> Walk<'a> {
         self.recording.add_tag(&texts.join(" | "), self.budget).map(Some)
     }
 
-    /// Adds an event, after the phases that came before it.
+    /// Adds an event, after the phases before it.
     fn place(&mut self, event: Event, stream: u64, pool: Option<(u64, u64)>) -> Result<(), Exceeded> {
         if let Some(time) = event.time() {
             self.phases.until(time, &mut self.recording, self.budget)?;
@@ -227,7 +227,7 @@ impl<'a> Walk<'a> {
         self.check.first.get_or_insert_with(what);
     }
 
-    /// The recording, with the end compared with the state.
+    /// Compares the end with the state, and finishes the recording.
     pub(super) fn finish(mut self) -> Result<Self, Exceeded> {
         if let Some(requested) = self.requested.take() {
             self.event(EventKind::FreeRequested, requested)?;
@@ -239,7 +239,7 @@ impl<'a> Walk<'a> {
         }
         self.check.extra_blocks = self.live.len() as u64;
         if let Some(address) = self.live.keys().next().copied() {
-            self.first(|| format!("the block at {address:#x} is live at the end, and not in the state"));
+            self.first(|| format!("the block at {address:#x} is live at the end, but not in the state"));
         }
         self.live.clear();
         self.recording.check = Some(std::mem::take(&mut self.check));
@@ -252,7 +252,7 @@ impl<'a> Walk<'a> {
         if let Some(live) = live {
             self.recording.set_rounded_bytes(live.event as usize, rounded_bytes, self.budget)?;
         }
-        // Without completions in the trace, a free counts when the program asks for it.
+        // If the trace has no completions, a free counts when the program asks for it.
         if is_pending && live.is_none() && !self.knows_completions {
             return Ok(());
         }
@@ -264,17 +264,17 @@ impl<'a> Walk<'a> {
                     self.check.equal_blocks += 1;
                 } else {
                     self.check.other_phases += 1;
-                    self.first(|| format!("the block at {address:#x} waits for streams only in one of both"));
+                    self.first(|| format!("the block at {address:#x} waits for streams in only one of them"));
                 }
             }
             Some(live) => {
                 self.check.other_sizes += 1;
                 let size = live.bytes;
-                self.first(|| format!("the block at {address:#x} has {size} bytes, in the state {bytes}"));
+                self.first(|| format!("the block at {address:#x} has {size} bytes, {bytes} in the state"));
             }
             None => {
                 self.check.missing_blocks += 1;
-                self.first(|| format!("the block at {address:#x} is in the state, and not live at the end"));
+                self.first(|| format!("the block at {address:#x} is in the state, but not live at the end"));
             }
         }
         Ok(())

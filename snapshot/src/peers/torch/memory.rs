@@ -1,4 +1,4 @@
-//! The driver's memory, as PyTorch takes it.
+//! Takes memory from the driver as PyTorch does.
 
 use millpond_core::driver::{AccessFlags, PhysicalHandle, PhysicalProps};
 use millpond_core::{DevicePtr, Driver, DriverError};
@@ -6,7 +6,7 @@ use rustc_hash::FxHashMap;
 
 use super::model::Memory;
 
-/// What was taken from the driver. Sizes in bytes.
+/// The memory that was taken from the driver. Sizes are in bytes.
 #[derive(Debug, Default)]
 pub(super) struct Taken {
     segments: FxHashMap<u64, u64>,
@@ -14,13 +14,13 @@ pub(super) struct Taken {
     pages: FxHashMap<u64, (PhysicalHandle, u64)>,
 }
 
-/// The driver for the length of one call.
+/// The driver, for the duration of one call.
 pub(super) struct DriverMemory<'a> {
     pub(super) driver: &'a dyn Driver,
     pub(super) taken: &'a mut Taken,
-    /// Waits for the blocks that are held.
+    /// Waits for the held blocks.
     pub(super) wait: &'a mut dyn FnMut() -> Vec<u64>,
-    /// The first error that does not say that memory is out.
+    /// The first error other than out of memory.
     pub(super) error: Option<DriverError>,
 }
 
@@ -35,7 +35,7 @@ impl DriverMemory<'_> {
             .ok()
     }
 
-    /// Makes one page and puts it behind an address.
+    /// Creates one page and maps it at an address.
     fn map_page(&mut self, address: u64, page: u64) -> Option<()> {
         let handle = self.note(self.driver.mem_create(page, PhysicalProps::default()))?;
         // SAFETY: the range is reserved, and has no memory; the handle is new and of this size.
@@ -52,7 +52,7 @@ impl DriverMemory<'_> {
 
     fn unmap_page(&mut self, address: u64) {
         let Some((handle, page)) = self.taken.pages.remove(&address) else { return };
-        // SAFETY: the mapping is ours, no block is in it, and the device was waited for.
+        // SAFETY: the mapping is ours, no block is in it, and the device has finished its work.
         let unmapped = unsafe { self.driver.mem_unmap(DevicePtr::new(address), page) };
         // SAFETY: the handle is ours, and is not used again.
         let released = unsafe { self.driver.mem_release(handle) };

@@ -34,12 +34,12 @@ fn build(settings: &Settings, limit: Option<ByteSize>, driver: &DriverHandle) ->
     Ok(Peer::erased(driver, settings.to_string(), Allocator::new(settings)))
 }
 
-/// The allocator, what it took from the driver, and the blocks that wait for other streams.
+/// The allocator, its memory from the driver, and the blocks that wait for other streams.
 #[derive(Debug)]
 struct Allocator {
     torch: Torch,
     taken: Taken,
-    /// A block that was freed on another stream than its own, with the event behind its last use.
+    /// Blocks that were freed on another stream, each with the event after its last use.
     held: VecDeque<(u64, u64, Event)>,
     events: Vec<Event>,
 }
@@ -54,7 +54,7 @@ impl Allocator {
         }
     }
 
-    /// Completes the blocks whose streams have passed; those of a stream in order.
+    /// Completes the blocks whose streams have passed their events; the blocks of a stream in order.
     fn process_events(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         let mut waiting: Vec<u64> = Vec::new();
         for _ in 0..self.held.len() {
@@ -70,7 +70,7 @@ impl Allocator {
         Ok(())
     }
 
-    /// Does something with the memory of the driver.
+    /// Runs an action with the driver's memory.
     fn with_memory<T>(
         &mut self,
         driver: &dyn Driver,
@@ -117,7 +117,7 @@ impl Model for Allocator {
             self.torch.free(address);
             return Ok(());
         }
-        // Used by another stream, as `record_stream` says.
+        // Another stream used the block, as `record_stream` tells PyTorch.
         let event = match self.events.pop() {
             Some(event) => event,
             None => driver.event_create(EventFlags::default())?,

@@ -9,34 +9,34 @@ use crate::recording::Recording;
 
 const MIB: u64 = 1 << 20;
 
-/// The number of ranges of sizes with divisions of their own: below 2 MiB, below 4 MiB, …, from 32 GiB.
+/// The number of size ranges with their own divisions: below 2 MiB, below 4 MiB, …, from 32 GiB.
 const INTERVALS: usize = 16;
 
-/// PyTorch takes a `max_split_size` above this one only, in bytes.
+/// PyTorch accepts only a larger `max_split_size` than this, in bytes.
 const LEAST_SPLIT: u64 = 20 * MIB;
 
 /// The most divisions between two powers of two.
 const MOST_DIVISIONS: u64 = 64;
 
-/// What `PYTORCH_CUDA_ALLOC_CONF` says, and the limit of the process. Sizes in bytes.
+/// The settings of `PYTORCH_CUDA_ALLOC_CONF`, and the limit of the process. Sizes are in bytes.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Settings {
     /// Blocks of this size and larger are not split; `u64::MAX` for no such size.
     pub(crate) max_split: u64,
-    /// How much larger than the request a block that is not split may be.
+    /// How much larger than the request an unsplit block may be.
     pub(crate) max_non_split_rounding: u64,
-    /// The divisions between two powers of two that sizes are rounded up to, by the request's range of
-    /// sizes; 0 and 1 for multiples of 512.
+    /// The number of steps between two powers of two to which sizes are rounded up, by the request's size
+    /// range; 0 and 1 mean multiples of 512.
     pub(crate) divisions: [u64; INTERVALS],
-    /// The share of the limit from which on unused segments are given back; 0 for never.
+    /// The share of the limit from which unused segments are given back; 0 for never.
     pub(crate) garbage_collection: f64,
     /// Whether segments grow.
     pub(crate) is_expandable: bool,
-    /// The segment that a request between 1 MiB and half of this gets.
+    /// The segment for a request between 1 MiB and half of this.
     pub(crate) large_segment: u64,
-    /// What all segments together may take; `u64::MAX` without a limit.
+    /// The most bytes of all segments together; `u64::MAX` for no limit.
     pub(crate) limit: u64,
-    /// The largest rest of a large block that stays with the block.
+    /// The largest rest of a large block that is not split off.
     pub(crate) unsplit: u64,
 }
 
@@ -56,7 +56,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// The parameters of the layer `torch`, as PyTorch names its settings.
+    /// The parameters of the layer `torch`, named like PyTorch's settings.
     pub(crate) const PARAMS: &[(&'static str, &'static str)] = &[
         ("max_split_size_mb", "blocks from this many MiB on are not split (default: all are)"),
         ("max_non_split_rounding_mb", "how many MiB such a block may exceed a request (default 20)"),
@@ -67,14 +67,14 @@ impl Settings {
         ),
         (
             "garbage_collection_threshold",
-            "the share of `limit` from which unused segments go (default: never)",
+            "the share of `limit` from which unused segments are freed (default: never)",
         ),
         ("expandable_segments", "True: segments grow (default False)"),
         ("large_segment_size_mb", "the segment of requests from 1 MiB up to half of it (default 20)"),
-        ("limit", "the most bytes of all segments, as set_per_process_memory_fraction says (default: none)"),
+        ("limit", "the most bytes of all segments, like set_per_process_memory_fraction (default: none)"),
     ];
 
-    /// Reads the parameters of the layer; the limit may be a share of what a device has free.
+    /// Reads the parameters of the layer; the limit may be a share of the device's free memory.
     pub(crate) fn read(params: &Params<'_>) -> Result<(Self, Option<ByteSize>)> {
         let mut settings = Self::default();
         for (name, _) in Self::PARAMS.iter().filter(|(name, _)| *name != "limit") {
@@ -100,7 +100,7 @@ impl Settings {
         Ok((settings, limit))
     }
 
-    /// The settings that a recording of PyTorch names; those that it does not name are PyTorch's own.
+    /// Returns the settings in a recording of PyTorch; missing settings have PyTorch's defaults.
     ///
     /// # Errors
     /// A sentence about a value that cannot be read.
@@ -113,7 +113,7 @@ impl Settings {
                     settings.max_split = u64::try_from(number()?).unwrap_or(u64::MAX);
                     if settings.max_split <= LEAST_SPLIT {
                         return Err(format!(
-                            "`{name}` is {value} bytes, and PyTorch takes more than 20 MiB only; correct it"
+                            "`{name}` is {value} bytes, but PyTorch accepts only more than 20 MiB; correct it"
                         ));
                     }
                 }
@@ -126,7 +126,7 @@ impl Settings {
         Ok(settings)
     }
 
-    /// The table that a snapshot holds: `1:0,2:4,…`, a size in MiB with its divisions.
+    /// Reads the table of a snapshot: `1:0,2:4,…`, a size in MiB with its divisions.
     fn set_table(&mut self, text: &str) -> std::result::Result<(), String> {
         for pair in text.split(',').filter(|pair| !pair.is_empty()) {
             let wrong = || format!("`roundup_power2_divisions` has `{pair}`");
@@ -142,28 +142,28 @@ impl Settings {
         Ok(())
     }
 
-    /// Sets what PyTorch's variable names.
+    /// Sets a setting of PyTorch's variable.
     pub(crate) fn set(&mut self, name: &str, text: &str) -> std::result::Result<(), String> {
-        let number = || text.parse::<u64>().map_err(|_| "it is a whole number".to_owned());
-        let mib = || number()?.checked_mul(MIB).ok_or_else(|| "no device has as much".to_owned());
+        let number = || text.parse::<u64>().map_err(|_| "it must be a whole number".to_owned());
+        let mib = || number()?.checked_mul(MIB).ok_or_else(|| "no device has that much".to_owned());
         match name {
             "max_split_size_mb" => {
                 self.max_split = mib()?;
                 if self.max_split <= LEAST_SPLIT {
-                    return Err("PyTorch takes more than 20 only".to_owned());
+                    return Err("PyTorch accepts only more than 20".to_owned());
                 }
             }
             "max_non_split_rounding_mb" => self.max_non_split_rounding = mib()?,
             "large_segment_size_mb" => {
                 self.large_segment = mib()?;
                 if self.large_segment < 4 * MIB {
-                    return Err("it is 4 at least".to_owned());
+                    return Err("it must be at least 4".to_owned());
                 }
             }
             "garbage_collection_threshold" => {
-                let share: f64 = text.parse().map_err(|_| "it is a share of 1".to_owned())?;
+                let share: f64 = text.parse().map_err(|_| "it must be a share of 1".to_owned())?;
                 if !(0.0..1.0).contains(&share) {
-                    return Err("it is a share between 0 and 1".to_owned());
+                    return Err("it must be a share between 0 and 1".to_owned());
                 }
                 self.garbage_collection = share;
             }
@@ -171,7 +171,7 @@ impl Settings {
                 self.is_expandable = match text {
                     "True" => true,
                     "False" => false,
-                    _ => return Err("it is True or False".to_owned()),
+                    _ => return Err("it must be True or False".to_owned()),
                 }
             }
             _ => self.set_divisions(text)?,
@@ -179,7 +179,7 @@ impl Settings {
         Ok(())
     }
 
-    /// Reads `4` for all sizes, or `[256:1,512:2,>:8]`: up to 256 MiB 1, …, beyond the last 8.
+    /// Reads `4` for all sizes, or `[256:1,512:2,>:8]`: 1 up to 256 MiB, …, 8 above the last size.
     fn set_divisions(&mut self, text: &str) -> std::result::Result<(), String> {
         let wrong = || {
             format!(
@@ -213,7 +213,7 @@ impl Settings {
         Ok(())
     }
 
-    /// The bytes that are set aside for a request.
+    /// Returns the rounded size of a request.
     pub(crate) fn rounded(&self, bytes: u64) -> u64 {
         let bytes = bytes.max(1);
         let interval = bytes.ilog2().saturating_sub(20).min(INTERVALS as u32 - 1);
@@ -231,7 +231,7 @@ impl Settings {
         bytes.checked_next_multiple_of(512).unwrap_or(u64::MAX)
     }
 
-    /// The segment that is taken for a rounded request.
+    /// Returns the size of the segment for a rounded request.
     pub(crate) fn segment(&self, rounded: u64) -> u64 {
         match rounded {
             ..=MIB => 2 * MIB,
@@ -245,7 +245,7 @@ fn are_divisions(number: u64) -> bool {
     number.is_power_of_two() && number <= MOST_DIVISIONS
 }
 
-/// Prints the parameters of the layer that differ from PyTorch's own.
+/// Prints the parameters of the layer that differ from PyTorch's defaults.
 impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let usual = Self::default();

@@ -1,4 +1,4 @@
-//! Segments that grow: reserved addresses, behind whose start memory is put page by page.
+//! Segments that grow: reserved addresses that get memory from their start, page by page.
 
 use super::{Block, Memory, NONE, State, Torch, plain};
 
@@ -25,7 +25,7 @@ impl Torch {
         Some(block)
     }
 
-    /// The lowest block, free or without memory, from which on there is room for a request.
+    /// Returns the lowest block, free or without memory, from which there is room for a request.
     fn find_room(&mut self, memory: &mut impl Memory, pool: u32, stream: u64, bytes: u64) -> Option<u32> {
         let is_usable = |this: &Self, at: u32| at != NONE && this.blocks[at as usize].state == State::Free;
         let range = (stream, 0, 0)..=(stream, u64::MAX, NONE);
@@ -48,8 +48,7 @@ impl Torch {
         (room >= bytes).then_some(at)
     }
 
-    /// Puts memory behind the start of a range that has none, and returns the free block that it becomes part
-    /// of.
+    /// Adds memory at the start of a range without memory, and returns the free block that it joins.
     fn map(&mut self, memory: &mut impl Memory, at: u32, bytes: u64) -> Option<u32> {
         let range = self.blocks[at as usize];
         let page = self.pools[range.pool as usize].page(&self.settings);
@@ -73,7 +72,7 @@ impl Torch {
         Some(at)
     }
 
-    /// Takes the whole pages of a free block of a growing segment away.
+    /// Removes the whole pages of a free block from a growing segment.
     pub(super) fn unmap(&mut self, memory: &mut impl Memory, at: u32) {
         let block = self.blocks[at as usize];
         let page = self.pools[block.pool as usize].page(&self.settings);

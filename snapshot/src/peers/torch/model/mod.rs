@@ -1,8 +1,8 @@
-//! The rules of PyTorch's native caching allocator, apart from any driver.
+//! The rules of PyTorch's native caching allocator, without a driver.
 //!
-//! Each pool has small blocks, up to 1 MiB, and large ones, in segments of their own. Free blocks are kept by
-//! stream, size and address, and a request takes the first that is large enough: the best fit. What a block
-//! has beyond the request is split off if it is large enough, and free neighbours of a segment are merged.
+//! Each pool has small blocks, up to 1 MiB, and large blocks, in separate segments. Free blocks are sorted by
+//! stream, size and address, and a request takes the first one that is large enough: the best fit. If the
+//! rest of the block is large enough, it is split off. Free neighbours in a segment are merged.
 
 mod growing;
 
@@ -23,24 +23,24 @@ const SMALLEST: u64 = 512;
 /// No block.
 const NONE: u32 = u32::MAX;
 
-/// PyTorch's pool for everything that is of no private pool.
+/// PyTorch's default pool, for everything outside of private pools.
 pub(crate) const DEFAULT_POOL: (u64, u64) = (0, 0);
 
-/// Where segments come from: a driver, or the segments of a recording. Sizes in bytes.
+/// The source of segments: a driver, or the segments of a recording. Sizes are in bytes.
 pub(crate) trait Memory {
-    /// A segment; `None` if it is refused.
+    /// Returns a segment; `None` if it is refused.
     fn allocate(&mut self, bytes: u64) -> Option<u64>;
-    /// Ends a segment.
+    /// Frees a segment.
     fn free(&mut self, address: u64, bytes: u64);
-    /// Addresses for a segment that grows, and how many bytes.
+    /// Reserves addresses for a growing segment; returns the start and the number of bytes.
     fn reserve(&mut self, page: u64) -> Option<(u64, u64)>;
-    /// Puts memory behind reserved addresses, in pages of `page` bytes; `false` if it is refused.
+    /// Maps memory at reserved addresses, in pages of `page` bytes; `false` if it is refused.
     fn map(&mut self, address: u64, bytes: u64, page: u64) -> bool;
-    /// Takes memory from reserved addresses.
+    /// Unmaps memory from reserved addresses.
     fn unmap(&mut self, address: u64, bytes: u64, page: u64);
-    /// Ends a reservation that has no memory.
+    /// Frees a reservation without memory.
     fn unreserve(&mut self, address: u64, bytes: u64);
-    /// Waits for the blocks that are held; the caller completes those that it returns.
+    /// Waits for the held blocks, and returns blocks for the caller to complete.
     fn wait(&mut self) -> Vec<u64>;
 }
 
@@ -48,11 +48,11 @@ pub(crate) trait Memory {
 enum State {
     Free,
     Used,
-    /// Freed by the program, while another stream uses it.
+    /// The program freed it, but another stream still uses it.
     Held,
 }
 
-/// A block, or a range of a growing segment that has no memory.
+/// A block, or a range of a growing segment without memory.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     address: u64,
@@ -75,7 +75,7 @@ impl Block {
     }
 }
 
-/// The free blocks of small or large requests of one pool.
+/// The free blocks for small or large requests of one pool.
 #[derive(Debug)]
 struct Pool {
     id: (u64, u64),
@@ -84,7 +84,7 @@ struct Pool {
     free: BTreeSet<(u64, u64, u64, u32)>,
     /// Ranges without memory, by stream and address.
     unmapped: BTreeSet<(u64, u64, u32)>,
-    /// How often it was searched, which is the time by which unused segments age.
+    /// The number of searches; unused segments age by it.
     searches: u64,
 }
 
@@ -97,7 +97,7 @@ impl Pool {
 /// A request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
-    /// Its size as requested.
+    /// The requested size.
     pub(crate) bytes: u64,
     pub(crate) stream: u64,
     pub(crate) pool: (u64, u64),
@@ -133,7 +133,7 @@ impl Torch {
         self.reserved
     }
 
-    /// The stream of a live block.
+    /// Returns the stream of a live block.
     pub(crate) fn stream_of(&self, address: u64) -> Option<u64> {
         self.live.get(&address).map(|&at| self.blocks[at as usize].stream)
     }
@@ -164,14 +164,14 @@ impl Torch {
         Some(address)
     }
 
-    /// Whether a request would be served from free blocks.
+    /// Returns whether free blocks would serve a request.
     pub(crate) fn has_free(&mut self, request: Request) -> bool {
         let rounded = self.settings.rounded(request.bytes);
         let pool = self.pool(request.pool, rounded <= SMALL);
         self.find(pool, request.stream, rounded).is_some()
     }
 
-    /// Marks a live block as freed by the program, while other streams use it.
+    /// Marks a live block as freed by the program while other streams still use it.
     pub(crate) fn hold(&mut self, address: u64) {
         if let Some(&at) = self.live.get(&address) {
             self.blocks[at as usize].state = State::Held;
@@ -187,13 +187,13 @@ impl Torch {
         true
     }
 
-    /// Gives back every segment without a block, also of private pools.
+    /// Gives back every segment without blocks, also in private pools.
     pub(crate) fn empty_cache(&mut self, memory: &mut impl Memory) {
         (0..self.pools.len()).for_each(|pool| self.release_pool(memory, pool));
     }
 
-    /// Gives back the segment at this address, or the memory of this range of a growing one, if it is free.
-    /// Returns whether it was.
+    /// Gives back the segment at this address, or the memory of this range of a growing segment, if it is
+    /// free. Returns whether it was free.
     pub(crate) fn release_at(&mut self, memory: &mut impl Memory, address: u64) -> bool {
         let Some(&(_, at)) = self.free_at.range(..=(address, NONE)).next_back() else { return false };
         let block = &self.blocks[at as usize];
@@ -211,8 +211,8 @@ impl Torch {
         true
     }
 
-    /// Adds a segment as it is: its live blocks in the order of addresses, each with its bytes and whether it
-    /// is held. What lies between them is free.
+    /// Adds an existing segment with its live blocks, in the order of addresses; each has its bytes and
+    /// whether it is held. The gaps between them are free.
     pub(crate) fn adopt(
         &mut self,
         range: (u64, u64),
@@ -223,7 +223,7 @@ impl Torch {
     ) {
         let (start, bytes) = range;
         let is_small = match grows_to {
-            // A growing segment does not tell; small blocks alone are in one of small blocks.
+            // A growing segment does not tell. It is one of small blocks if it has only small blocks.
             Some(_) => !live.is_empty() && live.iter().all(|(_, bytes, _)| *bytes <= SMALL),
             None => bytes <= 2 * MIB,
         };
@@ -311,13 +311,13 @@ impl Torch {
         self.free_at.remove(&(block.address, at));
     }
 
-    /// The free block that a request takes.
+    /// Returns the free block that a request takes.
     fn find(&self, pool: u32, stream: u64, bytes: u64) -> Option<u32> {
         let range = (stream, bytes, 0, 0)..=(stream, u64::MAX, u64::MAX, NONE);
         let mut candidates = self.pools[pool as usize].free.range(range).map(|entry| entry.3).peekable();
         let mut found = candidates.next()?;
         if self.blocks[found as usize].growing.is_some() && self.settings.is_expandable {
-            // A block at the end of a growing segment counts with what it can grow by.
+            // A block at the end of a growing segment counts with the room to grow.
             while let Some(&next) = candidates.peek()
                 && self.blocks[found as usize].growing.is_some()
                 && self.room(next) < self.room(found)
@@ -333,7 +333,7 @@ impl Torch {
         (has < bytes.saturating_add(self.settings.max_non_split_rounding)).then_some(found)
     }
 
-    /// A block's bytes with those that its segment can grow by behind it.
+    /// Returns a block's bytes, including the room that its segment can grow by after it.
     fn room(&self, at: u32) -> u64 {
         let block = &self.blocks[at as usize];
         let next = (block.next != NONE).then(|| &self.blocks[block.next as usize]);
@@ -365,7 +365,7 @@ impl Torch {
         }
     }
 
-    /// Merges a neighbour into a block, if it is free, and has memory just as the block.
+    /// Merges a neighbour into a block, if it is free, and both or neither have memory.
     fn merge(&mut self, at: u32, other: u32) {
         if other == NONE {
             return;
@@ -436,7 +436,7 @@ impl Torch {
         }
         let wanted = bytes.max(max_split);
         let free = &self.pools[pool as usize].free;
-        // A part of a growing segment, or of a split one, is no segment to give back.
+        // A part of a segment, growing or split, cannot be given back as a segment.
         let is_whole = |at: u32| {
             let block = &self.blocks[at as usize];
             block.growing.is_none() && !block.is_split()
@@ -459,7 +459,7 @@ impl Torch {
         released >= wanted
     }
 
-    /// Gives back what no block is in.
+    /// Gives back memory without blocks.
     fn release_pool(&mut self, memory: &mut impl Memory, pool: usize) {
         let free: Vec<u32> = self.pools[pool].free.iter().map(|entry| entry.3).collect();
         let (growing, whole): (Vec<u32>, Vec<u32>) =
@@ -472,7 +472,7 @@ impl Torch {
         growing.into_iter().for_each(|block| self.unmap(memory, block));
     }
 
-    /// Gives a segment back; its only block is free.
+    /// Gives back a segment whose only block is free.
     fn release(&mut self, memory: &mut impl Memory, at: u32) {
         let Block { address, bytes, .. } = self.blocks[at as usize];
         self.remove_free(at);
@@ -481,7 +481,7 @@ impl Torch {
         self.unused.push(at);
     }
 
-    /// Gives back segments that are unused for longer than others, until what is taken is below the
+    /// Gives back the segments that are unused for longer than average, until the taken memory is below the
     /// threshold.
     fn collect(&mut self, memory: &mut impl Memory) {
         let threshold = (self.settings.garbage_collection * self.settings.limit as f64) as u64;
@@ -524,7 +524,7 @@ impl Torch {
     }
 }
 
-/// A free block with memory and without neighbours.
+/// Returns a free block with memory and without neighbours.
 fn plain(address: u64, bytes: u64, stream: u64, pool: u32) -> Block {
     Block {
         address,
