@@ -104,10 +104,7 @@ impl<T> RareBlocks<T> {
     pub(crate) fn add_misuses(&self, known: Option<ResourceStatistics>) -> Option<ResourceStatistics> {
         match self.misuses.load(Ordering::Relaxed) {
             0 => known,
-            misuses => {
-                let known = known.unwrap_or_default();
-                Some(ResourceStatistics { misuses: known.misuses + misuses, ..known })
-            }
+            misuses => Some(known.unwrap_or_default().with_more_misuses(misuses)),
         }
     }
 }

@@ -39,6 +39,7 @@ pub fn percent_of_free_device_memory(percent: f64) -> Result<u64> {
 
 /// The destination of a prefetch.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
 pub enum PrefetchTo {
     /// To the device of the driver.
     Device,

@@ -104,6 +104,12 @@ impl ResourceStatistics {
         self.misuses > 0 && *self == Self { misuses: self.misuses, ..Self::default() }
     }
 
+    /// Returns the same statistics with `count` more refused deallocations.
+    #[must_use]
+    pub fn with_more_misuses(self, count: u64) -> Self {
+        Self { misuses: self.misuses + count, ..self }
+    }
+
     /// Returns the sums over two resources side by side. It adds peaks too, although they may come from
     /// different moments. The largest free block is the larger of the two.
     #[must_use]

@@ -206,10 +206,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
         let known = self.upstream.statistics();
         match self.misuses.load(Ordering::Relaxed) {
             0 => known,
-            misuses => {
-                let known = known.unwrap_or_default();
-                Some(ResourceStatistics { misuses: known.misuses + misuses, ..known })
-            }
+            misuses => Some(known.unwrap_or_default().with_more_misuses(misuses)),
         }
     }
 

@@ -33,6 +33,7 @@ const SIM_BIT: u32 = 1 << 31;
 
 /// The device of shared memory, as the sharing process numbers it.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct SourceInfo {
     /// The device. Another process may see it under another ordinal.
     pub device: DeviceId,

@@ -375,6 +375,7 @@ impl MappedMemory {
 
 /// Host memory from `memhostalloc` and `mempin`, mapped into the device's address space or not.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum HostMemory {
     /// Pinned, not mapped.
     Pinned(PinnedMemory),

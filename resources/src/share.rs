@@ -48,6 +48,7 @@ pub struct ExportedBlock {
 
 /// Some bytes of a handle that are a part of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct SharedPart {
     /// All bytes of the handle.
     pub handle_bytes: u64,

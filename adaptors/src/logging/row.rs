@@ -153,6 +153,7 @@ fn text<E: ser::Error>(cell: &[u8]) -> Result<&str, E> {
 
 /// The call that a row records.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
 pub enum Action {
     /// A block was allocated: `allocate`.
     Allocate,

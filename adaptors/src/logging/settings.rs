@@ -13,6 +13,7 @@ const LAYER: &str = "logging";
 
 /// The columns of a log.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
 pub enum Columns {
     /// RMM's six columns: [`HEADER`](super::HEADER).
     #[default]
@@ -23,6 +24,7 @@ pub enum Columns {
 
 /// When rows reach the destination.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
 pub enum Flush {
     /// Each row is written and flushed before the logged call returns. This costs one system call per row,
     /// and the log is complete however the process ends. Rows from inside the program's own writer, and rows

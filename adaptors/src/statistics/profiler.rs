@@ -58,6 +58,7 @@ impl fmt::Debug for ProfilerRecords {
 /// The allocations of one part of a program.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct MemoryRecord {
     /// How often the part ran.
     pub calls: u64,
@@ -69,6 +70,7 @@ pub struct MemoryRecord {
 
 /// The order of a report. The largest value comes first; equal ones are ordered by name.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum ReportOrder {
     /// By peak bytes.
     #[default]

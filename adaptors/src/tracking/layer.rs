@@ -16,6 +16,7 @@ pub struct TrackingLayer {
 
 /// Whether a backtrace is captured for every allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
 pub enum Stacks {
     /// No backtrace.
     #[default]

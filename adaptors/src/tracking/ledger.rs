@@ -15,6 +15,7 @@ use crate::shards::Padded;
 
 /// An allocation that is not freed yet.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Allocation {
     /// The address of the block.
     pub ptr: DevicePtr,

@@ -188,8 +188,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for TrackingResourceAd
     fn statistics(&self) -> Option<ResourceStatistics> {
         let refused = self.tracker.refused.load(Ordering::Relaxed);
         let Some(tally) = &self.tracker.tally else {
-            let known = self.upstream.statistics()?;
-            return Some(ResourceStatistics { misuses: known.misuses + refused, ..known });
+            return self.upstream.statistics().map(|known| known.with_more_misuses(refused));
         };
         Some(tally.statistics(self.upstream.statistics(), refused))
     }

@@ -15,6 +15,7 @@ use crate::{AnyResource, ByteSize, Driver, DriverHandle, Error, Result};
 /// [`ReadLayer`](Self::ReadLayer)). A stack with a wrong value is then refused before any of its layers takes
 /// memory.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub enum LayerKind {
     /// A base: takes its memory from the driver, and comes first. It reads its parameters while it is built.
     Base(fn(&Params<'_>, &DriverHandle) -> Result<AnyResource>),

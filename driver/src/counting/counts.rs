@@ -116,6 +116,7 @@ impl fmt::Display for CallKind {
 /// Counts of the calls of one kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct KindCounts {
     /// The number of calls.
     pub calls: u64,

@@ -9,6 +9,7 @@ pub(super) const DEEPEST_QUEUE: usize = 1024;
 
 /// The order in which pending work of different streams completes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub enum Schedule {
     /// Work takes time. It starts as soon as its stream and its waits allow, and completes when the virtual
     /// clock passes its end. Driver calls advance the clock by their costs; synchronising advances it until

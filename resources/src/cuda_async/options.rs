@@ -10,6 +10,7 @@ use crate::memory_pool::PoolReuse;
 
 /// Whether a pool's memory is made usable by the device's decompression engine.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
 pub enum HwDecompress {
     /// Where the driver knows it (CUDA 12.8), and makes such a pool.
     #[default]

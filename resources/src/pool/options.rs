@@ -48,6 +48,7 @@ pub struct PoolOptions {
 ///
 /// In text: `pages=auto` (the default), `pages=on`, `pages=off`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub enum PagesMode {
     /// If upstream is plain CUDA memory, the driver supports it, and the pool's maximum is large enough.
     #[default]

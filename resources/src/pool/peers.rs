@@ -14,6 +14,7 @@ use millpond_core::{DeviceId, Driver, Error, Result};
 ///
 /// In text: `peers=auto` (the default), `peers=none`, or the numbers of devices, as `peers=0/1`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub enum Peers {
     /// Devices that can access the memory and whose primary context is active when it is mapped. A device
     /// that becomes active later gets access at the pool's next call that needs the driver, or by
@@ -118,6 +119,7 @@ impl fmt::Display for Peers {
 ///
 /// In text: `share=none` (the default), `share=fd`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub enum Share {
     /// Not at all.
     #[default]

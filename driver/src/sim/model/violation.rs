@@ -47,6 +47,7 @@ impl ViolationKind {
 
 /// A rule broken by the program that runs on the simulated device.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Violation {
     /// The broken rule.
     pub kind: ViolationKind,

@@ -24,6 +24,7 @@ use millpond_core::{Error, Result};
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Decay {
     /// Over this time: from a millisecond to a day, rounded down to whole milliseconds.
     Over(Duration),
