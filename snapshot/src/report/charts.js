@@ -1,7 +1,7 @@
-// The charts over the axis: live and reserved bytes, bytes by stack, and replayed stacks.
+// The charts over the axis: live and reserved bytes, live bytes by stack, and replayed stacks.
 "use strict";
 
-/** Live and reserved bytes, of one run or of two. */
+/** The live and reserved bytes of one run, or of two. */
 class Timeline extends Chart {
   constructor(id, view, other) {
     super(id, view);
@@ -39,7 +39,7 @@ class Timeline extends Chart {
     this.marks(context, colours);
   }
 
-  /** Fills below the largest value of each column; between the least and the largest, lighter. */
+  /** Fills each column up to its largest value; the part above its smallest value is lighter. */
   area(context, range, y, colour, opacity) {
     const { width, height } = this.canvas;
     context.fillStyle = colour;
@@ -54,7 +54,7 @@ class Timeline extends Chart {
   }
 }
 
-/** The number of events between two notes of what each stack holds. */
+/** The number of events from one checkpoint to the next. */
 const EVERY = 64;
 
 /** The live bytes of the stacks that hold the most at the peak, stacked. */
@@ -64,7 +64,7 @@ class Holders extends Chart {
     this.checkpoints();
   }
 
-  /** Notes what each stack holds before every 64th event, so that any event is computed from near it. */
+  /** Records the bytes of each stack before every 64th event, so that any event has a checkpoint nearby. */
   checkpoints() {
     const { run } = this.view;
     const count = Math.ceil(run.events / EVERY);
@@ -80,7 +80,7 @@ class Holders extends Chart {
     }
   }
 
-  /** Adds what one event changes; `next` is the first block that has not begun. */
+  /** Applies one event to `sums`; `next` is the first block that is not yet allocated. */
   step(event, next, sums) {
     const { blocks, ending, colour } = this.view.run;
     const ends = ending[event];
@@ -92,7 +92,7 @@ class Holders extends Chart {
     return next;
   }
 
-  /** Computes what each stack holds after an event, into `sums`. */
+  /** Writes the bytes of each stack after an event to `sums`. */
   heldAt(event, sums) {
     const from = Math.floor(event / EVERY);
     for (let rank = 0; rank < COLOURS; rank++) sums[rank] = this.noted.sums[from * COLOURS + rank];
@@ -110,7 +110,7 @@ class Holders extends Chart {
     const styles = Array.from({ length: COLOURS }, (_, rank) => css(paletteOf(run, rank)));
     const sums = new Float64Array(COLOURS);
     for (let at = 0; at < width; at++) {
-      // What each stack holds at the fullest event of the column.
+      // The bytes of each stack at the column's event with the most live memory.
       this.heldAt(run.livePyramid.fullest(edges[at], edges[at + 1]), sums);
       let below = height;
       for (let rank = 0; rank <= run.holders.length; rank++) {
@@ -131,7 +131,7 @@ class Holders extends Chart {
       return [css(paletteOf(run, rank)), run.stackName(stack), run.stackText(stack)];
     });
     if (run.colour.includes(run.holders.length)) {
-      entries.push([css(PALETTE.at(-1)), "all others", "the stacks that hold less at the peak"]);
+      entries.push([css(PALETTE.at(-1)), "all others", "stacks that hold less at the peak"]);
     }
     legend("holders-legend", entries);
   }
@@ -145,7 +145,7 @@ class Curves extends Chart {
     const { width, height } = this.canvas;
     const { run } = this.view;
     const curves = run.curveColumns;
-    // A curve has a point for each equal part of the events.
+    // The events are divided into equal parts; a curve has one point for each.
     const points = (curve, edge) => {
       return Math.min(Math.floor((edge / run.events) * curve.length), curve.length - 1);
     };

@@ -1,7 +1,7 @@
-// The flame graph of an instant: which stacks hold how much of what is live.
+// The flame graph of one event: how much live memory each stack holds.
 "use strict";
 
-/** The frames below which nothing is drawn: narrower than this share, or deeper. */
+/** Frames narrower than this share of the graph, or deeper than this, are not drawn. */
 const NARROW = 0.002;
 const DEEP = 200;
 
@@ -12,7 +12,7 @@ class Flame {
     this.title = document.getElementById("flame-title");
   }
 
-  /** Shows what is live after an event. */
+  /** Shows the live memory after an event. */
   show(event) {
     this.event = event;
     const root = { name: "all", bytes: 0, blocks: 0, children: new Map() };
@@ -33,11 +33,11 @@ class Flame {
         node = child;
       }
     }
-    this.title.textContent = `Stacks of event ${event + 1}: ${inBytes(root.bytes)} in ${numberOf(root.blocks, "block")}`;
+    this.title.textContent = `Stacks at event ${event + 1}: ${inBytes(root.bytes)} in ${numberOf(root.blocks, "block")}`;
     this.draw([root]);
   }
 
-  /** Draws from a node on; `path` leads to it from the root. */
+  /** Draws a node and its descendants; `path` leads to the node from the root. */
   draw(path) {
     const boxes = [];
     const add = (node, left, width, depth, onPath) => {
@@ -72,7 +72,7 @@ class Flame {
   }
 }
 
-/** A colour that depends on the name alone. */
+/** Returns a colour that depends only on the name. */
 function tint(name) {
   let hash = 7;
   for (let at = 0; at < name.length; at++) hash = (hash * 31 + name.charCodeAt(at)) >>> 0;

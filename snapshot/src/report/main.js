@@ -1,4 +1,4 @@
-// Builds the page from what the file carries.
+// Builds the page from the data in this file.
 "use strict";
 
 const json = (id) => JSON.parse(document.getElementById(id).textContent);
@@ -23,8 +23,8 @@ async function main() {
   const names = [[theme().live, "live"], [theme().reserved, "reserved"]];
   legend("timeline-legend", [
     ...names.slice(0, run.reserved ? 2 : 1),
-    ...(other ? [[theme().other, `live in ${other.file}, over the same share of its events`]] : []),
-    ...(run.failures.length ? [[theme().bad, "a request failed"]] : []),
+    ...(other ? [[theme().other, `live in ${other.file}, stretched to this axis`]] : []),
+    ...(run.failures.length ? [[theme().bad, "failed request"]] : []),
   ]);
   new Holders("holders", view).legend();
   if (part("map-section", run.blocks.y)) {
@@ -47,7 +47,7 @@ async function main() {
   document.body.dataset.ready = "true";
 }
 
-/** Whether a part of the page has data; otherwise it is hidden. */
+/** Hides a part of the page that has no data; returns whether it has data. */
 function part(id, isThere) {
   document.getElementById(id).hidden = !isThere;
   return Boolean(isThere);
@@ -68,14 +68,14 @@ function head({ explanation }, other) {
 
 function plan(run, view, { height, bound, is_optimal }) {
   const colour = new Uint8Array(run.planned.count);
-  // Colours only tell neighbours apart here.
+  // Here, colours only distinguish neighbouring blocks.
   for (let at = 0; at < colour.length; at++) colour[at] = at % (PALETTE.length - 1);
   const colourOf = (rank) => PALETTE[rank];
   new AddressMap("plan", view, { spans: run.planned, height: height * 1.02, colour, colourOf, bound });
-  const proof = is_optimal ? "no placement takes less" : "less is not excluded";
+  const proof = is_optimal ? "No placement needs less" : "A smaller placement may exist";
   document.getElementById("plan-text").textContent =
-    `All blocks at planned offsets: ${inBytes(height)}; the line is the least that any allocator needs, ` +
-    `${inBytes(bound)}; ${proof}.`;
+    `The plan places all blocks in ${inBytes(height)}. ${proof}. The line is the least memory that any ` +
+    `allocator needs: ${inBytes(bound)}.`;
 }
 
 function controls(view) {

@@ -1,7 +1,7 @@
-// Rectangles over the axis and over addresses: blocks as they lay, or as a plan places them.
+// Draws blocks as rectangles over events and addresses: as they were, or as a plan places them.
 "use strict";
 
-/** Adds the rectangles of `spans` to the cells of a raster; a cell knows how much of it is covered. */
+/** Cells that rectangles are added to; each cell knows how much of it is covered. */
 class Raster {
   constructor(width, height) {
     this.width = width;
@@ -11,7 +11,7 @@ class Raster {
     this.colour = new Uint8Array(width * height);
   }
 
-  /** Adds one rectangle, in cells. */
+  /** Adds one rectangle; its sides are in cells. */
   add(left, right, top, bottom, colour) {
     const { width, height } = this;
     left = Math.max(left, 0);
@@ -42,7 +42,7 @@ class Raster {
       const covered = this.covered[cell];
       if (covered <= 0) continue;
       const rgb = colourOf(this.colour[cell]);
-      // A cell that is covered in part stays visible.
+      // The root keeps a partly covered cell visible.
       const share = Math.sqrt(Math.min(covered, 1));
       const before = (data[at + 3] / 255) * (1 - share);
       const whole = share + before;
@@ -54,7 +54,7 @@ class Raster {
   }
 }
 
-/** A map of blocks. While the view moves, earlier pictures are shifted; when it rests, it is drawn anew. */
+/** A map of blocks. While the view moves, it shifts earlier pictures; when the view rests, it draws again. */
 class AddressMap extends Chart {
   constructor(id, view, { spans, segments, height, colour, colourOf, bound }) {
     super(id, view);
@@ -87,7 +87,7 @@ class AddressMap extends Chart {
     this.high = this.low + width;
   }
 
-  /** Draws every rectangle of the view, those below a pixel added up, to a canvas of its own. */
+  /** Draws every visible rectangle to a new canvas; rectangles smaller than a pixel add up. */
   exact() {
     const { width, height } = this.canvas;
     const canvas = new OffscreenCanvas(width, height);
@@ -114,7 +114,7 @@ class AddressMap extends Chart {
     return { canvas, axis, from: this.view.from, to: this.view.to, low: this.low, high: this.high };
   }
 
-  /** A block that was never freed reaches the end of the axis. */
+  /** Returns the position of a block's end; a block that was never freed reaches the end of the axis. */
   endOf(event) {
     return event >= this.view.run.events ? this.view.end : this.view.position(event);
   }
@@ -129,7 +129,7 @@ class AddressMap extends Chart {
       if (isWhole) this.overview = this.picture;
       else if (this.overview?.axis !== this.view.axis) this.overview = undefined;
     }
-    // A canvas without a GPU takes long over pixels in between, which a moving picture does not need.
+    // Smoothing is slow without a GPU, and a moving picture does not need it.
     context.imageSmoothingEnabled = isSettled;
     for (const picture of new Set([this.overview, this.picture])) {
       if (picture?.axis === this.view.axis) this.shift(context, picture);
@@ -143,7 +143,7 @@ class AddressMap extends Chart {
     this.marks(context, colours);
   }
 
-  /** Draws an earlier picture where it lies now. */
+  /** Draws an earlier picture at its place in the present view. */
   shift(context, picture) {
     const left = this.x(picture.from), right = this.x(picture.to);
     const top = this.y(picture.high), bottom = this.y(picture.low);
@@ -169,7 +169,7 @@ class AddressMap extends Chart {
   }
 }
 
-/** Counts of blocks by size and lifetime, each step a power of two. */
+/** The number of blocks by size and lifetime, in powers of two. */
 class Sizes extends Chart {
   constructor(id, view) {
     super(id, view);
@@ -224,9 +224,9 @@ class Sizes extends Chart {
     const x = Math.floor(((pointer.clientX - box.left) * this.scale - margin) / wide);
     const y = rows - 1 - Math.floor(((pointer.clientY - box.top) * this.scale) / tall) + this.shortest;
     const bin = this.bins.get(y * 64 + x);
-    if (!bin || x < 0) return say("no block of this size and lifetime");
-    const kept = bin.kept ? `, ${bin.kept} of them never freed` : "";
+    if (!bin || x < 0) return say("no blocks of this size and lifetime");
+    const kept = bin.kept ? `, ${bin.kept} never freed` : "";
     say(`${numberOf(bin.count, "block")} of ${inBytes(2 ** y)} to ${inBytes(2 ** (y + 1))} that lived ` +
-      `${2 ** x} to ${2 ** (x + 1)} events: ${inBytes(bin.bytes)} in all${kept}`);
+      `${2 ** x} to ${2 ** (x + 1)} events: ${inBytes(bin.bytes)} in total${kept}`);
   }
 }

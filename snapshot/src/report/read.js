@@ -1,7 +1,7 @@
-// Reads what the file carries: packed columns of each run, and the texts beside them.
+// Reads the data in this file: the packed columns of each run, and its texts.
 "use strict";
 
-/** The bytes of a text of base64. */
+/** Decodes base64. */
 function bytesOf(text) {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
   const binary = atob(text);
@@ -10,13 +10,13 @@ function bytesOf(text) {
   return bytes;
 }
 
-/** The unpacked columns as one buffer. */
+/** Unpacks the columns to one buffer. */
 async function unpack(text) {
   const packed = new Blob([bytesOf(text.trim())]).stream();
   return new Response(packed.pipeThrough(new DecompressionStream("deflate"))).arrayBuffer();
 }
 
-/** The columns of the layout, as typed arrays over the buffer, by name. */
+/** Returns the columns of the layout by name, as typed arrays over the buffer. */
 function columnsOf(layout, buffer) {
   const columns = {};
   for (const { name, type, offset, length } of layout) {
@@ -31,7 +31,7 @@ function summed(column) {
   return column;
 }
 
-/** The smallest and the largest value of groups of 8, 64, 512, … events, to draw any range quickly. */
+/** The smallest and largest values of groups of 8, 64, 512, … events; any range is drawn quickly. */
 class Pyramid {
   constructor(values) {
     this.levels = [{ least: values, most: values }];
@@ -49,7 +49,7 @@ class Pyramid {
     }
   }
 
-  /** Calls `visit` with each group of those that make up the events from `from` up to `to`, without it. */
+  /** Calls `visit` with each group that makes up the events from `from` up to, but not including, `to`. */
   groups(from, to, visit) {
     for (let level = 0; from < to; level++) {
       const isTop = level + 1 === this.levels.length;
@@ -60,7 +60,7 @@ class Pyramid {
     }
   }
 
-  /** The smallest and the largest value of these events. */
+  /** Returns the smallest and the largest value of these events. */
   range(from, to) {
     let low = Infinity, high = -Infinity;
     this.groups(from, to, (level, at) => {
@@ -71,7 +71,7 @@ class Pyramid {
     return [low, high];
   }
 
-  /** An event with the largest value of these events; `from` if there are none. */
+  /** Returns an event with the largest value; `from` if the range is empty. */
   fullest(from, to) {
     let high = -Infinity, best = from, level = 0;
     this.groups(from, to, (of, at) => {
@@ -88,7 +88,7 @@ class Pyramid {
   }
 }
 
-/** Rectangles in the order of their first events: those that meet a range of events are found quickly. */
+/** Rectangles sorted by their first events; finds those in a range of events quickly. */
 class Spans {
   constructor(start, life, bytes, y) {
     this.start = start;
@@ -104,7 +104,7 @@ class Spans {
     }
   }
 
-  /** Calls `visit` with the number of each rectangle that meets the events from `from` to `to`. */
+  /** Calls `visit` with the index of each rectangle that overlaps the events from `from` to `to`. */
   each(from, to, visit) {
     let at = 0;
     while (at < this.count && this.start[at] <= to) {
@@ -117,7 +117,7 @@ class Spans {
     }
   }
 
-  /** The sum of the bytes after each event. */
+  /** Returns the sum of the bytes after each event. */
   sums(events) {
     const sums = new Float64Array(events);
     for (let at = 0; at < this.count; at++) {
@@ -128,7 +128,7 @@ class Spans {
   }
 }
 
-/** The number of colours for stacks; those that hold less at the peak share the last one. */
+/** The number of colours for stacks; stacks that hold less at the peak share the last colour. */
 const COLOURS = 12;
 
 /** One recording. */
@@ -165,7 +165,7 @@ class Run {
     const colour = new Uint8Array(this.stacks.length).fill(this.holders.length);
     this.holders.forEach((stack, at) => { colour[stack] = at; });
     this.colour = new Uint8Array(this.blocks.count);
-    // The block that ends with an event, counted from 1; at most one does.
+    // The block that ends at an event, counted from 1; at most one block does.
     this.ending = new Uint32Array(this.events);
     for (let at = 0; at < this.blocks.count; at++) {
       this.colour[at] = colour[this.stack[at]];
@@ -173,7 +173,7 @@ class Run {
     }
   }
 
-  /** The bytes and the number of blocks of each stack after an event. */
+  /** Returns the bytes and the number of blocks of each stack after an event. */
   held(event) {
     const held = new Map();
     this.blocks.each(event, event, (at) => {
@@ -186,13 +186,13 @@ class Run {
     return held;
   }
 
-  /** The name of a stack: its innermost frame, or its number. */
+  /** Returns the name of a stack: its innermost frame, or `(no stack)`. */
   stackName(stack) {
     const frames = this.stacks[stack];
     return frames && frames.length ? this.frames[frames.at(-1)] : "(no stack)";
   }
 
-  /** The frames of a stack as one text, to compare stacks of two runs. */
+  /** Returns the frames of a stack as one text, to compare stacks of two runs. */
   stackText(stack) {
     return this.stacks[stack].map((frame) => this.frames[frame]).join("\n");
   }

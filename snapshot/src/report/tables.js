@@ -1,7 +1,7 @@
-// The ledger, what is wrong, and two runs beside each other, as text.
+// The parts that are text: the diagnoses, the ledger, and the comparison of two runs.
 "use strict";
 
-/** An element with a text in it; texts of the file are never markup. */
+/** Adds an element with a text; texts of the file are never markup. */
 function element(name, text, parent) {
   const made = document.createElement(name);
   if (text !== undefined) made.textContent = text;
@@ -19,10 +19,10 @@ function table(parent, head, rows) {
   for (const row of rows) line(row, "td");
 }
 
-/** The diagnoses, each with its evidence and the lines that help. */
+/** Shows the diagnoses, each with its evidence and its remedies. */
 function findings(explanation) {
   const section = document.getElementById("findings");
-  if (!explanation.diagnoses.length) element("p", "Nothing is wrong that the recording shows.", section);
+  if (!explanation.diagnoses.length) element("p", "The recording shows no problem.", section);
   for (const { code, what, evidence, fixes } of explanation.diagnoses) {
     const finding = element("div", undefined, section);
     finding.className = "finding";
@@ -32,18 +32,19 @@ function findings(explanation) {
   }
 }
 
-/** Where the memory was, at each moment that is explained. */
+/** Shows where the memory is at each explained moment. */
 function ledger(explanation, parent) {
   element("h2", "Ledger", parent);
-  const names = { peak: "at the peak", failure: "at a failed request", end: "at the end" };
+  const names = { peak: "at the peak", failure: "at the failed request", end: "at the end" };
   const moments = explanation.moments;
   const head = ["", ...moments.map(({ occasion, event }) => `${names[occasion]}, event ${event + 1}`)];
   const rows = [
-    ["wanted", "wanted_bytes"], ["reserved", "reserved_bytes"], ["active", "active_bytes"],
+    ["wanted by the failed request", "wanted_bytes"],
+    ["reserved", "reserved_bytes"], ["active", "active_bytes"],
     ["wholly free", "wholly_free_bytes"], ["pinned by live blocks", "pinned_bytes"],
-    ["rounding, of what is active", "rounding_bytes"], ["held for streams", "held_bytes"],
+    ["rounding, part of active", "rounding_bytes"], ["held for streams, part of active", "held_bytes"],
     ["largest free piece", "largest_free_bytes"], ["free on the device", "device_free_bytes"],
-    ["outside of the allocator", "outside_bytes"],
+    ["used outside of the allocator", "outside_bytes"],
   ];
   const isKnown = ([, key]) => moments.some((moment) => moment[key] !== null && moment[key] !== undefined);
   const cell = (value) => (value === null || value === undefined ? "–" : inBytes(value));
@@ -59,7 +60,7 @@ function ledger(explanation, parent) {
   for (const { text } of explanation.not_known) element("p", `Not known: ${text}`, parent).className = "hint";
 }
 
-/** Two runs: their sums, and the stacks whose bytes at the peak differ the most. */
+/** Compares two runs: their sums, and the stacks whose bytes at the peak differ most. */
 function comparison(run, other, parent) {
   element("h2", "Two runs", parent);
   const most = (values) => (values ? values.reduce((high, value) => Math.max(high, value), 0) : undefined);
@@ -68,8 +69,8 @@ function comparison(run, other, parent) {
   const shown = (bytes) => (bytes === undefined ? "–" : inBytes(bytes));
   const row = (name, a, b) => [name, shown(a), shown(b), difference(a, b)];
   table(parent, ["", run.file, other.file, "difference"], [
-    row("most live", run.live[run.peak], other.live[other.peak]),
-    row("most reserved", most(run.reserved), most(other.reserved)),
+    row("peak live", run.live[run.peak], other.live[other.peak]),
+    row("peak reserved", most(run.reserved), most(other.reserved)),
     row("live at the end", run.live[run.events - 1] ?? 0, other.live[other.events - 1] ?? 0),
   ]);
   const held = (of) => {

@@ -1,7 +1,7 @@
-// The range of the axis that all charts share, and what they draw with.
+// The range of the axis that all charts share, and their drawing helpers.
 "use strict";
 
-/** Bytes as people read them. */
+/** Returns bytes as text, in a fitting unit. */
 function inBytes(bytes) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let unit = 0, value = bytes;
@@ -12,12 +12,12 @@ function inBytes(bytes) {
   return `${unit ? value.toFixed(value < 10 ? 2 : 1) : value} ${units[unit]}`;
 }
 
-/** A number of things as people read it: 1 block, 2 blocks. */
+/** Returns a count and its noun: 1 block, 2 blocks. */
 function numberOf(count, noun) {
   return `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 }
 
-/** Nanoseconds as people read them. */
+/** Returns nanoseconds as text, in a fitting unit. */
 function inTime(ns) {
   const units = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
   const [size, unit] = units.find(([size]) => Math.abs(ns) >= size) ?? [1, "ns"];
@@ -34,7 +34,7 @@ class View {
   }
 
   setAxis(axis) {
-    // What was in the middle stays visible.
+    // The same events stay visible.
     const was = this.axis && [this.eventAt(this.from), this.eventAt(this.to)];
     const wasWhole = !this.axis || (this.from <= 0 && this.to >= this.end);
     this.axis = axis;
@@ -43,13 +43,13 @@ class View {
     else this.show(this.position(was[0]), this.position(was[1]));
   }
 
-  /** Where an event is on the axis. */
+  /** Returns the position of an event on the axis. */
   position(event) {
     if (this.axis === "events") return event;
     return this.run.time[Math.min(event, this.run.events - 1)];
   }
 
-  /** The last event at or before a position of the axis. */
+  /** Returns the last event at or before a position on the axis. */
   eventAt(position) {
     const last = this.run.events - 1;
     if (this.axis === "events") return Math.max(0, Math.min(last, Math.floor(position)));
@@ -62,7 +62,7 @@ class View {
     return low;
   }
 
-  /** The first event of each of `columns` columns, and one more. */
+  /** Returns the events at the edges of `columns` equal columns. */
   edges(columns) {
     const edges = new Uint32Array(columns + 1);
     const step = (this.to - this.from) / columns;
@@ -75,7 +75,7 @@ class View {
     return this.run.clock === "steps" ? `step ${Math.round(position)}` : inTime(position);
   }
 
-  /** Shows a range, within the axis. */
+  /** Shows a range, cut to the axis. */
   show(from, to) {
     const least = Math.min(this.axis === "events" ? 8 : this.end / 1e7, this.end);
     const width = Math.min(Math.max(to - from, least), this.end);
@@ -93,7 +93,7 @@ class View {
     this.show(this.from + by, this.to + by);
   }
 
-  /** Draws soon, and in full once nothing has moved for a moment. */
+  /** Draws soon, and draws in full when the view has not moved for a moment. */
   changed() {
     this.isSettled = false;
     clearTimeout(this.timer);
@@ -111,7 +111,7 @@ class View {
     for (const chart of this.charts) {
       const box = chart.canvas.getBoundingClientRect();
       const isVisible = box.bottom > 0 && box.top < innerHeight && box.width > 0;
-      // Charts out of sight wait until nothing moves.
+      // Charts out of sight wait until the view stops moving.
       if (isVisible || this.isSettled) chart.draw(this.isSettled);
     }
     const range = document.getElementById("range");
@@ -119,7 +119,7 @@ class View {
   }
 }
 
-/** The colours of the page. */
+/** Returns the colours of the page. */
 function theme() {
   const style = getComputedStyle(document.documentElement);
   const colour = (name) => style.getPropertyValue("--" + name).trim();
@@ -127,23 +127,23 @@ function theme() {
   return Object.fromEntries(names.map((name) => [name, colour(name)]));
 }
 
-/** The colour of a stack's rank; the last one is for all others. */
+/** The colour of each stack by its rank; all other stacks have the last colour. */
 const PALETTE = [
   [76, 132, 196], [232, 153, 66], [96, 168, 104], [206, 90, 96], [150, 118, 190], [160, 116, 96],
   [222, 136, 190], [188, 182, 70], [84, 186, 198], [120, 146, 90], [222, 178, 140], [150, 156, 162],
 ];
 
-/** The colour of a holder of a run: those without a rank have the last one. */
+/** Returns the colour of a rank in a run; stacks without a rank have the last colour. */
 function paletteOf(run, rank) {
   return PALETTE[rank < run.holders.length ? rank : PALETTE.length - 1];
 }
 
-/** The red, green and blue of a colour such as #cdd3d9. */
+/** Returns the red, green and blue of a colour such as #cdd3d9. */
 const rgbOf = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 
 const css = (rgb) => `rgb(${rgb.join(",")})`;
 
-/** A text that stays readable over what is drawn. */
+/** Draws a text that stays readable over the chart. */
 function label(context, text, x, y, colours) {
   context.lineJoin = "round";
   context.lineWidth = 3;
@@ -154,7 +154,7 @@ function label(context, text, x, y, colours) {
   context.lineWidth = 1;
 }
 
-/** What all charts do: fit the canvas, pan, zoom, the keyboard, the axes. */
+/** The parts that all charts share: canvas size, panning, zooming, keys, axes. */
 class Chart {
   constructor(id, view) {
     this.canvas = document.getElementById(id);
@@ -163,7 +163,7 @@ class Chart {
     this.listen();
   }
 
-  /** Fits the canvas to its box, and returns its context, cleared, in units of its own pixels. */
+  /** Fits the canvas to its box; returns its cleared context, in pixels of the canvas. */
   begin() {
     const { canvas } = this;
     const scale = window.devicePixelRatio || 1;
@@ -185,14 +185,14 @@ class Chart {
     return ((position - this.view.from) / (this.view.to - this.view.from)) * this.canvas.width;
   }
 
-  /** The position on the axis under the pointer. */
+  /** Returns the position on the axis under the pointer. */
   positionOf(pointer) {
     const box = this.canvas.getBoundingClientRect();
     const share = (pointer.clientX - box.left) / box.width;
     return this.view.from + share * (this.view.to - this.view.from);
   }
 
-  /** Lines and labels of bytes, up to `most`. */
+  /** Draws lines and labels of bytes, up to `most`. */
   scaleOfBytes(context, most, colours) {
     const step = 2 ** Math.ceil(Math.log2(Math.max(most, 1) / 5));
     context.lineWidth = 1;
@@ -207,7 +207,7 @@ class Chart {
     }
   }
 
-  /** The failed requests, and the instant that was clicked. */
+  /** Marks the failed requests, and the event that was clicked. */
   marks(context, colours) {
     const { run } = this.view;
     const line = (event, colour, dash) => {
@@ -274,7 +274,7 @@ class Chart {
     act();
   }
 
-  /** Says what is under the pointer. */
+  /** Describes the event under the pointer. */
   hover(pointer) {
     const event = this.view.eventAt(this.positionOf(pointer));
     const { run } = this.view;
