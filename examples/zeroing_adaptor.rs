@@ -1,5 +1,6 @@
 //! Shows how to write your own adaptor in 30 lines: it clears each block on the stream of its request, so
-//! that no part of a program reads another part's data. `docs/ADAPTOR.md` explains it line by line.
+//! that no part of a program reads another part's data. `docs/book/src/own-adaptor.md` explains it line by
+//! line.
 //!
 //! `cargo run --example zeroing_adaptor` runs on the GPU, or on a simulated H200 if there is none.
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Counts the code lines of Rust: without blank lines, comments and tests.
+"""Counts the lines of Rust code, without blank lines, comments and tests.
 
-    scripts/code-lines.py              the parts of `resources`, and every crate
-    scripts/code-lines.py DIR_OR_FILE…  these alone
+    scripts/code-lines.py               counts the parts of `resources`, and every crate
+    scripts/code-lines.py DIR_OR_FILE…  counts only these
 
-Tests are files named `tests.rs`, `models.rs`, `*_tests.rs` or `replay.rs` beside code, files below a folder
-`tests`, and items under `#[cfg(test)]`.
+Tests are files named `tests.rs`, `models.rs`, `modelled.rs` or `*_tests.rs`, files below a folder `tests`,
+modules declared under `#[cfg(test)]`, and items under `#[cfg(test)]`.
 """
 
 import re
@@ -15,9 +15,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TEST_FILE = re.compile(r"(^|/)tests/|(^|/)(tests|models|modelled)\.rs$|_tests\.rs$")
-# Modules that only a test build has are named by their parents: `#[cfg(test)] mod replay;`.
+# A parent names the modules that only a test build has: `#[cfg(test)] mod replay;`.
 TEST_MODULE = re.compile(r"#\[cfg\(test\)\]\s*(?:#\[[^\]]*\]\s*)*mod (\w+);")
-# The pool as a whole: with what lies below it.
+# The folders of the pool.
 POOL = ["pool", "store", "heap", "block_map", "stream_order", "sync"]
 
 

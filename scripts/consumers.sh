@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Checks that programs can take millpond up beside any choice of cudarc's version, and without cudarc.
+# Checks that programs can depend on millpond with any version of cudarc, and without cudarc.
 #
 #   scripts/consumers.sh [all]
 #
-# Each program is a crate of its own in target/consumers that depends on this working tree by path, as a
-# user's would: what a workspace turns on for all of its members cannot hide anything there. Nothing is
-# linked or run, so neither CUDA nor a GPU is needed. With `all`, every version of CUDA that cudarc knows.
+# Each program is a separate crate in target/consumers, which depends on this working tree by path. So
+# features that the workspace enables for all members cannot hide an error. Nothing is linked or run, so the
+# script needs neither CUDA nor a GPU. With `all`, it checks every version of CUDA that cudarc supports.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 repository=$PWD
@@ -13,7 +13,7 @@ folder=$repository/target/consumers
 export CARGO_TARGET_DIR=$folder/target CARGO_PROFILE_DEV_DEBUG=0 CARGO_TERM_COLOR=never
 cudarc=$(sed -n '/^\[workspace.dependencies.cudarc\]$/,/^$/s/^version = "\(.*\)"$/\1/p' Cargo.toml)
 
-# What a program with cudarc does: streams, buffers and launches; slices that are taken over and lent.
+# A program with cudarc: streams, buffers, launches, and slices that are adopted and lent.
 with_cudarc='
 use std::sync::Arc;
 
@@ -55,7 +55,7 @@ fn main() {
     println!("{:?}", slices as fn(_, _, _) -> _);
 }
 '
-# What every program does.
+# A program without cudarc.
 without='
 use millpond::driver::DeviceSpec;
 use millpond::resources::{CudaMemoryResource, PoolLayer};
@@ -71,7 +71,7 @@ fn main() -> Result<()> {
 }
 '
 
-# consumer NAME PROGRAM DEPENDENCIES: makes a crate and checks it.
+# consumer NAME PROGRAM DEPENDENCIES: creates a crate and checks it.
 consumer() {
     local name=$1 program=$2 dependencies=$3 start=$SECONDS
     mkdir -p "$folder/$name/src"
@@ -95,14 +95,14 @@ END
     echo "-- $name: builds, after $((SECONDS - start)) s"
 }
 
-# lacks NAME CRATE...: a program's dependencies, down to the last, are without these.
+# lacks NAME CRATE...: checks that a program depends on none of these crates, even indirectly.
 lacks() {
     local name=$1 crate tree
     shift
     tree=$(cargo tree --quiet --manifest-path "$folder/$name/Cargo.toml" --edges normal --prefix none)
     for crate in "$@"; do
         if grep -q "^$crate v" <<<"$tree"; then
-            echo "$name: $crate is in the program, which did not ask for it" >&2
+            echo "$name: the program depends on $crate, but did not ask for it" >&2
             exit 1
         fi
     done
@@ -117,11 +117,11 @@ consumer nothing-chosen "$without" "$(mine "$none")"
 lacks nothing-chosen cudarc csv jiff serde serde_derive thiserror syn
 consumer no-cudarc "$without" "$(mine "$none, features = [\"logging\", \"serde\"]")"
 lacks no-cudarc cudarc
-# Another crate of the program has chosen; millpond says nothing, or the same.
+# Another crate of the program chooses the version; millpond chooses none, or the same one.
 consumer their-12080 "$with_cudarc" "$(mine)"$'\n'"$(theirs "$usual, \"cuda-12080\"")"
 consumer our-12080 "$with_cudarc" \
     "$(mine "$none, features = [\"cuda-12080\"]")"$'\n'"$(theirs "$usual, \"cuda-12080\"")"
-# As candle has it: linked at build time, and in the version of the CUDA that is installed.
+# As in candle: linked at build time, with the version of the installed CUDA.
 consumer linked "$with_cudarc" \
     "$(mine)"$'\n'"$(theirs '"std", "driver", "dynamic-linking", "cuda-version-from-build-system"')"
 

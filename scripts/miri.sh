@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
-# Runs each unit test of millpond-resources and millpond-plan alone under Miri, and says of each whether it
-# passed.
+# Runs each unit test of millpond-resources and millpond-plan separately under Miri, and prints each result.
 #
 #   scripts/miri.sh [SECONDS] [NAME]
 #
-# A test that takes more processor time than SECONDS (240 by default) is ended. With NAME, only tests whose
-# names contain it are run. Needs a nightly toolchain with Miri.
+# Stops a test that takes more processor time than SECONDS (240 by default). With NAME, runs only the tests
+# whose names contain it. Needs a nightly toolchain with Miri.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

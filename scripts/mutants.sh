@@ -1,14 +1,13 @@
 #!/usr/bin/env bash
-# Changes the pool's source in one place after the other and asks whether a test fails: how much no test sees.
+# Changes the pool's source in one place at a time, and checks whether a test fails.
 #
 #   scripts/mutants.sh [--seed TEXT] [--count N] [--shard K/N] [--out DIR] [FILE...]
 #
-# Draws --count mutants (150) of the files (the folders of the pool below resources/src; globs of
-# cargo-mutants) with --seed (the first eight digits of the commit), the same ones on every machine.
-# --shard 0/4 runs the first quarter of them, so that several machines, or several evenings, share the
-# work. A run that was stopped goes on where it was: mutants that --out (target/mutants) names as caught
-# are not run again. Each takes a build and the tests of the pool, a minute or more. Needs cargo-mutants
-# (cargo install cargo-mutants --locked).
+# Draws --count mutants (150) from the files (globs of cargo-mutants; by default the pool's folders below
+# resources/src). The same --seed (the first eight digits of the commit) draws the same mutants on every
+# machine. --shard 0/4 runs one quarter of them, so several machines or evenings can share the work. A stopped
+# run continues: mutants that --out (target/mutants) lists as caught do not run again. Each mutant takes a
+# build and the pool's tests, a minute or more. Needs cargo-mutants (cargo install cargo-mutants --locked).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -34,7 +33,7 @@ cargo mutants --version >/dev/null 2>&1 || {
 
 only=(--package millpond-resources "${files[@]/#/--file=}" --exclude '**/models.rs' --exclude '**/tests.rs')
 
-# One line for each mutant of this shard: its name, as a regular expression that is that name and no other.
+# Prints each mutant of this shard as a regular expression that matches only its name.
 chosen() {
     cargo mutants --list "${only[@]}" |
         while IFS= read -r name; do
@@ -46,7 +45,7 @@ chosen() {
 mapfile -t names < <(chosen)
 ((${#names[@]})) || { echo "no mutants of ${files[*]}" >&2; exit 2; }
 
-# Fewer operations than usual: a mutant is found soon or never.
+# Fewer operations than usual suffice: a test finds a mutant soon or never.
 export MILLPOND_ORDER_OPS=${MILLPOND_ORDER_OPS:-1000000}
 mkdir -p "$out"
 echo "== seed $seed, shard $shard: ${#names[@]} mutants"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs the Python package as its users do, and runs it there: `pip install .` in a clean clone, and the
-# wheel that maturin makes, each in an environment of its own. Needs Rust, Python 3.11 and a package index.
-# An argument names a checkout to build in, in place of the clean clone.
+# Installs the Python package as its users do, and tests it: with `pip install .` in a clean clone, and from
+# maturin's wheel, each in a separate environment. Needs Rust, Python 3.11 and a package index. An argument
+# names a checkout to build in, instead of the clean clone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,7 +12,7 @@ if [[ $# == 0 ]]; then
     git clone --quiet . "$checkout"
 fi
 
-# What README.md and docs/PYTHON.md show, and the replay binary, away from the sources.
+# Runs the examples of README.md and docs/book/src/python.md, and the replay binary, outside of the sources.
 try() {
     (
         cd "$work"

@@ -5,11 +5,11 @@ namespace {
 
 struct Async {
   Async() {
-    // Keep freed memory, as every other pool does.
+    // The pool keeps freed memory, as every other pool does.
     check(cudaDeviceGetDefaultMemPool(&pool, 0), "cudaDeviceGetDefaultMemPool");
     uint64_t keep = UINT64_MAX;
     check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep), "cudaMemPoolSetAttribute");
-    uint64_t none = 0;  // the peak starts anew
+    uint64_t none = 0;  // resets the peak
     check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReservedMemHigh, &none), "cudaMemPoolSetAttribute");
   }
   ~Async() {

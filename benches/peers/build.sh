@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes a folder with what the peers need, to be copied to a machine with a GPU. Needs Python with pip, g++ 11
-# or later, Rust, and the network; no GPU and no CUDA.
+# Gathers the peers in a folder to copy to a machine with a GPU. Needs Python with pip, g++ 11 or later, Rust,
+# and the network, but no GPU and no CUDA.
 #
 #   benches/peers/build.sh [FOLDER] [--logs DIR]    # default: benches/peers/out, examples/logs
 set -euo pipefail
@@ -28,8 +28,8 @@ cxx=${CXX:-g++}
 downloads=$(mktemp -d)
 trap 'rm -rf "$downloads"' EXIT
 
-# The CUDA runtime is that of the oldest driver that runs CUDA 13; crt holds headers that it includes.
-# RMM brings the headers of CCCL along.
+# This CUDA runtime works with the oldest driver for CUDA 13; crt holds headers that the runtime includes.
+# RMM's wheel contains the headers of CCCL.
 wheels=("librmm-cu13==26.10.*" "rapids-logger==0.3.*" "nvidia-cuda-runtime==13.0.*" "nvidia-cuda-crt==13.0.*")
 
 echo "== wheels: ${wheels[*]}"
@@ -55,7 +55,7 @@ compile() {
     echo "== $name"
     # shellcheck disable=SC2016 # $ORIGIN is for the loader
     "$cxx" -std=c++20 -O3 -Wall -Wextra -pthread "${headers[@]}" "$here/$name.cpp" -o "$out/$name" \
-        "$@" -s -Wl,--disable-new-dtags,-rpath,'$ORIGIN/lib' # so that the libraries find each other, too
+        "$@" -s -Wl,--disable-new-dtags,-rpath,'$ORIGIN/lib' # so that the libraries find each other too
 }
 compile async "$out/lib/libcudart.so.13" -ldl
 compile rmm "$out/lib/librmm.so" "$out/lib/librapids_logger.so" "$out/lib/libcudart.so.13" -ldl
@@ -65,7 +65,7 @@ cd "$repository"
 cargo build --release --locked -p millpond-replay --bin millpond-replay
 strip -o "$out/millpond-replay" "${CARGO_TARGET_DIR:-$repository/target}/release/millpond-replay"
 
-# What the GPU machine compiles and runs itself.
+# The GPU machine compiles and runs these files itself.
 cp "$here"/{plan,workloads,log,busy,logs}.hpp "$here"/{torch.cpp,cupy_bench.py,run.sh} "$out/"
 cp "$logs"/*.csv.gz "$out/logs/"
 git describe --always --dirty >"$out/COMMIT" 2>/dev/null || echo unknown >"$out/COMMIT"

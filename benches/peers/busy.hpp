@@ -1,6 +1,6 @@
 // Replays logs with work in flight, as `millpond-replay busy` does: each allocation launches a kernel on its
-// stream. What is done and what the figures mean is written at measure/src/busy/mod.rs; a change here belongs
-// there too. The kernel is PTX that the driver compiles, so that no nvcc is needed.
+// stream. measure/src/busy/mod.rs documents the method and the figures; change both together. The driver
+// compiles the kernel from PTX, so no nvcc is needed.
 #pragma once
 
 #include <dlfcn.h>
@@ -10,7 +10,7 @@
 
 namespace peers {
 
-// The same text as measure/src/busy/spin.ptx, which a test compares.
+// The text of measure/src/busy/spin.ptx; a test compares the two.
 inline constexpr char const* spin_ptx = R"(
 // spin(ns): one thread that does nothing until the device's clock is ns nanoseconds further on.
 .version 6.0
@@ -33,7 +33,7 @@ AGAIN:
 }
 )";
 
-// The kernel, in the context that is current when it is loaded; it stays loaded.
+// The kernel. It is loaded into the current context, and stays loaded.
 class Spin {
  public:
   Spin() {
@@ -77,13 +77,13 @@ inline Host host_of(std::string const& name) {
   if (name == "ahead") return Host::ahead;
   if (name == "level") return Host::level;
   if (name == "sync") return Host::sync;
-  throw std::runtime_error(name + " is no host; there are ahead, level, sync");
+  throw std::runtime_error(name + " is not a host mode; use ahead, level or sync");
 }
 
-// How many kernels of one stream are in flight at most, with a host that is level.
+// The most kernels of one stream in flight with the host `level`.
 inline constexpr size_t level_kernels = 4;
 
-// Events without times; destroyed at the end.
+// Events without timing. The destructor destroys them.
 class Events {
  public:
   explicit Events(size_t count) : all(count) {
@@ -99,7 +99,7 @@ class Events {
   std::vector<cudaEvent_t> all;
 };
 
-// A non-blocking stream for each of the log's, and the legacy default stream for itself.
+// Maps each stream of the log to a non-blocking stream, and the legacy default stream to itself.
 inline std::vector<cudaStream_t> streams_of(Log const& log, Streams const& made) {
   auto streams = made.all;
   for (size_t i = 0; i < streams.size(); ++i)
@@ -112,14 +112,14 @@ inline std::string name_of_log(std::string const& path) {
   return name.substr(0, name.find('.'));
 }
 
-// How far the host may be ahead of each stream.
+// Limits how far the host runs ahead of each stream.
 class Pace {
  public:
   Pace(Host host, std::vector<cudaStream_t> const& streams)
       : host_(host), streams_(streams), launched_(streams.size()),
         ends_(host == Host::level ? streams.size() * level_kernels : 0) {}
 
-  // A host that is level waits until the stream has room for one more kernel.
+  // The host `level` waits until the stream has room for one more kernel.
   void before(uint32_t stream) const {
     if (host_ == Host::level && launched_[stream] >= level_kernels)
       check(cudaEventSynchronize(end(stream)), "cudaEventSynchronize");
@@ -135,7 +135,7 @@ class Pace {
   }
 
  private:
-  // Of the kernel that was launched level_kernels before the next one.
+  // The end of the kernel that was launched level_kernels before the next one.
   cudaEvent_t end(uint32_t stream) const {
     return ends_.all[stream * level_kernels + launched_[stream] % level_kernels];
   }
@@ -146,7 +146,7 @@ class Pace {
   Events ends_;
 };
 
-// As in 3GiB, or in 120% of what is live; as measure/src/busy/capacity.rs reads it, but for the other units.
+// Reads a capacity such as 3GiB, or 120% of the live bytes. measure/src/busy/capacity.rs knows more units.
 inline uint64_t capacity_of(std::string const& text, uint64_t peak_live_bytes) {
   size_t end = 0;
   double const number = std::stod(text, &end);
@@ -155,17 +155,17 @@ inline uint64_t capacity_of(std::string const& text, uint64_t peak_live_bytes) {
   if (unit.empty()) return static_cast<uint64_t>(number);
   if (unit == "MiB") return static_cast<uint64_t>(number * (1 << 20));
   if (unit == "GiB") return static_cast<uint64_t>(number * (1 << 30));
-  throw std::runtime_error(text + " is no capacity; write one as in 120%, 800MiB or 3GiB");
+  throw std::runtime_error(text + " is not a capacity; write one like 120%, 800MiB or 3GiB");
 }
 
-// The device's memory but for some, in whole pages; freed at the end.
+// A reservation of all device memory except a part, in whole pages. The destructor frees it.
 class Reservation {
  public:
   explicit Reservation(uint64_t left) {
     constexpr size_t page_bytes = 2 << 20;
     size_t free_bytes = 0, total_bytes = 0;
     check(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo");
-    if (free_bytes < left) throw std::runtime_error("--capacity is more than the device has free");
+    if (free_bytes < left) throw std::runtime_error("--capacity is larger than the free device memory");
     size_t const bytes = (free_bytes - left) / page_bytes * page_bytes;
     if (bytes > 0) check(cudaMalloc(&block_, bytes), "cudaMalloc");
   }
@@ -177,7 +177,7 @@ class Reservation {
   void* block_ = nullptr;
 };
 
-// Null if there is no memory. Any other error comes up at the next launch.
+// Returns null if memory runs out. Any other error shows at the next launch.
 template <class Subject>
 void* try_allocate(Subject& subject, uint64_t bytes, cudaStream_t stream) {
   void* block = nullptr;
@@ -185,12 +185,12 @@ void* try_allocate(Subject& subject, uint64_t bytes, cudaStream_t stream) {
     block = subject.allocate(bytes, stream);
   } catch (std::exception const&) {
   }
-  if (block == nullptr) cudaGetLastError();  // forgets it
+  if (block == nullptr) cudaGetLastError();  // clears the error
   return block;
 }
 
-// Nanoseconds of one pass: to the last operation on the host, and to the end of all streams. Failures are
-// counted at a capacity; without one, the first of them ends the run.
+// Nanoseconds of one pass: to the last operation on the host, and to the end of all streams. With a capacity,
+// failures are counted; without one, the first failure ends the run.
 struct BusyPass {
   double host_ns, end_ns;
   uint64_t failures;
@@ -231,7 +231,7 @@ BusyPass busy_pass(Subject& subject, BusyPlan const& plan, Log const& log, std::
   return {host_ns, end_ns, failures};
 }
 
-// One subject, made anew, on one log; prints the passes.
+// Builds a subject, runs the passes of one log on it, and prints them.
 template <class Make>
 void busy_case(Log const& log, Kernels kernels, Host host, Options const& options, Spin const& spin, Make&& make) {
   BusyPlan const plan(log, kernels, options.seed);
@@ -260,11 +260,11 @@ void busy_case(Log const& log, Kernels kernels, Host host, Options const& option
   std::printf(",\"passes\":[%s]", passes.c_str());
 }
 
-// Runs the logs on a subject, made anew for each case, and prints a line of JSON for each.
+// Builds a subject for each case, runs the logs on it, and prints a line of JSON for each case.
 template <class Make>
 void run_busy(std::string const& stack, Options const& options, Make&& make) {
   check(cudaSetDevice(0), "cudaSetDevice");
-  check(cudaFree(nullptr), "cudaFree");  // makes the context
+  check(cudaFree(nullptr), "cudaFree");  // creates the context
   Spin const spin;
   for (auto const& path : options.logs) {
     Log const log(path, options.first);

@@ -1,5 +1,5 @@
-// Prints a line with the digest of the busy run's plan for each log, seed 42 and 7, and range of kernels, as
-// busy_plans.txt has it. Needs no CUDA.
+// Prints the digest of the busy run's plan for each log, seed (42 and 7) and range of kernels: the lines of
+// busy_plans.txt. Needs no CUDA.
 #include "log.hpp"
 
 #include <cstdio>

@@ -1,6 +1,6 @@
-"""CuPy's memory pool on the workloads of `millpond-replay bench` that have one thread. See README.md.
+"""Runs CuPy's memory pool on the workloads of `millpond-replay bench` that have one thread. See README.md.
 
-Times contain the interpreter's: that of a loop whose steps do nothing is taken off, that of the calls is not.
+Times include the interpreter: the time of an empty loop is subtracted, but the time of the calls is not.
 """
 
 import argparse
@@ -14,7 +14,7 @@ MASK = (1 << 64) - 1
 SAMPLE_EVERY = 16
 
 
-# ---- the plan: the same as plan.hpp and measure/src/bench/plan.rs make of the same seed ----
+# ---- the plan: from one seed, plan.hpp and measure/src/bench/plan.rs make the same plan ----
 
 
 def mix(x):
@@ -79,7 +79,7 @@ def cases():
 
 
 class Plan:
-    """What a case does. A request is (bytes, stream), a replacement (slot, bytes, stream)."""
+    """The work of a case. A request is (bytes, stream), a replacement (slot, bytes, stream)."""
 
     def __init__(self, seed, case, effort):
         self.random, self.case = Random(seed, case.live << 16), case
@@ -100,7 +100,7 @@ class Plan:
         return self.random.below(self.case.live), *self.request(self.case.sizes)
 
     def some(self, bound, count):
-        """Draws `count` of the numbers below `bound`, in any order."""
+        """Draws `count` different numbers below `bound`, in random order."""
         numbers = list(range(bound))
         for at in range(count):
             other = at + self.random.below(bound - at)
@@ -119,7 +119,7 @@ class Plan:
         return most
 
     def digest(self):
-        """FNV-1a over 32-bit numbers."""
+        """Returns the FNV-1a hash over the plan's 32-bit numbers."""
         groups = [self.fragments, ((slot,) for slot in self.freed), self.fill, self.warm_up, self.steps]
         hashed = 0xCBF29CE484222325
         for number in (number for group in groups for row in group for number in row):
@@ -128,7 +128,7 @@ class Plan:
 
 
 def print_digests(options):
-    """A line for each case of a quick run, as plans.txt has it."""
+    """Prints the lines of plans.txt: one for each case of a quick run."""
     for case in cases():
         if case.workload != "pair" and case.live <= options.most_live:
             digest = Plan(options.seed, case, QUICK).digest()
@@ -140,7 +140,7 @@ def print_digests(options):
 
 
 def measured(steps, limit_s, step):
-    """Does `steps` steps; returns how many were done, their time and the times of samples, in ns."""
+    """Runs up to `steps` steps; returns their number, their time and the times of samples, in ns."""
     clock = time.perf_counter_ns
     samples = []
     start = clock()
@@ -160,7 +160,7 @@ def measured(steps, limit_s, step):
 
 
 def cost():
-    """What measuring costs: ns in a sample, and ns in each step."""
+    """Returns the cost of measuring: ns in a sample, and ns in each step."""
     tries = [measured(20_000, 60, lambda index: None) for _ in range(5)]
     return min(min(samples) for _, _, samples in tries), min(ns / done for done, ns, _ in tries)
 
@@ -170,7 +170,7 @@ def cost():
 
 
 def fill(allocate, streams, requests, blocks):
-    """Appends blocks; returns how long that took, in ns."""
+    """Allocates blocks and appends them; returns the time, in ns."""
     start = time.perf_counter_ns()
     for size, stream in requests:
         if len(streams) > 1:
@@ -180,7 +180,7 @@ def fill(allocate, streams, requests, blocks):
 
 
 def stepper(allocate, streams, blocks, planned):
-    """A step for each replacement. A block without a reference goes back to its stream."""
+    """Returns a function that does one replacement. A block without a reference returns to its stream."""
     if len(streams) == 1:
 
         def step(index):
@@ -200,7 +200,7 @@ def stepper(allocate, streams, blocks, planned):
 
 
 def churn(allocate, streams, plan, effort):
-    """Returns what was measured, and how long the first blocks took."""
+    """Returns the measurement, and the ns for each of the first blocks."""
     blocks = []
     ns = fill(allocate, streams, plan.fragments, blocks)
     for index in plan.freed:
@@ -218,22 +218,22 @@ def churn(allocate, streams, plan, effort):
 
 def pairs(allocate, size, effort):
     def step(index):
-        allocate(size)  # a block without a reference is freed
+        allocate(size)  # CuPy frees a block without a reference
 
     measured(100, effort.measured_s, step)
     return measured(effort.steps, effort.measured_s, step), None
 
 
 def run(cupy, case, options, result):
-    """Adds what was measured to `result`."""
+    """Adds the bytes to `result`; returns the measurement."""
     effort = QUICK if options.quick else FULL
     if case.live > options.most_live:
-        return {"status": "skipped", "reason": "this many blocks take the interpreter too long"}
+        return {"status": "skipped", "reason": "the interpreter is too slow with this many live blocks"}
     plan = None if case.workload == "pair" else Plan(options.seed, case, effort)
     result["bytes"] = plan.peak_bytes if plan else case.sizes[1]
     free, _ = cupy.cuda.runtime.memGetInfo()
     if result["bytes"] > free:
-        return {"status": "skipped", "reason": "more is live at once than the device has free"}
+        return {"status": "skipped", "reason": "more bytes are live at once than the device has free"}
     pool = cupy.cuda.MemoryPool()
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(case.streams)]
     with streams[0]:
@@ -242,7 +242,7 @@ def run(cupy, case, options, result):
         else:
             lap, ns_per_fill = churn(pool.malloc, streams, plan, effort)
     done, ns, samples = lap
-    reserved = pool.total_bytes()  # it gives nothing back by itself
+    reserved = pool.total_bytes()  # the pool never returns memory by itself
     pool.free_all_blocks()
     sample_ns, step_ns = cost()
     ns_per_step = max(ns / done - step_ns, 0.0)
@@ -260,10 +260,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seed", type=int, default=42)
-    parser.add_argument("--workload", default="", help="names with commas between them; all of them if none")
+    parser.add_argument("--workload", default="", help="names separated by commas; default: all")
     parser.add_argument("--most-live", type=int, default=100_000)
-    parser.add_argument("--threads", help="for the other peers: Python runs one thread at a time")
-    parser.add_argument("--plans", action="store_true", help="print digests of the plans, and run nothing")
+    parser.add_argument("--threads", help="ignored: only the other peers use threads")
+    parser.add_argument("--plans", action="store_true", help="print the digests of the plans; run nothing")
     options = parser.parse_args()
     if options.plans:
         return print_digests(options)

@@ -1,6 +1,6 @@
-// An allocation log, and the busy run's plan for it: a kernel of drawn duration behind each allocation. Needs no
-// CUDA. What is drawn and how is written at measure/src/busy; a change here belongs there too, and
-// busy_plans.txt tells whether both agree.
+// An allocation log, and the busy run's plan for it: after each allocation, a kernel of random duration.
+// Needs no CUDA. measure/src/busy draws the same durations; change both together. busy_plans.txt shows
+// whether they agree.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace peers {
 
-// Reads RMM's columns, unpacked: Thread,Time,Action,Pointer,Size,Stream.
+// Reads an unpacked log with RMM's columns: Thread,Time,Action,Pointer,Size,Stream.
 struct Log {
   struct Op {
     uint64_t bytes;
@@ -25,15 +25,15 @@ struct Log {
   std::vector<Op> ops;
   std::vector<Op> left;  // allocations that these operations never free
   uint32_t slots = 0;
-  std::vector<bool> is_default;  // by stream: the legacy default stream
+  std::vector<bool> is_default;  // by stream: whether it is the legacy default stream
   uint64_t peak_bytes = 0;
 
-  // Of the log's first operations, or of all.
+  // Reads the log's first operations; by default all.
   explicit Log(std::string const& path, size_t first = SIZE_MAX) {
     std::ifstream file(path);
     std::string line;
     if (!std::getline(file, line) || line.rfind("Thread,Time,Action,Pointer,Size,Stream", 0) != 0)
-      throw std::runtime_error(path + " is no log with the columns Thread,Time,Action,Pointer,Size,Stream");
+      throw std::runtime_error(path + " is not a log with the columns Thread,Time,Action,Pointer,Size,Stream");
     while (ops.size() < first && std::getline(file, line)) {
       std::vector<std::string> columns;
       std::istringstream row(line);
@@ -75,14 +75,14 @@ struct Log {
   }
 };
 
-// A range that kernels' durations are drawn from, in nanoseconds.
+// The range of the kernels' durations, in nanoseconds.
 struct Kernels {
   uint32_t shortest_ns, longest_ns;
 
-  // As in 10..100, in microseconds.
+  // Reads a range of microseconds such as 10..100.
   static Kernels parse(std::string const& text) {
     auto const dots = text.find("..");
-    if (dots == std::string::npos) throw std::runtime_error(text + " is no range of microseconds as in 10..100");
+    if (dots == std::string::npos) throw std::runtime_error(text + " is not a range of microseconds; write one like 10..100");
     auto const us = [](std::string const& part) { return static_cast<uint32_t>(std::stoul(part)) * 1000; };
     return {us(text.substr(0, dots)), us(text.substr(dots + 2))};
   }
@@ -114,8 +114,8 @@ struct BusyPlan {
     }
   }
 
-  // FNV-1a, over 32 bits at a time: of an allocation its size, stream and kernel; of a free the number of the
-  // allocation, and the stream.
+  // FNV-1a over 32-bit numbers: the size, stream and kernel of an allocation; the allocation's number and the
+  // stream of a free.
   uint64_t digest(size_t slots) const {
     std::vector<uint32_t> numbers(slots);
     uint32_t allocated = 0;

@@ -1,13 +1,13 @@
-// Replays allocation logs, as `millpond-replay --threads 1 --repeat N` does: one thread, in the log's order,
-// N passes on one resource; what a log never frees is freed after each pass. With --busy, as
-// `millpond-replay busy`.
+// Replays allocation logs, as `millpond-replay --threads 1 --repeat N` does: one thread replays N passes in
+// the log's order on one resource. After each pass, it frees the blocks that the log leaves live. With
+// --busy, it replays as `millpond-replay busy` does.
 #pragma once
 
 #include "busy.hpp"
 
 namespace peers {
 
-// Nanoseconds of one pass, without freeing what the log leaves.
+// Returns the nanoseconds of one pass, without the final frees of live blocks.
 template <class Subject>
 double pass(Subject& subject, Log const& log, std::vector<cudaStream_t> const& streams) {
   std::vector<void*> slots(log.slots);
@@ -22,7 +22,7 @@ double pass(Subject& subject, Log const& log, std::vector<cudaStream_t> const& s
   return ns;
 }
 
-// The passes of one subject on one log, printed with the names of millpond's fields for a stack.
+// Runs the passes of one subject on one log; prints millpond's fields for a stack.
 template <class Subject>
 void replay(Subject& subject, Log const& log, std::vector<cudaStream_t> const& streams, uint32_t count) {
   double first = 0, best = 0;
@@ -53,7 +53,7 @@ void replay(Subject& subject, Log const& log, std::vector<cudaStream_t> const& s
   std::printf(",\"passes\":[%s]", passes.c_str());
 }
 
-// Replays the logs on a subject, made anew for each, and prints a line of JSON for each.
+// Builds a subject for each log, replays the log on it, and prints a line of JSON.
 template <class Make>
 void replay_all(std::string const& stack, Options const& options, Make&& make) {
   check(cudaSetDevice(0), "cudaSetDevice");
@@ -74,7 +74,7 @@ void replay_all(std::string const& stack, Options const& options, Make&& make) {
   }
 }
 
-// What each program does with each of its subjects.
+// Each program calls this for each of its subjects.
 template <class Make>
 void run(std::string const& stack, Options const& options, Make&& make) {
   if (options.is_busy) run_busy(stack, options, make);

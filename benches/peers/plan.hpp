@@ -1,6 +1,6 @@
-// The plans of `millpond-replay bench`, made of a seed alone: what is random in each workload. What the
-// workloads do is written at measure/src/bench/mod.rs; a change here belongs there and into cupy_bench.py,
-// too, and plans.txt tells whether all three agree.
+// The plans of `millpond-replay bench`: the random choices of each workload, which depend only on the seed.
+// measure/src/bench/mod.rs documents the workloads. Change these files and cupy_bench.py together; plans.txt
+// shows whether all three agree.
 #pragma once
 
 #include <algorithm>
@@ -37,7 +37,7 @@ class Random {
   uint64_t state_;
 };
 
-// Log-uniform, in bytes.
+// Sizes in bytes, log-uniform.
 struct Sizes {
   uint32_t smallest, largest;
 
@@ -95,7 +95,7 @@ inline std::vector<Case> cases(std::vector<uint32_t> const& threads) {
   for (auto const count : threads) all.push_back({"threads_own_stream", count, count, 1000, small});
   for (auto const count : threads) all.push_back({"threads_one_stream", count, 1, 1000, small});
   uint32_t last = 0;
-  for (auto const count : threads) {  // it takes two
+  for (auto const count : threads) {  // at least two threads
     if (std::max(count, 2u) == last) continue;
     last = std::max(count, 2u);
     all.push_back({"cross_thread_free", last, last, 1000, small});
@@ -103,10 +103,10 @@ inline std::vector<Case> cases(std::vector<uint32_t> const& threads) {
   return all;
 }
 
-// What one thread does.
+// The work of one thread.
 struct Plan {
   std::vector<Request> fragments;
-  std::vector<uint32_t> freed;  // of these
+  std::vector<uint32_t> freed;  // of the fragments
   std::vector<Request> fill;
   std::vector<Replacement> warm_up;
   std::vector<std::vector<Replacement>> rounds;
@@ -149,7 +149,7 @@ struct Plan {
   Request request(Sizes sizes) {
     auto const bytes = sizes.draw(random_);
     auto const [first, end] = streams_;
-    // One needs no number.
+    // A single stream needs no random number.
     return {bytes, end - first > 1 ? first + static_cast<uint32_t>(random_.below(end - first)) : first};
   }
 
@@ -196,7 +196,7 @@ struct Plan {
   }
 };
 
-// One for each thread; none for pairs, which need none.
+// Returns a plan for each thread; pairs need no plan.
 inline std::vector<Plan> plans(Case const& c, uint64_t seed, Effort const& effort) {
   std::vector<Plan> all;
   if (c.is("pair")) return all;
@@ -209,21 +209,21 @@ struct Options {
   bool is_quick = false;
   uint64_t seed = 42;
   std::vector<uint32_t> threads{1, 2, 4, 8, 16};
-  uint64_t most_live = UINT64_MAX;   // for allocators that get slow with many blocks
-  std::vector<std::string> workloads;  // all of them if empty
+  uint64_t most_live = UINT64_MAX;   // for allocators that are slow with many blocks
+  std::vector<std::string> workloads;  // empty: all
   std::vector<std::string> logs;
-  std::vector<std::string> names;  // what is left
-  std::optional<uint32_t> passes;  // how often each log is replayed
-  // Logs with work in flight.
+  std::vector<std::string> names;  // the other arguments
+  std::optional<uint32_t> passes;  // passes of each log
+  // For logs with work in flight.
   bool is_busy = false;
   std::vector<std::string> kernels{"5..25", "10..100"}, hosts{"ahead", "level", "sync"};
   uint64_t first = UINT64_MAX;  // operations of each log
-  std::string capacity;         // what is left of the device, as in 3GiB or 120%; all of it if empty
+  std::string capacity;         // memory left on the device, like 3GiB or 120%; empty: all
 
   static Options parse(int count, char** words) {
     Options options;
     std::vector<std::string> all(words + 1, words + count);
-    for (size_t i = 0; i < all.size(); ++i) {  // --name=value is --name value
+    for (size_t i = 0; i < all.size(); ++i) {  // --name=value means --name value
       auto const equals = all[i].find('=');
       if (all[i].rfind("--", 0) != 0 || equals == std::string::npos) continue;
       all.insert(all.begin() + static_cast<ptrdiff_t>(i) + 1, all[i].substr(equals + 1));
@@ -263,9 +263,9 @@ struct Options {
       } else if (word == "--capacity") {
         options.capacity = value(i);
       } else if (word.rfind("-", 0) == 0) {
-        throw std::runtime_error(word + " is unknown; there are --quick, --seed, --threads, --workload, "
-                                 "--most-live, --log and --passes, and --busy with --kernels, --host, --first and "
-                                 "--capacity");
+        throw std::runtime_error(word + " is unknown; use --quick, --seed, --threads, --workload, "
+                                 "--most-live, --log and --passes, or --busy with --kernels, --host, "
+                                 "--first and --capacity");
       } else {
         options.names.push_back(word);
       }

@@ -1,4 +1,4 @@
-// Prints a line with a digest of its plans for each case of a quick run, as plans.txt has it. Needs no CUDA.
+// Prints the digest of the plans for each case of a quick run: the lines of plans.txt. Needs no CUDA.
 #include "plan.hpp"
 
 #include <cstdio>

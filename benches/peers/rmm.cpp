@@ -15,12 +15,12 @@ namespace {
 
 constexpr size_t alignment = 256;
 
-// The pool starts with little and grows, as millpond does: what it takes can then be compared. An arena takes
-// all that it will ever have when it is made.
+// The pool starts small and grows like millpond, so that their memory can be compared. An arena takes all its
+// memory when it is created.
 constexpr size_t initial_bytes = 1 << 20;
 size_t arena_bytes() { return rmm::available_device_memory().first / 5 * 4 / alignment * alignment; }
 
-// Owns the resources; the last one made serves.
+// Owns the resources; the outermost one serves the requests.
 class Rmm {
  public:
   explicit Rmm(std::string const& name) {
@@ -68,7 +68,7 @@ int main(int count, char** words) try {
   auto const options = peers::Options::parse(count, words);
   for (auto const& name : options.names) {
     if (name != "pool" && name != "arena" && name != "binning")
-      throw std::runtime_error(name + " is none of pool, arena, binning");
+      throw std::runtime_error(name + " is not a resource; use pool, arena or binning");
     auto const stack = "rmm " + name;
     peers::run(stack, options, [&] { return std::make_unique<Rmm>(stack); });
   }

@@ -1,26 +1,25 @@
 #!/usr/bin/env bash
-# Runs millpond and the peers one after the other on the GPU of this machine. Lies beside what build.sh made.
-# Peers that this machine lacks (PyTorch, CuPy) are left out, with a note.
+# Runs millpond and its peers, one after another, on the GPU of this machine. build.sh puts this script next
+# to the programs. Skips peers that this machine lacks (PyTorch, CuPy), with a note.
 #
 #   ./run.sh [--quick] [--seed N] [--threads N,…] [--workload NAME,…] [--passes N]
 #   ./run.sh --logs [--passes N]
 #   ./run.sh --busy [--kernels LO..HI,…] [--host NAME,…] [--passes N] [--first N] [--seed N] [--capacity SIZE]
 #
-# Each log is replayed N times (5) on one stack, and each pass is reported; with --logs nothing else runs.
-# With --busy the logs are replayed with work in flight, as `millpond-replay busy` does, and nothing else
-# runs. Kernels run for LO to HI microseconds (5..25,10..100), the host is ahead, level, sync (all), and each
-# log, or its first N operations, is replayed N times (3). A capacity (120%, 800MiB, 3GiB; a share is of the
-# log's peak live bytes) is what is left of the device: the rest is reserved before, and allocations that fail
-# are counted.
+# Replays each log in N passes (5) on one stack, and reports each pass. With --logs, nothing else runs. With
+# --busy, only replays with work in flight run, as in `millpond-replay busy`: kernels run for LO to HI
+# microseconds (5..25,10..100); the host is ahead, level or sync (all); and each log, or its first N
+# operations, is replayed in N passes (3). A capacity (800MiB, 3GiB, or 120% of the log's peak live bytes)
+# limits the device memory: the programs reserve the rest, and count allocations that fail.
 #
-# Everything goes to one file, results.jsonl in results/ beside this script, or in $OUT. Environment:
+# All results go to results.jsonl, in results/ next to this script, or in $OUT. Environment:
 #   STACKS   millpond's stacks ("cuda+pool cuda+pool:pages=off"; with --busy "cuda+pool cuda+pool:reuse=own
-#            async", where async is cuMemAllocAsync)
-#   PEERS    what runs ("millpond async malloc rmm torch cupy"; with --busy "millpond rmm torch")
-#   LOGS     the logs to replay, by their names without ending (all that lie in logs/)
+#            async"; async is cuMemAllocAsync)
+#   PEERS    the programs to run ("millpond async malloc rmm torch cupy"; with --busy "millpond rmm torch")
+#   LOGS     the logs to replay, by name without extension (all logs in logs/)
 #   DEVICE   millpond's device (cuda:0); the peers run on the first GPU
-#   SECONDS_EACH  after so long a program is ended; what a peer has printed by then counts (200). Many passes
-#            take longer: RMM's pool and cudaMallocAsync need some 0.1 s for each pass of each log
+#   SECONDS_EACH  the time limit of a program (200); results printed before the limit count. Many passes take
+#            longer: RMM's pool and cudaMallocAsync need about 0.1 s for each pass of each log
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 out=${OUT:-$here/results}
@@ -30,7 +29,7 @@ python=${PYTHON:-python3}
 limit=${SECONDS_EACH:-200}
 device=${DEVICE:-cuda:0}
 command="run.sh $*"
-# Passes are of logs: `bench` and CuPy know nothing of them.
+# Only logs have passes: `bench` and CuPy do not know the option.
 is_busy=0 is_logs=0 options=() mode=() passes=
 while (($#)); do
     case $1 in
@@ -54,20 +53,20 @@ stacks=("${specs[@]/#/--stack=}")
 
 note() { echo "note: $*" >&2; }
 wanted() { [[ $peers == *" $1 "* ]]; }
-# Text as JSON.
+# Prints text as JSON.
 quoted() { "$python" -c 'import json, sys; print(json.dumps(sys.stdin.read().strip()))'; }
 
-# Each in a process of its own, so that none finds the device in another's state.
+# Each program runs in its own process, so that it finds the device in a fresh state.
 attempt() {
     local start=$SECONDS code
     timeout -k 10 "$limit" "$@" >>"$results"
     code=$?
-    [[ -z $(tail -c 1 "$results") ]] || echo >>"$results" # it was ended within a line
-    # 1 of millpond-replay is a workload that did not run; the results say which.
+    [[ -z $(tail -c 1 "$results") ]] || echo >>"$results" # the limit cut a line
+    # millpond-replay exits with 1 if a workload did not run; the results tell which one.
     echo "== $((SECONDS - start)) s, exit code $code: ${*##*/}" >&2
 }
 
-# benched PROGRAM [FLAG...]: the workloads and the logs, or the logs with work in flight.
+# benched PROGRAM [FLAG...]: runs the workloads and the logs, or the logs with work in flight.
 benched() {
     ((is_busy || is_logs)) || attempt "$@" "${options[@]}"
     ((${#logs[@]} == 0)) ||
@@ -78,7 +77,7 @@ build_torch() {
     local torch cuda cudart
     [[ $here/torch -nt $here/torch.cpp ]] && return
     torch=$("$python" -c 'import torch; print(torch.__path__[0])') || return 1
-    # CUDA's headers: of an installed toolkit, or of the wheels that PyTorch came with.
+    # CUDA's headers come from an installed toolkit, or from PyTorch's wheels.
     for cuda in "${CUDA_HOME:-/usr/local/cuda}" "$torch"/../nvidia/cu13 "$torch"/../nvidia/cuda_runtime; do
         [[ -e $cuda/include/cuda_runtime_api.h ]] && break
     done
@@ -128,11 +127,11 @@ if wanted async; then
     benched "$here/async" cudaMallocAsync
 fi
 if wanted malloc && ((!is_busy && !is_logs)); then
-    # It waits for the device at each call: many blocks, threads and logs would take hours.
+    # cudaMalloc waits for the device in each call: many blocks, threads and logs would take hours.
     attempt "$here/async" cudaMalloc --most-live=10000 "${options[@]}" --workload=pair,churn,churn_large
 fi
 if wanted rmm; then
-    # A block of the pool and the arena takes longer the more are live.
+    # The pool and the arena get slower with more live blocks.
     benched "$here/rmm" pool --most-live=100000
     if ((!is_busy)); then
         benched "$here/rmm" arena --most-live=100000
@@ -144,14 +143,14 @@ if wanted torch; then
         benched "$here/torch"
         PYTORCH_ALLOC_CONF=expandable_segments:True benched "$here/torch"
     else
-        note "PyTorch is left out"
+        note "PyTorch is skipped"
     fi
 fi
 if wanted cupy && ((!is_busy && !is_logs)); then
     if "$python" -c 'import cupy' 2>/dev/null; then
         attempt "$python" "$here/cupy_bench.py" "${options[@]}"
     else
-        note "CuPy is left out"
+        note "CuPy is skipped"
     fi
 fi
 echo "== $SECONDS s: $(wc -l <"$results") lines in $results" >&2

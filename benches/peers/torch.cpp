@@ -1,4 +1,4 @@
-// PyTorch's caching allocator: `torch`, with PYTORCH_ALLOC_CONF=expandable_segments:True for its second mode.
+// PyTorch's caching allocator: `torch`. PYTORCH_ALLOC_CONF=expandable_segments:True selects its second mode.
 // See README.md.
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -18,7 +18,7 @@ struct Torch {
 
   std::optional<uint64_t> reserved() {
     auto const statistics = allocator::getDeviceStats(0);
-    return static_cast<uint64_t>(statistics.reserved_bytes[0].peak);  // 0: of all its pools together
+    return static_cast<uint64_t>(statistics.reserved_bytes[0].peak);  // 0: all pools together
   }
 };
 

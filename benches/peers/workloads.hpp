@@ -1,11 +1,11 @@
 // The workloads of `millpond-replay bench`, for allocators with a C++ interface: the same plans from the same
-// seed (plan.hpp), measured in the same way. measure/src/bench/mod.rs says how that is; a change here
-// belongs there too.
+// seed (plan.hpp), measured in the same way. measure/src/bench/mod.rs documents the method; change both
+// together.
 //
-// A subject is a class with
-//   void* allocate(size_t bytes, cudaStream_t stream);  // null or an exception if there is no memory
+// A subject is a class with these functions:
+//   void* allocate(size_t bytes, cudaStream_t stream);  // null or an exception if memory runs out
 //   void free(void* block, size_t bytes, cudaStream_t stream) noexcept;
-//   std::optional<uint64_t> reserved();  // the most bytes taken from the driver, if it can tell
+//   std::optional<uint64_t> reserved();  // the most bytes taken from the driver, if known
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -69,7 +69,7 @@ std::pair<Clock::time_point, size_t> run_steps(size_t count, double limit_ns, st
   return {start, done};
 }
 
-// What measuring costs: the least of several tries on steps that do nothing.
+// The cost of measuring: the least of several tries with empty steps.
 struct Cost {
   double sample_ns = 1e30, group_ns = 1e30;
 
@@ -205,18 +205,18 @@ class Churn {
     std::exception_ptr error;
   };
 
-  // It waits for the others even after an error, so that no thread waits for ever.
+  // Waits for the other threads even after an error, so that no thread waits forever.
   void work(size_t me) {
     guarded(me, [&] { prepare(me); });
     for (size_t round = 0; round < plans_[me].rounds.size(); ++round) {
-      // Stopping is only asked for between the second meeting and the first of the next round.
+      // Threads set `stop_` only between the second barrier and the first barrier of the next round.
       barrier_.arrive_and_wait();
       if (stop_.load(std::memory_order_relaxed)) break;
       barrier_.arrive_and_wait();
       guarded(me, [&] { workers_[me].laps.push_back(one_round(me, round)); });
     }
     barrier_.arrive_and_wait();
-    // From the highest address down: in any other order, RMM's pool takes minutes for many blocks.
+    // Frees from the highest address down. In any other order, RMM's pool takes minutes for many blocks.
     std::sort(shelves_[me].begin(), shelves_[me].end(), [](Block const& one, Block const& other) {
       return std::greater<void*>{}(one.address, other.address);
     });
@@ -243,7 +243,7 @@ class Churn {
     std::erase_if(shelf, [](Block const& block) { return block.address == nullptr; });
     auto const left = static_cast<ptrdiff_t>(shelf.size());
     fill(me, plan.fill);
-    // Slots come first; fragments behind them stay until the end.
+    // Slots come first. The fragments after them stay until the end.
     std::rotate(shelf.begin(), shelf.begin() + left, shelf.end());
     std::vector<double> samples;
     measured(plan.warm_up.size(), effort_.warming_ns, samples,
@@ -265,7 +265,7 @@ class Churn {
 
   Lap one_round(size_t me, size_t round) {
     auto& worker = workers_[me];
-    // A thread that hands over leaves a shelf to its neighbour.
+    // A thread that hands over blocks leaves its shelf to its neighbour.
     auto& shelf = shelves_[hands_over_ ? (me + round + 1) % plans_.size() : me];
     double const spent = worker.laps.empty() ? 0 : nanoseconds(Clock::now() - worker.laps[0].start);
     auto const& steps = plans_[me].rounds[round];
@@ -283,7 +283,7 @@ class Churn {
 
   Block allocate(Request const& of) { return {must_allocate(subject_, of.bytes, streams_[of.stream]), of}; }
 
-  // On the stream that it was allocated on.
+  // Frees on the stream that allocated the block.
   void free(Block& slot) {
     auto const block = slot;
     slot.address = nullptr;
@@ -301,9 +301,9 @@ class Churn {
   std::vector<Worker> workers_;
 };
 
-// ---- what runs ----
+// ---- cases ----
 
-// Destroyed at the end.
+// Non-blocking streams. The destructor destroys them.
 class Streams {
  public:
   explicit Streams(size_t count) {
@@ -339,7 +339,7 @@ void run_case(Case const& c, std::vector<Plan> const& plans, uint64_t bytes, Opt
   size_t free_bytes = 0, total_bytes = 0;
   check(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo");
   if (bytes > free_bytes) throw Skip("more bytes are live at once than the device has free");
-  if (c.live > options.most_live) throw Skip("this many blocks take this allocator too long");
+  if (c.live > options.most_live) throw Skip("this allocator is too slow with this many live blocks");
   Streams const streams(c.streams);
   auto const subject = make();
   auto const& effort = options.effort();
@@ -357,7 +357,7 @@ void run_case(Case const& c, std::vector<Plan> const& plans, uint64_t bytes, Opt
   print_number("reserved_bytes", subject->reserved());
 }
 
-// Runs the workloads on a subject, made anew for each by `make`, and prints a line of JSON for each.
+// Builds a subject for each workload with `make`, runs the workload on it, and prints a line of JSON.
 template <class Make>
 void run_all(std::string const& stack, Options const& options, Make&& make) {
   check(cudaSetDevice(0), "cudaSetDevice");

@@ -1,7 +1,8 @@
-// What each driver call does while a stream captures a graph.
-// One row per call, for each capture mode (G global, T thread-local, R relaxed), capturing stream (n
-// non-blocking, b blocking), caller (o another thread, s the same), exchange (- none, x relaxed in the
-// calling thread): the result of the call / the result of the end of the capture.
+// Tests each driver call while a stream captures a graph.
+// Prints a row for each call, and a column for each capture mode (G global, T thread-local, R relaxed),
+// capturing stream (n non-blocking, b blocking), calling thread (o another one, s the capturing one) and
+// exchange (- none, x the caller exchanged its mode to relaxed). A cell is the result of the call / the
+// result of ending the capture.
 #include <signal.h>
 
 #include "probe.h"
@@ -362,8 +363,8 @@ int main() {
     CUstreamCaptureMode modes[] = {CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
                                    CU_STREAM_CAPTURE_MODE_RELAXED};
     printf(
-        "each cell: result of the call / result of end_capture; 0 = success. Columns: mode G|T|R, "
-        "capturing stream n|b, caller o(ther)|s(ame), exchange -|x\n%-38s",
+        "each cell: result of the call / result of end_capture; 0 means success. Columns: mode G|T|R, "
+        "capturing stream n|b, calling thread o(ther)|s(ame), exchange -|x\n%-38s",
         "call");
     for (int m = 0; m < 3; m++)
         for (int b = 0; b < 2; b++)
@@ -433,7 +434,7 @@ int main() {
         printf("\n");
         fflush(stdout);
     }
-    // What the exchange and other cheap calls cost.
+    // Measures the exchange and other cheap calls.
     auto cost = [&](const char *n, std::function<void()> f) {
         for (int i = 0; i < 1000; i++)
             f();

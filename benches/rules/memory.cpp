@@ -1,4 +1,5 @@
-// Does the driver give back what a CUDA pool caches when others run short? What does plain memory take?
+// Does the driver reclaim the cached memory of a CUDA pool when others run short? How much memory do plain
+// allocations take?
 #include <signal.h>
 
 #include <algorithm>
@@ -71,10 +72,10 @@ int main() {
                        gib(free_bytes()));
             });
         }
-    child("plain: bytes of the device per size", [&] {
+    child("plain: device bytes for each size", [&] {
         init();
         CUdeviceptr warm;
-        OK(cuMemAlloc(&warm, 1));  // one page open
+        OK(cuMemAlloc(&warm, 1));  // opens one page
         for (size_t sz :
              {1ul,       256ul,      257ul,      512ul,      513ul,     1024ul,    3000ul,    4096ul,
               4097ul,    20000ul,    33000ul,    65536ul,    65537ul,   102400ul,  131072ul,  131073ul,
@@ -94,14 +95,14 @@ int main() {
             CUdeviceptr bb;
             cuMemGetAddressRange(&bb, &asz, v[1]);
             printf(
-                "   %4d x %9zu took %8.2f MiB = %.4f of asked, per block %.0f, alignment %llu, range %zu, "
-                "gap of two %lld\n",
+                "   %4d x %9zu took %8.2f MiB = %.4f of the request, per block %.0f, alignment %llu, "
+                "range %zu, distance of two %lld\n",
                 n, sz, (f0 - f1) / 1048576.0, (double)(f0 - f1) / n / sz, (double)(f0 - f1) / n, al & -al,
                 asz, (long long)(v[2] - v[1]));
             for (auto p : v)
                 OK(cuMemFree(p));
             if (free_bytes() != f0)
-                printf("      after freeing: %lld missing\n", (long long)(f0 - free_bytes()));
+                printf("      after freeing: %lld bytes missing\n", (long long)(f0 - free_bytes()));
         }
     });
     child("plain: mixture and holes", [&] {
@@ -114,12 +115,12 @@ int main() {
             v.push_back(p);
         }
         size_t f1 = free_bytes();
-        printf("   200 x 700 KiB and 200 x 100 KiB in turn: %.1f MiB for %.1f\n", (f0 - f1) / 1048576.0,
+        printf("   200 x 700 KiB and 200 x 100 KiB in turn: %.1f MiB for %.1f MiB\n", (f0 - f1) / 1048576.0,
                200 * 800 / 1024.0);
         for (int i = 0; i < 400; i += 2)
             OK(cuMemFree(v[i]));
         size_t f2 = free_bytes();
-        printf("   700s freed: %.1f MiB left\n", (f0 - f2) / 1048576.0);
+        printf("   the 700 KiB blocks freed: %.1f MiB still taken\n", (f0 - f2) / 1048576.0);
         std::vector<CUdeviceptr> w;
         for (int i = 0; i < 200; i++) {
             CUdeviceptr p;
@@ -127,14 +128,14 @@ int main() {
             w.push_back(p);
         }
         size_t f3 = free_bytes();
-        printf("   200 x 300 KiB into the holes: %.1f MiB\n", (f0 - f3) / 1048576.0);
+        printf("   200 x 300 KiB more: %.1f MiB taken in total\n", (f0 - f3) / 1048576.0);
         int lower = 0;
         for (auto p : w)
             if (p < v[399])
                 lower++;
-        printf("   %d of them below the last old block\n", lower);
+        printf("   %d of these lie below the last old block\n", lower);
     });
-    child("managed, pinned: bytes of the device", [&] {
+    child("managed, pinned: device bytes", [&] {
         init();
         size_t f0 = free_bytes();
         CUdeviceptr p;
@@ -154,10 +155,10 @@ int main() {
         size_t f2 = free_bytes();
         void *h;
         OK(cuMemHostAlloc(&h, 100 << 20, 0));
-        printf("   pinned 100 MiB: %.1f MiB of the device\n",
+        printf("   pinned 100 MiB: %.1f MiB of device memory\n",
                (double)((long long)(f2 - free_bytes())) / 1048576.0);
     });
-    child("what a context, streams and events take", [&] {
+    child("memory of a context, streams and events", [&] {
         init();
         size_t f0 = free_bytes();
         std::vector<CUstream> s(64);
@@ -174,7 +175,7 @@ int main() {
         size_t g1, g2;
         cuMemGetAllocationGranularity(&g1, &p, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
         cuMemGetAllocationGranularity(&g2, &p, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
-        printf("   granularity %zu %zu\n", g1, g2);
+        printf("   granularity: minimum %zu, recommended %zu\n", g1, g2);
         int rdma = -1, fd = -1, fab = -1, hd = -1, pg = -1, integ = -1;
         cuDeviceGetAttribute(&rdma, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, dev);
         cuDeviceGetAttribute(&fd, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, dev);
@@ -210,7 +211,7 @@ int main() {
             printf("   create 32 MiB rdma %d fd %d: result %d, %.1f us\n", flags & 1, flags >> 1, r, t[25]);
         }
     });
-    child("one memory taken by another process while mem_get_info is asked", [&] {
+    child("mem_get_info, and create and release by size", [&] {
         init();
         double t = now_us();
         size_t f = 0;

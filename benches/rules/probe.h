@@ -43,7 +43,7 @@ static inline CUmemAccessDesc vmm_access(int dev) {
     a.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     return a;
 }
-// Runs f in a child that has not touched CUDA; prints how it ended.
+// Runs f in a child process that has not used CUDA; prints a signal or a timeout.
 static inline void child(const char *name, std::function<void()> f) {
     printf("-- %s\n", name);
     fflush(stdout);

@@ -1,5 +1,5 @@
-// What cuDevicePrimaryCtxReset leaves of handles, address ranges and pools. Each case in a process of its
-// own.
+// Tests which handles, address ranges and pools survive cuDevicePrimaryCtxReset. Each case runs in its own
+// process.
 #include <signal.h>
 
 #include "probe.h"

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Builds the programs beside this script and runs them on the first GPU.
+# Builds the programs next to this script, and runs them on the first GPU.
 #
 #   benches/rules/run.sh [DIR]
 #
-# DIR (rules-out by default) then holds one text for each program. CUDA names the toolkit (/usr/local/cuda).
+# Writes one text file per program to DIR (rules-out by default). CUDA names the toolkit (/usr/local/cuda).
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 out=${1:-rules-out}

@@ -1,7 +1,7 @@
-// Which calls wait for all work of the context, also that of destroyed streams, also while a stream
-// captures? Each cell: W = the kernel was done when the call returned, - = it was not, then the call's
-// result / the capture's end. The kernel spins for 40 ms on another stream; the caller has exchanged to
-// relaxed.
+// Which calls wait for all work of the context, even for work of destroyed streams, and even while a stream
+// captures? In each cell, W means that the kernel had finished when the call returned, and - that it had not.
+// Then follow the results of the call / of ending the capture. The kernel spins for 40 ms on another stream.
+// The caller has exchanged its capture mode to relaxed.
 #include "probe.h"
 static CUcontext ctx;
 static CUdevice dev;
@@ -114,8 +114,8 @@ int main() {
     const char *caps[] = {"none", "Gn", "Gb", "Tn", "Tb", "Rn", "Rb"};
     const char *works[] = {"nb alive", "nb destroyed", "blk alive", "blk destroyed"};
     printf(
-        "rows: call x stream of the kernel; columns: capture under way (mode, kind), by the caller's own "
-        "thread (s) or another (o)\n%-26s %-14s",
+        "rows: call x the kernel's stream; columns: active capture (mode, kind of stream), and calling "
+        "thread: the capturing one (s) or another one (o)\n%-26s %-14s",
         "call", "work");
     for (auto c : caps)
         printf(" %-12s %-12s", c, "");

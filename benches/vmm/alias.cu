@@ -1,5 +1,6 @@
-// Is one physical handle sound behind two addresses at once? Every test counts wrong words; a fault planted
-// on purpose shows that each check can fail. Exit code 1 if a test that must be right had a wrong word.
+// Is it sound to map one physical handle at two addresses at once? Every test counts wrong words. Planted
+// faults (canaries) show that each check can fail. The exit code is 1 if a test that must pass had a wrong
+// word.
 #include <atomic>
 #include <thread>
 
@@ -53,7 +54,7 @@ static void disjoint(size_t bytes) {
                 k_pair_check<<<264, 256>>>((uint32_t*)p, words, cut, f.stripe, last, wrong);
             RT(cudaMemcpy(&got, g, sizeof got, cudaMemcpyDeviceToHost));
             together += std::min(got.end[0], got.end[1]) > std::max(got.start[0], got.start[1]);
-            if (r < (bytes > 64 * MiB ? 1 : 2)) {  // and once more without any kernel
+            if (r < (bytes > 64 * MiB ? 1 : 2)) {  // check once more without a kernel
                 RT(cudaMemcpy(host.data(), (void*)(r ? third : m.home), bytes, cudaMemcpyDeviceToHost));
                 for (size_t i = 0; i < words; i++) {
                     bool who = f.stripe ? (i / f.stripe) & 1 : i >= cut;
@@ -64,7 +65,7 @@ static void disjoint(size_t bytes) {
         ull w;
         RT(cudaMemcpy(&w, wrong, 8, cudaMemcpyDeviceToHost));
         verdict("disjoint " + mib(bytes) + ", " + f.name, rounds, w + host_wrong, true,
-                "ran at the same time: " + std::to_string(together) + " of " + std::to_string(rounds));
+                "overlapping rounds: " + std::to_string(together) + " of " + std::to_string(rounds));
         if (together * 10 < rounds * 9) {
             printf("alias\ttoo few rounds overlapped\tFAIL\n");
             failures++;
@@ -94,7 +95,7 @@ static void hand_over(const char* name, Maps& m, int rounds, int streams, bool s
     }
     verdict(std::string("hand-over ") + name + (streams > 1 ? ", two streams" : ", one stream"), rounds,
             c.take(), true, kinds(c));
-    if (streams == 1) {  // one wrong word, planted through the view, must be seen at home
+    if (streams == 1) {  // the check at home must see a wrong word planted through the view
         size_t words = m.total / 4;
         Want w = write(c, m.in_view(0, m.total), words, KERNEL, st_[0]);
         k_poke<<<1, 1, 0, st_[0]>>>((uint32_t*)m.view + below(words));
@@ -131,7 +132,7 @@ static void graphs(const char* name, Maps& m, int count, int trips, int replays,
     CU(cuMemFree(c.scratch));
 }
 
-// Two owners change hands at the same time in one handle, either side of a border that moves.
+// Two blocks of one handle change owners at the same time, on the two sides of a moving border.
 static void two_chains(size_t bytes, int borders, int trips) {
     Maps m({bytes}, {0});
     Chain x(bytes), y(bytes);
@@ -145,13 +146,13 @@ static void two_chains(size_t bytes, int borders, int trips) {
         }
         RT(cudaDeviceSynchronize());
     }
-    verdict("two chains at once either side of a border, " + mib(bytes), 2ull * borders * trips,
+    verdict("two chains at once on the two sides of a border, " + mib(bytes), 2ull * borders * trips,
             x.take() + y.take(), true);
     CU(cuMemFree(x.scratch));
     CU(cuMemFree(y.scratch));
 }
 
-// One handle at many addresses, all accessible; the block moves from one to the next.
+// One handle at many accessible addresses; the block moves from one address to the next.
 static void many(size_t bytes, int n, int rounds) {
     Handle h = create(bytes);
     std::vector<CUdeviceptr> at;
@@ -176,7 +177,7 @@ static void many(size_t bytes, int n, int rounds) {
     CU(cuMemFree(c.scratch));
 }
 
-// Views are made, used and unmapped while kernels run through home on the other half of the same handles.
+// Maps, uses and unmaps views while kernels use the other half of the same handles.
 static void map_under_load(int n, size_t each, int views) {
     std::vector<int> order(n);
     for (int i = 0; i < n; i++) order[i] = i;
@@ -224,7 +225,7 @@ static void map_under_load(int n, size_t each, int views) {
     stop = true;
     load.join();
     ull rounds = behind;
-    verdict("views made, used and unmapped under load, " + std::to_string(n) + " x " + mib(each),
+    verdict("views mapped, used and unmapped under load, " + std::to_string(n) + " x " + mib(each),
             views * 4ull + rounds, c.take() + busy.take(), true,
             "rounds of the load: " + std::to_string(rounds));
     CU(cuMemAddressFree(view, n * each));
@@ -232,8 +233,8 @@ static void map_under_load(int n, size_t each, int views) {
     CU(cuMemFree(busy.scratch));
 }
 
-// Kernels that overlap by programmatic dependent launch: the reader is resident before the writer has
-// written.
+// Kernels that overlap through programmatic dependent launch: the reader is resident before the writer
+// writes.
 __global__ void k_pdl_write(uint32_t* p, size_t n, Want w) {
     cudaTriggerProgrammaticLaunchCompletion();
     ull t = globaltimer();
@@ -280,21 +281,21 @@ static void programmatic(int early, int wait, bool alias, bool must) {
     else verdict(name, rounds, wrong, must);
 }
 
-// What is not promised: a kernel that runs already, and one thread that uses both addresses.
+// Cases without a guarantee: a kernel that already runs, and one thread that uses both addresses.
 __global__ void k_resident(const uint32_t* p, const uint32_t* other, volatile int* flags, ull* out) {
     uint32_t before = ld_ca(p + threadIdx.x);
     __syncthreads();
     if (threadIdx.x == 0) {
-        flags[0] = 1;  // no fence here: a fence drops what the first-level cache holds
+        flags[0] = 1;  // no fence here: a fence drops the contents of the first-level cache
         ull t = globaltimer();
         while (!flags[1] && globaltimer() - t < 500000000) {}
     }
     __syncthreads();
     uint32_t plain = ld_ca(p + threadIdx.x), rel, there = ld_ca(other + threadIdx.x);
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(rel) : "l"(p + threadIdx.x) : "memory");
-    if (plain == before) atomicAdd(out, 1);           // the old value through the plain load
-    if (rel != 0xABABABABu) atomicAdd(out + 1, 1);    // not the new value through a relaxed load
-    if (there != 0xABABABABu) atomicAdd(out + 2, 1);  // not the new value at the writer's address
+    if (plain == before) atomicAdd(out, 1);           // the plain load returned the old value
+    if (rel != 0xABABABABu) atomicAdd(out + 1, 1);    // the relaxed load missed the new value
+    if (there != 0xABABABABu) atomicAdd(out + 2, 1);  // the writer's address lacks the new value
 }
 __global__ void k_set(uint32_t* p) { st(p + threadIdx.x, 0xABABABABu); }
 __global__ void k_one_thread(uint32_t* a, uint32_t* b, int fence, ull* out) {

@@ -1,4 +1,4 @@
-// For alias.cu: kernels that write and check, blocks at two addresses, one change of owner.
+// For alias.cu: kernels that write and check, blocks at two addresses, and a change of owner.
 #pragma once
 #include <cstring>
 #include <map>
@@ -45,8 +45,8 @@ __device__ __forceinline__ uint32_t ld_nc(const uint32_t* p) {
 __device__ __forceinline__ void st(uint32_t* p, uint32_t v) {
     asm volatile("st.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
-// What a step writes or expects: seed = *base + salt (base is on the device, so that a replayed graph sees
-// new values); flat = every word the same, as a memset leaves it.
+// The values that a step writes or expects. The seed is *base + salt; base is on the device, so a replayed
+// graph sees new values. If flat is set, every word is the same, as after a memset.
 struct Want {
     const uint32_t* base;
     uint32_t salt, flat;
@@ -74,7 +74,7 @@ __global__ void k_check_write(uint32_t* p, size_t n, uint32_t first, Want r, Wan
     }
     if (bad) atomicAdd(wrong, bad);
 }
-// The same through bulk copies (asynchronous proxy), 512 B to 4 KiB each, and through atomics.
+// The same with bulk copies (asynchronous proxy) of 512 B to 4 KiB each, and with atomics.
 constexpr int CHUNK = 1024;
 __device__ __forceinline__ uint32_t shared_at(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
 __global__ void k_write_bulk(uint32_t* p, size_t n, uint32_t first, Want w) {
@@ -177,9 +177,9 @@ struct Piece {
     size_t words;
     uint32_t first;
 };
-using Side = std::vector<Piece>;  // one block's bytes, in block order, at one of their addresses
+using Side = std::vector<Piece>;  // the bytes of one block, in block order, at one of its addresses
 
-struct Maps {  // handles in a row at `home`; the same handles in another order at `view`
+struct Maps {  // handles side by side at `home`, and in another order at `view`
     std::vector<size_t> size;
     std::vector<Handle> h;
     std::vector<int> order;
@@ -210,7 +210,7 @@ struct Maps {  // handles in a row at `home`; the same handles in another order 
         for (int k = 0; k < i; k++) at += size[k];
         return at;
     }
-    // The bytes [o, o + len) of the view, as pieces at home.
+    // Returns the bytes [o, o + len) of the view as pieces at home.
     Side at_home(size_t o, size_t len) const {
         Side side;
         size_t at = 0;
@@ -238,7 +238,7 @@ struct Maps {  // handles in a row at `home`; the same handles in another order 
 
 static std::mt19937_64 rng(20261121);
 static size_t below(size_t n) { return std::uniform_int_distribution<size_t>(0, n - 1)(rng); }
-// A range in 512 B units: log-uniform length, each 16th the whole.
+// Draws a range in units of 512 B with a log-uniform length; one draw in 16 gives the whole range.
 static void draw(size_t lo, size_t hi, size_t& o, size_t& len) {
     size_t units = (hi - lo) / 512;
     double u = std::uniform_real_distribution<double>(0, 1)(rng);
@@ -248,7 +248,7 @@ static void draw(size_t lo, size_t hi, size_t& o, size_t& len) {
     o = lo + below(units - k + 1) * 512;
 }
 
-struct Chain {  // one order of work: scratch memory, counters, events
+struct Chain {  // one chain of work: scratch memory, counters, events
     CUdeviceptr scratch;
     size_t scratch_bytes;
     uint32_t* base;
@@ -289,7 +289,7 @@ static void hop(Chain& c, int k, CUstream from, CUstream to) {
 enum Writer { KERNEL, MEMSET, COPY_D, COPY_H, BULK, ATOMIC, WRITERS };
 static const char* writer_name[] = {"kernel", "memset", "copy_dtod", "copy_htod", "bulk", "atomic"};
 
-// Leaves w in every word of the side, by the given means. The scratch copy holds the block in block order.
+// Writes w to every word of the side, with the given writer. The scratch copy holds the block in block order.
 static Want write(Chain& c, const Side& side, size_t words, Writer how, CUstream s) {
     Want w{c.base, c.salt++, how == MEMSET};
     if (how == COPY_D || how == COPY_H)
@@ -335,9 +335,9 @@ static void check_copy(Chain& c, const Side& side, size_t words, Want w, CUstrea
     k_check<<<grid(words), 256, 0, s>>>(host ? c.pinned : (uint32_t*)c.scratch, words, 0, w, 0, c.wrong);
 }
 
-// One change of owner: written through a, read and written through b, read through a, and the other way by
-// memcpy. The checks through a before b writes leave a's lines in the caches, where they must not be found
-// afterwards.
+// One change of owner: writes through a, reads and writes through b, reads through a, and copies back with
+// memcpy. The checks through a before b writes leave a's lines in the caches; later reads must not find these
+// old lines.
 static void round_trip(Chain& c, const Side& a, const Side& b, size_t words, CUstream s1, CUstream s2) {
     auto pick = [&] {
         Writer w = Writer(below(WRITERS));

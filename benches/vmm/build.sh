@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds alias, costs and memory with nvcc from $CUDA (a toolkit's folder), into the folder given (or out).
-# Where no driver is installed, a stub stands in for libcuda.
+# Builds alias, costs and memory with nvcc from $CUDA (a toolkit's folder), in the given folder (default:
+# out). Links against a stub of libcuda, so the machine needs no driver.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "${1:-$here/out}"

@@ -1,4 +1,4 @@
-// Shared by all programs here: error checks, a host clock, order statistics, virtual memory calls.
+// Shared by all programs here: error checks, a host clock, order statistics, calls for virtual memory.
 #pragma once
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -48,7 +48,7 @@ static inline const char* error_name(CUresult r) {
     return s;
 }
 
-// Host wall clock in ns; `rows` prints min, median, p99, max, each divided by `per` (operations a sample).
+// Host times in ns. `row` prints min, median, p99 and max, each divided by `per` (operations per sample).
 struct Sample {
     std::vector<uint64_t> v;
     template <class F>

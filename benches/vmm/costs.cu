@@ -1,5 +1,5 @@
-// What the calls of virtual memory management cost on the host: alone, in batches, beside running kernels, by
-// threads.
+// Measures the host's cost of calls for virtual memory management: alone, in batches, while kernels run, and
+// from several threads.
 #include "costs.cuh"
 
 static void batched(const std::vector<size_t>& sizes, int reps, const std::string& param) {
@@ -60,7 +60,7 @@ static void partly(size_t bytes) {
         CU(cuMemAddressFree(a, n * bytes));
     }
     std::string p = "16 x " + mib(bytes);
-    all_half.row("partly", "set_access over 16, 8 of them accessible", p);
+    all_half.row("partly", "set_access over 16, 8 already accessible", p);
     only_new.row("partly", "set_access over the 8 new ones", p);
     all_old.row("partly", "set_access over 16, all accessible", p);
     printf("partly\tset_access over a hole\t%s\t%s\n", p.c_str(), error_name(over_hole));
@@ -85,8 +85,8 @@ static void filled(size_t total, size_t each, bool twice) {
     std::string p = std::to_string(total / GiB) + " GiB in " + mib(each) +
                     (twice ? " handles, mapped twice" : " handles");
     printf("filled\tall of it\t%s\tms=%.1f\n", p.c_str(), double(t) / 1e6);
-    held("filled", 2 * MiB, 200, "2MiB beside " + p);
-    held("filled", 32 * MiB, 60, "32MiB beside " + p);
+    held("filled", 2 * MiB, 200, "2MiB in addition to " + p);
+    held("filled", 32 * MiB, 60, "32MiB in addition to " + p);
     t = now();
     if (twice) CU(cuMemUnmap(b, total));
     CU(cuMemUnmap(a, total));
@@ -98,7 +98,7 @@ static void filled(size_t total, size_t each, bool twice) {
     CU(cuMemAddressFree(b, total));
 }
 
-// Each call with a kernel in flight that would run 40 ms longer. A call that waits for it shows 40 ms.
+// Makes each call while a kernel has 40 ms left to run. A call that waits for the kernel takes 40 ms.
 static void stalls(size_t bytes, bool touches) {
     const ull ns = 40000000;
     struct Row {
@@ -156,7 +156,7 @@ static void stalls(size_t bytes, bool touches) {
         r.t.row("stalls",
                 r.what + (r.still == reps
                               ? " [does not wait]"
-                              : " [kernel over on return: " + std::to_string(reps - r.still) + " of 5]"),
+                              : " [kernel finished on return: " + std::to_string(reps - r.still) + " of 5]"),
                 mib(bytes) + (touches ? ", kernel writes through the handle" : ""));
 }
 
@@ -201,7 +201,7 @@ static void threads(size_t bytes, int n, int each) {
     rows(all, "threads", p);
 }
 
-// Threads that map now and then, as the misses of a pool would: what one call then costs.
+// Measures calls from threads that map now and then, like the misses of a pool.
 static void paced(int n) {
     std::atomic<int> stop{0};
     std::vector<Set> sets(n);
@@ -221,7 +221,7 @@ static void paced(int n) {
     rows(all, "paced", std::to_string(n) + " threads, 2MiB, pausing 200 us");
 }
 
-// Launches and event records beside threads that map.
+// Measures launches and event records while other threads map.
 static void disturbed(int mappers, size_t bytes, uint64_t pace, bool with_async) {
     std::atomic<int> stop{0};
     std::vector<std::thread> ts;
@@ -260,7 +260,7 @@ static void disturbed(int mappers, size_t bytes, uint64_t pace, bool with_async)
     async.row("disturbed", "AllocAsync and FreeAsync", p);
 }
 
-// Does the GPU itself slow down while the host maps? Durations of a kernel that reads and writes 256 MiB.
+// Does the GPU itself slow down while the host maps? Measures a kernel that writes 256 MiB.
 static void slows_gpu() {
     size_t bytes = 256 * MiB;
     CUdeviceptr a = reserve(bytes);
@@ -278,7 +278,7 @@ static void slows_gpu() {
             ts.emplace_back([&] {
                 CU(cuCtxSetCurrent(context));
                 if (mappers == 1) mapper(2 * MiB, stop, &t);
-                else {  // second mappings of the very handles that the kernel uses
+                else {  // second mappings of the handles that the kernel uses
                     CUdeviceptr v = reserve(bytes);
                     while (!stop) {
                         for (int i = 0; i < 128; i++) map(v + i * 2 * MiB, h[127 - i], 2 * MiB);
@@ -302,10 +302,10 @@ static void slows_gpu() {
         }
         stop = 1;
         for (auto& x : ts) x.join();
-        const char* what[] = {"none maps", "one thread maps 2MiB handles of its own",
+        const char* what[] = {"no thread maps", "one thread maps its own 2MiB handles",
                               "one thread maps the same handles at a second address"};
         ns.row("gpu", "kernel writes 256 MiB (128 handles)", what[mappers]);
-        rows(t, "gpu, beside that kernel", "2MiB");
+        rows(t, "gpu, during that kernel", "2MiB");
     }
     CU(cuMemUnmap(a, bytes));
     for (Handle x : h) CU(cuMemRelease(x));
@@ -342,7 +342,7 @@ int main(int argc, char** argv) {
             Spin spin(3000000000ull);
             held("one kernel runs", 2 * MiB, 300, "2MiB");
             held("one kernel runs", 32 * MiB, 100, "32MiB");
-            printf("stalls\tthe long kernel still runs after 400 handles were made and released\t%s\n",
+            printf("stalls\tthe long kernel still runs after 400 handles were created and released\t%s\n",
                    spin.running() ? "yes" : "NO");
             spin.end();
         }

@@ -1,4 +1,4 @@
-// Shared by costs.cu and memory.cu: kernels that keep the device busy, and the costs of the calls one by one.
+// Shared by costs.cu and memory.cu: kernels that keep the device busy, and the cost of each call.
 #pragma once
 #include <atomic>
 #include <functional>
@@ -75,7 +75,7 @@ static inline void rows(Set& t, const char* section, const std::string& p, doubl
     t.release.row(section, "release", p, per);
 }
 
-// n handles made one after the other, each at a fresh address, all kept until the end.
+// Creates n handles, each at a fresh address, and keeps all until the end.
 static inline void held(const char* section, size_t bytes, int n, const std::string& param) {
     Set t;
     CUdeviceptr home = reserve(bytes * n), view = reserve(bytes * n);
@@ -102,7 +102,7 @@ static inline void held(const char* section, size_t bytes, int n, const std::str
     rows(t, section, param);
 }
 
-// The same address again and again.
+// Maps at the same address again and again.
 static inline void churn(const char* section, size_t bytes, int n, const std::string& param) {
     Set t;
     CUdeviceptr a = reserve(2 * bytes), b = a + bytes;
@@ -121,7 +121,7 @@ static inline void churn(const char* section, size_t bytes, int n, const std::st
     rows(t, section, param);
 }
 
-struct Load {  // short kernels, one after the other, from another thread
+struct Load {  // launches short kernels, one after another, from another thread
     std::atomic<bool> stop{false};
     std::thread t;
     explicit Load(ull ns)
@@ -178,7 +178,7 @@ static inline void begin() {
     }
 }
 
-// Runs the sections that the command line names; all where it names none.
+// Runs the section that the command line names; all sections if it names none.
 struct Sections {
     std::string only;
     Sections(int argc, char** argv) : only(argc > 1 ? argv[1] : "") {}

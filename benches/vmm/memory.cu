@@ -1,4 +1,4 @@
-// Addresses, fresh memory, other ways to memory, and what pointers into mapped memory answer.
+// Measures addresses, fresh memory and other ways to get memory; queries pointers into mapped memory.
 #include "costs.cuh"
 
 static void reservations() {
@@ -82,7 +82,7 @@ static void first_touch() {
             access(a, bytes);
             RT(cudaMemset(out, 0, 8));
             RT(cudaDeviceSynchronize());
-            if (r % 2) {  // half of the rounds look for what was left behind, half time the first writes
+            if (r % 2) {  // half of the rounds look for old contents, half time the first writes
                 k_nonzero<<<1056, 256, 0, s1>>>((uint4*)a, bytes / 16, out);
                 RT(cudaDeviceSynchronize());
                 ull w;
@@ -132,7 +132,7 @@ static void first_touch() {
     CU(cuMemAddressFree(a, n * 2 * MiB));
     CU(cuMemAddressFree(b, n * 2 * MiB));
 
-    // With all but about 1 GiB taken, what is created is what was just released.
+    // With all memory except about 1 GiB taken, a new handle gets the memory that was just released.
     std::vector<std::pair<Handle, size_t>> held_;
     size_t free_bytes, total;
     CU(cuMemGetInfo(&free_bytes, &total));
@@ -219,7 +219,7 @@ static void others() {
         trim.row("others", "PoolTrimTo 0, ns for each of 48", mib(bytes), n);
         printf("others\tpool after 48\t%s\tused=%llu reserved=%llu\n", mib(bytes).c_str(), (ull)used,
                (ull)reserved);
-        if (bytes == 32 * MiB) {  // the first small request into a pool that is empty
+        if (bytes == 32 * MiB) {  // the first small requests to an empty pool
             Sample small;
             for (int i = 0; i < n; i++)
                 small.time([&] { CU(cuMemAllocFromPoolAsync(&p[i], 1 * MiB, pool, s1)); });
@@ -229,7 +229,7 @@ static void others() {
         CU(cuStreamSynchronize(s1));
         CU(cuMemPoolDestroy(pool));
     }
-    // One handle of a kind that can be exported: does that cost more?
+    // Does an exportable handle cost more?
     prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     held("others", 2 * MiB, 300, "2MiB, exportable as a file descriptor");
     held("others", 32 * MiB, 100, "32MiB, exportable as a file descriptor");
@@ -250,7 +250,7 @@ static void slow(Sample& s, const char* what, const std::string& p) {
 }
 
 static void extra() {
-    {  // one access call over a range with a hole: is what lies behind the hole accessible then?
+    {  // after one access call over a range with a hole: is the part behind the hole accessible?
         CUdeviceptr a = reserve(16 * MiB);
         std::vector<Handle> h;
         for (int i = 0; i < 8; i++) h.push_back(create(2 * MiB));
@@ -275,7 +275,7 @@ static void extra() {
         for (Handle x : h) CU(cuMemRelease(x));
         CU(cuMemAddressFree(a, 16 * MiB));
     }
-    {  // where the dearer set_access calls lie when addresses advance by 2 MiB through cold space
+    {  // which set_access calls cost more when addresses advance by 2 MiB through cold space
         CUdeviceptr big = reserve(4 * TiB), a = (big + TiB) & ~(4 * GiB - 1);
         Handle h = create(2 * MiB);
         const int n = 2048;
@@ -291,7 +291,7 @@ static void extra() {
             if (t[i] > 25000) printf("%d:%llu ", i, (ull)t[i]);
         printf("\n");
         CU(cuMemUnmap(a, n * 2 * MiB));
-        // The same place again after all was unmapped; then with one page of each 512 MiB kept mapped.
+        // The same addresses after everything was unmapped; then with one page per 512 MiB still mapped.
         for (int keep = 0; keep < 2; keep++) {
             if (keep)
                 for (int i = 0; i < 8; i++) {
@@ -306,7 +306,7 @@ static void extra() {
                     s.time([&] { access(p, 2 * MiB); });
                     CU(cuMemUnmap(p, 2 * MiB));
                 }
-            s.row("extra", "set_access, one a 512 MiB",
+            s.row("extra", "set_access, one per 512 MiB",
                   keep ? "another page of the 512 MiB is mapped" : "nothing else is mapped there");
             if (keep)
                 for (int i = 0; i < 8; i++) CU(cuMemUnmap(a + i * 512 * MiB, 2 * MiB));
@@ -314,7 +314,7 @@ static void extra() {
         CU(cuMemRelease(h));
         CU(cuMemAddressFree(big, 4 * TiB));
     }
-    // Is a create slow when the device must first clear what was released? 100 GiB released, then asked for
+    // Is a create slow when the device must first clear released memory? Releases 100 GiB, then creates them
     // again.
     for (size_t each : {32 * MiB, 512 * MiB}) {
         int n = int(100 * GiB / each);
@@ -393,7 +393,7 @@ static void attributes() {
         printf("attributes\t%s\tcuMemcpyPeer within the device\t%s\n", who.c_str(), error_name(r));
     }
     RT(cudaDeviceSynchronize());
-    // The handle released while mapped: the memory stays until the last unmap.
+    // Releases the handle while it is mapped: the memory stays until the last unmap.
     size_t f0, f1, f2, total;
     CUdeviceptr big = reserve(256 * MiB);
     Handle x = create(256 * MiB);

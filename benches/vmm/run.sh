@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs what build.sh made beside this script, on a GPU; one file a section in $OUT (default: results).
-# SECTIONS="single batched" runs chosen ones, SEED= another random order of the aliasing tests.
+# Runs the programs that build.sh put next to this script, on a GPU. Writes one file per section to $OUT
+# (default: results). SECTIONS="single batched" runs only these sections. SEED is the seed of the aliasing
+# tests.
 set -uo pipefail
 cd "$(dirname "$0")"
 out=${OUT:-results}

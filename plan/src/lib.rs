@@ -1,7 +1,8 @@
 //! A layer of millpond that serves a program from a prepared plan of its allocations.
 //!
 //! `slots` has a slot for each allocation of the plan, and checks that it is free. `following` follows the
-//! program through the plan, in the memory of its `lane`s. docs/plan.md explains when the layer is worth it.
+//! program through the plan, in the memory of its `lane`s. docs/book/src/plans.md explains when the layer is
+//! worth it.
 
 mod file;
 #[cfg(all(test, not(millpond_loom)))]

@@ -26,7 +26,7 @@
 //! - The interface shares memory with other processes through CUDA's legacy IPC handles, which exist only for
 //!   memory of `cuMemAlloc`. So its stacks need `pages=off`; the default manager and the stacks named here
 //!   give handles. A program that shares no memory needs less with `cuda+pool` (on one of the logs of
-//!   docs/BENCHMARKS.md 1.04 times the bytes in use instead of 1.51).
+//!   docs/book/src/benchmarks.md 1.04 times the bytes in use instead of 1.51).
 //!
 //! ```no_run
 //! use millpond_core::{DeviceId, stack::LayerTable};

@@ -1,10 +1,10 @@
-"""Measures what an allocation and its free cost from Python, through millpond and beside the libraries' own.
+"""Measures an allocation and its free in Python, with millpond and with the libraries' own allocators.
 
 python python/benches/frameworks.py [--calls 20000] [--rounds 11] [--json FILE] [PART ...]
 
-Each part runs in processes of its own, since PyTorch takes its allocator once. All times are nanoseconds for
-one allocation and its free, the median of the rounds. A floor is an allocator that returns a fixed address.
-A part whose package is not installed, or that needs a GPU that is not there, is skipped, and says so.
+Each part runs in separate processes, because PyTorch accepts an allocator only once. Times are nanoseconds
+for one allocation and its free, the median of the rounds. A floor is an allocator that returns a fixed
+address. A part is skipped, with a message, if its package or the GPU that it needs is missing.
 """
 
 import argparse
@@ -18,9 +18,9 @@ import sys
 import time
 
 SIZES = (256, 64 << 10, 1 << 20, 64 << 20)
-#: How often the processes of a part take turns, where its allocators cannot share one.
+#: The turns that the processes of a part take if its allocators cannot share a process.
 TURNS = 3
-#: A pool of 2 MiB, as one begins, caches no block of 1 MiB, which then takes some 600 ns more.
+#: A new pool has 2 MiB and caches no block of 1 MiB, which then takes about 600 ns more.
 STACK = "cuda+pool:initial=64MiB"
 SKIPPED = 77
 
@@ -32,11 +32,11 @@ def skip(why):
 
 
 def needs_gpu():
-    """Skip a part where there is no GPU."""
+    """Skip the part if the machine has no GPU."""
     import millpond
 
     if millpond.Device().is_simulated:
-        skip("there is no GPU")
+        skip("the machine has no GPU")
 
 
 def imported(name):
@@ -48,7 +48,7 @@ def imported(name):
 
 
 def nanoseconds(call, calls):
-    """Return the time of a call whose result is dropped."""
+    """Return the mean time of a call; drop its results."""
     start = time.perf_counter_ns()
     for _ in itertools.repeat(None, calls):
         call()
@@ -56,7 +56,7 @@ def nanoseconds(call, calls):
 
 
 def in_turns(options, candidates):
-    """Measure each candidate (a function of a size that returns a call) at each size, in turns."""
+    """Measure each candidate at each size, in turns. A candidate maps a size to a call."""
     times = {name: {size: [] for size in SIZES} for name in candidates}
     for size in SIZES:
         for _ in range(options.rounds):
@@ -68,11 +68,11 @@ def in_turns(options, candidates):
     return times
 
 
-# --- The parts; each returns the times of all rounds, by candidate and size ---
+# --- The parts: each returns the times of all rounds, by candidate and size ---
 
 
 def buffer(options):
-    """`DeviceBuffer(size=n)`, millpond's and RMM's."""
+    """Measure `DeviceBuffer(size=n)` of millpond and of RMM."""
     import millpond
 
     stack = millpond.stack("cuda+pool:initial=1GiB")
@@ -81,10 +81,10 @@ def buffer(options):
     try:
         import rmm
     except ImportError:
-        print("rmm is not installed: it is not measured", file=sys.stderr)
+        print("RMM is not measured, because rmm is not installed", file=sys.stderr)
     else:
         if millpond.Device().is_simulated:
-            print("there is no GPU: RMM is not measured", file=sys.stderr)
+            print("RMM is not measured, because the machine has no GPU", file=sys.stderr)
         else:
             pool = rmm.mr.PoolMemoryResource(rmm.mr.CudaMemoryResource(), 1 << 30)
             rmm.mr.set_current_device_resource(pool)
@@ -95,12 +95,12 @@ def buffer(options):
 
 
 def _returns_its_first_argument():
-    """Return the address of a C function that copies as many bytes as its third argument says: none here."""
+    """Return the address of `memmove`: with a third argument of 0, it only returns its first argument."""
     return ctypes.cast(ctypes.CDLL(None).memmove, ctypes.c_void_p).value
 
 
 def cupy(options):
-    """`cupy.empty(n)` under millpond, CuPy's own pool, and the floor."""
+    """Measure `cupy.empty(n)` with millpond, CuPy's own pool, and the floor."""
     needs_gpu()
     cp = imported("cupy")
     import millpond
@@ -138,13 +138,13 @@ def _torch(options, name):
 
 
 def torch_own(options):
-    """`torch.empty(n)` with PyTorch's own allocator."""
+    """Measure `torch.empty(n)` with PyTorch's own allocator."""
     needs_gpu()
     return _torch(options, "torch")
 
 
 def torch_millpond(options):
-    """The same under millpond's process-wide mode."""
+    """Measure the same with millpond's process-wide mode."""
     needs_gpu()
     imported("torch")
     import millpond
@@ -158,7 +158,7 @@ def torch_millpond(options):
 
 
 def torch_floor(options):
-    """The same with an allocator that returns the size as the address."""
+    """Measure the same with an allocator that returns the size as the address."""
     needs_gpu()
     torch = imported("torch")
     # `memmove(size, device, stream)` on the default stream copies nothing, and returns the size.
@@ -176,7 +176,7 @@ FUNCTIONS = {function.__name__: function for functions in PARTS.values() for fun
 
 
 def run(function, options):
-    """Run one function of a part in a process of its own; return its times, or None if it is skipped."""
+    """Run one function of a part in its own process; return its times, or None if it is skipped."""
     command = [sys.executable, __file__, "--function", function.__name__]
     command += ["--calls", str(options.calls), "--rounds", str(options.rounds)]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -1,7 +1,8 @@
-"""What an allocation and its free cost through RMM's objects: the compiled bridge, and functions of Python.
+"""Measures an allocation and its free through RMM's objects: the compiled bridge, and Python callbacks.
 
-Needs no GPU: `python python/benches/rmm_bridge.py [THREADS]` on the simulated device, after
-`python -m millpond.rmm_bridge build`. Nanoseconds for each pair, medians of 11 rounds.
+Needs no GPU. Run `python -m millpond.rmm_bridge build`, and then
+`python python/benches/rmm_bridge.py [THREADS]` on the simulated device. Prints nanoseconds for each pair,
+medians of 11 rounds.
 """
 
 import statistics
@@ -23,7 +24,7 @@ def pairs(resource):
 
 
 def measure(resource, threads):
-    """Return the nanoseconds for each pair, of all threads together."""
+    """Return the nanoseconds for each pair, over all threads together."""
     rounds = []
     for _ in range(ROUNDS):
         workers = [threading.Thread(target=pairs, args=(resource,)) for _ in range(threads)]

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Gathers everything that a run on a GPU needs into one folder, on a machine that needs no GPU.
+# Gathers everything that a run on a GPU needs in one folder. The building machine needs no GPU.
 #
 #   scripts/gpu-lane/build.sh [DIR] [--logs DIR]
 #
-# DIR (gpu-lane by default, which git ignores) then holds the test binaries with tests that need a GPU, the
-# replay binary, the logs, what Numba's own tests need (with pip and the network), run.sh and a MANIFEST.
-# Copy it to the GPU machine and start run.sh there; that machine needs an NVIDIA driver and a glibc no older
-# than the one that MANIFEST names, but no Rust.
+# DIR (gpu-lane by default, which git ignores) then holds the test binaries with GPU tests, the replay binary,
+# the logs, the files that Numba's own tests need (from pip and the network), run.sh and a MANIFEST. Copy DIR
+# to the GPU machine and start run.sh there. That machine needs an NVIDIA driver, and a glibc at least as new
+# as the one named in MANIFEST, but no Rust.
 set -euo pipefail
 
 usage() {
@@ -27,7 +27,7 @@ done
 [[ "$target_dir" = /* ]] || target_dir=$PWD/$target_dir
 limit_mib=64
 
-# A folder that is not one of ours is not emptied.
+# Never empties a folder that this script did not create.
 if [[ -e $target_dir && ! -e $target_dir/MANIFEST && -n $(ls -A "$target_dir") ]]; then
     echo "$target_dir is not empty and was not made by this script; name another folder" >&2
     exit 2
@@ -37,7 +37,7 @@ mkdir -p "$target_dir/tests" "$target_dir/logs"
 touch "$target_dir/MANIFEST"
 cd "$repository"
 
-# From cargo's JSON, one line for each executable: its package, its target and its path.
+# Reads cargo's JSON; prints the package, target and path of each executable.
 executables() {
     local line pattern='"package_id":"[^"]*[#/]([^"#@/]+)[#@][^"]*"'
     pattern+='.*"crate_types":[^]]*],"name":"([^"]+)"'
@@ -52,7 +52,7 @@ executables() {
 echo "== building the tests"
 cargo test --workspace --tests --no-run --locked --message-format=json | executables true >"$target_dir/built"
 while read -r package name path; do
-    # The reason of every ignored test is that it needs a GPU; tests/tidy.rs sees to that.
+    # Every ignored test needs a GPU; tests/tidy.rs checks that.
     ignored=$("$path" --list --ignored 2>/dev/null || true)
     if grep -q ': test$' <<<"$ignored"; then
         strip -o "$target_dir/tests/$package.$name" "$path"
@@ -79,9 +79,9 @@ mkdir -p "$target_dir/numba/site"
 strip -o "$target_dir/numba/libmillpond_numba.so" "$(cat "$target_dir/built")"
 rm "$target_dir/built"
 cp plugin/examples/numba/{millpond_numba,suite}.py "$target_dir/numba/"
-# The one package of its tests that a machine with Numba and pytest may lack.
+# A machine with Numba and pytest may lack this package, which Numba's tests need.
 python3 -m pip install --quiet --no-deps --target "$target_dir/numba/site" "filecheck==1.0.*" ||
-    echo "note: without filecheck, Numba's tests run only where it is installed" >&2
+    echo "note: cannot get filecheck; Numba's tests run only on a machine that has it" >&2
 
 cp scripts/gpu-lane/run.sh "$target_dir/run.sh"
 chmod +x "$target_dir/run.sh"
@@ -90,7 +90,7 @@ find "$logs" -maxdepth 1 -type f \( -name '*.csv' -o -name '*.csv.gz' -o -name '
 
 cd "$target_dir"
 glibc=$(grep -aoh 'GLIBC_2\.[0-9]*' tests/* millpond-replay | sort -uV | tail -n 1)
-# run.sh unpacks them.
+# run.sh unpacks the tests.
 gzip tests/*
 {
     echo "commit $(git -C "$repository" describe --always --dirty 2>/dev/null || echo unknown)"
@@ -103,6 +103,6 @@ cat MANIFEST
 bytes=$(du -sb . | cut -f1)
 echo "== $target_dir: $((bytes / 1024 / 1024)) MiB"
 if ((bytes > limit_mib * 1024 * 1024)); then
-    echo "more than $limit_mib MiB: leave logs out with --logs" >&2
+    echo "the folder is larger than $limit_mib MiB; use --logs with a folder of fewer logs" >&2
     exit 1
 fi

@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Runs on a GPU what python.sh gathered beside this file.
+# Runs on a GPU the files that python.sh gathered next to this script.
 #
 #   ./run.sh [gpu|tests|sanitizer|threads|training|predictions|costs|ranks]...
 #
 #   gpu          the tests of python/tests/gpu: PyTorch, CuPy, Numba, cuda.core (the default)
 #   tests        the package's own tests on the GPU, with the bridge to RMM compiled there
-#   sanitizer    compute-sanitizer's memcheck over tests of buffers, of their order and of errors
+#   sanitizer    compute-sanitizer's memcheck over tests of buffers, stream order and errors
 #   threads      16 threads that allocate and drop at random for a minute
 #   training     python/examples/training.py with each allocator, 200 steps (STEPS)
-#   predictions  programs that fail at a capacity run there with the line that `tune` prints
-#   costs        what an allocation costs, through millpond and beside the libraries' own
-#   ranks        on two GPUs: a job of two ranks (DDP, FSDP, NCCL) with each allocator, STEPS steps (300), and
+#   predictions  runs programs that fail at a capacity, with the line that `tune` prints for it
+#   costs        the cost of an allocation, through millpond and through the libraries' own allocators
+#   ranks        on two GPUs: a job of two ranks (DDP, FSDP, NCCL) with each allocator, 300 steps (STEPS), and
 #                which devices each library touches; under six minutes
 #
 # A step that fails does not stop the others. Output goes to the folder $OUT (gpu-out by default). WORKERS is
-# the number of processes that run the package's own tests, with pytest-xdist; without it, it is one.
+# the number of pytest-xdist processes that run the package's own tests; the default is one, without xdist.
 set -uo pipefail
 out=${OUT:-gpu-out}
 mkdir -p "$out"
@@ -27,7 +27,7 @@ export MILLPOND_RMM_BRIDGE=$out/bridge
 pytest=(python3 -m pytest -p no:cacheprovider -q -rs --tb=short)
 failures=0
 
-# attempt NAME COMMAND...: runs it, and keeps what it printed.
+# attempt NAME COMMAND...: runs the command and keeps its output.
 attempt() {
     local name=$1 start=$SECONDS code
     shift
@@ -54,7 +54,7 @@ sanitizer() {
         files+=("python/tests/test_$file.py")
     done
     local -x MILLPOND_ORDER_CALLS="${SANITIZER_CALLS:-5000}"
-    # The tests make calls that the driver refuses: such calls are no errors of memory.
+    # The tests make calls that the driver refuses; such calls are not memory errors.
     attempt sanitizer timeout -k 10 480 "$tool" --tool memcheck --report-api-errors no --error-exitcode 99 \
         --target-processes all "${pytest[@]}" ${WORKERS:+--numprocesses "$WORKERS"} "${files[@]}"
     grep -a 'ERROR SUMMARY' "$out/sanitizer.txt" | sort | uniq -c | sed 's/^/   /'
@@ -82,8 +82,8 @@ cat COMMIT
 for step in "${@:-gpu}"; do
     case $step in
         gpu | tests | sanitizer | threads | training | predictions | costs | ranks) "$step" ;;
-        *) echo "no step '$step'; the head of this file names them" >&2; exit 2 ;;
+        *) echo "unknown step '$step'; the top of this script lists the steps" >&2; exit 2 ;;
     esac
 done
-echo "$failures of the commands failed, $SECONDS s"
+echo "$failures of the commands failed, after $SECONDS s"
 exit $((failures > 0))

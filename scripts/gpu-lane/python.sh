@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Gathers the Python package with its tests, benchmarks and examples into one folder, for a run on a GPU.
+# Gathers the Python package, its tests, benchmarks and examples in one folder, for a run on a GPU.
 #
 #   scripts/gpu-lane/python.sh [DIR]
 #
 # DIR (gpu-lane/python by default, which git ignores) then holds the package as its wheel installs it, RMM's
-# packages for CUDA 13, and run.sh. Copy it to the GPU machine and start run.sh there; that machine needs an
-# NVIDIA driver, Python 3.11 or later with pytest, and of PyTorch, CuPy, Numba and cuda.core what is to be
-# tested, but no Rust. Building needs Rust and a package index. With RMM=0 RMM's packages stay out, which the
-# steps `gpu` without RMM, `threads`, `training` and `ranks` do not need.
+# packages for CUDA 13, and run.sh. Copy DIR to the GPU machine and start run.sh there. That machine needs an
+# NVIDIA driver, Python 3.11 or later with pytest, and the frameworks to test (PyTorch, CuPy, Numba,
+# cuda.core), but no Rust. Building needs Rust and a package index. RMM=0 omits RMM's packages; the steps
+# `gpu` without RMM, `threads`, `training` and `ranks` do not need them.
 set -euo pipefail
 repository=$(cd "$(dirname "$0")/../.." && pwd)
 target_dir=${1:-$repository/gpu-lane/python}
@@ -28,7 +28,7 @@ PATH=$work/tools/bin:$PATH maturin build --quiet --release --locked --out "$work
 "$python" -m zipfile -e "$work"/wheels/millpond-*.whl "$target_dir/site"
 chmod +x "$target_dir/site/millpond/millpond-replay"
 
-# Of RMM and what it needs, for the Python of the other machine.
+# RMM and its dependencies, for the Python of the GPU machine.
 if [[ ${RMM:-1} != 0 ]]; then
     platforms=(manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_24_x86_64 manylinux_2_17_x86_64)
     "$work/tools/bin/pip" install --quiet --no-deps --only-binary=:all: --implementation cp \

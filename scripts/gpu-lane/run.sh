@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Runs on a GPU what build.sh gathered beside this file.
+# Runs on a GPU the files that build.sh gathered next to this script.
 #
 #   ./run.sh [tests|soak|sanitizer|replay|plan|numba|all]...
 #
-#   tests      every test that needs a GPU, but for the soak
-#   soak       tags written and checked by kernels, 10^6 operations on each stack, and its canary
+#   tests      every test that needs a GPU, except the soak
+#   soak       the soak, in which kernels write and check tags: 10^6 operations on each stack; and its canary
 #   sanitizer  compute-sanitizer's memcheck over a short soak
 #   replay     the logs through the standard stacks, on the GPU and, to compare, on the simulated device
-#   plan       the logs through the pool with and without a plan of each, 20 passes, and beside kernels
-#   numba      those of numba-cuda's own tests that have to do with memory, over millpond's plug-in
+#   plan       the logs through the pool with and without a plan: 20 passes, then with kernels running
+#   numba      numba-cuda's own tests of memory, over millpond's plug-in
 #
-# A step that fails or hangs does not stop the others; the exit code is 0 if none did. Output goes to the
-# folder $OUT (gpu-out by default): gpu.log, summary.tsv and the replays' tables and JSON. Environment:
-# STEP_SECONDS is the longest that one command may take (240), REPEAT the passes of a replay on the GPU (3),
-# SANITIZER_OPS the operations under the sanitizer (20000), BUSY_FIRST those of each log beside kernels
-# (16000), and MILLPOND_SOAK_* what the soak reads.
+# A step that fails or hangs does not stop the others; the exit code is 0 if every step passed. Output goes to
+# the folder $OUT (gpu-out by default): gpu.log, summary.tsv and the replays' tables and JSON. Environment:
+# STEP_SECONDS limits one command (240), REPEAT is the passes of a replay on the GPU (3), SANITIZER_OPS the
+# operations under the sanitizer (20000), BUSY_FIRST the operations of each log with kernels (16000). The soak
+# reads MILLPOND_SOAK_*.
 set -uo pipefail
 
 out=${OUT:-gpu-out}
@@ -34,23 +34,23 @@ printf 'name\tpassed\tfailed\tseconds\n' >"$summary"
 
 say() { echo "$*" | tee -a "$log"; }
 
-# Adds up the numbers before a word in the results that Rust's test harness prints.
+# Adds up the numbers before a word in the results of Rust's test harness.
 count() {
     grep -a '^test result:' "$one" | grep -oE "[0-9]+ $1" | awk '{ sum += $1 } END { print sum + 0 }'
 }
 
-# record NAME EXIT_CODE SECONDS: one row of the summary, from the output in $one.
+# record NAME EXIT_CODE SECONDS: adds a row to the summary, from the output in $one.
 record() {
     local passed failed
     passed=$(count passed)
     failed=$(count failed)
-    # A command that is no test passes as a whole; a test binary that ran no test has not passed.
+    # A command that is not a test counts as one test. A test binary that ran no test fails.
     if (($2 == 0)) && ! grep -aq '^test result:' "$one"; then passed=1; fi
     if (($2 != 0 || passed == 0)) && ((failed == 0)); then failed=1; fi
     printf '%s\t%s\t%s\t%s\n' "$1" "$passed" "$failed" "$3" | tee -a "$summary"
     if ((failed != 0)); then
         failures=$((failures + 1))
-        echo "   exit code $2$([[ $2 == 124 || $2 == 137 ]] && echo ": longer than $limit s"); the end of it:"
+        echo "   exit code $2$([[ $2 == 124 || $2 == 137 ]] && echo ": longer than $limit s"); last lines:"
         tail -n 25 "$one" | sed 's/^/   | /'
     fi
 }
@@ -66,13 +66,13 @@ attempt() {
     record "$name" "$code" "$((SECONDS - start))"
 }
 
-# The tests of a binary that need a GPU, one name a line.
+# Prints the names of a binary's GPU tests, one a line.
 names_in() { "$1" --list --ignored 2>/dev/null | sed -n 's/: test$//p'; }
 
-# Each file of a crate's tests is a row and has the time limit for itself.
+# Each file of a crate's tests is one row, with its own time limit.
 tests() {
     local binary blas module row names
-    # cuBLAS of Python's packages, for the matrix product of one test; without any, the log says so.
+    # One test multiplies matrices with cuBLAS from Python's packages; without cuBLAS, the log says so.
     blas=$(python3 -c 'import glob, nvidia
 found = [lib for path in nvidia.__path__ for lib in glob.glob(path + "/*/lib/libcublas.so.*")]
 print(*{lib.rsplit("/", 1)[0] for lib in found}, sep=":")' 2>/dev/null)
@@ -103,8 +103,8 @@ sanitizer() {
     grep -a 'ERROR SUMMARY' "$one" | sed 's/^/   /'
 }
 
-# replay_on DEVICE NAME REPEAT: one JSON object for each log, from that many passes, and tables for people,
-# from one pass.
+# replay_on DEVICE NAME REPEAT: writes one JSON object per log, from REPEAT passes, and readable tables, from
+# one pass.
 replay_on() {
     local path start code
     for path in logs/*; do
@@ -113,7 +113,7 @@ replay_on() {
         timeout -k 10 "$limit" ./millpond-replay --device "$1" --format json --repeat "$3" "$path" \
             >>"$out/replay-$2.json" 2>"$one" </dev/null
         code=$?
-        # 1 is a log that was replayed, with a stack that could not serve it all.
+        # 1 means that the log was replayed, but a stack could not serve every request.
         if ((code < 2)); then
             timeout -k 10 "$limit" ./millpond-replay --device "$1" --format table --repeat 1 "$path" \
                 >>"$out/replay-$2.txt" 2>>"$one" </dev/null || code=$?
@@ -129,7 +129,7 @@ replay() {
     replay_on sim:h200 sim 1
 }
 
-# As long as everything, so only when asked for.
+# Takes as long as all other steps together, so `all` omits it.
 numba() {
     attempt numba python3 numba/suite.py --out "$out/numba"
     sed 's/^/   /' "$one"
@@ -156,11 +156,11 @@ for step in "${@:-all}"; do
     case $step in
         tests | soak | sanitizer | replay | plan | numba) "$step" ;;
         all) tests; soak; sanitizer; replay ;;
-        *) echo "no step '$step'; there are tests, soak, sanitizer, replay, plan, numba, all" >&2; exit 2 ;;
+        *) echo "unknown step '$step'; use tests, soak, sanitizer, replay, plan, numba or all" >&2; exit 2 ;;
     esac
 done
 
 echo
 awk -F '\t' '{ printf "%-52s %7s %7s %8s\n", $1, $2, $3, $4 }' "$summary" | tee -a "$log"
-say "$failures of the commands failed, $SECONDS s; details are in gpu.log"
+say "$failures of the commands failed, after $SECONDS s; gpu.log has the details"
 exit $((failures > 0))

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Fuzzes each target for some seconds: snapshot/fuzz/run.sh [SECONDS [TARGET...]]
-# Needs cargo-fuzz and any nightly; MILLPOND_NIGHTLY names another one than the installed `nightly`:
+# Needs cargo-fuzz and a nightly toolchain; MILLPOND_NIGHTLY names one (default: `nightly`). To install both:
 #   rustup toolchain install nightly; cargo install --locked cargo-fuzz
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -12,7 +12,7 @@ if [[ ${#targets[@]} -eq 0 ]]; then
 fi
 cargo run --quiet --locked --example seeds
 for target in "${targets[@]}"; do
-    # The memory is that of the process: what importing may take, twice, and the sanitizer's own.
+    # The limit covers twice the memory that an import may take, and the sanitizer's own memory.
     cargo "+$toolchain" fuzz run --fuzz-dir . "$target" -- \
         -max_total_time="$seconds" -rss_limit_mb=1024 -malloc_limit_mb=256 -timeout=20 -max_len=1048576
 done

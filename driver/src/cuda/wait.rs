@@ -1,10 +1,10 @@
 //! Waits for all work on the device without ending a capture.
 //!
 //! `cuCtxSynchronize` ends every capture in the context, known or unknown. Freeing pinned memory also waits
-//! for all work, even work of destroyed streams, and leaves captures alone: this was measured (docs/GPU.md).
-//! But CUDA promises only that the free may wait. So millpond uses a free only if it was seen to wait on this
-//! driver. This is checked once per driver, in three rounds: each runs work that ends when the free returns,
-//! and the free must outlast a set time.
+//! for all work, even work of destroyed streams, and leaves captures alone: this was measured
+//! (docs/lab/gpu.md). But CUDA promises only that the free may wait. So millpond uses a free only if it was
+//! seen to wait on this driver. This is checked once per driver, in three rounds: each runs work that ends
+//! when the free returns, and the free must outlast a set time.
 
 use std::ffi::c_void;
 use std::sync::Arc;

@@ -201,7 +201,7 @@ impl SimDevice {
     /// Begins to capture a graph from the calling thread (`cuStreamBeginCapture`).
     ///
     /// Until [`end_capture`](Self::end_capture), the device refuses the calls that CUDA refuses during such a
-    /// capture. They end the capture if they do so in CUDA: see docs/GPU.md. Work submitted to the stream
+    /// capture. They end the capture if they do so in CUDA: see docs/lab/gpu.md. Work submitted to the stream
     /// takes its place in the order as if it ran; no graph is kept. After the capture, captured waits order
     /// nothing, and no work outside the capture has to come after captured work.
     ///

@@ -1,4 +1,4 @@
-//! A reset of the context (`cuDevicePrimaryCtxReset`), as on an H200: docs/GPU.md.
+//! A reset of the context (`cuDevicePrimaryCtxReset`), as on an H200: docs/lab/gpu.md.
 //!
 //! Plain, managed and pinned memory, open IPC handles, streams and events are gone at once. The addresses of
 //! plain memory and all handles are reused. Physical memory, its mappings and reservations stay, and so do

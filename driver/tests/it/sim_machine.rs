@@ -1,4 +1,4 @@
-//! Tests which devices of one machine may use whose memory, as on two H200s (docs/GPU.md).
+//! Tests which devices of one machine may use whose memory, as on two H200s (docs/lab/gpu.md).
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Tests a reset of the context on the simulated device, which behaves as an H200 does (docs/GPU.md).
+//! Tests a reset of the context on the simulated device, which behaves as an H200 does (docs/lab/gpu.md).
 
 use std::sync::Arc;
 

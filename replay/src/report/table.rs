@@ -21,7 +21,7 @@ const APART_LEGEND: &str =
 const ASKED_AGAIN_LEGEND: &str =
     "failed then, served now: rows `allocate failure` of the log that the stack serves if asked again";
 
-/// CUDA does not document how its pools divide memory; docs/BENCHMARKS.md shows how much they take.
+/// CUDA does not document how its pools divide memory; docs/book/src/benchmarks.md shows how much they take.
 const DRIVER_POOL_LEGEND: &str =
     "cuda_async: the simulated driver's pools are a model; CUDA's pools may take a few tenths more or less";
 

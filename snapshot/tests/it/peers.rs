@@ -1,4 +1,4 @@
-//! Compares the models of other allocators with their memory on an H200: docs/BENCHMARKS.md, "Logs".
+//! Compares the models of other allocators with their memory on an H200: docs/lab/benchmarks.md, "One run".
 
 use std::path::Path;
 

@@ -1,12 +1,12 @@
-"""Confirms on a GPU what `millpond-replay tune` says of three programs.
+"""Confirms the predictions of `millpond-replay tune` for three programs on a GPU.
 
     python confirm.py
 
-Needs a CUDA device with nothing else on it, and PyTorch 2.11 or later. Each program runs twice, in
-processes of their own, with a part of the device's memory left: with PyTorch's own settings it must fail
-there, and with the line that `tune` prints it must run. `mixed` and `retries` are the programs of those
-names in make.py without a limit: the model needs 392 MiB and 428 MiB for them with PyTorch's own settings,
-368 MiB and 390 MiB with expandable segments; for `long` 770 MiB and 734 MiB.
+Needs an otherwise idle CUDA device, and PyTorch 2.11 or later. Each program runs twice, in separate
+processes, with only a part of the device's memory free. With PyTorch's own settings it must fail; with the
+line that `tune` prints it must run. `mixed` and `retries` are the programs of make.py without a limit. The
+predicted needs in MiB, with PyTorch's own settings and with expandable segments, are: `mixed` 392 and 368,
+`retries` 428 and 390, `long` 770 and 734.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from make import MIB, churn
 
 LINE = "expandable_segments:True"
 
-# Each name with the arguments of churn, and the MiB that are left.
+# For each name, the arguments of churn and the free MiB.
 PROGRAMS = {
     "mixed": (dict(rounds=600, seed=7), 380),
     "retries": (dict(rounds=1500, seed=11), 408),
@@ -27,7 +27,7 @@ PROGRAMS = {
 
 
 def leave(torch, bytes):
-    """Takes all of the device's memory but this much, outside of PyTorch's allocator."""
+    """Takes all device memory except this many bytes, outside of PyTorch's allocator."""
     torch.cuda.init()
     torch.cuda.synchronize()
     cuda = ctypes.CDLL("libcuda.so.1")
@@ -49,7 +49,7 @@ def one(name):
         outcome = "ran"
     except torch.cuda.OutOfMemoryError:
         outcome = "out of memory"
-    print(f"{outcome} with {free / MIB:.0f} MiB, of which {torch.cuda.memory_reserved() / MIB:.0f} reserved")
+    print(f"{outcome} with {free / MIB:.0f} MiB, {torch.cuda.memory_reserved() / MIB:.0f} MiB reserved")
 
 
 def main():

@@ -2,10 +2,10 @@
 
     python make.py FOLDER [NAME ...]
 
-Needs a CUDA device and PyTorch 2.11 or later. Each program runs in a process of its own, since PyTorch reads
-its allocator's settings once. FOLDER gets one `NAME.pickle.gz` for each program and `facts.json`, which holds
-what PyTorch itself counted. Names of files in stacks are cut to the part below `site-packages`, so that the
-snapshots name no machine.
+Needs a CUDA device and PyTorch 2.11 or later. Each program runs in its own process, because PyTorch reads its
+allocator's settings only once. Writes one `NAME.pickle.gz` per program to FOLDER, and `facts.json` with
+PyTorch's own counters. Cuts file names in stacks to the part below `site-packages`, so that snapshots do not
+name the machine.
 """
 
 import gc
@@ -81,7 +81,7 @@ def shapes():
 
 
 def churn(torch, rounds=600, seed=7, live=48, catch=()):
-    """Blocks of many sizes that live for times of many lengths. After an error of `catch` half of them go."""
+    """Keeps blocks of many sizes and lifetimes. After an error of `catch`, frees half of them."""
     import random
 
     draw = random.Random(seed)
@@ -127,7 +127,7 @@ def streams():
 
 
 def held():
-    """Ends while two blocks wait for another stream."""
+    """Ends while two freed blocks wait for another stream."""
     torch = start()
     side = torch.cuda.Stream()
     kept = [torch.empty(3 * MIB, dtype=torch.uint8, device="cuda") for _ in range(4)]
@@ -154,7 +154,7 @@ def out_of_memory():
 
     torch._C._cuda_attach_out_of_memory_observer(observe)
     kept = [torch.empty(12 * MIB, dtype=torch.uint8, device="cuda") for _ in range(40)]
-    # Each second block goes, so that no free piece is large.
+    # Frees every second block, so that no free piece is large.
     small = [torch.empty(3 * MIB, dtype=torch.uint8, device="cuda") for _ in range(20)]
     del kept[::2]
     try:
@@ -166,7 +166,7 @@ def out_of_memory():
 
 
 def fragmented():
-    """Out of memory although enough is free: blocks of 4 MiB pin segments of 20 MiB."""
+    """Runs out of memory although enough is free: blocks of 4 MiB pin segments of 20 MiB."""
     torch = start()
     limit(torch, 800 * MIB)
     kept = [torch.empty(4 * MIB, dtype=torch.uint8, device="cuda") for _ in range(180)]
@@ -254,7 +254,7 @@ def two_threads():
     return kept
 
 
-# Each name with its program and the allocator's settings.
+# The program and the allocator's settings for each name.
 PROGRAMS = {
     "plain": (plain, ""),
     "small": (small, ""),
@@ -294,7 +294,7 @@ def cut(name):
 
 
 def anonymous(snapshot):
-    """Cuts the names of files, once for each frame that the snapshot shares."""
+    """Cuts the file names in frames. The snapshot shares frames, so each is cut once."""
     done = set()
 
     def frames(entry):
@@ -319,7 +319,7 @@ def take(torch):
 
 def write(folder, name, data):
     with open(os.path.join(folder, name), "wb") as file:
-        # No time and no name in the header, so that equal snapshots are equal files.
+        # The header has no time and no name, so that equal snapshots give equal files.
         with gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=9, mtime=0) as packed:
             packed.write(data)
 

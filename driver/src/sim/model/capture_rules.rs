@@ -1,6 +1,6 @@
 //! The effect of each driver call during graph captures, as data. The rules were measured call by call on an
-//! H200 (driver 580.159.04, CUDA 13.0). docs/GPU.md has the table, and `driver/tests/it/captures.rs` compares
-//! it with these rules. Comments mark the rules that were not measured.
+//! H200 (driver 580.159.04, CUDA 13.0). docs/lab/gpu.md has the table, and `driver/tests/it/captures.rs`
+//! compares it with these rules. Comments mark the rules that were not measured.
 
 use millpond_core::DriverError;
 use millpond_core::driver::CaptureMode;

@@ -3,8 +3,8 @@
 //! This is a plain model of CUDA's pools. A pool takes its memory in chunks, hands out pieces of them by best
 //! fit, and keeps the returned pieces. Neighbours in a chunk join if they were freed on the same stream or
 //! are both done. A chunk returns to the device when it is one piece. CUDA does not document how its pools
-//! divide memory. On the logs of docs/BENCHMARKS.md, this model takes 1.4 to 3.0 times the live memory, and
-//! CUDA's pools on an H200 take 1.0 to 1.3 times. A request is served, in this order, by
+//! divide memory. On the logs of docs/book/src/benchmarks.md, this model takes 1.4 to 3.0 times the live
+//! memory, and CUDA's pools on an H200 take 1.0 to 1.3 times. A request is served, in this order, by
 //! 1. the smallest piece that fits and that the requesting stream may use. It may use a piece if it is
 //!    ordered after the piece's free (`ReuseFollowEventDependencies`; without it, only pieces freed on that
 //!    very stream), or if the piece's work is done (`ReuseAllowOpportunistic`);
