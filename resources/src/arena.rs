@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use crate::debug_as_text::debug_as_text;
 use crate::pool::{PoolMemoryResource, PoolOptions};
 
-/// The least size of an arena in bytes, as RMM's: its smallest superblock.
+/// The least size of an arena in bytes, as in RMM: its smallest superblock.
 const LEAST_BYTES: u64 = 1 << 20;
 
 /// Builds `arena` from text.
@@ -28,7 +28,7 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
         ("max", "bytes to hold at most (default: what upstream gives); a size, or a percentage"),
         (
             "dump_log_on_failure",
-            "a file to write the state to when memory is out (default: none); `{pid}`, `{rank}` and \
+            "a file that receives the state when memory is out (default: none); `{pid}`, `{rank}` and \
              `{device}` in it stand for the process, its number in a job, and the device",
         ),
     ],
@@ -45,12 +45,12 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
 /// Options of an [`ArenaMemoryResource`].
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ArenaOptions {
-    /// The bytes that are taken when it is built, at least 1 MiB, rounded up to a multiple of 256. `None` is
-    /// half of what is free.
+    /// The bytes to take when the arena is built: at least 1 MiB, rounded up to a multiple of 256. `None` for
+    /// half of the free memory.
     pub size_bytes: Option<u64>,
-    /// The most bytes that it may hold. `None` for no limit.
+    /// The most bytes that the arena may hold. `None` for no limit.
     pub maximum_bytes: Option<u64>,
-    /// The file that describes the state of the last request for which memory was out.
+    /// A file that receives the state of the last request that ran out of memory.
     pub dump_log_on_failure: Option<PathBuf>,
 }
 
@@ -66,25 +66,25 @@ pub struct ArenaLayer {
 }
 
 impl ArenaLayer {
-    /// Returns a layer that takes half of what is free.
+    /// Returns a layer that takes half of the free memory.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets the size that is taken when the arena is built.
+    /// Sets the bytes that the arena takes when it is built.
     pub fn size_bytes(mut self, size: impl Into<ByteSize>) -> Self {
         self.size = Some(size.into());
         self
     }
 
-    /// Sets the most that the arena may hold.
+    /// Sets the most bytes that the arena may hold.
     pub fn maximum_bytes(mut self, size: impl Into<ByteSize>) -> Self {
         self.maximum = Some(size.into());
         self
     }
 
-    /// Sets the file that describes the state when memory is out. In the path, names in braces stand for
-    /// what [`FilePath`] says.
+    /// Sets the file that receives the state when a request runs out of memory. [`FilePath`] lists the names
+    /// in braces that the path may use.
     pub fn dump_log_on_failure(mut self, file: impl Into<PathBuf>) -> Self {
         self.dump_log_on_failure = Some(FilePath::new(file));
         self
@@ -108,14 +108,14 @@ impl<R: DeviceMemoryResource> Layer<R> for ArenaLayer {
     }
 }
 
-/// An arena, as RMM's users know it: one large piece of memory taken at once, of which threads and streams
-/// have parts of their own.
+/// An arena as RMM's users know it: the resource takes one large piece of memory at once, and each thread and
+/// stream gets parts of it.
 ///
-/// It is a [pool](PoolMemoryResource) with an initial size. RMM's parts are the pool's: superblocks are spans
-/// (up to 4 MiB), of which each thread has its own; a block that a stream freed goes to that stream
-/// first; requests above a span come from memory that all share; defragmentation is what the pool does
-/// before memory is out, when free parts of all threads and streams join again. Unlike RMM's, it grows beyond
-/// its size, and no free waits for a stream.
+/// It is a [pool](PoolMemoryResource) with an initial size, and the pool's parts replace RMM's. Spans (up to
+/// 4 MiB) are the superblocks; each thread has its own. A block that a stream freed goes to that stream
+/// first. Requests larger than a span come from memory that all threads share. Instead of RMM's
+/// defragmentation, free parts of all threads and streams join again before the pool reports that memory is
+/// out. Unlike RMM's arena, it grows beyond its size, and no free waits for a stream.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
@@ -141,7 +141,7 @@ impl<R: DeviceMemoryResource> ArenaMemoryResource<R> {
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for a size below 1 MiB or above the
     /// maximum, [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if there is too little memory for the
-    /// size, and those of the driver.
+    /// size, and the driver's errors.
     pub fn new(upstream: R, options: ArenaOptions) -> Result<Self> {
         let ArenaOptions { size_bytes, maximum_bytes, dump_log_on_failure } = options;
         let literal = dump_log_on_failure.as_deref().map(FilePath::literal).transpose()?;
@@ -154,7 +154,7 @@ impl<R: DeviceMemoryResource> ArenaMemoryResource<R> {
         Self::said(upstream, options, layer, dump_log_on_failure)
     }
 
-    /// Builds an arena of these sizes, which `said` has as they were given.
+    /// Builds an arena of these sizes. `said` has the options as the caller gave them.
     fn said(upstream: R, options: ArenaOptions, said: ArenaLayer, dump: Option<PathBuf>) -> Result<Self> {
         let ArenaOptions { size_bytes, maximum_bytes, .. } = options;
         let size_bytes = match size_bytes {
@@ -163,7 +163,7 @@ impl<R: DeviceMemoryResource> ArenaMemoryResource<R> {
         };
         if size_bytes < LEAST_BYTES {
             return Err(Error::invalid_argument(format!(
-                "an arena of {size_bytes} bytes is smaller than its smallest part, 1MiB; raise `size`"
+                "an arena of {size_bytes} bytes is too small: it needs at least 1MiB; raise `size`"
             )));
         }
         let of_pool = PoolOptions { initial_bytes: size_bytes, maximum_bytes, ..PoolOptions::default() };
@@ -180,12 +180,12 @@ impl<R: DeviceMemoryResource> ArenaMemoryResource<R> {
         Ok(Self { pool, dump_log_on_failure: dump, dumping: Mutex::new(()) })
     }
 
-    /// Returns the pool that the arena is.
+    /// Returns the arena's pool.
     pub fn pool(&self) -> &PoolMemoryResource<R> {
         &self.pool
     }
 
-    /// Overwrites the file for it with the state. If several threads fail at once, one of them writes.
+    /// Overwrites the dump file with the state. If several threads fail at once, one of them writes.
     fn dump(&self, file: &Path, error: &Error) -> io::Result<()> {
         let fragmentation = 100.0 * self.pool.statistics().unwrap_or_default().fragmentation();
         let text = format!("{error}\nfragmentation: {fragmentation:.1} %\n");
@@ -195,7 +195,7 @@ impl<R: DeviceMemoryResource> ArenaMemoryResource<R> {
         }
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(true);
-        // A pipe without a reader is an error, and no wait.
+        // Opening a pipe without a reader fails, and does not wait.
         #[cfg(unix)]
         std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
         options.open(file)?.write_all(text.as_bytes())
@@ -220,7 +220,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for ArenaMemoryResourc
             };
             if let Err(why) = self.dump(file, error) {
                 let file = file.display();
-                tracing::warn!(target: "millpond::pool", %file, %why, "the state could not be written");
+                tracing::warn!(target: "millpond::pool", %file, %why, "cannot write the state");
             }
         })
     }

@@ -25,8 +25,8 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "binning",
     about: "fixed-size blocks for some sizes, upstream for the rest",
     params: &[
-        ("min", "the smallest bin is of 2^min bytes (default 18)"),
-        ("max", "the largest bin is of 2^max bytes (default 22)"),
+        ("min", "the smallest bin serves up to 2^min bytes (default 18)"),
+        ("max", "the largest bin serves up to 2^max bytes (default 22)"),
         (
             "bins",
             "the bins' sizes, as in 4KiB/64KiB/1MiB, or none (default: those from min to max); a bin may \
@@ -37,7 +37,7 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
         let bins = match params.value("bins") {
             Some(_) if params.value("min").or(params.value("max")).is_some() => {
                 return Err(Error::invalid_stack(
-                    "`binning` takes either bins, or min and max; leave one out",
+                    "`binning` takes bins, or min and max, but not both; leave one out",
                 ));
             }
             Some(bins) => read_bins(bins, params)?,
@@ -63,7 +63,7 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
 /// The text of `bins=` for no bins.
 const NO_BINS: &str = "none";
 
-/// Reads the bins that `bins=` names: sizes separated by `/`, each followed by its stack if it has one.
+/// Reads the value of `bins=`: sizes separated by `/`, each followed by its stack if it has one.
 fn read_bins<'a>(bins: &'a Value, params: &Params<'a>) -> Result<Vec<(u64, Option<ReadStack<'a>>)>> {
     let mut read: Vec<(u64, Option<ReadStack<'a>>)> = Vec::new();
     if bins.as_text() == Some(NO_BINS) {
@@ -107,14 +107,15 @@ impl BinningLayer {
         Self::default()
     }
 
-    /// Adds a bin that serves requests up to `bytes`, beyond the next smaller bin, with fixed-size blocks
-    /// from upstream.
+    /// Adds a bin of fixed-size blocks from upstream. It serves requests larger than the next smaller bin, up
+    /// to `bytes`.
     pub fn add_bin(mut self, bytes: u64) -> Self {
         self.bins.push((bytes, None));
         self
     }
 
-    /// Adds a bin that serves requests up to `bytes`, beyond the next smaller bin, from this resource.
+    /// Adds a bin that allocates from `resource`. It serves requests larger than the next smaller bin, up to
+    /// `bytes`.
     pub fn add_bin_with(mut self, bytes: u64, resource: AnyResource) -> Self {
         self.bins.push((bytes, Some(resource)));
         self
@@ -139,9 +140,7 @@ impl BinningLayer {
         for (bytes, _) in &mut self.bins {
             let rounded = align_up(*bytes, ALLOCATION_ALIGNMENT).filter(|rounded| *rounded > 0);
             *bytes = rounded.ok_or_else(|| {
-                Error::invalid_argument(format!(
-                    "a bin of {bytes} bytes is not possible; write for example 64KiB"
-                ))
+                Error::invalid_argument(format!("a bin cannot have {bytes} bytes; write for example 64KiB"))
             })?;
         }
         self.bins.sort_by_key(|(bytes, _)| *bytes);
@@ -207,9 +206,9 @@ impl<R: DeviceMemoryResource> Bin<R> {
 
 /// Sends each request to the resource for its size: the smallest bin that is large enough, or upstream.
 ///
-/// The [`BinningLayer`] fixes the bins, so a block always returns to the resource it came from. A bin takes
-/// blocks from upstream when requests need them, a few at first. Requests aligned to more than 256 bytes go
-/// upstream.
+/// The bins of a [`BinningLayer`] never change, so a block always returns to the resource it came from. A bin
+/// takes blocks from upstream when requests need them, a few at first. Requests aligned to more than 256
+/// bytes go upstream.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
@@ -225,10 +224,10 @@ impl<R: DeviceMemoryResource> Bin<R> {
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
 pub struct BinningMemoryResource<R: DeviceMemoryResource> {
-    // Dropped before the upstream that their blocks came from.
+    // Dropped before upstream, where their blocks came from.
     bins: Vec<Bin<R>>,
     upstream: Arc<R>,
-    /// Counts the requests served by upstream, if it keeps no statistics.
+    /// Counts the requests that upstream serves, if upstream keeps no statistics.
     direct: Option<Direct>,
 }
 
@@ -259,7 +258,7 @@ impl<R: DeviceMemoryResource> BinningMemoryResource<R> {
         returned
     }
 
-    /// Replaces the bins' regions in a report of upstream by the callers' blocks in them.
+    /// Replaces the bins' regions in an upstream's report by the callers' blocks in them.
     fn name_callers_blocks(&self, mut error: Error) -> Error {
         let Some(mut report) = error.take_out_of_memory_report() else { return error };
         let bins = || {
@@ -280,7 +279,7 @@ impl<R: DeviceMemoryResource> BinningMemoryResource<R> {
                 bins().find_map(|bin| bin.pool().live_in(block.address)).unwrap_or(vec![*block])
             };
             let of_callers: Vec<LiveBlock> = blocks.iter().flat_map(of_callers).collect();
-            // Where callers have none, the bins return the regions as soon as they may wait for their
+            // If callers have no blocks there, the bins return the regions as soon as they may wait for their
             // streams.
             match of_callers.is_empty() {
                 true => is_capturing.then(|| Remedy::merge_streams(*bytes)),
@@ -310,7 +309,7 @@ impl<R: DeviceMemoryResource> BinningMemoryResource<R> {
         };
         let explain =
             |error| if self.bin(layout).is_none() { self.name_callers_blocks(error) } else { error };
-        // Other bins may hold the missing memory, and so may the resource of other sizes.
+        // Other bins may hold the missing memory, and so may the resource that serves other sizes.
         let of_bins = || self.release_regions(Some(stream));
         let of_others = || self.trim_others(resource, stream);
         for make_room in [&of_bins as &dyn Fn() -> Returned, &of_others] {
@@ -328,8 +327,8 @@ impl<R: DeviceMemoryResource> BinningMemoryResource<R> {
         Err(explain(refused))
     }
 
-    /// Gives back what all resources but the one that serves a request hold free. That may take a wait, so it
-    /// is not done for a stream that captures a graph.
+    /// Trims all resources except the one that serves a request. A trim may wait, so it does nothing for a
+    /// stream that captures a graph.
     fn trim_others(&self, serving: &dyn DeviceMemoryResource, stream: StreamRef) -> Returned {
         if !matches!(is_capturing(&**self.driver(), stream), Ok(false)) {
             return Returned::default();
@@ -356,7 +355,7 @@ impl<R: DeviceMemoryResource> fmt::Display for BinningMemoryResource<R> {
             pieces.push(Piece::Text(format!("{separator}{}", ByteSize::Bytes(bin.bytes))));
             if let Source::Given(other) = &bin.source {
                 let text = other.to_string();
-                // A resource that does not print a stack cannot be built from text, either.
+                // Text cannot build a resource that does not print a stack.
                 pieces.push(text.parse().map_or(Piece::Text(text), Piece::Stack));
             }
         }
@@ -369,7 +368,7 @@ impl<R: DeviceMemoryResource> fmt::Display for BinningMemoryResource<R> {
 
 debug_as_text!(BinningMemoryResource<R: DeviceMemoryResource>);
 
-// SAFETY: each block returns to the resource that it came from, since the bins do not change; all resources
+// SAFETY: each block returns to the resource that it came from, since the bins do not change. All resources
 // keep the contract, over disjoint memory: the bins' regions are blocks of upstream.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BinningMemoryResource<R> {
@@ -430,10 +429,9 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BinningMemoryResou
             .fold(self.upstream.accessibility(), Accessibility::and)
     }
 
-    /// Returns upstream's statistics, with the misuses of the bins added; see
-    /// [`bins`](BinningMemoryResource::bins) for those of each bin. If upstream keeps none, returns the sum
-    /// over the bins and the requests that upstream serves: its peaks are sums of peaks, so the true ones may
-    /// be lower.
+    /// Returns upstream's statistics plus the bins' misuses; [`bins`](BinningMemoryResource::bins) has the
+    /// statistics of each bin. If upstream keeps none, returns the sum over the bins and the requests that
+    /// upstream serves. Its peaks are sums of peaks, so the true peaks may be lower.
     fn statistics(&self) -> Option<ResourceStatistics> {
         let bins = self.bins.iter().filter_map(|bin| bin.resource().statistics());
         let upstream = self.upstream.statistics();
@@ -455,7 +453,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BinningMemoryResou
     }
 
     fn provide(&self, traits: &mut Traits) {
-        // SAFETY: threads may share all parts but the upstream, and the bins that take their memory from it.
+        // SAFETY: threads may share all parts except upstream, and the bins that take their memory from it.
         unsafe { traits.share_over(&[&*self.upstream]) };
     }
 }

@@ -15,11 +15,10 @@ type Allocate = dyn Fn(Layout, StreamRef) -> Result<DevicePtr> + Send + Sync;
 /// The function that takes a block back.
 type Deallocate = dyn Fn(DevicePtr, Layout, StreamRef) + Send + Sync;
 
-/// A resource that calls functions of the program: for an allocator that is not millpond's, or one that a
-/// test makes up.
+/// A resource that calls functions of the program: for a foreign allocator, or a test's own.
 ///
-/// Requests for zero bytes and null pointers do not reach the functions. A block that is null or not aligned
-/// as asked for is an error of the call.
+/// Requests for zero bytes and null pointers do not reach the functions. If the functions return a null or
+/// misaligned block, the call fails.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
@@ -52,13 +51,13 @@ pub struct CallbackMemoryResource {
 }
 
 impl CallbackMemoryResource {
-    /// Makes a resource of two functions. It is stream-ordered, so the functions may
-    /// [submit work](DeviceMemoryResource#layers-that-submit-work) on the stream of the call. The device
-    /// alone reaches its memory. The methods below change both.
+    /// Makes a resource from two functions. By default it is stream-ordered, so the functions may [submit
+    /// work](DeviceMemoryResource#layers-that-submit-work) on the stream of the call, and only the device
+    /// accesses its memory. The methods below change both.
     ///
     /// # Safety
-    /// The functions keep the contract of [`DeviceMemoryResource`] for memory of the driver's device, when
-    /// any thread calls them.
+    /// The functions keep the contract of [`DeviceMemoryResource`] for memory of the driver's device, and any
+    /// thread may call them.
     pub unsafe fn new(
         driver: DriverHandle,
         allocate: impl Fn(Layout, StreamRef) -> Result<DevicePtr> + Send + Sync + 'static,
@@ -73,10 +72,10 @@ impl CallbackMemoryResource {
         }
     }
 
-    /// Sets what reaches the memory.
+    /// Sets who can access the memory.
     ///
     /// # Safety
-    /// It does.
+    /// They can access it.
     #[must_use]
     pub unsafe fn accessible_by(self, accessibility: Accessibility) -> Self {
         Self { accessibility, ..self }
@@ -85,8 +84,8 @@ impl CallbackMemoryResource {
     /// Declares that any stream may use a block at once.
     ///
     /// # Safety
-    /// Both functions synchronise with the device, as plain CUDA does, and submit no work that is not done
-    /// when they return.
+    /// Both functions synchronise with the device, as plain CUDA does. All work that they submit is done when
+    /// they return.
     #[must_use]
     pub unsafe fn not_stream_ordered(self) -> Self {
         Self { is_stream_ordered: false, ..self }
@@ -101,7 +100,7 @@ impl fmt::Display for CallbackMemoryResource {
     }
 }
 
-// SAFETY: the functions keep the contract, as `new` asks for.
+// SAFETY: the functions keep the contract, as `new` requires.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl DeviceMemoryResource for CallbackMemoryResource {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {

@@ -1,11 +1,11 @@
-//! Streams that a resource keeps: by their names, and one of its own.
+//! Streams that a resource keeps: the streams of its callers, and one that it creates.
 
 use millpond_core::driver::{Driver, DriverResult, StreamFlags, ask};
 use millpond_core::{StreamId, StreamRef};
 use parking_lot::Mutex;
 
-/// A stream under the identity that it had when it was named. On another thread the reference of a per-thread
-/// stream names another stream.
+/// A stream with the id that it had when it was named. On another thread the reference of a per-thread stream
+/// names another stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NamedStream {
     pub(crate) id: StreamId,
@@ -23,8 +23,8 @@ impl NamedStream {
     }
 }
 
-/// A stream of a resource's own, created when it is first needed. It is never captured, and no default
-/// stream waits for it.
+/// A stream that belongs to a resource, created on first use. It is never captured, and no default stream
+/// waits for it.
 #[derive(Debug, Default)]
 pub(crate) struct OwnStream(Mutex<Option<StreamRef>>);
 
@@ -44,7 +44,7 @@ impl OwnStream {
         Ok(first)
     }
 
-    /// Destroys the stream, if it was created. Its work goes on to its end.
+    /// Destroys the stream, if it was created. Work already submitted on it completes.
     pub(crate) fn destroy(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         let Some(stream) = self.0.get_mut().take() else { return Ok(()) };
         // SAFETY: nothing else has the stream, since its resource ends.

@@ -18,7 +18,7 @@ use rustc_hash::FxBuildHasher;
 use crate::debug_as_text::debug_as_text;
 use crate::out_of_memory;
 
-/// How `cuda` is built from text.
+/// Builds `cuda` from text.
 pub(crate) const CUDA: LayerEntry = LayerEntry {
     name: "cuda",
     about: "plain device memory from the driver (cuMemAlloc, cuMemFree)",
@@ -26,7 +26,7 @@ pub(crate) const CUDA: LayerEntry = LayerEntry {
     kind: LayerKind::Base(|_, driver| Ok(Arc::new(CudaMemoryResource::new(Arc::clone(driver))))),
 };
 
-/// How `managed` is built from text.
+/// Builds `managed` from text.
 pub(crate) const MANAGED: LayerEntry = LayerEntry {
     name: "managed",
     about: "memory that host and device share (cuMemAllocManaged)",
@@ -34,15 +34,15 @@ pub(crate) const MANAGED: LayerEntry = LayerEntry {
     kind: LayerKind::Base(|_, driver| Ok(Arc::new(ManagedMemoryResource::new(Arc::clone(driver))))),
 };
 
-/// How `pinned_host` is built from text.
+/// Builds `pinned_host` from text.
 pub(crate) const PINNED_HOST: LayerEntry = LayerEntry {
     name: "pinned_host",
-    about: "pinned host memory, which the device reaches, too (cuMemHostAlloc, cuMemFreeHost)",
+    about: "pinned host memory that the device can access (cuMemHostAlloc, cuMemFreeHost)",
     params: &[],
     kind: LayerKind::Base(|_, driver| Ok(Arc::new(PinnedHostMemoryResource::new(Arc::clone(driver))))),
 };
 
-/// The calls of one kind of memory.
+/// The driver calls for one kind of memory.
 #[derive(Debug)]
 struct Calls {
     /// The resource's name in text.
@@ -51,7 +51,7 @@ struct Calls {
     /// Frees a block; the driver waits for all work of the device.
     free: unsafe fn(&dyn Driver, DevicePtr) -> DriverResult<()>,
     memory_info: fn(&dyn Driver) -> DriverResult<MemoryInfo>,
-    /// Whether a request takes the device's memory, and the host's.
+    /// Whether a request takes device memory, and host memory.
     takes: Accessibility,
     accessibility: Accessibility,
 }
@@ -87,8 +87,9 @@ const PINNED_CALLS: Calls = Calls {
     accessibility: Accessibility::DEVICE_AND_HOST,
 };
 
-/// The start of the driver's block for each over-aligned block, for all resources of the process, since a
-/// block may be freed through an equal one. Entries of a reset context stay until their address comes again.
+/// The start of the driver's block for each over-aligned block. All resources of the process share the table,
+/// since an equal resource may free the block. Entries of a reset context stay until their address is used
+/// again.
 static OVER_ALIGNED: LazyLock<DashMap<(DeviceId, DevicePtr), OverAligned, FxBuildHasher>> =
     LazyLock::new(DashMap::default);
 
@@ -99,7 +100,7 @@ struct OverAligned {
 }
 
 /// A block that the driver refused to free during a graph capture. The next deallocation tries again, and so
-/// does an allocation where memory is short.
+/// does an allocation when memory is short.
 struct Refused {
     /// Identifies the opening of the device that the block came from.
     health: Weak<Health>,
@@ -109,7 +110,7 @@ struct Refused {
 
 static REFUSED: Mutex<Vec<Refused>> = Mutex::new(Vec::new());
 
-/// Everything that the resources share: all but the calls.
+/// The state of a resource except its calls, which differ by kind of memory.
 #[derive(Debug)]
 struct DriverMemory {
     driver: DriverHandle,
@@ -190,7 +191,7 @@ impl DriverMemory {
         }
     }
 
-    /// Frees blocks that the driver refused to free before, and returns whether it freed any.
+    /// Frees blocks that the driver refused to free earlier. Returns whether it freed any.
     fn free_refused(&self) -> bool {
         let is_own = |block: &mut Refused| block.health.as_ptr() == Arc::as_ptr(self.driver.health());
         let own: Vec<_> = REFUSED.lock().extract_if(.., is_own).collect();
@@ -219,7 +220,7 @@ impl DriverMemory {
 }
 
 impl CudaMemoryResource {
-    /// Frees blocks that the driver refused to free before, and returns whether it freed any.
+    /// Frees blocks that the driver refused to free earlier. Returns whether it freed any.
     pub(crate) fn free_refused(&self) -> bool {
         self.0.free_refused()
     }
@@ -306,8 +307,8 @@ macro_rules! driver_memory_resource {
 }
 
 driver_memory_resource! {
-    /// Plain device memory: `cuMemAlloc` and `cuMemFree`. The stream does not matter: both calls synchronise
-    /// with the device. Two resources of the same device are equal.
+    /// Plain device memory: `cuMemAlloc` and `cuMemFree`. Both calls synchronise with the device, so the
+    /// stream does not matter. Two resources of the same device are equal.
     ///
     /// ```
     /// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
@@ -327,20 +328,20 @@ driver_memory_resource! {
 }
 
 driver_memory_resource! {
-    /// Managed memory, which the host reads and writes at the same address: `cuMemAllocManaged` and
-    /// `cuMemFree`. The stream does not matter. Two resources of the same device are equal.
+    /// Managed memory, which the host accesses at the same address: `cuMemAllocManaged` and `cuMemFree`. The
+    /// stream does not matter. Two resources of the same device are equal.
     ///
-    /// The sum of managed memory may exceed the device's memory; the driver then moves it back and forth.
+    /// Managed memory may exceed the device's memory; the driver then moves data between device and host.
     ///
     #[doc = include_str!("../layers/managed.md")]
     ManagedMemoryResource, MANAGED_CALLS
 }
 
 driver_memory_resource! {
-    /// Pinned host memory, which host and device reach at the same address: `cuMemHostAlloc` and
+    /// Pinned host memory, which host and device access at the same address: `cuMemHostAlloc` and
     /// `cuMemFreeHost`. The stream does not matter. Two resources of the same device are equal.
     ///
-    /// Both calls take long (some hundred microseconds for a MiB): put a pool on top. The memory counts as
+    /// Both calls are slow (some hundred microseconds for a MiB), so put a pool on top. The memory counts as
     /// pinned for every device of the process.
     ///
     /// ```

@@ -20,8 +20,8 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
     about: "blocks of one size, in stream order; larger requests fail",
     params: &[
         ("block_size", "bytes of a block (default 1MiB)"),
-        ("blocks", "blocks to take from upstream at once, at most (default 128)"),
-        ("preallocate", "blocks to take when built (default 0)"),
+        ("blocks", "the most blocks to take from upstream at once (default 128)"),
+        ("preallocate", "blocks to take when the resource is built (default 0)"),
     ],
     kind: LayerKind::ReadLayer(|params| {
         let defaults = FixedSizeOptions::default();
@@ -40,9 +40,10 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
 pub struct FixedSizeOptions {
     /// Bytes of a block, rounded up to a multiple of 256 (default 1 MiB).
     pub block_bytes: u64,
-    /// The most blocks taken from upstream at once (default 128). Fewer are taken while few are in use.
+    /// The most blocks to take from upstream at once (default 128). The resource takes fewer while few are in
+    /// use.
     pub blocks_per_region: u64,
-    /// The number of blocks taken when the resource is built (default 0).
+    /// The number of blocks to take when the resource is built (default 0).
     pub preallocated_blocks: u64,
 }
 
@@ -60,7 +61,7 @@ impl FixedSizeOptions {
         match block_bytes {
             Some(block_bytes) if self.blocks_per_region > 0 => Ok(Self { block_bytes, ..self }),
             _ => Err(Error::invalid_argument(format!(
-                "{} blocks of {} bytes are not possible; write for example block_size=1MiB,blocks=128",
+                "cannot make {} blocks of {} bytes; write for example block_size=1MiB,blocks=128",
                 blocks, self.block_bytes
             ))),
         }
@@ -106,13 +107,13 @@ impl FixedSizeLayer {
         self
     }
 
-    /// Sets the most blocks taken from upstream at once.
+    /// Sets the most blocks to take from upstream at once.
     pub fn blocks_per_region(mut self, blocks: u64) -> Self {
         self.0.blocks_per_region = blocks;
         self
     }
 
-    /// Sets the number of blocks taken when the resource is built.
+    /// Sets the number of blocks to take when the resource is built.
     pub fn preallocated_blocks(mut self, blocks: u64) -> Self {
         self.0.preallocated_blocks = blocks;
         self
@@ -129,12 +130,11 @@ impl<R: DeviceMemoryResource> Layer<R> for FixedSizeLayer {
 
 /// Hands out blocks of one size, in stream order. Threads cache blocks of up to 1 MiB.
 ///
-/// A request of up to [`block_bytes`](FixedSizeOptions::block_bytes) gets a whole block. A larger one fails
-/// with [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory), so that a layer that falls back on another
-/// resource when memory is out does so for this request, too. A request aligned to more than 256 bytes fails
-/// with
-/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument). Put a
-/// [`BinningMemoryResource`](crate::BinningMemoryResource) around several.
+/// A request of up to [`block_bytes`](FixedSizeOptions::block_bytes) gets a whole block. A larger request
+/// fails with [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory), so that a layer above can fall back on
+/// another resource. A request aligned to more than 256 bytes fails with
+/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument). For several block sizes, use a
+/// [`BinningMemoryResource`](crate::BinningMemoryResource).
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
@@ -180,8 +180,8 @@ impl<R: DeviceMemoryResource> FixedSizeMemoryResource<R> {
         self.options.block_bytes
     }
 
-    /// Checks all invariants, in time proportional to the resource's tables. No other thread may be in a call
-    /// of the resource meanwhile.
+    /// Checks all invariants, in time proportional to the resource's tables. No other thread may call the
+    /// resource meanwhile.
     ///
     /// # Panics
     /// Panics if an invariant does not hold, which is a bug of the resource.
@@ -189,7 +189,7 @@ impl<R: DeviceMemoryResource> FixedSizeMemoryResource<R> {
         self.pool.validate();
     }
 
-    /// Returns the pool of the blocks.
+    /// Returns the pool that holds the blocks.
     pub(crate) fn pool(&self) -> &PoolMemoryResource<R> {
         &self.pool
     }
@@ -200,7 +200,7 @@ impl<R: DeviceMemoryResource> FixedSizeMemoryResource<R> {
 
     fn check(&self, layout: Layout, stream: StreamRef) -> Result<()> {
         let error = if layout.bytes() > self.options.block_bytes {
-            // A layer that falls back when memory is out does so for this request, too.
+            // The error is out of memory, so that a layer above can fall back on another resource.
             let block = format_bytes(self.options.block_bytes);
             let why = format!("blocks have {block}; raise block_size, or use binning for several sizes");
             Error::impossible(why, layout, stream)
@@ -223,7 +223,7 @@ impl<R: DeviceMemoryResource> fmt::Display for FixedSizeMemoryResource<R> {
 
 debug_as_text!(FixedSizeMemoryResource<R: DeviceMemoryResource>);
 
-// SAFETY: the pool's blocks, each at least as large as the request.
+// SAFETY: the blocks are the pool's, each at least as large as the request.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for FixedSizeMemoryResource<R> {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
@@ -245,9 +245,9 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for FixedSizeMemoryRes
 
     fn statistics(&self) -> Option<ResourceStatistics> {
         let statistics = self.pool.statistics()?;
-        // Free neighbours are one block for the pool.
+        // The pool counts adjacent free blocks as one.
         let blocks = statistics.bytes_reserved / self.options.block_bytes;
-        // Threads count by themselves: in between, a block may count as in use twice.
+        // Each thread counts its own blocks. Between two threads' updates, a block may count as in use twice.
         let blocks_free = blocks.saturating_sub(statistics.blocks_in_use);
         let largest_free_block = if blocks_free > 0 { self.options.block_bytes } else { 0 };
         Some(ResourceStatistics { blocks_free, largest_free_block, ..statistics })
@@ -255,7 +255,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for FixedSizeMemoryRes
 
     fn provide(&self, traits: &mut Traits) {
         traits.add::<Self, dyn ReportsMemory>(|it| it);
-        // SAFETY: threads may share all parts but the pool.
+        // SAFETY: threads may share all parts except the pool.
         unsafe { traits.share_over(&[&self.pool]) };
     }
 

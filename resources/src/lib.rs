@@ -1,40 +1,40 @@
-//! The memory resources of millpond and the per-device registry.
+//! The memory resources of millpond, and the registry of each device's default resource.
 //!
 //! | resource | in text | what it does |
 //! |---|---|---|
-//! | [`CudaMemoryResource`] | `cuda` | plain device memory; synchronises at every call |
+//! | [`CudaMemoryResource`] | `cuda` | plain device memory; every call synchronises with the device |
 //! | [`ManagedMemoryResource`] | `managed` | memory that host and device share |
-//! | [`CudaAsyncMemoryResource`] | `cuda_async` | a pool of CUDA's stream-ordered allocator |
-//! | [`CudaAsyncViewMemoryResource`] | `cuda_async_view` | the device's default or current such pool |
-//! | [`CudaAsyncManagedMemoryResource`] | `cuda_async_managed` | such a pool of managed memory |
-//! | [`PinnedHostMemoryResource`] | `pinned_host` | pinned host memory, which the device reaches, too |
-//! | [`PageableHostMemoryResource`] | `host` | memory of the system's allocator, for the host alone |
-//! | [`SystemMemoryResource`] | `system` | the same, where the device reaches it |
-//! | [`SamHeadroomMemoryResource`] | `sam_headroom` | the same, leaving a part of the device free |
-//! | [`CallbackMemoryResource`] | | functions of the program |
-//! | [`PoolMemoryResource`] | `pool` | best fit with coalescing over regions from upstream, in stream order |
+//! | [`CudaAsyncMemoryResource`] | `cuda_async` | its own pool of CUDA's stream-ordered allocator |
+//! | [`CudaAsyncViewMemoryResource`] | `cuda_async_view` | an existing pool of that allocator |
+//! | [`CudaAsyncManagedMemoryResource`] | `cuda_async_managed` | the driver's pool of managed memory |
+//! | [`PinnedHostMemoryResource`] | `pinned_host` | pinned host memory that the device can access |
+//! | [`PageableHostMemoryResource`] | `host` | memory of the system's allocator, for the host only |
+//! | [`SystemMemoryResource`] | `system` | the same memory, on a device that can access it |
+//! | [`SamHeadroomMemoryResource`] | `sam_headroom` | the same, but keeps a part of the device free |
+//! | [`CallbackMemoryResource`] | | calls functions of the program |
+//! | [`PoolMemoryResource`] | `pool` | a growing, stream-ordered pool: best fit with coalescing |
 //! | [`ArenaMemoryResource`] | `arena` | a pool that takes a large part of the device at once |
 //! | [`FixedSizeMemoryResource`] | `fixed_size` | blocks of one size, in stream order |
-//! | [`BinningMemoryResource`] | `binning` | a resource per range of sizes |
-//! | [`CaptureScopesMemoryResource`] | `capture_scopes` | memory that stays with captured graphs, by scope |
+//! | [`BinningMemoryResource`] | `binning` | sends each request to the resource for its size |
+//! | [`CaptureScopesMemoryResource`] | `capture_scopes` | keeps the memory of captured graphs, by scope |
 //!
-//! [`registry`] holds the default resource of each device; [`memory_pool`] has the driver's pools as a type.
+//! [`registry`] holds the default resource of each device. [`memory_pool`] has the driver's pools as a type.
 //!
-//! The pool consists of these folders, each of which uses only those below it:
+//! The pool consists of these modules. Each uses only the modules below it:
 //!
-//! | folder | what it holds |
+//! | module | content |
 //! |---|---|
 //! | [`pool`] | the resource: thread caches, arenas, the slow path, decay, reports |
 //! | `store` | physical memory: regions from upstream, or pages that the pool maps |
 //! | `heap` | best fit with coalescing: chunks, bins, size classes |
-//! | `block_map` | the map from addresses to blocks, without a lock |
-//! | `stream_order` | streams, epochs, and the order between streams; no memory, no driver |
-//! | `sync` | a spin lock; the standard library's atomics, or loom's |
+//! | `block_map` | the lock-free map from addresses to blocks |
+//! | `stream_order` | streams, epochs, and the order between streams; no memory, no driver calls |
+//! | `sync` | a spin lock; atomics of the standard library, or of loom |
 
 pub mod arena;
 pub mod binning;
 mod block_map;
-mod callback; // no text: its calls are functions
+mod callback; // no text can name its functions
 pub mod capture_scopes;
 mod cuda_async;
 mod debug_as_text;

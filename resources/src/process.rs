@@ -1,4 +1,4 @@
-//! Recognises a forked child, which must not use its parent's resources.
+//! Recognises a forked child process, which must not use its parent's resources.
 //!
 //! A fork copies memory, but neither the other threads nor CUDA. In the child, locks that those threads held
 //! are never released, and tables that they changed stay half changed. So the child leaves a resource as it

@@ -1,12 +1,12 @@
 //! Holds the default resource of each device.
 //!
-//! Until one is set, a device's default is the stack that the environment variable `MILLPOND_STACK` names,
-//! with all layers of millpond; or else its plain [`CudaMemoryResource`]. What is returned is an owned
-//! handle: a replaced resource lives as long as a handle to it, and blocks return to the resource they came
-//! from. Any thread may call all functions at any time.
+//! The initial default of a device is the stack that the environment variable `MILLPOND_STACK` names, with
+//! all layers of millpond; without the variable it is a plain [`CudaMemoryResource`]. The functions return
+//! owned handles: a replaced resource lives as long as a handle to it, and blocks return to the resource they
+//! came from. All functions are thread-safe.
 //!
-//! A default whose device's context was reset (`cuDevicePrimaryCtxReset`) is lost with it; the initial
-//! default takes its place.
+//! A reset of a device's context (`cuDevicePrimaryCtxReset`) also loses its default; the initial default
+//! replaces it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -23,15 +23,15 @@ static DEFAULTS: LazyLock<DashMap<DeviceId, AnyResource, FxBuildHasher>> = LazyL
 /// Counts the changes of defaults.
 static CHANGES: AtomicU64 = AtomicU64::new(0);
 
-/// Builds the resource that the environment names, or the plain one.
+/// Builds the stack named by the environment, or the plain resource.
 fn initial(device: DeviceId) -> Result<AnyResource> {
-    // A program that asks for a default may want no memory of the device.
+    // A program that asks for a default may not want any device memory yet.
     let driver = millpond_driver::find(device)?;
     let Some(stack) = StackSpec::from_env()? else { return Ok(plain(driver)) };
     let layers = LayerTable::new(crate::LAYERS.iter().chain(millpond_plan::LAYERS).copied())
         .with(millpond_adaptors::LAYERS.iter().copied());
     stack.build(&layers, &driver).map_err(|error| {
-        error.context(format_args!("building the default resource that {STACK_VARIABLE} names"))
+        error.context(format_args!("building the default resource named by {STACK_VARIABLE}"))
     })
 }
 
@@ -43,10 +43,10 @@ fn plain(driver: DriverHandle) -> AnyResource {
 ///
 /// # Errors
 /// [`NoDevice`](millpond_core::ErrorKind::NoDevice) if there is no such device and no default was set; an
-/// error of building the stack of `MILLPOND_STACK`.
+/// error from building the stack in `MILLPOND_STACK`.
 pub fn get_per_device_resource(device: DeviceId) -> Result<AnyResource> {
-    // Of two threads that find no default, or a lost one, the first to build a resource wins. Neither holds a
-    // lock meanwhile: opening a device takes long, and so may dropping the lost resource.
+    // If two threads find no default, or a lost one, the first to build a resource wins. Neither holds a lock
+    // meanwhile: opening a device takes long, and so may dropping the lost resource.
     let known = DEFAULTS.get(&device).map(|resource| Arc::clone(&resource));
     let lost = match known {
         Some(resource) if resource.driver().was_reset() => Some(resource),
@@ -70,19 +70,19 @@ pub fn get_per_device_resource(device: DeviceId) -> Result<AnyResource> {
     Ok(Arc::clone(&slot))
 }
 
-/// Returns whether `resource` is the default of `device` now, and not lost. It builds none, drops none, and
-/// asks the driver at most for the context.
+/// Returns whether `resource` is the current default of `device`, and not lost. Builds and drops nothing;
+/// asks the driver only for the context.
 pub fn is_per_device_resource(device: DeviceId, resource: &AnyResource) -> bool {
     DEFAULTS.get(&device).is_some_and(|known| Arc::ptr_eq(&known, resource)) && !resource.driver().was_reset()
 }
 
-/// Returns how often the default of a device was replaced. While the number stays, what was a device's
-/// default still is.
+/// Returns how often any device's default was replaced. While the number stays the same, every default stays
+/// the same.
 pub fn changes() -> u64 {
     CHANGES.load(Ordering::Acquire)
 }
 
-/// Makes `resource` the default of `device` and returns the one before.
+/// Makes `resource` the default of `device` and returns the previous default.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt};
@@ -112,10 +112,11 @@ pub fn set_per_device_resource(device: DeviceId, resource: AnyResource) -> Resul
     }))
 }
 
-/// Does the same, but builds no initial default only to return it: `None` if the device had no default yet.
+/// Does the same as [`set_per_device_resource`], but builds no initial default just to return it: returns
+/// `None` if the device had no default yet.
 ///
 /// # Errors
-/// Those of [`set_per_device_resource`].
+/// The same as for [`set_per_device_resource`].
 pub fn replace_per_device_resource(device: DeviceId, resource: AnyResource) -> Result<Option<AnyResource>> {
     if resource.device() != device {
         return Err(Error::invalid_argument(format!(
@@ -123,19 +124,19 @@ pub fn replace_per_device_resource(device: DeviceId, resource: AnyResource) -> R
             resource.device()
         )));
     }
-    // The one before is dropped without the lock of the table: its end may call anything.
+    // Drop the previous default without the table's lock: its end may call anything.
     let before = DEFAULTS.insert(device, resource);
     CHANGES.fetch_add(1, Ordering::Release);
     Ok(before)
 }
 
-/// Restores the initial default of `device` (see the [module](self)), and returns the one before.
+/// Restores the initial default of `device` (see the [module](self)) and returns the previous default.
 ///
 /// # Errors
 /// [`NoDevice`](millpond_core::ErrorKind::NoDevice) if there is no such device.
 pub fn reset_per_device_resource(device: DeviceId) -> Result<AnyResource> {
-    // Where none was set, the initial default is the one before, and is not built twice: it may hold a large
-    // part of the device.
+    // If no default was set, the initial default is also the previous one. Do not build it twice: it may hold
+    // a large part of the device.
     if !DEFAULTS.contains_key(&device) {
         return get_per_device_resource(device);
     }
@@ -145,23 +146,23 @@ pub fn reset_per_device_resource(device: DeviceId) -> Result<AnyResource> {
 /// Returns the default resource of the calling thread's current device.
 ///
 /// # Errors
-/// As [`get_per_device_resource`].
+/// The same as for [`get_per_device_resource`].
 pub fn get_current_device_resource() -> Result<AnyResource> {
     get_per_device_resource(millpond_driver::current_device()?)
 }
 
-/// Makes `resource` the default of the calling thread's current device and returns the one before.
+/// Makes `resource` the default of the calling thread's current device and returns the previous default.
 ///
 /// # Errors
-/// As [`set_per_device_resource`].
+/// The same as for [`set_per_device_resource`].
 pub fn set_current_device_resource(resource: AnyResource) -> Result<AnyResource> {
     set_per_device_resource(millpond_driver::current_device()?, resource)
 }
 
-/// Restores the initial default of the calling thread's current device, and returns the one before.
+/// Restores the initial default of the calling thread's current device and returns the previous default.
 ///
 /// # Errors
-/// As [`reset_per_device_resource`].
+/// The same as for [`reset_per_device_resource`].
 pub fn reset_current_device_resource() -> Result<AnyResource> {
     reset_per_device_resource(millpond_driver::current_device()?)
 }

@@ -1,16 +1,15 @@
 //! Shares blocks of a pool with other processes, through POSIX file descriptors.
 //!
 //! A pool that was built with `share=fd` maps physical memory in handles that can be exported. A block lies
-//! in one handle or in several behind each other; an [`ExportedBlock`] has a file descriptor for each, and a
-//! description of which bytes of them the block is. Send both to another process (descriptors travel over a
-//! Unix socket, or are inherited), which makes an [`ImportedBlock`] of them: the same memory, at an address
-//! of its own.
+//! in one handle, or in several consecutive ones. An [`ExportedBlock`] has a file descriptor for each handle,
+//! and a description of the block's bytes in them. Send both to another process: descriptors travel over a
+//! Unix socket, or are inherited. There an [`ImportedBlock`] maps the same memory at another address.
 //!
-//! - A descriptor, and the other process's mapping, keep the **physical memory**: it stays although the pool,
-//!   or its process, ends.
-//! - They do not keep the **block**. Free it only when the other process is done with it: afterwards the pool
-//!   hands the same memory out again. Nothing reports that both use it.
-//! - A handle is shared whole. The other process could also map the memory beside the block: share with
+//! - A descriptor, and the other process's mapping, keep the **physical memory**: it stays even after the
+//!   pool, or its process, ends.
+//! - They do not keep the **block**. Free it only when the other process is done with it: after that, the
+//!   pool hands the same memory out again. Nothing reports that two users share it.
+//! - A handle is shared whole. The other process could also map the memory next to the block: share only with
 //!   processes that you trust.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -46,15 +45,15 @@ pub struct ExportedBlock {
     descriptors: Vec<OwnedFd>,
 }
 
-/// Some bytes of a handle that are a part of a block.
+/// A part of a block: a range of bytes in a handle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct SharedPart {
     /// All bytes of the handle.
     pub handle_bytes: u64,
-    /// Where in the handle the part starts, in bytes.
+    /// The offset of the part in the handle, in bytes.
     pub offset: u64,
-    /// How long the part is, in bytes.
+    /// The length of the part, in bytes.
     pub bytes: u64,
 }
 
@@ -78,24 +77,25 @@ impl ExportedBlock {
         self.parts.iter().map(|part| part.bytes).sum()
     }
 
-    /// Returns the parts, in the order in which they make up the block; each has one of the
-    /// [`descriptors`](Self::descriptors).
+    /// Returns the block's parts in order. The part at an index belongs to the
+    /// [descriptor](Self::descriptors) at that index.
     pub fn parts(&self) -> &[SharedPart] {
         &self.parts
     }
 
-    /// Returns the file descriptors, one for each part; dropping the exported block closes them.
+    /// Returns the file descriptors, one for each part. Dropping the exported block closes them.
     pub fn descriptors(&self) -> &[OwnedFd] {
         &self.descriptors
     }
 
-    /// Returns a description of the block's parts for [`ImportedBlock::open`]: 8 bytes, and 24 for each part.
+    /// Returns a description of the block's parts for [`ImportedBlock::open`]: 8 bytes, and 24 bytes for each
+    /// part.
     pub fn description(&self) -> Vec<u8> {
         let words = self.parts.iter().flat_map(|part| [part.handle_bytes, part.offset, part.bytes]);
         MAGIC.into_iter().chain(words.flat_map(u64::to_le_bytes)).collect()
     }
 
-    /// Returns the [`description`](Self::description) and the descriptors, which the caller now owns.
+    /// Returns the [`description`](Self::description) and the descriptors; the caller owns them from now on.
     pub fn into_parts(self) -> (Vec<u8>, Vec<OwnedFd>) {
         (self.description(), self.descriptors)
     }
@@ -103,7 +103,7 @@ impl ExportedBlock {
 
 /// A block of another process's pool, mapped into this process until it is dropped.
 ///
-/// Drop it when this process's work on it is done: the drop waits for nothing, since waiting for the device
+/// Drop it when this process's work on it is done. The drop does not wait, because a wait for the device
 /// would end graph captures of other threads.
 #[derive(Debug)]
 pub struct ImportedBlock {
@@ -117,7 +117,7 @@ pub struct ImportedBlock {
 }
 
 impl ImportedBlock {
-    /// Maps what another process [exported](ExportedBlock::into_parts). The descriptors are closed.
+    /// Maps a block that another process [exported](ExportedBlock::into_parts), and closes the descriptors.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the description is malformed or does
@@ -125,7 +125,7 @@ impl ImportedBlock {
     pub fn open(driver: &DriverHandle, description: &[u8], descriptors: Vec<OwnedFd>) -> Result<Self> {
         let parts = read(description)?;
         if parts.len() != descriptors.len() {
-            return Err(malformed("it belongs to another number of descriptors"));
+            return Err(malformed("its number of parts is not the number of descriptors"));
         }
         let whole = parts.iter().try_fold(0_u64, |sum, part| sum.checked_add(part.handle_bytes));
         let whole = whole.ok_or_else(|| malformed("its bytes overflow"))?;
@@ -183,7 +183,7 @@ impl ImportedBlock {
 
 impl Drop for ImportedBlock {
     fn drop(&mut self) {
-        // The mappings belong to this block, also after a reset of the context.
+        // The mappings belong to this block, even after a reset of the context.
         let driver = &self.driver;
         if driver.health().is_lost() && !driver.was_reset() {
             return;
@@ -198,7 +198,11 @@ impl Drop for ImportedBlock {
         };
         if let Err(error) = unmap() {
             driver.health().note(&error);
-            tracing::warn!(target: "millpond::share", %error, "a shared block is left to the driver");
+            tracing::warn!(
+                target: "millpond::share",
+                %error,
+                "cannot unmap a shared block; the driver keeps it"
+            );
         }
     }
 }
@@ -209,7 +213,7 @@ fn malformed(why: &str) -> Error {
     ))
 }
 
-/// Reads a description, which is untrusted.
+/// Reads an untrusted description.
 fn read(description: &[u8]) -> Result<Vec<SharedPart>> {
     let rest = description.strip_prefix(&MAGIC).ok_or_else(|| malformed("its first bytes are wrong"))?;
     if rest.is_empty() || !rest.len().is_multiple_of(3 * WORD) {

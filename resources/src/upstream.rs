@@ -1,8 +1,8 @@
-//! What becomes of memory that a resource gives back to its upstream.
+//! Collects the results of giving memory back to upstream.
 
 use millpond_core::{Error, Result};
 
-/// What several resources gave back. One that fails keeps none of the others from doing so.
+/// The bytes that several resources gave back. If one fails, the others still give back.
 #[derive(Debug, Default)]
 pub(crate) struct Returned {
     pub(crate) bytes: u64,
@@ -19,7 +19,7 @@ impl Returned {
     }
 
     /// # Errors
-    /// The first error, though other resources gave something back.
+    /// The first error, even if other resources gave something back.
     pub(crate) fn bytes(self) -> Result<u64> {
         self.error.map_or(Ok(self.bytes), Err)
     }

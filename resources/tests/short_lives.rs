@@ -1,5 +1,5 @@
-//! Streams and threads come and go, and leave nothing behind: neither in what the pool holds of the device,
-//! nor in what it keeps on the host.
+//! Tests that streams and threads leave nothing behind when they end: neither device memory that the pool
+//! holds, nor host memory.
 
 use std::alloc::{GlobalAlloc, Layout as HostLayout, System};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, Driver, Strea
 use millpond_driver::sim::{Access, SimConfig, SimDevice};
 use millpond_resources::{CudaMemoryResource, PagesMode, PoolLayer, PoolMemoryResource};
 
-/// The system's allocator, and how many bytes of it are in use.
+/// The system's allocator, which counts its live bytes.
 struct Counted;
 
 static HOST_BYTES: AtomicI64 = AtomicI64::new(0);
@@ -19,7 +19,7 @@ static HOST_BYTES: AtomicI64 = AtomicI64::new(0);
 unsafe impl GlobalAlloc for Counted {
     unsafe fn alloc(&self, layout: HostLayout) -> *mut u8 {
         HOST_BYTES.fetch_add(layout.size() as i64, Ordering::Relaxed);
-        // SAFETY: the caller's promises are those that the system's allocator wants.
+        // SAFETY: the caller's promises are those that the system's allocator requires.
         unsafe { System.alloc(layout) }
     }
 
@@ -72,7 +72,7 @@ impl Setup {
         self.device.stream_create(StreamFlags::NON_BLOCKING).expect("a stream")
     }
 
-    /// A small and a large block, used and given back, so often.
+    /// Allocates and frees a small and a large block this often.
     fn work(&self, stream: StreamRef, times: u64) {
         for time in 0..times {
             for bytes in [1000 + 256 * (time % 3), (2 << 20) + 256 * time] {
@@ -84,7 +84,7 @@ impl Setup {
         }
     }
 
-    /// A stream is created, used so often, and destroyed.
+    /// Creates a stream, uses it this often, and destroys it.
     fn short_lived_stream(&self, times: u64) {
         let stream = self.stream();
         self.work(stream, times);
@@ -103,8 +103,8 @@ impl Setup {
         }
     }
 
-    /// Lets `first` come and go, and then `more`. What there is goes up and down; the others need no more at
-    /// any time than the first did.
+    /// Runs `live` `first` times, and then `more` times. Sizes go up and down, but the later runs never need
+    /// more than the first ones.
     fn assert_nothing_grows(&self, what: &str, first: u64, more: u64, live: impl Fn()) {
         const SAMPLES: u64 = if cfg!(miri) { 2 } else { 37 };
         let most = |lives: u64| {
@@ -123,13 +123,13 @@ impl Setup {
     }
 }
 
-/// About the number of streams whose caches a thread keeps.
+/// About the most streams whose caches a thread keeps.
 const MOST_KNOWN: usize = 1100;
 
-/// Host bytes that tables may differ by.
+/// The host bytes by which tables may differ.
 const SLACK: i64 = 1 << 20;
 
-/// One test, since all count the same host bytes.
+/// A single test, since all cases count the same host bytes.
 #[test]
 fn a_million_streams_and_ten_thousand_threads_leave_no_trace() {
     for (pages, share) in [(PagesMode::Off, 1), (PagesMode::On, 10)] {
@@ -140,7 +140,7 @@ fn a_million_streams_and_ten_thousand_threads_leave_no_trace() {
         let stream = setup.stream();
         let thread = || std::thread::scope(|scope| _ = scope.spawn(|| setup.work(stream, 8)));
         setup.assert_nothing_grows("threads", 3_000 / share, 7_000 / share, thread);
-        // Often enough for a front of its own, of which a thread has several hundred at most.
+        // Often enough that each stream gets a front; a thread has several hundred fronts at most.
         let (first, more) = if cfg!(miri) { (2, 2) } else { (3_500, 2_000) };
         setup.assert_nothing_grows("streams used often", first, more, || setup.short_lived_stream(8));
         setup.pool.trim(0).expect("what is free can be given back");

@@ -1,11 +1,11 @@
-//! Bump allocator for host metadata that lives as long as the pool, in growing pieces and huge pages.
+//! A bump allocator for host metadata that lives as long as the pool. It uses growing pieces and huge pages.
 //!
-//! The tables of a pool with 10^5 blocks have some megabytes, which are read in random order: with pages of
-//! 4 KiB most reads would miss the processor's address cache besides its data caches.
+//! The tables of a pool with 10^5 blocks take some megabytes, and are read in random order. With pages of 4
+//! KiB, most reads would miss the processor's address cache as well as its data caches.
 
 use std::alloc::{self, Layout};
 
-/// Bytes of the first piece: a small pool needs little. Each further one is twice as large.
+/// Bytes of the first piece: a small pool needs little. Each next piece is twice as large.
 const FIRST_PIECE: usize = 16 << 10;
 
 /// Bytes of a huge page, and of the largest pieces.
@@ -15,7 +15,7 @@ const HUGE_PAGE: usize = 2 << 20;
 #[derive(Debug, Default)]
 pub(crate) struct MetadataArena {
     pieces: Vec<(*mut u8, Layout)>,
-    /// Bytes of the last piece that are in use.
+    /// The bytes in use of the last piece.
     used: usize,
 }
 
@@ -76,12 +76,12 @@ impl Drop for MetadataArena {
     }
 }
 
-/// Asks the system for huge pages where the bytes fill some.
+/// Asks the system for huge pages, if the bytes fill some.
 pub(crate) fn advise_huge_pages(start: *mut u8, bytes: usize) {
     #[cfg(all(target_os = "linux", not(miri)))]
     {
         let (first, whole) = huge_pages_in(start.addr(), bytes);
-        // SAFETY: the bytes, which may be none, are the caller's, and the advice does not change them. A
+        // SAFETY: the bytes, which may be none, belong to the caller, and the advice does not change them. A
         // system that does not know the advice returns an error, which changes nothing.
         unsafe { libc::madvise(start.wrapping_add(first).cast(), whole, libc::MADV_HUGEPAGE) };
     }
@@ -89,7 +89,7 @@ pub(crate) fn advise_huge_pages(start: *mut u8, bytes: usize) {
     let _ = (start, bytes);
 }
 
-/// Returns where the first huge page starts, in bytes from the start, and the bytes of all that fit.
+/// Returns the offset of the first huge page, and the bytes of all huge pages that fit.
 #[cfg(any(test, all(target_os = "linux", not(miri))))]
 fn huge_pages_in(start: usize, bytes: usize) -> (usize, usize) {
     let first = start.next_multiple_of(HUGE_PAGE) - start;

@@ -1,4 +1,4 @@
-//! Maps addresses to blocks; threads read and write it without a lock.
+//! Maps addresses to blocks. Threads read and write it without a lock.
 //!
 //! ```text
 //!  address   ┌ gibibyte ┬ page: 9 bits ┬ start: 13 bits ┬ 8 bits, zero ┐
@@ -11,18 +11,18 @@
 //!                                              │  …
 //!                                              └▶ table of 32, the first
 //!  table: buckets of eight entries, one bucket for each start; a header links to the table before
-//!  entry: key (a start's 13 bits, the block's heap, its number) and the bytes asked for
+//!  entry: key (a start's 13 bits, the block's heap, its number) and the requested bytes
 //! ```
 //!
-//! A page of 2 MiB has one cache line with entries for three blocks, which is enough where blocks are large.
-//! The page gets a table when there are more, and a larger one in front of it when a bucket is full; the last
-//! table has room for every start. A bucket is two adjacent cache lines, which a processor fetches together,
-//! and is filled from its start: a look-up takes at most two cache misses, except for blocks that a page had
-//! before it got a larger table.
+//! A page of 2 MiB has one cache line with entries for three blocks, which is enough for large blocks. With
+//! more blocks the page gets a table. When a bucket of that is full, the page gets a larger table in front of
+//! it; the last table has room for every start. A bucket is two adjacent cache lines, which a processor
+//! fetches together, and is filled from its start. So a look-up takes at most two cache misses, except for
+//! blocks that a page had before it got a larger table.
 //!
-//! An entry stays in its place as long as its block is handed out or cached by a thread, so the thread that
-//! has the block may write to its entry without a lock. Tables live as long as the block map: a look-up of an
-//! unknown address reads a stale entry, never freed memory.
+//! An entry keeps its place while its block is live or cached by a thread, so the thread that has the block
+//! may write to the entry without a lock. Tables live as long as the block map: a look-up of an unknown
+//! address reads a stale entry, never freed memory.
 
 pub(crate) mod metadata_arena;
 
@@ -37,23 +37,23 @@ use crate::sync::{AtomicPtr, AtomicU64, Mutex, Ordering, bounded};
 
 const START_BITS: u32 = PAGE_BITS - ALLOCATION_ALIGNMENT.ilog2();
 const PAGE_BITS: u32 = bounded(21, 10) as u32;
-// Under Miri, which takes a second for some thousand entries, leaves and the table of roots are small.
+// Miri takes a second for some thousand entries, so its leaves and table of roots are small.
 const LEAF_BITS: u32 = bounded(if cfg!(miri) { 24 } else { 30 }, 11) as u32;
 const PAGES: usize = 1 << (LEAF_BITS - PAGE_BITS);
 const ROOTS: usize = bounded(if cfg!(miri) { 64 } else { 1024 }, 1);
-/// Entries of a page beside its tables.
+/// Entries of a page outside its tables.
 const INLINE: usize = bounded(3, 1);
 const BUCKET: usize = bounded(8, 1);
 /// Buckets of a page's first table, its second, and so on. The last has an entry for every start.
 const BUCKETS: [usize; 4] = [bounded(4, 1), bounded(16, 2), bounded(128, 2), (1 << START_BITS) / BUCKET];
 
-/// The number of a chunk in its heap.
+/// A chunk's number in its heap.
 pub(crate) type ChunkId = u32;
 
 /// No chunk.
 pub(crate) const NIL: ChunkId = ChunkId::MAX;
 
-/// The number of a block's heap.
+/// The number of a heap.
 pub(crate) type HeapId = u8;
 
 /// The entry of one block.
@@ -61,27 +61,28 @@ pub(crate) type HeapId = u8;
 pub(crate) struct BlockEntry {
     /// The block's start, heap, chunk and flags; 0 for no block.
     key: AtomicU64,
-    /// The bytes asked for; 0 while a thread caches the block, or it is free.
+    /// The requested bytes; 0 while a thread caches the block, or while it is free.
     requested: AtomicU64,
 }
 
 const PRESENT: u64 = 1 << 63;
-/// The block has the exact size of its request, not that of the size class.
+/// The block has the exact size of its request, not the size of a size class.
 const EXACT_SIZE: u64 = 1 << 62;
 
 /// The block starts in an alias mapping.
 const IN_ALIAS: u64 = 1 << 61;
 
-/// A block that is handed out.
+/// A live block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Block {
     pub(crate) heap: HeapId,
     pub(crate) chunk: ChunkId,
-    /// The bytes asked for.
+    /// The requested bytes.
     pub(crate) requested: u64,
-    /// Whether the block has the exact size of its request, not that of the size class: no thread caches it.
+    /// Whether the block has the exact size of its request, not the size of a size class. No thread caches
+    /// it.
     pub(crate) is_exact_size: bool,
-    /// Whether the block starts in an alias: its entry is removed when it is freed.
+    /// Whether the block starts in an alias. Its entry is then removed at the free.
     pub(crate) is_in_alias: bool,
 }
 
@@ -102,7 +103,7 @@ impl BlockEntry {
         key & PRESENT != 0 && Self::start(key) == start
     }
 
-    /// Takes the entry for a block, if it has none, and returns whether it did.
+    /// Takes the entry for a block if it is vacant. Returns whether it did.
     #[inline]
     fn occupy(&self, start: u64, block: Block) -> bool {
         let key = Self::key(start, block);
@@ -121,13 +122,13 @@ impl BlockEntry {
         ((key >> 48) as HeapId, key as ChunkId)
     }
 
-    /// Returns whether the block is handed out for `bytes`, and a thread may cache it.
+    /// Returns whether the block is live with `bytes`, and a thread may cache it.
     #[inline]
     pub(crate) fn is_cacheable(&self, bytes: u64) -> bool {
         self.requested() == bytes && self.key.load(Ordering::Relaxed) & EXACT_SIZE == 0
     }
 
-    /// Removes the entry of a freed block that starts in an alias. The calling thread has the block.
+    /// Removes the entry of a freed block in an alias. The calling thread has the block.
     pub(crate) fn end(&self) {
         if self.key.load(Ordering::Relaxed) & IN_ALIAS != 0 {
             self.remove();
@@ -144,19 +145,19 @@ impl BlockEntry {
         self.key.load(Ordering::Relaxed) & IN_ALIAS != 0
     }
 
-    /// Returns the bytes asked for; 0 for a block that is not handed out.
+    /// Returns the requested bytes; 0 for a block that is not live.
     #[inline]
     pub(crate) fn requested(&self) -> u64 {
         self.requested.load(Ordering::Relaxed)
     }
 
-    /// Sets the bytes asked for, or 0. The calling thread has the block.
+    /// Sets the requested bytes, or 0. The calling thread has the block.
     #[inline]
     pub(crate) fn set_requested(&self, bytes: u64) {
         self.requested.store(bytes, Ordering::Relaxed);
     }
 
-    /// Takes the block back if it is handed out with this size; of two threads that try, one succeeds.
+    /// Takes the block back if it is live with this size. If two threads try, one succeeds.
     #[inline]
     pub(crate) fn claim(&self, bytes: u64) -> bool {
         self.requested.compare_exchange(bytes, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
@@ -185,8 +186,8 @@ impl BlockEntry {
 #[repr(align(128))]
 struct Bucket([BlockEntry; BUCKET]);
 
-/// A pointer to a table's buckets, which follow its header. The table's index in [`BUCKETS`] is in the lowest
-/// bits, which the alignment leaves free.
+/// A pointer to a table's buckets, which follow its header. The lowest bits, which the alignment leaves free,
+/// hold the table's index in [`BUCKETS`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Table(*mut Bucket);
 
@@ -221,8 +222,8 @@ impl Table {
     #[inline]
     unsafe fn bucket_of<'a>(self, start: u64) -> &'a [BlockEntry; BUCKET] {
         let buckets = BUCKETS[self.depth() % BUCKETS.len()];
-        // Starts are mostly multiples of large powers of two: the product spreads them. In the last table,
-        // which has an entry for every start, neighbours share a bucket.
+        // Starts are mostly multiples of large powers of two, so the product spreads them. The last table has
+        // an entry for every start; there, neighbours share a bucket.
         let spread = (start as u32).wrapping_mul(0x9E37_79B1) >> 16;
         let is_last = buckets == BUCKETS[BUCKETS.len() - 1];
         let bucket = if is_last { start as usize / BUCKET } else { spread as usize & (buckets - 1) };
@@ -240,7 +241,7 @@ impl Table {
         buckets.iter().flat_map(|bucket| &bucket.0)
     }
 
-    /// Returns the page's table before this one.
+    /// Returns the page's previous table.
     ///
     /// # Safety
     /// As for [`bucket_of`](Self::bucket_of).
@@ -267,7 +268,7 @@ impl Page {
         Table(self.table.load(Ordering::Acquire))
     }
 
-    /// Puts a larger table in front of the latest, unless another thread did meanwhile.
+    /// Puts a larger table in front of the latest, unless another thread already did.
     #[cold]
     #[inline(never)]
     fn add_table(&self, latest: Table, arena: &Mutex<MetadataArena>) {
@@ -282,7 +283,7 @@ impl Page {
 /// The pages of a gibibyte of addresses.
 struct Leaf {
     gibibyte: u64,
-    /// Another leaf with the same root.
+    /// Another leaf at the same root.
     next: *const Self,
     pages: [Page; PAGES],
 }
@@ -324,7 +325,7 @@ impl BlockMap {
         &self.roots[(addr >> LEAF_BITS) as usize % ROOTS]
     }
 
-    /// Returns the leaf of an address, if it is in the list from `first` on, which was loaded from its root.
+    /// Returns the leaf of an address, if it is in the list that starts at `first`.
     #[inline]
     fn leaf_from(&self, first: *const Leaf, addr: u64) -> Option<&Leaf> {
         let mut leaf = first;
@@ -345,7 +346,7 @@ impl BlockMap {
         (page as usize, start)
     }
 
-    /// Returns the entry of the block that starts at an address, handed out or cached by a thread.
+    /// Returns the entry of the block that starts at an address. The block is live or cached by a thread.
     #[inline]
     pub(crate) fn find(&self, addr: u64) -> Option<&BlockEntry> {
         if !addr.is_multiple_of(ALLOCATION_ALIGNMENT) {
@@ -369,7 +370,7 @@ impl BlockMap {
         None
     }
 
-    /// Calls `look` with the address and the entry of every block.
+    /// Calls `look` with the address and entry of every block.
     pub(crate) fn each(&self, mut look: impl FnMut(u64, &BlockEntry)) {
         for root in &self.roots {
             let mut leaf = root.load(Ordering::Acquire).cast_const();
@@ -467,7 +468,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(CASES))]
 
-        /// Compares with a map; some starts are close together, so that every table fills, some far apart.
+        /// Compares with a map. Some starts are close together, so that every table fills; some are far
+        /// apart.
         #[test]
         fn block_map_agrees_with_a_map(
             steps in prop::collection::vec((any::<bool>(), 0..3u64, 0..4u64, 0..8192u64), 1..MOST_STEPS)
@@ -507,7 +509,7 @@ mod tests {
         }
     }
 
-    /// A thread caches a block only if it is handed out, for these bytes, and not of the exact size of a
+    /// A thread caches a block only if it is live, has these bytes, and is not of the exact size of a
     /// request.
     #[test]
     fn a_block_is_cacheable_for_the_bytes_asked_for() {
@@ -519,7 +521,7 @@ mod tests {
         assert!(entry.is_exact_size() && !entry.is_in_alias());
     }
 
-    /// The bytes asked for say whether a block is handed out: it is claimed once, for those bytes.
+    /// The requested bytes say whether a block is live. It is claimed once, for those bytes.
     #[test]
     fn a_block_is_claimed_once() {
         let block_map = BlockMap::new();
@@ -528,7 +530,8 @@ mod tests {
         assert_eq!(entry.requested(), 0);
     }
 
-    /// An address in an alias belongs to one block. A heap's own addresses stay, for the next block there.
+    /// An address in an alias belongs to one block. A heap's other addresses keep their entries for the next
+    /// block.
     #[test]
     fn the_entry_of_a_block_in_an_alias_ends_with_it() {
         let block_map = BlockMap::new();
@@ -550,7 +553,7 @@ mod tests {
         assert_eq!((entry.block(), entry.requested()), ((4, u32::MAX), 78));
     }
 
-    /// Neighbouring gibibytes are found at once, each from a root of its own.
+    /// Look-ups find neighbouring gibibytes at once, each from a separate root.
     #[test]
     fn gibibytes_that_lie_side_by_side_have_roots_of_their_own() {
         let block_map = BlockMap::new();

@@ -18,8 +18,8 @@ fn is_right(entry: &BlockEntry, start: u64) -> bool {
     entry.block() == (1, start as ChunkId) && entry.requested() == BYTES
 }
 
-/// Two threads insert blocks of one page, which has one entry itself, one in its first table and two in its
-/// second; each thread looks for both blocks.
+/// Two threads insert blocks of one page. The page has one entry, its first table one, its second table two.
+/// Each thread looks for both blocks.
 fn blocks_of_a_page_are_inserted(before: u64, at_once: [u64; 2]) {
     let block_map = Arc::new(BlockMap::new());
     (0..before).for_each(|start| _ = block_map.insert(start << 8, block(start)));
@@ -29,7 +29,7 @@ fn blocks_of_a_page_are_inserted(before: u64, at_once: [u64; 2]) {
             let entry = ptr::from_ref(block_map.insert(own << 8, block(own)));
             let found = block_map.find(own << 8).expect("inserted by this thread");
             assert!(ptr::eq(entry, found) && is_right(found, own));
-            // The other thread did not hand the block over, so its size may not be visible yet.
+            // The other thread did not hand over its block, so the block's size may not be visible yet.
             if let Some(found) = block_map.find(others << 8) {
                 assert_eq!(found.block(), (1, others as ChunkId));
             }
@@ -59,7 +59,7 @@ fn two_blocks_need_the_last_table() {
     explore(|| blocks_of_a_page_are_inserted(2, [2, 3]));
 }
 
-/// A block leaves its entry, and another start takes it, while a thread looks for a third block.
+/// While a thread looks for a third block, a block leaves its entry and another start takes it.
 #[test]
 fn an_entry_passes_to_another_start() {
     explore(|| {
@@ -79,7 +79,7 @@ fn an_entry_passes_to_another_start() {
     });
 }
 
-/// A thread hands a block to another by a flag, as programs do.
+/// A thread hands a block to another through a flag, as programs do.
 fn a_block_is_handed_over() {
     let block_map = Arc::new(BlockMap::new());
     block_map.insert(0, block(0));
@@ -110,7 +110,7 @@ fn canary_a_block_map_that_orders_nothing() {
     explore_without_order("a thread does not find its block", a_block_is_handed_over);
 }
 
-/// Takes an entry by a load and a store, instead of an exchange.
+/// Takes an entry by a load and a store instead of an exchange.
 fn occupy_after_a_look(entry: &BlockEntry, start: u64) -> bool {
     let is_free = entry.key.load(Ordering::Acquire) == 0;
     if is_free {
@@ -135,7 +135,7 @@ fn canary_an_entry_occupied_after_a_look() {
     });
 }
 
-/// Two threads free one block; `claim` returns whether a thread took it back.
+/// Two threads free one block. `claim` returns whether a thread took it back.
 fn a_block_is_freed_twice(claim: fn(&BlockEntry) -> bool) {
     let block_map = Arc::new(BlockMap::new());
     block_map.insert(0, block(0));

@@ -1,5 +1,5 @@
-//! The layer's calls to the driver and to upstream: which scope a call belongs to, spans, the events behind
-//! frees, and the end of scopes. None is made under a lock of the layer.
+//! The layer's calls to the driver and to upstream: the scope of a call, spans, the events behind frees, and
+//! the end of scopes. The layer makes none of these calls under a lock.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -26,47 +26,48 @@ use millpond_core::driver::{ask, is_capturing, record_unless_capturing};
 
 /// The unit of a span in bytes, and its least size: a page of the device.
 const SPAN_UNIT: u64 = 2 << 20;
-/// A span has at least this share of what its scope holds, so that a large capture takes few.
+/// A span has at least this part of its scope's memory, so that a large capture takes few spans.
 const SPAN_SHARE: u64 = 4;
-/// More than this, in bytes, a span has only where a request needs it.
+/// A span exceeds this size, in bytes, only if a request needs more.
 const LARGEST_SPARE: u64 = 64 << 20;
 
 /// A stream that is open in a scope.
 #[derive(Clone, Debug)]
 struct Route {
     stream: StreamRef,
-    /// For a per-thread stream, the id on the thread that opened it.
+    /// The id; for a per-thread stream, the id on the thread that opened it.
     id: StreamId,
     scope: Arc<Scope>,
 }
 
-/// The order in which a block of a scope comes back.
+/// The order in which a scope's block comes back.
 #[derive(Clone, Copy, Debug)]
 enum Order {
-    /// In a capture of the scope, with the driver's number of it.
+    /// In a capture of the scope, with the driver's number for that capture.
     Captured(Option<u64>),
-    /// On a stream that captures nothing.
+    /// On a stream that does not capture.
     Ordinary,
-    /// In a graph that is not the scope's: the block is withheld until the scope ends.
+    /// In a graph outside the scope: the block is withheld until the scope ends.
     OtherGraph,
-    /// On a stream that cannot be asked, as one that is gone: the block waits for the device.
+    /// On a stream that the driver cannot answer for, for example a destroyed one. The block waits for the
+    /// device.
     Unknown,
 }
 
-/// What all values share that name the layer: the resource, and its scopes.
+/// Shared by all values of the layer: the resource, and its scopes.
 pub(super) struct Inner<R: DeviceMemoryResource> {
     pub(super) upstream: R,
     process: process::Origin,
-    /// The streams that are open in a scope, and how many, readable without the lock.
+    /// The streams that are open in a scope. `open` counts them, and is readable without the lock.
     routes: RwLock<Vec<Route>>,
     pub(super) open: AtomicUsize,
-    /// The scope of each block that is handed out, and of each span by its start; and how many there are. An
-    /// entry changes only under the lock of its scope.
+    /// The scope of each live block, and of each span by its start; `place_count` counts them. An entry
+    /// changes only under its scope's lock.
     places: DashMap<DevicePtr, Arc<Scope>, FxBuildHasher>,
     place_count: AtomicUsize,
-    /// The scopes that live, and those that ended and still have memory.
+    /// The living scopes, and ended scopes that still have memory.
     pub(super) scopes: Mutex<BTreeMap<u64, Arc<Scope>>>,
-    /// The stream on which spans are taken and given back.
+    /// The stream on which spans are allocated and freed.
     aside: OwnStream,
     pub(super) misuses: AtomicU64,
 }
@@ -96,7 +97,8 @@ impl<R: DeviceMemoryResource> Inner<R> {
 
     // --- The scope of a call ---
 
-    /// The scope that serves a stream: it is open there, or was forked into the capture of a stream that is.
+    /// Returns the scope that serves a stream: the stream is open in it, or was forked into the capture of an
+    /// open stream.
     pub(super) fn scope_of(&self, stream: StreamRef) -> Result<Option<Arc<Scope>>> {
         let id = stream.id();
         if let Some(route) = self.routes.read().iter().find(|route| route.id == id) {
@@ -105,7 +107,7 @@ impl<R: DeviceMemoryResource> Inner<R> {
         let Some(capture) = self.capture_of(stream)? else { return Ok(None) };
         let routes = self.routes.read().clone();
         for Route { stream, scope, .. } in routes {
-            // On this thread, a per-thread stream of another one would name another stream.
+            // A per-thread stream of another thread would name a different stream on this thread.
             let is_known = !stream.is_per_thread() && !self.driver().stream_is_gone(stream);
             if is_known && self.capture_of(stream)? == Some(capture) {
                 return Ok(Some(scope));
@@ -114,7 +116,7 @@ impl<R: DeviceMemoryResource> Inner<R> {
         Ok(None)
     }
 
-    /// The capture that a stream belongs to, where the driver numbers captures.
+    /// Returns the capture that a stream belongs to, if the driver numbers captures.
     fn capture_of(&self, stream: StreamRef) -> DriverResult<Option<u64>> {
         match self.ask(|driver| driver.stream_capture_id(stream)) {
             Err(error) if error.is_capture_refusal() || error.is_unsupported() => Ok(None),
@@ -122,7 +124,7 @@ impl<R: DeviceMemoryResource> Inner<R> {
         }
     }
 
-    /// The side on which a stream works; `None` in a capture without a number.
+    /// Returns the side on which a stream works; `None` in a capture without a number.
     fn side_of(&self, stream: StreamRef) -> DriverResult<Option<Side>> {
         if !self.ask(|driver| is_capturing(driver, stream))? {
             return Ok(Some(Side::Ordinary));
@@ -130,7 +132,7 @@ impl<R: DeviceMemoryResource> Inner<R> {
         Ok(self.capture_of(stream)?.map(Side::Captured))
     }
 
-    /// The order in which a block of a scope comes back on a stream.
+    /// Returns the order in which a scope's block comes back on a stream.
     fn order_of(&self, scope: &Arc<Scope>, stream: StreamRef) -> Order {
         match self.ask(|driver| driver.stream_is_capturing(stream)) {
             Ok(false) => Order::Ordinary,
@@ -142,14 +144,14 @@ impl<R: DeviceMemoryResource> Inner<R> {
                 _ => Order::OtherGraph,
             },
             Ok(true) => Order::OtherGraph,
-            // The stream is gone, or it is the legacy one while a blocking stream captures.
+            // The stream is destroyed, or is the legacy stream while a blocking stream captures.
             Err(_) => Order::Unknown,
         }
     }
 
     // --- Allocation ---
 
-    /// Hands out a block of the scope; `None` if the scope ended meanwhile.
+    /// Allocates a block of the scope; returns `None` if the scope ended meanwhile.
     pub(super) fn allocate_in(
         &self,
         scope: &Arc<Scope>,
@@ -175,11 +177,11 @@ impl<R: DeviceMemoryResource> Inner<R> {
         }
         let held = scope.memory.lock().bytes_held();
         let (span, bytes) = match self.take_span(&request, held) {
-            // A stream that captures waits for no other.
+            // A stream that captures cannot wait.
             Err(error)
                 if error.is_out_of_memory() && !error.is_impossible() && side == Some(Side::Ordinary) =>
             {
-                // Blocks that another thread frees meanwhile may join the blocks that the first wait covers.
+                // Blocks that another thread frees meanwhile may join blocks that the first wait covers.
                 let waited = (0..2).find_map(|_| {
                     self.wait_and_collect(scope);
                     take()
@@ -221,7 +223,7 @@ impl<R: DeviceMemoryResource> Inner<R> {
         Some(ptr)
     }
 
-    /// Asks the driver which work is done that blocks of the scope wait for.
+    /// Asks the driver whether the work is done that blocks of the scope wait for.
     fn collect(&self, scope: &Scope) {
         let mut queries = scope.memory.lock().begin_queries();
         if queries.is_empty() {
@@ -241,8 +243,8 @@ impl<R: DeviceMemoryResource> Inner<R> {
         }
     }
 
-    /// Takes a span that serves the request, on a stream of the layer's own, outside of all captures. Any
-    /// stream may use it. It is larger than needed if there is memory.
+    /// Allocates a span for the request, on the layer's own stream, outside of all captures. Any stream may
+    /// use the span. It is larger than needed if there is enough memory.
     fn take_span(&self, request: &Request, held: u64) -> Result<(DevicePtr, u64)> {
         let aside = self.aside.get(self.driver())?;
         let exact = request.padded_bytes();
@@ -250,10 +252,10 @@ impl<R: DeviceMemoryResource> Inner<R> {
         let in_units = |bytes| align_up(bytes, SPAN_UNIT).unwrap_or(exact);
         let larger = [in_units(exact.max(spare)), in_units(exact)].into_iter().filter(|bytes| *bytes > exact);
         let take = |bytes| Ok((self.upstream.allocate(Layout::new(bytes), aside)?, bytes));
-        // The upstream may have a limit for one block.
+        // Upstream may limit the size of one block.
         let taken = larger.map(take).find(|taken| !taken.as_ref().is_err_and(is_refusal));
         let taken: Result<_> = taken.unwrap_or_else(|| take(exact));
-        let (span, bytes) = taken.map_err(|error| error.context("a scope of captured graphs grows"))?;
+        let (span, bytes) = taken.map_err(|error| error.context("growing a scope of captured graphs"))?;
         if self.upstream.is_stream_ordered()
             && let Err(error) = self.ask(|driver| driver.stream_synchronize(aside))
         {
@@ -263,13 +265,13 @@ impl<R: DeviceMemoryResource> Inner<R> {
         Ok((span, bytes))
     }
 
-    /// Gives a span back that no work used.
+    /// Returns a span that no work used to upstream.
     fn give_span(&self, span: DevicePtr, bytes: u64, aside: StreamRef) {
         // SAFETY: the span was just allocated with this layout on this stream, and no work used it.
         unsafe { self.upstream.deallocate(span, Layout::new(bytes), aside) };
     }
 
-    /// Notes whose a block or a span is; its scope is locked.
+    /// Notes the scope of a block or a span. The caller holds the scope's lock.
     fn note(&self, place: DevicePtr, scope: &Arc<Scope>) {
         if self.places.insert(place, Arc::clone(scope)).is_none() {
             self.place_count.fetch_add(1, Ordering::Relaxed);
@@ -284,9 +286,9 @@ impl<R: DeviceMemoryResource> Inner<R> {
 
     // --- Deallocation ---
 
-    /// The scope that has a block or a span there.
+    /// Returns the scope that has a block or a span at this address.
     pub(super) fn scope_at(&self, ptr: DevicePtr) -> Option<Arc<Scope>> {
-        // A thread that frees a block of a scope learned its address after it was counted.
+        // Only a thread that knows the block's address frees it, and the block was counted before.
         match self.place_count.load(Ordering::Relaxed) {
             0 => None,
             _ => self.places.get(&ptr).map(|scope| Arc::clone(&scope)),
@@ -330,15 +332,15 @@ impl<R: DeviceMemoryResource> Inner<R> {
         }
     }
 
-    /// Frees a block that was claimed.
+    /// Frees a claimed block.
     fn free(&self, scope: &Scope, held: Held, order: Order, stream: StreamRef) {
         match order {
             Order::Ordinary => {
                 let ticket = scope.memory.lock().begin_free(stream.id());
                 let event = self.record(scope, |driver, event| {
                     driver.event_record(event, stream)?;
-                    // A capture may have begun on another thread before the record: a query of the event
-                    // would end it.
+                    // A capture may have begun on another thread before the record. A query of the event
+                    // would end that capture.
                     is_capturing(driver, stream).map(|is_captured| !is_captured)
                 });
                 self.settle(scope, |memory| memory.end_free(held, ticket, event));
@@ -356,9 +358,9 @@ impl<R: DeviceMemoryResource> Inner<R> {
         }
     }
 
-    /// What a block waits for that is freed in a capture, and that work outside of the capture may use: that
-    /// work is before the stream of the free as it was outside of captures, or on the stream that allocated
-    /// the block, or on a stream that is open in the scope.
+    /// Returns the waits for a block that a capture frees and that work outside of the capture may use. That
+    /// work is on a stream that is open in the scope, on the stream that allocated the block, or before the
+    /// stream of the free, as ordered outside of captures.
     fn waits_of(&self, scope: &Scope, allocated: NamedStream, freed: NamedStream) -> Vec<Wait> {
         let mut closing = scope.memory.lock().open_streams().to_vec();
         if closing.iter().all(|open| open.id != freed.id) {
@@ -374,13 +376,13 @@ impl<R: DeviceMemoryResource> Inner<R> {
         waits
     }
 
-    /// An event that was recorded on a stream, unless the stream may be gone, or captures.
+    /// Returns an event recorded on a stream; `None` if the stream may be gone, or captures.
     fn record_if_alive(&self, scope: &Scope, named: NamedStream) -> Option<Event> {
         let stream = named.here()?;
         self.record(scope, |driver, event| driver.event_record_if_alive(event, stream))
     }
 
-    /// An event of the scope, if `body` records it.
+    /// Returns an event of the scope, if `body` records it.
     fn record(
         &self,
         scope: &Scope,
@@ -396,7 +398,7 @@ impl<R: DeviceMemoryResource> Inner<R> {
         None
     }
 
-    /// Changes a scope's memory. An ended scope needs no event any more.
+    /// Changes a scope's memory. If the scope has ended, also destroys its events, which it no longer needs.
     fn settle<T>(&self, scope: &Scope, change: impl FnOnce(&mut Memory) -> T) -> T {
         let (changed, events) = {
             let mut memory = scope.memory.lock();
@@ -410,8 +412,8 @@ impl<R: DeviceMemoryResource> Inner<R> {
 
     // --- The end of scopes ---
 
-    /// Gives the spans of an ended scope back in which no block is handed out, after a wait for the device;
-    /// returns their bytes. Where the device cannot be waited for now, they stay for the next time.
+    /// Waits for the device, returns the spans of an ended scope without live blocks to upstream, and returns
+    /// their bytes. If a wait for the device is not possible now, the spans stay for the next time.
     fn release(&self, scope: &Arc<Scope>) -> u64 {
         if self.driver().health().is_lost() {
             return 0;
@@ -435,8 +437,8 @@ impl<R: DeviceMemoryResource> Inner<R> {
         }
         let mut released = 0;
         for (span, bytes) in spans {
-            // SAFETY: the span came from upstream with this layout, once; no block of it is handed out, and
-            // all work of the device up to their frees is done.
+            // SAFETY: the span came from upstream with this layout, once. It has no live block, and all work
+            // of the device up to the frees of its blocks is done.
             unsafe { self.upstream.deallocate(span, Layout::new(bytes), aside.unwrap_or(StreamRef::LEGACY)) };
             released += bytes;
         }
@@ -448,8 +450,8 @@ impl<R: DeviceMemoryResource> Inner<R> {
         released
     }
 
-    /// Waits for all work of the device; returns whether memory may go back. Plain memory may in any case, as
-    /// its free waits by itself.
+    /// Waits for all work of the device. Returns whether memory may go back. Plain memory always may, since
+    /// its free itself waits.
     fn has_waited(&self) -> bool {
         self.ask(|driver| driver.synchronize_beside_captures()) == Ok(true)
             || !(self.upstream.is_stream_ordered() || self.driver().health().is_lost())
@@ -457,12 +459,12 @@ impl<R: DeviceMemoryResource> Inner<R> {
 
     fn destroy(&self, events: Vec<Event>) {
         for event in events {
-            // SAFETY: the event was a scope's own, and nothing waits for it.
+            // SAFETY: the event belonged to a scope, and nothing waits for it.
             let _ = self.ask(|driver| unsafe { driver.event_destroy(event) });
         }
     }
 
-    /// Gives back what ended scopes do not need any more; returns the bytes.
+    /// Returns memory that ended scopes no longer need to upstream; returns the bytes.
     pub(super) fn release_ended(&self) -> u64 {
         let scopes: Vec<_> = self.scopes.lock().values().cloned().collect();
         let ended = scopes.iter().filter(|scope| scope.memory.lock().has_ended);
@@ -475,7 +477,7 @@ impl<R: DeviceMemoryResource> Inner<R> {
     }
 }
 
-/// Whether a smaller request may succeed.
+/// Returns whether a smaller request may succeed.
 fn is_refusal(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::OutOfMemory | ErrorKind::InvalidArgument)
 }
@@ -489,7 +491,7 @@ impl<R: DeviceMemoryResource + Send + Sync> Host for Inner<R> {
         let mut routes = self.routes.write();
         if let Some(open) = routes.iter().find(|route| route.id == named.id) {
             let open = open.scope.id;
-            let why = format!("stream {stream} is open in scope {open} already; end that before");
+            let why = format!("stream {stream} is already open in scope {open}; end that first");
             return Err(Error::invalid_argument(why).on_device(self.driver().device()));
         }
         routes.push(Route { stream, id: named.id, scope: Arc::clone(scope) });
@@ -516,7 +518,7 @@ impl<R: DeviceMemoryResource + Send + Sync> Host for Inner<R> {
         let _captures = (!is_lost).then(|| CaptureModeGuard::relaxed(self.driver()));
         for named in &closing.streams {
             let event = match named.here().filter(|_| !is_lost) {
-                // The stream that closes is alive, though the driver may not know that.
+                // The stream that closes is alive, although the driver may not know that.
                 Some(here) if named.id == stream && !self.driver().stream_is_gone(here) => {
                     self.record(scope, |driver, event| record_unless_capturing(driver, event, here))
                 }
@@ -536,13 +538,13 @@ impl<R: DeviceMemoryResource + Send + Sync> Host for Inner<R> {
     }
 }
 
-/// By now all scopes have ended. What they still have are blocks that were not given back.
+/// All scopes have ended by now. Their remaining blocks were never freed.
 impl<R: DeviceMemoryResource> Drop for Inner<R> {
     fn drop(&mut self) {
         if self.process.is_elsewhere() {
             return;
         }
-        // Memory of upstream's may outlive the context; events do not.
+        // Memory of upstream may outlive the context; events do not.
         let was_reset = self.driver().was_reset();
         if self.driver().health().is_lost() && !was_reset {
             return;
@@ -557,7 +559,7 @@ impl<R: DeviceMemoryResource> Drop for Inner<R> {
             events.extend(memory.remove_events());
         }
         if !spans.is_empty() && !was_reset && !self.has_waited() {
-            tracing::warn!(target: "millpond::driver", "memory of captured graphs is left to the driver");
+            tracing::warn!(target: "millpond::driver", "cannot free memory of captured graphs; it leaks");
             return;
         }
         if !was_reset {

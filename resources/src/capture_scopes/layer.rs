@@ -24,7 +24,7 @@ impl<R: DeviceMemoryResource + Send + Sync> Layer<R> for CaptureScopesLayer {
 /// Builds `capture_scopes` from text.
 pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "capture_scopes",
-    about: "scopes whose memory stays with the graphs that were captured in them",
+    about: "scopes that keep memory for the graphs captured in them",
     params: &[],
     kind: LayerKind::Layer(|_, upstream| Ok(Arc::new(CaptureScopesMemoryResource::new(upstream)))),
 };

@@ -1,5 +1,5 @@
-//! The memory of one scope: spans from upstream, the blocks cut from them, and who may take a free one. It
-//! decides and makes no call: the layer calls the driver without its lock.
+//! The memory of one scope: spans from upstream, their blocks, and who may take a free block. This module
+//! decides, and makes no calls: the layer calls the driver without the scope's lock.
 
 use millpond_core::driver::Event;
 use millpond_core::misuse::MisuseKind;
@@ -13,24 +13,24 @@ use crate::heap::Heap;
 use crate::heap::request::Request;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 
-/// The free blocks of a size that a request compares.
+/// How many free blocks of a size a request compares.
 const BLOCKS_COMPARED: usize = 16;
 
-/// The epoch of blocks that no stream owns.
+/// The epoch of unowned blocks.
 const EPOCH: Epoch = 0;
 
-/// The epoch of blocks that were freed in captures: no event covers them.
+/// The epoch of blocks that captures freed; no event covers them.
 const CAPTURED: Epoch = Epoch::MAX;
 
-/// A block that is handed out.
+/// A live block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
     chunk: ChunkId,
-    /// The bytes asked for.
+    /// The requested bytes.
     bytes: u64,
-    /// The stream that it was allocated on.
+    /// The stream that allocated it.
     pub(super) stream: NamedStream,
-    /// The capture that it was allocated in. Work outside of captures came before the block only without one.
+    /// The capture that allocated it. If `None`, work outside of captures may use the block.
     pub(super) capture: Option<u64>,
     /// The number of the allocation in its scope.
     number: u64,
@@ -45,16 +45,16 @@ pub(super) enum Side {
     Captured(u64),
 }
 
-/// A stream on one side, on which blocks were freed; it owns them.
+/// A stream on one side that freed blocks, and owns them.
 #[derive(Debug, Default)]
 struct Place {
     /// `None` for a vacant place.
     key: Option<(StreamId, Side)>,
-    /// The number of frees that began here. It goes on when another stream gets the place.
+    /// The number of frees that began here. It keeps counting when another stream gets the place.
     tickets: Epoch,
-    /// How many of them have not ended.
+    /// How many of these frees have not ended.
     pending: usize,
-    /// The event that covers the frees up to a ticket.
+    /// An event, and the ticket up to which it covers frees.
     event: Option<(Event, Epoch)>,
 }
 
@@ -65,7 +65,7 @@ pub(super) struct Ticket {
     epoch: Epoch,
 }
 
-/// An event that the driver is asked about. It belongs to the thread that asks.
+/// An event to ask the driver about. It belongs to the thread that asks.
 #[derive(Debug)]
 pub(super) struct Query {
     pub(super) event: Event,
@@ -79,40 +79,40 @@ enum Covers {
     Fence(u64),
 }
 
-/// What a wait for the device that begins now will have waited for.
+/// The frees that a wait for the device covers if it begins now.
 #[derive(Debug)]
 pub(super) struct DeviceWait {
     places: Vec<Ticket>,
-    /// The blocks that were parked before this number.
+    /// Covers the blocks that were parked before this number.
     parked: u64,
 }
 
 /// The events to record when the scope closes for a stream.
 #[derive(Debug)]
 pub(super) struct Closing {
-    /// The streams on which events are wanted.
+    /// The streams on which to record events.
     pub(super) streams: Vec<NamedStream>,
     parked: u64,
 }
 
-/// What a scope has; its owner keeps the lock.
+/// A scope's memory; the owner holds the lock.
 #[derive(Debug)]
 pub(super) struct Memory {
     heap: Heap,
     blocks: FxHashMap<DevicePtr, Held>,
-    /// The owner of a place's blocks is its index and one.
+    /// A place's blocks have as their owner the place's index plus one.
     places: Vec<Place>,
-    /// Blocks that came back in graphs that are not the scope's.
+    /// Blocks that were freed in graphs outside the scope.
     withheld: Vec<ChunkId>,
     parking: Parking,
-    /// The events that parked blocks wait for, by their numbers.
+    /// The events that parked blocks wait for, with their numbers.
     fences: Vec<(u64, Event)>,
     spare: Vec<Event>,
     /// The number of allocations so far.
     pub(super) allocations: u64,
     /// The streams that are open in the scope.
     open: Vec<NamedStream>,
-    /// Whether the scope was dropped. What comes back then goes upstream.
+    /// Whether the scope was dropped. Blocks freed from then on go upstream.
     pub(super) has_ended: bool,
 }
 
@@ -135,7 +135,7 @@ impl Memory {
     // --- Requests ---
 
     /// Hands out a free block that the stream's work on this side may use. A capture without a number gets
-    /// only unowned blocks; an ended scope hands out nothing.
+    /// only unowned blocks. An ended scope hands out nothing.
     pub(super) fn take(
         &mut self,
         request: &Request,
@@ -186,7 +186,7 @@ impl Memory {
 
     // --- Frees ---
 
-    /// Removes a block that comes back with this size from the table.
+    /// Removes a block that is freed with this size from the table.
     pub(super) fn claim(&mut self, ptr: DevicePtr, bytes: u64) -> Result<Held, MisuseKind> {
         match self.blocks.get(&ptr) {
             None => Err(MisuseKind::DoubleFree),
@@ -195,8 +195,8 @@ impl Memory {
         }
     }
 
-    /// Begins a free on a stream that captures nothing. An event that is recorded from now on covers it, and
-    /// all frees that began before.
+    /// Begins a free on a stream that does not capture. An event recorded from now on covers this free and
+    /// all earlier ones.
     pub(super) fn begin_free(&mut self, stream: StreamId) -> Ticket {
         let index = self.place((stream, Side::Ordinary));
         let place = &mut self.places[index];
@@ -205,8 +205,8 @@ impl Memory {
         Ticket { place: index, epoch: place.tickets }
     }
 
-    /// Ends such a free: the block is the stream's, and unowned after the event. Without an event it is
-    /// free for no stream before a wait for the device.
+    /// Ends such a free: the stream owns the block until the event is reached. Without an event, no stream
+    /// gets the block before a wait for the device.
     pub(super) fn end_free(&mut self, held: Held, ticket: Ticket, event: Option<Event>) {
         self.places[ticket.place].pending -= 1;
         match event {
@@ -217,7 +217,7 @@ impl Memory {
         event.into_iter().for_each(|event| self.keep_event(event, ticket));
     }
 
-    /// Gives a place the event that covers most of its frees; the other one is spare.
+    /// Keeps the event that covers more of a place's frees; the other event becomes spare.
     fn keep_event(&mut self, event: Event, ticket: Ticket) {
         let known = &mut self.places[ticket.place].event;
         let unneeded = match known {
@@ -227,8 +227,8 @@ impl Memory {
         self.spare.extend(unneeded);
     }
 
-    /// Frees a block in the capture that it was allocated in: no work outside of it can have used the block,
-    /// so it is the stream's there, and the scope's when no capture goes on.
+    /// Frees a block in the capture that allocated it. No work outside of the capture can have used the
+    /// block. So it belongs to the stream in this capture, and to the scope once no capture is open.
     pub(super) fn free_captured(&mut self, held: Held, stream: StreamId, capture: u64) {
         if self.has_ended {
             return self.free_unowned(held);
@@ -245,7 +245,7 @@ impl Memory {
         self.parking.park(held.chunk, waits, capture);
     }
 
-    /// Keeps a block that came back in a graph of others until the scope ends.
+    /// Keeps a block that was freed in a graph outside the scope until the scope ends.
     pub(super) fn withhold(&mut self, held: Held) {
         if self.has_ended {
             return self.free_unowned(held);
@@ -253,12 +253,12 @@ impl Memory {
         self.withheld.push(held.chunk);
     }
 
-    /// The device is waited for before memory of an ended scope goes anywhere.
+    /// No order is needed: memory of an ended scope goes upstream only after a wait for the device.
     fn free_unowned(&mut self, held: Held) {
         self.heap.free(held.chunk, ANY_STREAM, EPOCH);
     }
 
-    /// The place of a stream on one side; a vacant or new one if it has none.
+    /// Returns the place of a stream on one side. A stream without one gets a vacant or a new place.
     fn place(&mut self, key: (StreamId, Side)) -> usize {
         let known = self.places.iter().position(|place| place.key == Some(key));
         let place = known.or_else(|| self.places.iter().position(|place| place.key.is_none()));
@@ -281,9 +281,9 @@ impl Memory {
         &self.open
     }
 
-    /// Closes the scope for a stream. After the last one, what was freed in captures that allocated it is
-    /// free for the next: the graphs never run at once. Blocks that had work outside of captures go on to
-    /// wait for it.
+    /// Closes the scope for a stream. After the last stream, blocks that were freed in the capture that
+    /// allocated them are free for the next capture: the graphs never run at once. Blocks used by work
+    /// outside of captures still wait for that work.
     pub(super) fn begin_close(&mut self, stream: StreamId) -> Closing {
         self.open.retain(|open| open.id != stream);
         let mut streams = self.parking.unrecorded();
@@ -300,7 +300,7 @@ impl Memory {
         Closing { streams, parked: self.parking.next() }
     }
 
-    /// Notes the event that was recorded on a stream of these, if there is one.
+    /// Notes the event, if any, that was recorded on one of these streams.
     pub(super) fn end_close(&mut self, closing: &Closing, stream: StreamId, event: Option<Event>) {
         let fence = event.map(|event| self.add_fence(event));
         self.parking.note_record(stream, fence, closing.parked);
@@ -315,7 +315,7 @@ impl Memory {
 
     // --- Work that is done ---
 
-    /// An event that is not in use.
+    /// Returns an unused event, if there is one.
     pub(super) fn take_spare_event(&mut self) -> Option<Event> {
         self.spare.pop()
     }
@@ -324,7 +324,7 @@ impl Memory {
         self.spare.push(event);
     }
 
-    /// Takes the events that say whose work is done.
+    /// Takes the events that show whose work is done.
     pub(super) fn begin_queries(&mut self) -> Vec<Query> {
         let of_places = self.places.iter_mut().enumerate().filter_map(|(place, known)| {
             let (event, epoch) = known.event.take()?;
@@ -336,7 +336,8 @@ impl Memory {
         all.map(|(event, covers)| Query { event, is_reached: false, covers }).collect()
     }
 
-    /// Notes the answers: blocks whose work is done are unowned, or their capture's as long as that goes on.
+    /// Notes the answers. Blocks whose work is done are unowned, or belong to their capture while that goes
+    /// on.
     pub(super) fn end_queries(&mut self, queries: Vec<Query>) {
         for Query { event, is_reached, covers } in queries {
             match covers {
@@ -355,7 +356,7 @@ impl Memory {
         self.free_ready();
     }
 
-    /// Notes the blocks that are freed so far on ordinary streams, and the parked ones.
+    /// Notes the blocks freed so far on ordinary streams, and the parked ones.
     pub(super) fn begin_device_wait(&self) -> DeviceWait {
         let places = self.places.iter().enumerate();
         let ordinary = places.filter(|(_, known)| matches!(known.key, Some((_, Side::Ordinary))));
@@ -363,7 +364,7 @@ impl Memory {
         DeviceWait { places, parked: self.parking.next() }
     }
 
-    /// Notes that the device was waited for.
+    /// Notes that the wait for the device is over.
     pub(super) fn end_device_wait(&mut self, wait: &DeviceWait) {
         wait.places.iter().for_each(|ticket| self.vacate(ticket.place, ticket.epoch));
         self.parking.note_device(wait.parked);
@@ -382,7 +383,8 @@ impl Memory {
         }
     }
 
-    /// Makes the blocks of a place unowned that were freed up to a ticket. A place without blocks is vacant.
+    /// Makes a place's blocks unowned if they were freed up to a ticket. A place without blocks becomes
+    /// vacant.
     fn vacate(&mut self, place: usize, upto: Epoch) {
         self.heap.migrate(owner_of(place), upto, ANY_STREAM, EPOCH);
         let known = &mut self.places[place];
@@ -393,7 +395,7 @@ impl Memory {
 
     // --- Spans ---
 
-    /// Whether a span starts there.
+    /// Returns whether a span starts at this address.
     pub(super) fn is_span(&self, ptr: DevicePtr) -> bool {
         self.heap.regions().binary_search_by_key(&ptr.address(), |region| region.base).is_ok()
     }
@@ -403,8 +405,8 @@ impl Memory {
         self.heap.bytes_reserved
     }
 
-    /// Removes the spans of an ended scope in which no block is handed out. The caller waits for the device
-    /// before it returns them, or puts them back.
+    /// Removes an ended scope's spans without live blocks. The caller waits for the device and then returns
+    /// them to upstream, or puts them back.
     pub(super) fn remove_free_spans(&mut self) -> Vec<(DevicePtr, u64)> {
         let parked = self.parking.take_all().into_iter().map(|block| block.chunk);
         for chunk in parked.chain(self.withheld.drain(..)) {
@@ -416,12 +418,12 @@ impl Memory {
         spans.map(|(region, ..)| (DevicePtr::new(region.base), region.bytes)).collect()
     }
 
-    /// Puts a span back that was removed.
+    /// Puts a removed span back.
     pub(super) fn restore(&mut self, span: DevicePtr, bytes: u64) {
         self.heap.add_region(span.address(), bytes, ANY_STREAM, EPOCH);
     }
 
-    /// Removes all spans, with blocks that are handed out or without.
+    /// Removes all spans, with or without live blocks.
     pub(super) fn remove_all_spans(&mut self) -> Vec<(DevicePtr, u64)> {
         let spans = self.heap.remove_all_regions();
         spans.into_iter().map(|region| (DevicePtr::new(region.base), region.bytes)).collect()
@@ -437,14 +439,14 @@ impl Memory {
 
     // --- Reports ---
 
-    /// The blocks that are handed out, from this allocation on, in the order of their allocation.
+    /// Returns the live blocks, from this allocation on, in the order of their allocation.
     pub(super) fn blocks(&self, scope: u64, since: u64) -> Vec<BlockInfo> {
         let mut blocks: Vec<_> = self.blocks.iter().filter(|(_, held)| held.number >= since).collect();
         blocks.sort_by_key(|(_, held)| held.number);
         blocks.into_iter().map(|(ptr, held)| info(*ptr, held, scope)).collect()
     }
 
-    /// What is known of the block that starts there.
+    /// Returns the known data of the block that starts at this address.
     pub(super) fn block_at(&self, ptr: DevicePtr, scope: u64) -> Option<BlockInfo> {
         self.blocks.get(&ptr).map(|held| info(ptr, held, scope))
     }
@@ -470,7 +472,7 @@ fn info(ptr: DevicePtr, held: &Held, scope: u64) -> BlockInfo {
     info
 }
 
-/// The owner of the free blocks of a place.
+/// Returns the owner of a place's free blocks.
 fn owner_of(place: usize) -> Owner {
     place as Owner + 1
 }

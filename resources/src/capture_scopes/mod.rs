@@ -1,7 +1,7 @@
-//! Scopes for captured graphs: memory that stays with a graph until its owner drops it.
+//! Scopes for captured graphs: they keep a graph's memory until the owner drops the scope.
 //!
-//! A [`CaptureScope`] is made from a layer, `capture_scopes`, below which the memory lies: a pool, a pool of
-//! the driver, or plain memory. docs/DESIGN.md, *Scopes for captures*, says why it is so.
+//! A [`CaptureScope`] is made from the layer `capture_scopes`. Its memory comes from below that layer: from a
+//! pool, a pool of the driver, or plain memory. docs/DESIGN.md, *Scopes for captures*, gives the reasons.
 
 mod inner;
 mod layer;
@@ -29,15 +29,15 @@ pub use scope::{CaptureScope, CaptureScopes, ScopedStream};
 use inner::Inner;
 use scope::{Host, Scope};
 
-/// Makes [scopes](CaptureScope) for captured graphs; passes all requests on that belong to none.
+/// Makes [scopes](CaptureScope) for captured graphs, and passes all other requests to upstream.
 ///
-/// While no stream is open in a scope, an allocation costs one load more. While no scope has memory, a free
-/// does, too; else it looks its address up in a sharded table. While a stream is open, the requests of others
-/// look through the open streams and ask the driver whether they belong to a capture
+/// While no stream is open in a scope, an allocation costs one extra load. While no scope has memory, so does
+/// a free; otherwise a free looks its address up in a sharded table. While a stream is open, requests on
+/// other streams search the open streams and ask the driver whether they belong to a capture
 /// (`cuStreamGetCaptureInfo`).
 ///
-/// Put it above pools and bins: one on top of it would take its own memory from a scope, and hand that to
-/// others.
+/// Put it above pools and bins: a pool on top of it would take its memory from a scope, and hand that memory
+/// to other streams.
 ///
 /// See [`CaptureScope`] for an example.
 ///
@@ -83,10 +83,10 @@ impl<R: DeviceMemoryResource> Display for CaptureScopesMemoryResource<R> {
 
 debug_as_text!(CaptureScopesMemoryResource<R: DeviceMemoryResource>);
 
-// SAFETY: blocks of a scope are disjoint parts of its spans, which are aligned as the request asks
-// (`Heap::take`). A stream gets a span once upstream's work for it is done; a block that it freed itself,
-// outside of captures, or in the capture that allocated the block; or one whose work outside of captures is
-// done, and all other use of which was captured for graphs of the scope, which never run at once. Spans go
+// SAFETY: blocks of a scope are disjoint parts of its spans, aligned as the request asks (`Heap::take`). A
+// stream gets only: a span, once upstream's work for it is done; a block that the stream freed itself,
+// outside of captures, or in the capture that allocated the block; or a block whose work outside of captures
+// is done, while all its other uses were captured for graphs of the scope, which never run at once. Spans go
 // back when all work of the device is done. All else is upstream's.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl<R: DeviceMemoryResource + Send + Sync> DeviceMemoryResource for CaptureScopesMemoryResource<R> {
@@ -100,7 +100,7 @@ unsafe impl<R: DeviceMemoryResource + Send + Sync> DeviceMemoryResource for Capt
         if inner.open.load(Ordering::Relaxed) > 0
             && let Some(scope) = inner.scope_of(stream).map_err(of_scope)?
         {
-            // A request that comes after the scope's end belongs to none.
+            // A request after the scope's end belongs to no scope.
             if let Some(ptr) = inner.allocate_in(&scope, layout, stream).map_err(of_scope)? {
                 return Ok(ptr);
             }
@@ -120,7 +120,7 @@ unsafe impl<R: DeviceMemoryResource + Send + Sync> DeviceMemoryResource for Capt
         if let Some(scope) = inner.scope_at(ptr) {
             return inner.take_back(&scope, ptr, layout, stream, self);
         }
-        // SAFETY: the caller's promises hold for the upstream, where the block came from.
+        // SAFETY: the caller's promises hold for upstream, where the block came from.
         unsafe { inner.upstream.deallocate(ptr, layout, stream) }
     }
 
@@ -128,7 +128,7 @@ unsafe impl<R: DeviceMemoryResource + Send + Sync> DeviceMemoryResource for Capt
         true
     }
 
-    /// The upstream's, to which a span is one block in use.
+    /// Returns upstream's statistics, which count each span as one live block.
     fn statistics(&self) -> Option<ResourceStatistics> {
         let known = self.0.upstream.statistics();
         match self.0.misuses.load(Ordering::Relaxed) {
@@ -151,7 +151,7 @@ unsafe impl<R: DeviceMemoryResource + Send + Sync> DeviceMemoryResource for Capt
         traits.share::<Self>();
     }
 
-    // `memory_info` is the upstream's, too: what is free in a scope is for its next capture alone.
+    // This includes `memory_info`: a scope's free memory serves only its next capture.
     forward_to_upstream!(
         self.0.upstream,
         except allocate, deallocate, is_stream_ordered, statistics, trim, provide

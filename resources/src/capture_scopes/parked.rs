@@ -1,15 +1,15 @@
-//! Freed blocks of a scope that no stream gets before work of other streams is known to be done.
+//! Freed blocks of a scope that no stream gets until the work of other streams is done.
 
 use millpond_core::StreamId;
 
 use crate::block_map::ChunkId;
 use crate::driver_calls::NamedStream;
 
-/// What a parked block waits for.
+/// A reason why a parked block waits.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Wait {
-    /// The work that the stream has outside of captures. An event is recorded behind it when the scope closes
-    /// for the stream.
+    /// The work of the stream outside of captures. When the scope closes for the stream, it records an event
+    /// behind that work.
     Close(NamedStream),
     /// The event with this number.
     Fence(u64),
@@ -17,21 +17,21 @@ pub(super) enum Wait {
     Device,
 }
 
-/// A block that waits.
+/// A parked block.
 #[derive(Debug)]
 pub(super) struct Parked {
     pub(super) chunk: ChunkId,
     waits: Vec<Wait>,
-    /// The stream and the capture that freed the block, as long as that capture may go on.
+    /// The stream and the capture that freed the block, while that capture may go on.
     pub(super) capture: Option<(StreamId, u64)>,
     number: u64,
 }
 
-/// The blocks of a scope that wait.
+/// The parked blocks of a scope.
 #[derive(Debug, Default)]
 pub(super) struct Parking {
     blocks: Vec<Parked>,
-    /// How many blocks were parked so far: the number of the next.
+    /// The number of blocks parked so far, which numbers the next block.
     count: u64,
     fences: u64,
 }
@@ -42,18 +42,18 @@ impl Parking {
         self.count += 1;
     }
 
-    /// The number of the next block that is parked.
+    /// Returns the number of the next parked block.
     pub(super) fn next(&self) -> u64 {
         self.count
     }
 
-    /// A number for a new event.
+    /// Returns the number of a new event.
     pub(super) fn new_fence(&mut self) -> u64 {
         self.fences += 1;
         self.fences
     }
 
-    /// The streams behind whose work no event is recorded yet.
+    /// Returns the streams that still need an event recorded behind their work.
     pub(super) fn unrecorded(&self) -> Vec<NamedStream> {
         let mut streams: Vec<NamedStream> = Vec::new();
         for wait in self.blocks.iter().flat_map(|block| &block.waits) {
@@ -66,8 +66,8 @@ impl Parking {
         streams
     }
 
-    /// Notes the event that was recorded on a stream, for the blocks parked `before`; without one they wait
-    /// for the device.
+    /// Notes the event recorded on a stream, for the blocks parked `before`. Without an event they wait for
+    /// the device.
     pub(super) fn note_record(&mut self, stream: StreamId, fence: Option<u64>, before: u64) {
         for block in self.blocks.iter_mut().filter(|block| block.number < before) {
             for wait in &mut block.waits {
@@ -95,7 +95,7 @@ impl Parking {
         self.blocks.iter_mut().for_each(|block| block.capture = None);
     }
 
-    /// Removes the blocks that wait for nothing any more.
+    /// Removes the blocks that no longer wait.
     pub(super) fn take_ready(&mut self) -> Vec<Parked> {
         self.blocks.extract_if(.., |block| block.waits.is_empty()).collect()
     }

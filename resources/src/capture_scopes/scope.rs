@@ -1,4 +1,4 @@
-//! A scope as its owner has it.
+//! A scope as its owner sees it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,51 +10,50 @@ use parking_lot::Mutex;
 
 use super::memory::Memory;
 
-/// Memory that belongs to captured graphs: what a stream allocates while it is open in the scope stays with
-/// the scope until that is dropped, whether it is freed or not.
+/// Memory that belongs to captured graphs. Blocks that a stream allocates while it is open in the scope stay
+/// with the scope until it is dropped, even if they are freed.
 ///
 /// # Which requests it serves
-/// Those of streams that [`begin`](Self::begin) opened, and of streams that were forked into the capture of
-/// such a stream (where the driver numbers captures: CUDA 11.3). All others go past it. Its memory comes from
-/// below its layer, in large spans that are taken outside of the capture: no allocation becomes a node of the
-/// graph, and no wait or record either.
+/// The scope serves streams that [`begin`](Self::begin) opened, and streams that were forked into the capture
+/// of such a stream (if the driver numbers captures: CUDA 11.3). All other requests bypass it. Its memory
+/// comes from below its layer, in large spans that are allocated outside of the capture. So the graph gets no
+/// nodes for allocations, waits, or records.
 ///
-/// # What is reused
-/// A block that is allocated and freed in one capture is reused by later requests of the same stream of the
-/// capture. Once the scope is open on no stream, all that was freed in this way is free for its next capture.
-/// So several graphs may share a scope, and need no more memory than the largest of them.
+/// # Reuse
+/// If a block is allocated and freed in one capture, later requests of the same stream in that capture reuse
+/// it. Once no stream is open in the scope, all such blocks are free for its next capture. So several graphs
+/// may share a scope, and need no more memory than the largest of them.
 ///
-/// A block that the capture frees and did not allocate may be in use by work outside of the capture: the
-/// block was allocated before the capture, or left an earlier one. Others get the block only when that work
-/// is done. When the scope is closed for a stream, it records an event there; an allocation finds out whether
-/// the device has reached the event. Streams that cannot be recorded (they were not opened, and came from
-/// elsewhere) are waited for with the whole device, before memory is out. Without numbers of captures (before
-/// CUDA 11.3) all blocks count as such.
+/// If a capture frees a block that it did not allocate, work outside of the capture may still use the block:
+/// it was allocated before the capture, or left an earlier one. Other requests get the block only when that
+/// work is done. When the scope closes for a stream, it records an event there; a later allocation checks
+/// whether the device has reached the event. The scope cannot record on streams from elsewhere, which were
+/// not opened in it. For these it waits for the whole device before it reports that memory is out. Without
+/// numbers of captures (before CUDA 11.3), this applies to all blocks.
 ///
-/// The program has these duties:
+/// # Duties of the program
 ///
-/// - work outside of captures that uses a block which a capture frees is on a stream that is open in the
-///   scope, on the stream that allocated the block, or before one of these or the stream of the free in
-///   stream order; an order that was captured does not count, as it holds for the graph alone;
-/// - a block that a capture allocates is used outside of that capture only after the capture has ended;
-/// - they never run at once, on whichever streams they are launched; what a stream that is open does outside
-///   of a capture with blocks of the scope counts as a graph;
-/// - a block that leaves the capture (it is still handed out when the capture ends, as the output of a graph)
-///   keeps its contents until a graph is launched that was captured *before* it in the scope, or itself: such
-///   a graph may use the same memory while it runs. Graphs that are launched in the order of their captures
-///   find what earlier ones left.
+/// - A capture may free a block that work outside of captures uses. That work must be on a stream that is
+///   open in the scope, on the stream that allocated the block, or before one of these or the stream of the
+///   free in stream order. A captured order does not count, because it holds for the graph alone.
+/// - If a capture allocates a block, use it outside of that capture only after the capture has ended.
+/// - The graphs of a scope must never run at once, on whichever streams they are launched. Work that an open
+///   stream does outside of a capture with blocks of the scope counts as a graph.
+/// - A block may leave the capture: it is still live when the capture ends, like the output of a graph. It
+///   keeps its contents until its own graph, or one captured *before* it in the scope, is launched: such a
+///   graph may use the same memory while it runs. Graphs that are launched in the order of their captures
+///   find the outputs of earlier ones.
 ///
-/// [`ScopedStream::end`] says which blocks left. Such a block is freed as any other, on any stream; it goes
-/// back to its scope, and a later capture of the scope gets it once the work before its free is done. A block
-/// that is freed on a stream that captures for another scope, or for none, stays with that graph: it is
-/// withheld until the scope ends.
+/// [`ScopedStream::end`] returns the blocks that left. Free such a block like any other, on any stream. It
+/// returns to its scope, and a later capture of the scope gets it once the work before its free is done. If a
+/// block is freed on a stream that captures outside the scope, it stays with that graph: it is withheld until
+/// the scope ends.
 ///
-/// # Its end
-/// Clones share a scope, and streams that are open hold it: it ends with the last of them. Its end waits for
-/// all work of the device, so that launches up to then are done, and gives the memory back. Blocks that are
-/// still handed out stay valid, with their span; they go back when they are freed. A graph of the scope must
-/// not be launched after its end, nor after that of the resource, whose memory a scope holds as well: a scope
-/// may outlive the resource that it came from.
+/// # The end of a scope
+/// Clones share a scope, and open streams hold it: it ends with the last of them. The end waits for all work
+/// of the device, so that earlier launches are done, and then gives the memory back. Blocks that are still
+/// live stay valid; their spans go back when they are freed. Do not launch a graph after its scope has ended.
+/// A scope may outlive the resource that it came from, and also holds the resource's memory.
 ///
 /// ```
 /// use millpond_core::driver::{CaptureMode, StreamFlags};
@@ -92,7 +91,7 @@ use super::memory::Memory;
 pub struct CaptureScope(Arc<Owner>);
 
 impl CaptureScope {
-    /// A new scope of the outermost layer `capture_scopes` in a stack. It holds no memory yet.
+    /// Makes a new scope in the outermost layer `capture_scopes` of a stack. It holds no memory yet.
     ///
     /// # Errors
     /// [`Unsupported`](ErrorKind::Unsupported) if the stack has no such layer.
@@ -109,31 +108,31 @@ impl CaptureScope {
         Self(Arc::new(Owner { host, scope }))
     }
 
-    /// The scope's number, from 1; no other scope of the process has it.
+    /// Returns the scope's number, from 1. No other scope of the process has it.
     pub fn id(&self) -> u64 {
         self.0.scope.id
     }
 
-    /// Opens the scope for a stream: from now on its requests, on any thread, are served from the scope. Call
-    /// it before or after the capture begins, and end it after the capture has ended.
+    /// Opens the scope for a stream: from now on, the scope serves the stream's requests on any thread. Call
+    /// it before or after the capture begins. End it after the capture has ended.
     ///
-    /// A scope may be open for several streams: of one capture, or of captures at the same time, which share
-    /// nothing that is freed meanwhile. The stream must be alive until the returned value is dropped.
+    /// A scope may be open for several streams, of one capture or of simultaneous captures. Simultaneous
+    /// captures do not share freed blocks. The stream must stay alive until the returned value is dropped.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the stream is open in a scope of this layer, and
-    /// [`Poisoned`](ErrorKind::Poisoned) if the device is lost.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the stream is already open in a scope of this
+    /// layer, and [`Poisoned`](ErrorKind::Poisoned) if the device is lost.
     pub fn begin(&self, stream: StreamRef) -> Result<ScopedStream> {
         let since = self.0.host.open(&self.0.scope, stream)?;
         Ok(ScopedStream { owner: Arc::clone(&self.0), stream: stream.id(), since })
     }
 
-    /// The blocks of the scope that are handed out, in the order of their allocation.
+    /// Returns the live blocks of the scope, in the order of their allocation.
     pub fn blocks(&self) -> Vec<BlockInfo> {
         self.0.scope.memory.lock().blocks(self.id(), 0)
     }
 
-    /// The memory of the scope now.
+    /// Returns the present memory of the scope.
     pub fn memory(&self) -> ScopeMemory {
         self.0.scope.memory.lock().report(self.id())
     }
@@ -151,19 +150,19 @@ impl fmt::Debug for CaptureScope {
 pub struct ScopedStream {
     owner: Arc<Owner>,
     stream: StreamId,
-    /// The allocations of the scope before.
+    /// The scope's number of allocations before this value.
     since: u64,
 }
 
 impl ScopedStream {
-    /// Closes the scope for the stream, and returns the blocks that the scope handed out meanwhile and that
-    /// are still handed out: they leave the capture.
+    /// Closes the scope for the stream. Returns the blocks that the scope handed out meanwhile and that are
+    /// still live: they leave the capture.
     pub fn end(self) -> Vec<BlockInfo> {
         let scope = &self.owner.scope;
         scope.memory.lock().blocks(scope.id, self.since)
     }
 
-    /// The number of the scope.
+    /// Returns the number of the scope.
     pub fn scope(&self) -> u64 {
         self.owner.scope.id
     }
@@ -186,17 +185,17 @@ impl fmt::Debug for ScopedStream {
 
 /// A layer that makes scopes; [`CaptureScope::of`] finds it.
 pub trait CaptureScopes {
-    /// A new scope, which holds no memory yet.
+    /// Makes a new scope, which holds no memory yet.
     fn new_scope(&self) -> CaptureScope;
 
-    /// The memory of the scopes that have some or may still get some, in the order of their ids.
+    /// Returns the memory of the scopes that have some, or may still get some, in the order of their ids.
     fn scopes(&self) -> Vec<ScopeMemory>;
 
-    /// The number of streams that are open in a scope.
+    /// Returns the number of streams that are open in a scope.
     fn open_streams(&self) -> usize;
 }
 
-/// A scope's memory, under its lock. Neither upstream nor the driver is called under it.
+/// A scope: its memory, under its lock. Nothing calls upstream or the driver under that lock.
 #[derive(Debug)]
 pub(super) struct Scope {
     pub(super) id: u64,
@@ -211,15 +210,15 @@ impl Scope {
 
 /// The layer behind a scope.
 pub(super) trait Host: Send + Sync {
-    /// Serves a stream from the scope; returns the number of allocations before.
+    /// Starts to serve a stream from the scope. Returns the number of earlier allocations.
     fn open(&self, scope: &Arc<Scope>, stream: StreamRef) -> Result<u64>;
-    /// Stops that.
+    /// Stops serving a stream from the scope.
     fn close(&self, scope: &Scope, stream: StreamId);
-    /// Ends a scope that has no owner any more.
+    /// Ends a scope whose last owner is gone.
     fn end(&self, scope: &Arc<Scope>);
 }
 
-/// The clones of a scope and its open streams share it.
+/// Shared by the clones of a scope and its open streams.
 struct Owner {
     host: Arc<dyn Host>,
     scope: Arc<Scope>,

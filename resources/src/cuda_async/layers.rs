@@ -1,4 +1,4 @@
-//! The resources over pools, from text.
+//! Builds the resources over the driver's pools from text.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::{
     CudaAsyncManagedMemoryResource, CudaAsyncMemoryResource, CudaAsyncOptions, CudaAsyncViewMemoryResource,
 };
 
-/// How `cuda_async` is built from text.
+/// Builds `cuda_async` from text.
 pub(crate) const CUDA_ASYNC: LayerEntry = LayerEntry {
     name: "cuda_async",
     about: "a pool of CUDA's stream-ordered allocator (cuMemAllocFromPoolAsync)",
@@ -27,7 +27,7 @@ pub(crate) const CUDA_ASYNC: LayerEntry = LayerEntry {
              some of them, or own",
         ),
         ("handles", "handles for other processes: none (default), fd, fabric, fd/fabric"),
-        ("hw_decompress", "memory for the decompression engine: auto (default: where CUDA 12.8 is), on, off"),
+        ("hw_decompress", "memory for the decompression engine: auto (default: from CUDA 12.8 on), on, off"),
     ],
     kind: LayerKind::ReadBase(|params| {
         let sizes = Sizes {
@@ -48,7 +48,7 @@ pub(crate) const CUDA_ASYNC: LayerEntry = LayerEntry {
     }),
 };
 
-/// How `cuda_async_view` is built from text.
+/// Builds `cuda_async_view` from text.
 pub(crate) const CUDA_ASYNC_VIEW: LayerEntry = LayerEntry {
     name: "cuda_async_view",
     about: "the device's default or current pool of CUDA's stream-ordered allocator",
@@ -59,8 +59,8 @@ pub(crate) const CUDA_ASYNC_VIEW: LayerEntry = LayerEntry {
             Some("current") => CudaAsyncViewMemoryResource::of_current,
             Some(other) => {
                 return Err(Error::invalid_stack(format!(
-                    "`pool={other}` of `cuda_async_view`: write default or current; a resource over any \
-                     other pool is made from its handle"
+                    "`pool={other}` of `cuda_async_view`: write default or current; for any other pool, \
+                     build the resource from the pool's handle"
                 )));
             }
         };
@@ -68,7 +68,7 @@ pub(crate) const CUDA_ASYNC_VIEW: LayerEntry = LayerEntry {
     }),
 };
 
-/// How `cuda_async_managed` is built from text.
+/// Builds `cuda_async_managed` from text.
 pub(crate) const CUDA_ASYNC_MANAGED: LayerEntry = LayerEntry {
     name: "cuda_async_managed",
     about: "the driver's default pool of memory that host and device share (CUDA 13.0)",

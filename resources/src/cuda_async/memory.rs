@@ -1,4 +1,4 @@
-//! What the resources over pools share: requests, misuse, and errors.
+//! The common parts of the resources over the driver's pools: requests, misuse, and errors.
 
 use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};

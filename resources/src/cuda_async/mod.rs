@@ -19,16 +19,16 @@ use memory::AsyncMemory;
 use options::Sizes;
 pub use options::{CudaAsyncOptions, HwDecompress};
 
-/// The first version of CUDA whose pools know the decompression engine.
+/// The first version of CUDA whose pools support the decompression engine.
 const HW_DECOMPRESS_SINCE: i32 = 12_080;
 
-/// Hands out memory of a pool of its own, by `cuMemAllocFromPoolAsync` and `cuMemFreeAsync`.
+/// Hands out memory of its own pool, through `cuMemAllocFromPoolAsync` and `cuMemFreeAsync`.
 ///
-/// The driver reuses memory between streams, and gives nothing back at synchronisations unless
-/// [`release_threshold`](CudaAsyncOptions::release_threshold) says so. Blocks that are handed out are freed
-/// when the resource is dropped, unless a clone of its [`pool`](Self::pool) is still there.
+/// The driver reuses memory between streams. It gives nothing back at synchronisations unless
+/// [`release_threshold`](CudaAsyncOptions::release_threshold) is set. Dropping the resource frees its live
+/// blocks, unless a clone of its [`pool`](Self::pool) still exists.
 ///
-/// See [`memory_pool`](crate::memory_pool) for graphs that are being captured.
+/// [`memory_pool`](crate::memory_pool) explains how it works during graph captures.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResourceExt, StreamRef};
@@ -62,14 +62,14 @@ impl CudaAsyncMemoryResource {
         Self::said(driver, options, Sizes::of(&options))
     }
 
-    /// Makes a pool with these options, whose text has the sizes as they were given.
+    /// Makes a pool with these options. Its text has the sizes as the caller gave them.
     fn said(driver: DriverHandle, options: CudaAsyncOptions, sizes: Sizes) -> Result<Self> {
         let text = format!("cuda_async{}", options.text(sizes));
         let build = || {
             check_pools(&driver)?;
             if let Some(most) = options.maximum_bytes.filter(|most| options.initial_bytes > *most) {
                 let (initial, most) = (format_bytes(options.initial_bytes), format_bytes(most));
-                let message = format!("the initial {initial} are more than the most, {most}; raise max");
+                let message = format!("the initial {initial} exceeds the maximum of {most}; raise `max`");
                 return Err(Error::invalid_argument(message).on_device(driver.device()));
             }
             check_initial(&driver, options.initial_bytes)?;
@@ -95,7 +95,7 @@ impl fmt::Display for CudaAsyncMemoryResource {
     }
 }
 
-/// Refuses a device without pools, by its own answer: other devices of the machine may have them.
+/// Refuses a device without pools. Other devices of the machine may have them.
 fn check_pools(driver: &DriverHandle) -> Result<()> {
     if call(&**driver, |driver| driver.attribute(DeviceAttribute::MemoryPoolsSupported))? == 0 {
         let message = "the device has no stream-ordered memory pools; use cuda+pool";
@@ -104,7 +104,7 @@ fn check_pools(driver: &DriverHandle) -> Result<()> {
     Ok(())
 }
 
-/// Refuses what the device can never hold: the driver's answer to it names no reason.
+/// Refuses more bytes than the device has: the driver's error would name no reason.
 fn check_initial(driver: &DriverHandle, bytes: u64) -> Result<()> {
     if bytes == 0 {
         return Ok(());
@@ -114,7 +114,7 @@ fn check_initial(driver: &DriverHandle, bytes: u64) -> Result<()> {
         return Ok(());
     }
     let (initial, total) = (format_bytes(bytes), format_bytes(total));
-    let message = format!("the initial {initial} are more than the device has, {total}; lower initial");
+    let message = format!("the initial {initial} exceeds the device's {total}; lower `initial`");
     Err(Error::new(ErrorKind::OutOfMemory, message).on_device(driver.device()))
 }
 
@@ -151,11 +151,11 @@ enum Viewed {
     Other,
 }
 
-/// Hands out memory of a pool that others may use, too: the device's default or current pool, or any
-/// [`MemoryPool`].
+/// Hands out memory of an existing pool, which others may use too: the device's default or current pool, or
+/// any [`MemoryPool`].
 ///
 /// The pool's settings stay as they are; CUDA's default pool gives all free memory back at each
-/// synchronisation. Blocks that are handed out when the resource is dropped stay with the driver.
+/// synchronisation. After the resource is dropped, the driver keeps blocks that are still live.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
@@ -191,15 +191,15 @@ impl CudaAsyncViewMemoryResource {
     /// Returns a resource over the device's default pool.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's error.
     pub fn of_default(driver: DriverHandle) -> Result<Self> {
         Self::over(MemoryPool::default_of(driver)?, Viewed::Default)
     }
 
-    /// Returns a resource over the device's current pool, as it is now.
+    /// Returns a resource over the pool that is the device's current one now.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's error.
     pub fn of_current(driver: DriverHandle) -> Result<Self> {
         Self::over(MemoryPool::current_of(driver)?, Viewed::Current)
     }
@@ -226,8 +226,8 @@ impl fmt::Display for CudaAsyncViewMemoryResource {
     }
 }
 
-/// What reaches a pool's memory. A driver before CUDA 13.2 does not say how a pool was made that was not made
-/// here; it is taken for one of device memory, as the device's default and current pools are.
+/// Returns who can access a pool's memory. Before CUDA 13.2, the driver does not say how a foreign pool was
+/// made. Such a pool counts as device memory, like the device's default and current pools.
 fn accessibility_of(pool: &MemoryPool, viewed: Viewed) -> Result<Accessibility> {
     if viewed != Viewed::Other {
         return Ok(Accessibility::DEVICE);
@@ -248,13 +248,13 @@ fn accessibility_of(pool: &MemoryPool, viewed: Viewed) -> Result<Accessibility> 
     })
 }
 
-/// Hands out managed memory, which host and device use at one address, from the driver's default pool of such
-/// memory (CUDA 13.0).
+/// Hands out managed memory, which host and device use at one address, from the driver's default pool (CUDA
+/// 13.0).
 ///
 /// Two resources of a device are equal, since they share the pool. If the pool's release threshold is 0,
-/// CUDA's default, it is set so that nothing goes back at synchronisations: giving managed memory back and
-/// taking it again stalls a program for longer than its kernels take (RMM's issue 2510). Blocks that are
-/// handed out when the resource is dropped stay with the driver.
+/// CUDA's default, the resource raises it, so that synchronisations give nothing back: giving managed memory
+/// back and taking it again takes longer than a program's kernels (RMM's issue 2510). After the resource is
+/// dropped, the driver keeps blocks that are still live.
 ///
 /// ```
 /// use millpond_core::{Accessibility, DeviceMemoryResource};
@@ -288,7 +288,8 @@ impl CudaAsyncManagedMemoryResource {
         let needs = |version: i32| {
             let (major, minor) = (version / 1000, version % 1000 / 10);
             format!(
-                "pools of managed memory need a driver of CUDA 13.0; this is {major}.{minor}: use managed"
+                "pools of managed memory need a driver of CUDA 13.0, but this one has {major}.{minor}; use \
+                 managed"
             )
         };
         if (1..13_000).contains(&version) {
@@ -346,7 +347,7 @@ macro_rules! async_resource {
                 self.memory.pool().memory_info().map_err(|error| error.in_stack(self))
             }
 
-            /// Whether the pool is the same.
+            /// Returns whether both use the same pool.
             fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
                 downcast::<Self>(other).is_some_and(|other| self.memory.pool() == other.memory.pool())
             }
@@ -359,7 +360,7 @@ macro_rules! async_resource {
                 self.memory.accessibility()
             }
 
-            /// Only the misuses, once there are any: the pool says what is in use.
+            /// Returns only the misuses, if there are any; ask the pool for the bytes in use.
             fn statistics(&self) -> Option<ResourceStatistics> {
                 self.memory.statistics()
             }

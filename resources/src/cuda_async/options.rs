@@ -1,4 +1,4 @@
-//! The options of a resource with a pool of its own.
+//! The options of a resource that makes its own pool.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,16 +8,16 @@ use millpond_core::{ByteSize, Driver, Error, Result};
 
 use crate::memory_pool::PoolReuse;
 
-/// Whether a pool's memory is made usable by the device's decompression engine.
+/// Whether the device's decompression engine can use a pool's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum HwDecompress {
-    /// Where the driver knows it (CUDA 12.8), and makes such a pool.
+    /// Yes, if the driver supports it (CUDA 12.8) and makes such a pool; otherwise no.
     #[default]
     Auto,
-    /// Always: a driver that cannot is an error.
+    /// Yes; fails if the driver cannot.
     On,
-    /// Never.
+    /// No.
     Off,
 }
 
@@ -44,7 +44,7 @@ impl FromStr for HwDecompress {
     }
 }
 
-/// The kinds of handles as text: `fd`, `fabric`, or `fd/fabric`.
+/// Reads the kinds of handles from text: `fd`, `fabric`, or `fd/fabric`.
 pub(super) fn handles_of(text: &str) -> Result<HandleTypes> {
     text.split('/').try_fold(HandleTypes::NONE, |all, name| match name {
         "fd" => Ok(all | HandleTypes::POSIX_FD),
@@ -67,23 +67,23 @@ pub(super) fn handles_of(text: &str) -> Result<HandleTypes> {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CudaAsyncOptions {
-    /// Bytes that the pool takes when it is made (default 0).
+    /// Bytes to take when the pool is made (default 0).
     pub initial_bytes: u64,
-    /// Bytes that the pool keeps at a synchronisation; `None` (default): all, since giving memory back and
-    /// taking it again stalls the program.
+    /// Bytes that the pool keeps at a synchronisation. `None` (the default) keeps all, since giving memory
+    /// back and taking it again stalls the program.
     pub release_threshold: Option<u64>,
-    /// The most bytes that the pool may hold; `None` (default): what the device has.
+    /// The most bytes that the pool may hold. `None` (the default) for the device's memory.
     pub maximum_bytes: Option<u64>,
     /// Which memory of other streams the driver may hand out (default: all).
     pub reuse: PoolReuse,
-    /// The handles by which other processes can import the pool (default: none). The driver gives nothing of
-    /// such a pool back before its end.
+    /// The handles by which other processes can import the pool (default: none). The driver gives memory of
+    /// such a pool back only when the pool ends.
     pub handles: HandleTypes,
     /// Whether the decompression engine can use the memory.
     pub hw_decompress: HwDecompress,
 }
 
-/// The sizes among the options as they were given: in bytes, or as shares.
+/// The sizes among the options as the caller gave them: in bytes, or as shares.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Sizes {
     pub(super) initial: ByteSize,
@@ -92,7 +92,7 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    /// The sizes of options, in bytes.
+    /// Returns the sizes of options, in bytes.
     pub(super) fn of(options: &CudaAsyncOptions) -> Self {
         Self {
             initial: ByteSize::Bytes(options.initial_bytes),
@@ -101,7 +101,7 @@ impl Sizes {
         }
     }
 
-    /// The options with these sizes on a device.
+    /// Returns the options with these sizes on a device.
     pub(super) fn resolve(self, options: CudaAsyncOptions, driver: &dyn Driver) -> Result<CudaAsyncOptions> {
         let bytes = |size: Option<ByteSize>| size.map(|size| size.resolve(driver)).transpose();
         Ok(CudaAsyncOptions {
@@ -121,7 +121,7 @@ impl fmt::Display for CudaAsyncOptions {
 }
 
 impl CudaAsyncOptions {
-    /// The parameters of a stack's text, with these sizes.
+    /// Returns the parameters of a stack's text, with these sizes.
     pub(super) fn text(&self, sizes: Sizes) -> String {
         let Self { reuse, handles, hw_decompress, .. } = self;
         let mut parts = Vec::new();

@@ -1,4 +1,4 @@
-//! Lets a heap grow and shrink by handles, as an address range of [`pages`](crate::store::pages) does.
+//! Lets a heap grow and shrink by handles, for the address ranges of [`pages`](crate::store::pages).
 
 use crate::block_map::{ChunkId, NIL};
 use crate::heap::chunk::Chunk;
@@ -11,7 +11,7 @@ impl Heap {
         Some(self.tail).filter(|id| *id != NIL)
     }
 
-    /// Adds free memory, which joins the region that ends at `base`, if there is one. Returns the free chunk
+    /// Adds free memory. It joins the region that ends at `base`, if there is one. Returns the free chunk
     /// that holds it.
     pub(crate) fn extend(&mut self, base: u64, bytes: u64, owner: Owner, epoch: Epoch) -> ChunkId {
         let Some((region, last)) = self.region_before(base) else {
@@ -32,7 +32,7 @@ impl Heap {
         joined
     }
 
-    /// Returns the region that ends at an address, and its last chunk: mostly the tail.
+    /// Returns the region that ends at an address, and its last chunk, which is mostly the tail.
     fn region_before(&self, end: u64) -> Option<(usize, ChunkId)> {
         let index = self.regions.partition_point(|region| region.base < end).checked_sub(1)?;
         let region = self.regions[index];
@@ -51,7 +51,7 @@ impl Heap {
         self.regions.partition_point(|region| region.base <= addr) - 1
     }
 
-    /// Makes a chunk in use and the next one, also in use, a single chunk.
+    /// Fuses a chunk in use with the next one, which is also in use.
     pub(crate) fn fuse_with_next(&mut self, id: ChunkId) {
         debug_assert!(self.chunks[id].is_in_use() && self.chunks[self.chunks[id].next].is_in_use());
         self.merge_next(id);
@@ -87,14 +87,14 @@ impl Heap {
         self.bytes_reserved -= bytes;
     }
 
-    /// Returns the free chunks of an owner with at least `bytes`, and a few smaller ones; by bins, the
-    /// smallest first.
+    /// Returns the free chunks of an owner with at least `bytes`, and a few smaller ones, smallest bins
+    /// first.
     pub(crate) fn free_from(&self, owner: Owner, bytes: u64) -> impl Iterator<Item = (ChunkId, &Chunk)> {
         let bins = self.bins(owner).into_iter();
         bins.flat_map(move |bins| bins.iter_from(&self.chunks, bytes)).map(|id| (id, &self.chunks[id]))
     }
 
-    /// Returns the run of neighbours that are free for `owner`, from its first chunk on.
+    /// Returns the run of neighbours that are free for `owner`, starting at its first chunk.
     pub(crate) fn run(&self, first: ChunkId, owner: Owner) -> impl Iterator<Item = &Chunk> {
         let chunk = move |id| (id != NIL && self.is_joinable(id, owner)).then(|| &self.chunks[id]);
         std::iter::successors(chunk(first), move |last| chunk(last.next))
@@ -105,8 +105,8 @@ impl Heap {
         self.run_around(id, owner).0
     }
 
-    /// Hands out these bytes of free neighbours; `from` or a later chunk holds `addr`. The rest of each stays
-    /// free.
+    /// Hands out these bytes of free neighbours and keeps the rest free. `from` or a later chunk holds
+    /// `addr`.
     pub(crate) fn take_run(&mut self, from: ChunkId, addr: u64, bytes: u64) -> ChunkId {
         let first = self.chunk_from(from, addr);
         self.take_from_bin(first);
@@ -126,7 +126,7 @@ impl Heap {
         id
     }
 
-    /// Returns the chunk that holds an address, in the region of `from` and not before it.
+    /// Returns the chunk that holds an address: `from`, or a later chunk of its region.
     pub(crate) fn chunk_from(&self, from: ChunkId, addr: u64) -> ChunkId {
         let mut id = from;
         while self.chunks[id].addr + self.chunks[id].bytes <= addr {
@@ -135,7 +135,7 @@ impl Heap {
         id
     }
 
-    /// Returns the next piece of the block that a chunk in use is a piece of; `NIL` where there is none.
+    /// A block in use may consist of several pieces. Returns the piece after this one, or `NIL`.
     pub(crate) fn link(&self, id: ChunkId) -> ChunkId {
         debug_assert!(self.chunks[id].is_in_use());
         self.chunks[id].bin_next

@@ -6,7 +6,7 @@ use crate::block_map::NIL;
 use crate::heap::chunk::Chunks;
 use crate::stream_order::Epoch;
 
-/// 32 bins to a power of two, so that sizes in one bin differ by 3 % at most.
+/// 32 bins per power of two, so that sizes in one bin differ by 3 % at most.
 const SUB_BITS: u32 = 5;
 const SUBS: usize = 1 << SUB_BITS;
 /// Level 0 has one bin for each size up to 8 KiB; sizes end below 2^56 bytes.
@@ -23,8 +23,8 @@ const LEVELS: usize = 44;
 ///                 level 0     level 1      level 2        level 3
 /// ```
 ///
-/// Two bit scans find the smallest bin that surely fits, as in TLSF (Masmano et al., 2004). Within a bin the
-/// chunks are compared, which makes it best fit rather than good fit.
+/// Two bit scans find the smallest bin whose chunks surely fit, as in TLSF (Masmano et al., 2004). The search
+/// then compares the chunks in the bin, so it is best fit rather than good fit.
 #[derive(Debug)]
 pub(crate) struct Bins {
     levels: u64,
@@ -48,7 +48,7 @@ fn bin_of(bytes: u64) -> (usize, usize) {
     ((exponent - SUB_BITS + 1) as usize, sub)
 }
 
-/// What a search accepts.
+/// The chunks that a search accepts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
     pub(crate) bytes: u64,
@@ -107,11 +107,10 @@ impl Bins {
         self.blocks -= 1;
     }
 
-    /// Finds the best chunk: the smallest that is accepted, the first
-    /// [place](crate::heap::chunk::Chunk::place) among equals.
+    /// Finds the best chunk: the smallest accepted one. Among equals, the one with the first
+    /// [place](crate::heap::chunk::Chunk::place) wins.
     ///
-    /// Of each bin, at most `scan` chunks are compared before the best of them is taken: they differ by 3 %
-    /// at most.
+    /// In each bin, it compares at most `scan` chunks and takes the best of them: they differ by 3 % at most.
     pub(crate) fn find(&self, chunks: &Chunks, wanted: Wanted, scan: usize) -> Option<u32> {
         if self.bytes < wanted.bytes {
             return None;
@@ -129,7 +128,7 @@ impl Bins {
         if !truncated {
             return None;
         }
-        // A chunk beyond the limit of some bin may fit: compare all.
+        // A chunk beyond the limit of some bin may fit, so compare all.
         let mut bin = self.next_bin(first.0, first.1);
         while let Some((level, sub)) = bin {
             let found = self.scan(chunks, (level, sub), wanted, usize::MAX, &mut truncated);
@@ -142,7 +141,7 @@ impl Bins {
     }
 
     /// Finds the chunk at the lowest [place](crate::heap::chunk::Chunk::place) among the first `scan` chunks,
-    /// smallest bins first; `None` if none of them is accepted.
+    /// smallest bins first. Returns `None` if none of them is accepted.
     pub(crate) fn find_lowest(&self, chunks: &Chunks, wanted: Wanted, scan: usize) -> Option<u32> {
         let compared = self.iter_from(chunks, wanted.bytes).take(scan);
         let accepted = compared.filter(|id| {
@@ -180,7 +179,7 @@ impl Bins {
         best.map(|(_, _, id)| id)
     }
 
-    /// Returns the next bin with a chunk, from this one on.
+    /// Returns the first bin with a chunk, starting at this one.
     fn next_bin(&self, level: usize, sub: usize) -> Option<(usize, usize)> {
         let here = if sub < SUBS { self.subs[level] & (u32::MAX << sub) } else { 0 };
         if here != 0 {
@@ -213,7 +212,7 @@ impl Bins {
         self.iter_from(chunks, 0)
     }
 
-    /// Returns the chunks from the bin of this size on, smallest bins first.
+    /// Returns the chunks of at least this size's bin, smallest bins first.
     pub(crate) fn iter_from<'a>(&'a self, chunks: &'a Chunks, bytes: u64) -> impl Iterator<Item = u32> + 'a {
         let first = bin_of(bytes);
         let next = |bin: &(usize, usize)| self.next_bin(bin.0, bin.1 + 1);

@@ -6,12 +6,13 @@ use std::ptr;
 use crate::block_map::{BlockEntry, ChunkId, NIL};
 use crate::stream_order::{Epoch, Owner};
 
-/// The owner of a chunk that is handed out.
+/// The owner of a chunk in use.
 const IN_USE: Owner = Owner::MAX;
 /// The owner of a table entry that holds no chunk.
 const VACANT: Owner = Owner::MAX - 1;
 
-/// A piece of a region, in use or free. It takes 64 bytes of host memory; device memory is never accessed.
+/// A piece of a region, in use or free. It takes 64 bytes of host memory; the CPU never accesses the device
+/// memory.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 pub(crate) struct Chunk {
@@ -21,8 +22,8 @@ pub(crate) struct Chunk {
     pub(crate) prev: u32,
     /// The chunk that starts where this one ends, in the same region.
     pub(crate) next: u32,
-    /// Neighbours of a free chunk in its bin. A chunk in use has its link to the next piece in `bin_next`, a
-    /// vacant entry the next vacant one.
+    /// The neighbours of a free chunk in its bin. For a chunk in use, `bin_next` links to the next piece; for
+    /// a vacant entry, to the next vacant entry.
     pub(crate) bin_prev: u32,
     pub(crate) bin_next: u32,
     /// The owner of a free chunk, or `IN_USE`, or `VACANT`.
@@ -31,7 +32,7 @@ pub(crate) struct Chunk {
     pub(crate) region: u32,
     /// The epoch in which a free chunk was freed.
     epoch: Epoch,
-    /// Its entry in the block map, once it was handed out, as long as a chunk starts here.
+    /// The entry in the block map: set at the first hand-out, and kept while a chunk starts here.
     entry: *const BlockEntry,
 }
 
@@ -46,8 +47,8 @@ impl Chunk {
         Self { region, ..self }
     }
 
-    /// Returns a key that orders chunks by place, independent of the addresses that the driver returns: the
-    /// region's number, then the address, which stands for the offset in the region.
+    /// Returns a key that orders chunks by place, whatever addresses the driver returns: the region's number,
+    /// then the address, which orders like the offset in the region.
     pub(crate) fn place(&self) -> (u32, u64) {
         (self.region, self.addr)
     }
@@ -65,7 +66,7 @@ impl Chunk {
         self.prev == NIL && self.next == NIL
     }
 
-    /// Returns the owner of a free chunk; for others, a number that no owner has.
+    /// Returns the owner of a free chunk. For other chunks, returns a number that no owner has.
     pub(crate) fn owner(&self) -> Owner {
         self.owner
     }

@@ -5,14 +5,14 @@ use crate::heap::Heap;
 use crate::stream_order::{Epoch, Owner};
 use crate::tuning::CHUNKS_COMPARED;
 
-/// Returns a size in bytes of the next bin, or of one after it.
+/// Returns a size in bytes that lies beyond this size's bin: in the next bin, or in one after it.
 pub(crate) fn next_size(bytes: u64) -> u64 {
     bytes + (bytes / 32).max(256)
 }
 
 impl Heap {
-    /// Does what [`migrate`](Self::migrate) does for a few chunks of about `bytes` or more. Returns the size
-    /// from which the next step continues, if there may be more.
+    /// Does the work of [`migrate`](Self::migrate) for a few chunks of about `bytes` or more. Returns the
+    /// size at which the next step continues, if there may be more.
     pub(crate) fn migrate_step(
         &mut self,
         from: Owner,
@@ -26,7 +26,7 @@ impl Heap {
         let last = self.chunks[*seen.last()?].bytes;
         let has_more = seen.len() == CHUNKS_COMPARED;
         seen.retain(|id| self.chunks[*id].epoch() <= upto);
-        // Chunks that move leave their bin; if none does, the next step starts at the next bin.
+        // Chunks that move leave their bin. If none moves, the next step starts at the next bin.
         let next = if seen.is_empty() { next_size(last) } else { last };
         self.hand_over(&seen, from, to, epoch);
         has_more.then_some(next)
@@ -41,7 +41,7 @@ mod tests {
 
     const OWNER: Owner = 1;
 
-    /// Free chunks of an owner, freed in the epochs from 1 on, which blocks in use keep apart.
+    /// Free chunks of an owner, freed in the epochs from 1 on. Blocks in use separate them.
     fn apart(chunks: usize, bytes: impl Fn(usize) -> u64) -> Heap {
         let mut heap = Heap::new(32);
         for index in 0..chunks {
@@ -83,7 +83,8 @@ mod tests {
         }
     }
 
-    /// Chunks of one size are in one bin, which the next step looks at again only while some of it move.
+    /// Chunks of one size share a bin. The next step visits that bin again only while some of its chunks
+    /// move.
     #[test]
     fn steps_end_where_no_chunk_of_a_bin_may_move() {
         let mut heap = apart(2 * CHUNKS_COMPARED, |_| 4096);
@@ -91,13 +92,13 @@ mod tests {
         assert_eq!(free_chunks(&heap, ANY_STREAM), 0);
     }
 
-    /// The next size lies in the next bin, not beyond one.
+    /// The next size lies in the next bin, so no bin is skipped.
     #[test]
     fn no_size_is_passed_over() {
         for (bytes, next) in [(0, 256), (256, 512), (8192, 8448), (64 << 10, 66 << 10), (1 << 20, 33 << 15)] {
             assert_eq!(next_size(bytes), next);
         }
-        // Of the smaller chunks none may move, and they fill a step.
+        // None of the smaller chunks may move, and they fill a step.
         let mut heap = apart(CHUNKS_COMPARED + 3, |index| if index < 3 { 4608 } else { 4096 });
         migrate(&mut heap, 3);
         assert_eq!(free_chunks(&heap, ANY_STREAM), 3);

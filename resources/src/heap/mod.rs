@@ -28,34 +28,34 @@ use crate::tuning::{BY_ADDRESS_SHARE, JOIN_SCAN_LIMIT, LEAST_BY_ADDRESS};
 pub(crate) struct Region {
     pub(crate) base: u64,
     pub(crate) bytes: u64,
-    /// The chunk at the base; its number never changes.
+    /// The chunk at the base. Its number never changes.
     pub(crate) first: ChunkId,
 }
 
 /// Best fit with coalescing over regions.
 ///
-/// The published algorithm is TensorFlow's BFC allocator: chunks with physical neighbours, binned by size,
-/// split at allocation, joined with free neighbours at deallocation. Here a free chunk also has an owner (see
-/// [`central`](crate::pool::central)), and only chunks of one owner join, so that a chunk depends on the work
-/// of one stream alone. Chunks become unowned once their owner's work is done, and join then.
+/// It follows TensorFlow's BFC allocator: chunks know their physical neighbours, are binned by size, split at
+/// allocation, and join free neighbours at deallocation. Here a free chunk also has an owner (see
+/// [`central`](crate::pool::central)), and only chunks of one owner join. So a chunk depends on the work of
+/// one stream alone. When the owner's work is done, its chunks become unowned and join.
 ///
-/// All operations take constant time, except a bounded scan of a bin and those that walk regions.
+/// All operations take constant time, except a bounded scan of a bin, and operations that walk regions.
 #[derive(Debug)]
 pub(crate) struct Heap {
     chunks: Chunks,
-    /// By owner.
+    /// Indexed by owner.
     bins: Vec<Option<Bins>>,
     pub(crate) owners: Arc<OwnerBits>,
-    /// By address, for look-ups; no choice depends on the order.
+    /// Sorted by address for look-ups; no choice depends on this order.
     regions: Vec<Region>,
     /// The last chunk of the memory that [`extend`](Self::extend) added last.
     tail: ChunkId,
     /// The number of chunks of a bin that a search compares.
     scan: usize,
-    /// Whether large requests take the lowest of the chunks compared, not the smallest, while one stream
-    /// alone uses the pool.
+    /// While only one stream uses the pool: whether large requests take the lowest of the compared chunks
+    /// instead of the smallest.
     pub(crate) by_address: bool,
-    /// Whether one stream alone uses the pool: its chunks and unowned ones then join.
+    /// Whether only one stream uses the pool. Its chunks then join unowned ones.
     pub(crate) has_one_stream: bool,
     pub(crate) bytes_reserved: u64,
     pub(crate) bytes_free: u64,
@@ -63,7 +63,7 @@ pub(crate) struct Heap {
     pub(crate) blocks_in_use: u64,
     /// The number of regions that are one free chunk.
     pub(crate) regions_free: usize,
-    /// The number of the next region; 0 for all where addresses are the same in every run.
+    /// The number of the next region; 0 for all regions if every run has the same addresses.
     pub(crate) next_number: u32,
 }
 
@@ -121,7 +121,7 @@ impl Heap {
         }
     }
 
-    /// Splits a chunk, in no bin, in two, and returns the second: a free chunk of the same owner, in no bin.
+    /// Splits a chunk, in no bin, in two. Returns the second: a free chunk of the same owner, in no bin.
     fn cut(&mut self, id: ChunkId, at: u64) -> ChunkId {
         let Chunk { addr, bytes, next, .. } = self.chunks[id];
         debug_assert!(0 < at && at < bytes && at.is_multiple_of(ALLOCATION_ALIGNMENT), "I7");
@@ -140,8 +140,8 @@ impl Heap {
         rest
     }
 
-    /// Joins a free chunk, in no bin, with free neighbours of the same owner, and with unowned ones if one
-    /// stream alone uses the pool. Returns the joined chunk.
+    /// Joins a free chunk, in no bin, with free neighbours of the same owner. If only one stream uses the
+    /// pool, it also joins unowned neighbours. Returns the joined chunk.
     fn join(&mut self, mut id: ChunkId) -> ChunkId {
         let owner = self.chunks[id].owner();
         while let Some(next) = self.neighbour_for(owner, self.chunks[id].next) {
@@ -171,7 +171,7 @@ impl Heap {
         self.chunks[id].set_free(owner, epoch);
     }
 
-    /// Makes a chunk and the next one, neither in a bin, a single chunk.
+    /// Merges a chunk with the next one; neither is in a bin.
     fn merge_next(&mut self, id: ChunkId) {
         let next = self.chunks[id].next;
         let Chunk { bytes, next: after, .. } = self.chunks[next];
@@ -191,7 +191,7 @@ impl Heap {
         chunk.owner() == owner || chunk.owner() == ANY_STREAM
     }
 
-    /// Returns the run of neighbours around a chunk that are free for `owner`: the first chunk, and all
+    /// Returns the run of neighbours around a chunk that are free for `owner`: the first chunk, and the total
     /// bytes.
     fn run_around(&self, id: ChunkId, owner: Owner) -> (ChunkId, u64) {
         let mut first = id;
@@ -216,7 +216,7 @@ impl Heap {
         &self.chunks[id]
     }
 
-    /// Inserts a chunk that is handed out into the block map, and returns its address.
+    /// Inserts a chunk in use into the block map, and returns its address.
     pub(crate) fn insert_block(&mut self, block_map: &BlockMap, block: Block) -> u64 {
         self.insert_block_as(block_map, block.chunk, block)
     }
@@ -236,7 +236,7 @@ impl Heap {
         self.chunks.remove_block(id);
     }
 
-    /// Finds the best free chunk of `owner` for the request, among those freed in epoch `upto` or before.
+    /// Finds the best free chunk of `owner` for the request that was freed in epoch `upto` or before.
     pub(crate) fn find(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<ChunkId> {
         let wanted = Wanted { bytes: request.bytes, alignment: request.alignment, upto };
         let bins = self.bins(owner)?;
@@ -246,8 +246,8 @@ impl Heap {
         lowest.or_else(|| bins.find(&self.chunks, wanted, self.scan))
     }
 
-    /// Finds the best free chunk among the owner's and the unowned ones; with `is_own_first`, among the
-    /// owner's alone if one serves.
+    /// Finds the best free chunk among the owner's and the unowned ones. With `is_own_first`, an owner's
+    /// chunk wins if one fits.
     pub(crate) fn find_for(&self, owner: Owner, request: &Request, is_own_first: bool) -> Option<ChunkId> {
         let own = self.find(owner, Epoch::MAX, request);
         if own.is_some_and(|own| is_own_first || self.chunks[own].bytes == request.bytes) {
@@ -260,8 +260,8 @@ impl Heap {
         }
     }
 
-    /// Returns the largest free chunk of `owner`, if it was freed in epoch `upto` or before and serves the
-    /// request, or else the best one.
+    /// Returns the largest free chunk of `owner`, if it was freed in epoch `upto` or before and fits the
+    /// request; otherwise the best one.
     pub(crate) fn largest_for(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<ChunkId> {
         let largest = self.bins(owner)?.largest_chunk(&self.chunks)?;
         let wanted = Wanted { bytes: request.bytes, alignment: request.alignment, upto };
@@ -272,7 +272,7 @@ impl Heap {
         self.find(owner, upto, request)
     }
 
-    /// Hands out `bytes` of a free chunk, from the first multiple of `alignment` on; the rest stays free.
+    /// Hands out `bytes` of a free chunk, starting at the first multiple of `alignment`. The rest stays free.
     pub(crate) fn take(&mut self, id: ChunkId, bytes: u64, alignment: u64) -> ChunkId {
         let addr = self.chunks[id].addr;
         let padding = addr.wrapping_neg() & (alignment - 1);
@@ -288,7 +288,7 @@ impl Heap {
         id
     }
 
-    /// Cuts these bytes out of a free chunk, in no bin; the rest goes to the bins.
+    /// Cuts these bytes out of a free chunk, in no bin. The rest goes to the bins.
     fn cut_out(&mut self, mut id: ChunkId, addr: u64, bytes: u64) -> ChunkId {
         let before = addr - self.chunks[id].addr;
         if before > 0 {
@@ -323,7 +323,7 @@ impl Heap {
     /// Moves these free chunks to another owner.
     fn hand_over(&mut self, moving: &[ChunkId], from: Owner, to: Owner, epoch: Epoch) {
         for id in moving.iter().copied() {
-            // With one stream alone, a chunk that moves may join another that is to move.
+            // If only one stream uses the pool, a chunk that moves may join another chunk of `moving`.
             if self.chunks.get(id).is_some_and(|chunk| chunk.owner() == from) {
                 self.take_from_bin(id);
                 self.chunks[id].set_free(to, epoch);
@@ -333,8 +333,8 @@ impl Heap {
         }
     }
 
-    /// Finds free neighbours, of `owner` and unowned, that serve the request together. Returns the first of
-    /// them, and the block's address.
+    /// Finds free neighbours, owned by `owner` or unowned, that together fit the request. Returns the first
+    /// of them, and the block's address.
     pub(crate) fn find_run(&self, owner: Owner, request: &Request) -> Option<(ChunkId, u64)> {
         let own = self.bins(owner)?;
         if own.bytes + self.free_bytes(ANY_STREAM) < request.bytes {
@@ -343,15 +343,15 @@ impl Heap {
         own.iter(&self.chunks).take(JOIN_SCAN_LIMIT).find_map(|id| {
             let (first, bytes) = self.run_around(id, owner);
             let (start, end) = (self.chunks[first].addr, self.chunks[first].addr + bytes);
-            // A block from the owner's chunk on takes the fewest bytes of unowned neighbours.
+            // If the block starts at the owner's chunk, it takes the fewest bytes of unowned neighbours.
             let from = self.chunks[id].addr.min(end.saturating_sub(request.bytes)).max(start);
             let fits = |from| align_up(from, request.alignment).filter(|addr| addr + request.bytes <= end);
             Some((first, fits(from).or_else(|| fits(start))?))
         })
     }
 
-    /// Hands out free neighbours, of `owner` and unowned, that serve the request together. Returns the block,
-    /// its address, and the latest epoch in which any of the neighbours was freed.
+    /// Hands out free neighbours, owned by `owner` or unowned, that together fit the request. Returns the
+    /// block, its address, and the latest epoch in which any neighbour was freed.
     pub(crate) fn take_with_unowned(
         &mut self,
         owner: Owner,
@@ -386,8 +386,8 @@ impl Heap {
         first
     }
 
-    /// Removes the oldest region that is one free chunk which `accepts`, and returns it with the owner and
-    /// the epoch of the chunk.
+    /// Removes the oldest region that is one free chunk, if `accepts` allows it. Returns the region, and the
+    /// owner and epoch of the chunk.
     pub(crate) fn remove_free_region(
         &mut self,
         accepts: impl Fn(&Chunk) -> bool,
@@ -412,13 +412,13 @@ impl Heap {
         std::mem::take(&mut self.regions)
     }
 
-    /// Returns the bytes of a region that serves the request: at least `wanted`, and a multiple of `unit`.
+    /// Returns the bytes of a region for the request: at least `wanted`, and a multiple of `unit`.
     pub(crate) fn region_for(request: &Request, wanted: u64, unit: u64) -> u64 {
         let least = request.padded_bytes();
         align_up(wanted.max(least), unit).unwrap_or(least)
     }
 
-    /// Returns the chunk that holds an address. It walks the chunks of a region.
+    /// Returns the chunk that holds an address. Walks the chunks of a region.
     pub(crate) fn chunk_at(&self, addr: u64) -> Option<&Chunk> {
         let after = self.regions.partition_point(|region| region.base <= addr);
         let region = after.checked_sub(1).map(|index| &self.regions[index])?;
@@ -455,7 +455,7 @@ mod tests {
         Request::new(Layout::new(bytes)).expect("not too large")
     }
 
-    /// A heap of free chunks that lie apart, each with its owner and bytes.
+    /// A heap of separate free chunks, each with its owner and bytes.
     fn apart(chunks: &[(Owner, u64)]) -> Heap {
         let mut heap = Heap::new(CHUNKS_COMPARED);
         for ((owner, bytes), base) in chunks.iter().zip(1..) {
@@ -504,7 +504,7 @@ mod tests {
         );
     }
 
-    /// Own and unowned neighbours serve together, and so does what the owner has alone.
+    /// Own and unowned neighbours fit together, and so do the owner's chunks alone.
     #[test]
     fn a_run_has_own_and_unowned_chunks_of_any_number() {
         for (chunks, bytes, start) in [
@@ -512,7 +512,7 @@ mod tests {
             (&[(OWNER, 4096), (ANY_STREAM, 1024)], 5120, Some(0)),
             (&[(ANY_STREAM, 1024), (OWNER, 4096)], 5120, Some(0)),
             (&[(ANY_STREAM, 1024), (OWNER, 4096), (ANY_STREAM, 2048)], 7168, Some(0)),
-            // From the owner's chunk on, if that is enough.
+            // The block starts at the owner's chunk if that is enough.
             (&[(ANY_STREAM, 4096), (OWNER, 4096), (ANY_STREAM, 4096)], 8192, Some(4096)),
             (&[(ANY_STREAM, 4096), (OWNER, 4096), (ANY_STREAM, 1024)], 8192, Some(1024)),
             (&[(2, 1024), (OWNER, 4096), (2, 1024)], 4352, None),
@@ -531,7 +531,7 @@ mod tests {
         }
     }
 
-    /// A range joins the region that ends where it begins, whether that is the last one or not.
+    /// A range joins the region that ends where the range begins, even if it is not the last region.
     #[test]
     fn a_range_extends_the_region_before_it() {
         let mut heap = Heap::new(CHUNKS_COMPARED);

@@ -1,11 +1,11 @@
-//! Says which owners have free blocks in a heap; readable without its lock.
+//! Says which owners have free blocks in a heap. Threads can read it without the heap's lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::stream_order::Owner;
 
-/// A bit for each owner that has free blocks; more than 64 owners share bits. A thread stores under the
-/// heap's lock only. Readers without the lock may see a stale value.
+/// A bit for each owner that has free blocks. Beyond 64, owners share bits. A thread stores only under the
+/// heap's lock. A reader without the lock may see a stale value.
 #[derive(Debug, Default)]
 pub(crate) struct OwnerBits(AtomicU64);
 
@@ -20,7 +20,8 @@ impl OwnerBits {
         }
     }
 
-    /// Clears the bit of an owner that has no free blocks, unless owners share bits; all are below `all`.
+    /// Clears the bit of an owner that has no free blocks, unless owners share bits. All owners are below
+    /// `all`.
     pub(crate) fn remove(&self, owner: usize, all: usize) {
         if all <= Self::BITS {
             self.0.store(self.0.load(Ordering::Relaxed) & !(1 << owner), Ordering::Relaxed);
@@ -51,7 +52,7 @@ mod tests {
         assert_eq!(of(&owners), []);
     }
 
-    /// Where owners share bits, a bit stays: the other owner may still have blocks.
+    /// A shared bit stays set: the other owner may still have blocks.
     #[test]
     fn owners_that_share_a_bit_keep_it() {
         let owners = OwnerBits::default();

@@ -10,18 +10,18 @@ pub(crate) const LARGEST_REQUEST: u64 = Layout::MOST_BYTES;
 /// A rounded request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Request {
-    /// The bytes asked for.
+    /// The requested bytes.
     pub(crate) requested: u64,
-    /// The bytes rounded up to the pool's block sizes, which are multiples of 256.
+    /// The bytes, rounded up to the pool's block sizes, which are multiples of 256.
     pub(crate) bytes: u64,
     /// The alignment in bytes: a power of two, at least 256.
     pub(crate) alignment: u64,
-    /// The shard of the pool that the calling thread uses first, where a pool has shards.
+    /// The shard that the calling thread uses first, if the pool has shards.
     pub(crate) shard: u8,
 }
 
 impl Request {
-    /// Returns the request for a layout; `None` if no address space holds its bytes.
+    /// Returns the request for a layout, or `None` if its bytes exceed any address space.
     pub(crate) fn new(layout: Layout) -> Option<Self> {
         let bytes = layout.rounded_bytes()?;
         bytes.checked_add(layout.alignment()).filter(|sum| *sum <= LARGEST_REQUEST)?;
@@ -33,13 +33,13 @@ impl Request {
         Self { bytes: self.requested.next_multiple_of(ALLOCATION_ALIGNMENT), ..*self }
     }
 
-    /// Returns the bytes that hold an aligned block wherever they start.
+    /// Returns enough bytes for an aligned block at any start.
     pub(crate) fn padded_bytes(&self) -> u64 {
         self.bytes + (self.alignment - ALLOCATION_ALIGNMENT)
     }
 }
 
-/// A free block that would serve a request.
+/// A free block that fits a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Fit {
     /// The block's size in bytes.
@@ -48,13 +48,13 @@ pub(crate) struct Fit {
     pub(crate) epoch: Epoch,
 }
 
-/// How far an incremental walk over free blocks has come, which looks at a few blocks under each lock. It may
-/// miss blocks that come and go between its steps.
+/// The progress of an incremental walk over free blocks, which visits a few blocks under each lock. The walk
+/// may miss blocks that come and go between its steps.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Cursor {
     /// The number of the heap.
     pub(crate) part: usize,
-    /// The walk has passed all smaller blocks of that heap, in bytes.
+    /// The walk has visited all blocks of that heap with fewer bytes than this.
     pub(crate) bytes: u64,
     pub(crate) is_at_end: bool,
 }

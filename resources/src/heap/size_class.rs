@@ -5,8 +5,9 @@
 //!  class          0  1 … 31 | 32 … 63    | 64 … 95     | … | 224 … 255
 //! ```
 //!
-//! Up to 16 KiB every multiple of 256 is a class; above, 32 classes to a power of two, so that rounding up
-//! takes at most 3.1 % of a block, and nothing of the large blocks that make up most of a device's memory.
+//! Up to 16 KiB, every multiple of 256 is a class. Above, each power of two has 32 classes. So rounding up
+//! wastes at most 3.1 % of a block. Large blocks, which make up most of a device's memory, are not rounded to
+//! classes.
 
 use millpond_core::ALLOCATION_ALIGNMENT;
 
@@ -20,7 +21,7 @@ const SUB_BITS: u32 = 5;
 const SUBS: u64 = 1 << SUB_BITS;
 
 /// Returns the base-two logarithm of the step between classes, in units of 256 bytes, for a request of
-/// `below` + 1 units: 0 for the first two rows of classes.
+/// `below` + 1 units. It is 0 for the first two rows of classes.
 #[inline(always)]
 fn shift_of(below: u64) -> u32 {
     (below | SUBS).ilog2() - SUB_BITS
@@ -41,7 +42,7 @@ pub(crate) fn bytes_of(class: usize) -> u64 {
     ((class - shift * SUBS + 1) << shift) * ALLOCATION_ALIGNMENT
 }
 
-/// Returns the bytes to which a request is rounded up. (The largest numbers, which no device holds,
+/// Returns the bytes to which a request is rounded up. (The largest numbers, which exceed any device,
 /// saturate.)
 #[inline(always)]
 pub(crate) fn rounded(bytes: u64) -> u64 {
@@ -58,32 +59,33 @@ pub(crate) fn rounded(bytes: u64) -> u64 {
 pub(crate) struct BlockSize {
     /// The block's size in bytes.
     pub(crate) bytes: u64,
-    /// Bytes of a request of the same class. With the request itself, the class is found without waiting for
-    /// `bytes`. This and `inline(always)` on the way there: 24 ns for a pair instead of 29
-    /// (`millpond-replay bench --device sim:h200 --stack cuda+pool --workload pair`).
+    /// The bytes of any request of the same class. For a pool of all sizes it is the request itself, so the
+    /// class is known without waiting for `bytes`. With this and `inline(always)` on the way there, a pair
+    /// takes 24 ns instead of 29 (`millpond-replay bench --device sim:h200 --stack cuda+pool --workload
+    /// pair`).
     of_class: u64,
 }
 
 impl BlockSize {
-    /// The size of a block from a pool of blocks of all sizes.
+    /// Returns the block size for a pool of all sizes.
     #[inline(always)]
     pub(crate) fn of(requested: u64) -> Self {
         Self { bytes: rounded(requested), of_class: requested }
     }
 
-    /// The size of each block of a pool in which all have one.
+    /// Returns the block size for a pool in which all blocks have one size.
     #[inline(always)]
     pub(crate) fn fixed(bytes: u64) -> Self {
         Self { bytes, of_class: bytes }
     }
 
-    /// Whether the block has at most [`LARGEST_SMALL`] bytes, and the request more than none.
+    /// Returns whether the block has at most [`LARGEST_SMALL`] bytes, and the request is not empty.
     #[inline(always)]
     pub(crate) fn is_small(self) -> bool {
         self.of_class.wrapping_sub(1) < LARGEST_SMALL
     }
 
-    /// The class of a small block.
+    /// Returns the class of a small block.
     #[inline(always)]
     pub(crate) fn class(self) -> usize {
         class_of(self.of_class)

@@ -1,4 +1,4 @@
-//! Memory of the system's allocator, of which a part stays off the device.
+//! Memory of the system's allocator that leaves a part of the device free.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use millpond_core::{
 
 use super::pageable::Pageable;
 
-/// How `sam_headroom` is built from text.
+/// Builds `sam_headroom` from text.
 pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "sam_headroom",
-    about: "memory of the system's allocator that leaves a part of the device free",
+    about: "memory of the system's allocator; keeps a part of the device free",
     params: &[("headroom", "bytes of the device to leave free; required")],
     kind: LayerKind::ReadBase(|params| {
         let headroom: ByteSize = params.get("headroom")?.ok_or_else(|| {
@@ -33,12 +33,12 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
     }),
 };
 
-/// Memory of the system's allocator, as from [`SystemMemoryResource`](crate::SystemMemoryResource), of which
-/// the device is advised to keep only as much as leaves `headroom_bytes` of it free.
+/// Memory of the system's allocator, like [`SystemMemoryResource`](crate::SystemMemoryResource), that leaves
+/// `headroom_bytes` of the device free: it advises the driver to keep the rest of a block on the host.
 ///
-/// Of each new block, the part that fits above the headroom, rounded down to 256 bytes, prefers the device,
-/// and the rest prefers the host: one query and one or two calls of `cuMemAdvise`, which are advice. A driver
-/// that refuses one costs the advice and not the block.
+/// The part of a new block that fits above the headroom, rounded down to 256 bytes, prefers the device. The
+/// rest prefers the host. This takes one query and one or two calls of `cuMemAdvise`. If the driver refuses
+/// the advice, the block is still handed out.
 ///
 /// ```
 /// use millpond_core::DeviceMemoryResourceExt;
@@ -55,7 +55,7 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
 pub struct SamHeadroomMemoryResource {
     memory: Pageable,
     headroom_bytes: u64,
-    /// The headroom as it was given: in bytes, or as a share.
+    /// The headroom as the caller gave it: in bytes, or as a share.
     headroom: ByteSize,
 }
 
@@ -63,14 +63,14 @@ impl SamHeadroomMemoryResource {
     /// Returns a resource that leaves `headroom_bytes` of the device free.
     ///
     /// # Errors
-    /// [`Unsupported`](millpond_core::ErrorKind::Unsupported) if the device does not reach pageable memory,
-    /// and those of the driver.
+    /// [`Unsupported`](millpond_core::ErrorKind::Unsupported) if the device cannot access pageable memory,
+    /// and the driver's errors.
     pub fn new(driver: DriverHandle, headroom_bytes: u64) -> Result<Self> {
         let headroom = ByteSize::Bytes(headroom_bytes);
         Ok(Self { memory: Pageable::for_device(driver)?, headroom_bytes, headroom })
     }
 
-    /// Returns the bytes of the device that are left free.
+    /// Returns the bytes of the device that the resource leaves free.
     pub fn headroom_bytes(&self) -> u64 {
         self.headroom_bytes
     }
@@ -89,7 +89,7 @@ impl SamHeadroomMemoryResource {
             if let Err(error) = unsafe { driver.mem_advise(start, bytes, advice) } {
                 driver.health().note(&error);
                 let ptr = start;
-                tracing::debug!(target: "millpond::driver", %ptr, bytes, %error, "advice was refused");
+                tracing::debug!(target: "millpond::driver", %ptr, bytes, %error, "the driver refused advice");
             }
         }
     }
@@ -103,7 +103,7 @@ impl fmt::Display for SamHeadroomMemoryResource {
 
 debug_as_text!(SamHeadroomMemoryResource);
 
-// SAFETY: the blocks are those of the shared part, which keeps the contract; advice changes no contents.
+// SAFETY: the blocks come from `memory`, which keeps the contract; advice changes no contents.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl DeviceMemoryResource for SamHeadroomMemoryResource {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {

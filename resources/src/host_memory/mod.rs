@@ -1,15 +1,16 @@
-//! Memory of the host: pageable memory as a resource, and any resource whose memory the host reaches as an
-//! allocator for the host.
+//! Memory of the host: pageable memory as a resource, and allocators for the host over any resource with host
+//! memory.
 //!
-//! | here | what it is |
+//! | item | what it does |
 //! |---|---|
-//! | [`PageableHostMemoryResource`] | memory of the system's allocator for the host alone |
-//! | [`SystemMemoryResource`] | the same memory where the device reaches it |
-//! | [`SamHeadroomMemoryResource`] | the same, of which a part stays off the device |
+//! | [`PageableHostMemoryResource`] | memory of the system's allocator, for the host only |
+//! | [`SystemMemoryResource`] | the same memory, on a device that can access it |
+//! | [`SamHeadroomMemoryResource`] | the same, but keeps a part of the device free |
 //! | [`HostMemoryResource`] | the trait of allocators for the host, which take no stream |
-//! | [`HostResource`] | any stack whose memory the host reaches, as such an allocator |
+//! | [`HostResource`] | makes such an allocator from any stack whose memory the host can access |
 //!
-//! Pinned memory is a resource of its driver: [`PinnedHostMemoryResource`](crate::PinnedHostMemoryResource).
+//! The driver's pinned memory is a separate resource:
+//! [`PinnedHostMemoryResource`](crate::PinnedHostMemoryResource).
 
 mod headroom;
 mod pageable;

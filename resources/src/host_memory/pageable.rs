@@ -19,24 +19,24 @@ use rustc_hash::FxBuildHasher;
 use crate::debug_as_text::debug_as_text;
 use crate::{out_of_memory, process};
 
-/// How `host` is built from text.
+/// Builds `host` from text.
 pub(crate) const HOST: LayerEntry = LayerEntry {
     name: "host",
-    about: "memory of the system's allocator, for the host alone",
+    about: "memory of the system's allocator, for the host only",
     params: &[],
     kind: LayerKind::Base(|_, driver| Ok(Arc::new(PageableHostMemoryResource::new(Arc::clone(driver))))),
 };
 
-/// How `system` is built from text.
+/// Builds `system` from text.
 pub(crate) const SYSTEM: LayerEntry = LayerEntry {
     name: "system",
-    about: "memory of the system's allocator, where the device reaches it",
+    about: "memory of the system's allocator, on a device that can access it",
     params: &[],
     kind: LayerKind::Base(|_, driver| Ok(Arc::new(SystemMemoryResource::new(Arc::clone(driver))?))),
 };
 
-/// The blocks that are handed out, for all resources of the process, since a block may be freed through an
-/// equal one. A pointer that is not here never reaches the system's allocator, whose heap it would corrupt.
+/// The live blocks of all resources of the process, since an equal resource may free a block. A pointer that
+/// is not here never reaches the system's allocator: it would corrupt the heap.
 static LIVE: LazyLock<DashMap<DevicePtr, Live, FxBuildHasher>> = LazyLock::new(DashMap::default);
 
 struct Live {
@@ -45,15 +45,15 @@ struct Live {
     health: Weak<Health>,
 }
 
-/// Freed blocks that the device may still use: it could not be waited for, since a graph was captured. The
-/// next call tries again.
+/// Freed blocks that the device may still use: a graph capture prevented the wait for the device. The next
+/// call tries again.
 static DEFERRED: Mutex<Vec<(DevicePtr, Live)>> = Mutex::new(Vec::new());
 
-/// All that the resources share.
+/// The state of a resource.
 #[derive(Debug)]
 pub(super) struct Pageable {
     pub(super) driver: DriverHandle,
-    /// Whether the device may use a block, so that its work is waited for before the block is freed.
+    /// Whether the device may use a block. Then a free waits for the device's work.
     reaches_device: bool,
     misuses: AtomicU64,
     process: process::Origin,
@@ -64,7 +64,7 @@ impl Pageable {
         Self { driver, reaches_device, misuses: AtomicU64::new(0), process: process::Origin::here() }
     }
 
-    /// For host and device.
+    /// Returns memory for host and device.
     pub(super) fn for_device(driver: DriverHandle) -> Result<Self> {
         if call(&*driver, |driver| driver.attribute(DeviceAttribute::PageableMemoryAccess))? != 1 {
             return Err(Error::new(
@@ -121,7 +121,7 @@ impl Pageable {
         }
     }
 
-    /// Removes a block from those that are handed out, unless it is not one of them.
+    /// Removes a block from the live ones, unless the free is a mistake.
     fn take(&self, ptr: DevicePtr, layout: Layout) -> Result<Live, MisuseKind> {
         let Entry::Occupied(live) = LIVE.entry(ptr) else { return Err(MisuseKind::ForeignPointer) };
         if live.get().health.as_ptr() != Arc::as_ptr(self.driver.health()) {
@@ -135,15 +135,15 @@ impl Pageable {
     }
 
     fn free(&self, ptr: DevicePtr, layout: Layout) {
-        // SAFETY: the block came from this driver's `pageable_alloc` with this layout, it was removed from
-        // those that are handed out, and no work uses it.
+        // SAFETY: the block came from this driver's `pageable_alloc` with this layout, it is no longer live,
+        // and no work uses it.
         unsafe { self.driver.pageable_free(HostPtr(ptr.address() as usize), layout) }
     }
 
-    /// Waits until no work of the device uses memory that was freed, and returns whether that is certain.
+    /// Waits until no work of the device uses freed memory. Returns whether that is certain.
     ///
-    /// It waits for the device and not for the stream, which may be destroyed, and since memory that is not
-    /// stream-ordered goes to any stream.
+    /// It waits for the device, not for the stream: the stream may be destroyed, and any stream may use
+    /// memory that is not stream-ordered.
     fn wait(&self) -> bool {
         // On a lost device no work runs any more.
         if !self.reaches_device || self.driver.health().is_lost() {
@@ -156,7 +156,7 @@ impl Pageable {
         })
     }
 
-    /// Frees the blocks that had to wait, if the device can be waited for now.
+    /// Frees the deferred blocks, if a wait for the device is possible now.
     fn free_deferred(&self) {
         if !self.reaches_device {
             return;
@@ -190,7 +190,7 @@ impl Pageable {
 
 impl Drop for Pageable {
     fn drop(&mut self) {
-        // In a forked child, a thread that is not there may hold the lock.
+        // In a forked child, a thread that no longer exists may hold the lock.
         if self.process.is_elsewhere() {
             return;
         }
@@ -211,8 +211,8 @@ macro_rules! pageable_resource {
             }
         }
 
-        // SAFETY: the system's allocator hands out disjoint ranges with the layout's alignment. Where the
-        // device may use them, a free waits for its work, so any stream may use them at once.
+        // SAFETY: the system's allocator hands out disjoint ranges with the layout's alignment. If the device
+        // may use them, a free waits for its work, so any stream may use them at once.
         #[deny(clippy::missing_trait_methods)]
         unsafe impl DeviceMemoryResource for $name {
             fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
@@ -263,10 +263,10 @@ macro_rules! pageable_resource {
 }
 
 pageable_resource! {
-    /// Memory of the system's allocator, aligned as asked for, for the host alone. The stream does not
-    /// matter, and nothing is waited for: the caller frees a block when no copy reads or writes it any more.
+    /// Memory of the system's allocator with the requested alignment, for the host only. The stream does not
+    /// matter, and a free waits for nothing: free a block only after all copies to and from it are done.
     ///
-    /// A wrong free is refused: the resource knows its blocks.
+    /// The resource knows its blocks, and refuses wrong frees.
     ///
     /// ```
     /// use millpond_core::{Accessibility, DeviceMemoryResource};
@@ -291,19 +291,19 @@ pageable_resource! {
 }
 
 impl PageableHostMemoryResource {
-    /// Returns the resource. Pools on top of it use the device's streams.
+    /// Returns a resource of this driver's device. Pools on top of it use the device's streams.
     pub fn new(driver: DriverHandle) -> Self {
         Self(Pageable::new(driver, false))
     }
 }
 
 pageable_resource! {
-    /// Memory of the system's allocator, on a device that reaches it. Pages move to where they are first
+    /// Memory of the system's allocator, on a device that can access it. A page moves to where it is first
     /// used.
     ///
-    /// A free waits for the work of the device, as that of plain CUDA memory does; where that would end the
-    /// capture of a graph, a later call frees the block. A wrong free is refused: the resource knows its
-    /// blocks. Two resources of the same device are equal.
+    /// A free waits for the device's work, like a free of plain CUDA memory. If the wait would end the
+    /// capture of a graph, a later call frees the block. The resource knows its blocks, and refuses wrong
+    /// frees. Two resources of the same device are equal.
     ///
     #[doc = include_str!("../../layers/system.md")]
     SystemMemoryResource, SYSTEM.name, Accessibility::DEVICE_AND_HOST
@@ -313,8 +313,8 @@ impl SystemMemoryResource {
     /// Returns the resource of this driver's device.
     ///
     /// # Errors
-    /// [`Unsupported`](ErrorKind::Unsupported) if the device does not reach pageable memory, and those of the
-    /// driver.
+    /// [`Unsupported`](ErrorKind::Unsupported) if the device cannot access pageable memory, and the driver's
+    /// errors.
     pub fn new(driver: DriverHandle) -> Result<Self> {
         Pageable::for_device(driver).map(Self)
     }

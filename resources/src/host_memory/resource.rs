@@ -1,4 +1,4 @@
-//! Allocators for the host, over any resource whose memory the host reaches.
+//! Allocators for the host, over any resource whose memory the host can access.
 
 use std::any::Any;
 use std::fmt::{self, Debug, Display};
@@ -10,27 +10,27 @@ use millpond_core::{
     AnyResource, DeviceMemoryResource, DevicePtr, Error, Layout, Result, StreamRef, debug_as_text,
 };
 
-/// The owned, erased handle to an allocator for the host that threads share.
+/// An owned, type-erased, thread-safe handle to an allocator for the host.
 pub type AnyHostResource = Arc<dyn HostMemoryResource + Send + Sync>;
 
 /// Memory that the host reads and writes, allocated and freed without a stream.
 ///
-/// [`HostResource`] makes one of any stack whose memory the host reaches, so every layer and every text that
-/// there is for device memory is there for the host: `host+pool+statistics`, `pinned_host+pool+limiting`.
+/// [`HostResource`] makes one from any stack whose memory the host can access. So every layer and stack text
+/// also works for the host: `host+pool+statistics`, `pinned_host+pool+limiting`.
 ///
 /// # Safety
-/// Callers use the memory. Blocks that are handed out and not given back do not overlap, hold at least
-/// `layout.bytes()` bytes, start at a multiple of `layout.alignment()`, and no work of the device uses them.
+/// Callers use the memory. Live blocks do not overlap, hold at least `layout.bytes()` bytes, start at a
+/// multiple of `layout.alignment()`, and no work of the device uses them.
 pub unsafe trait HostMemoryResource: Any + Debug + Display {
-    /// Hands out a block that the host may use at once. For zero bytes it is a dangling pointer with the
-    /// alignment of the layout.
+    /// Allocates a block that the host may use at once. For zero bytes it returns a dangling pointer with the
+    /// layout's alignment.
     ///
     /// # Errors
-    /// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if there is no such block, and those of the
-    /// resource.
+    /// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if there is no such block, and the resource's
+    /// errors.
     fn allocate(&self, layout: Layout) -> Result<NonNull<u8>>;
 
-    /// Takes a block back. A wrong pointer is refused and reported, as far as the resource can tell.
+    /// Frees a block. The resource refuses and reports a wrong pointer if it can recognise it.
     ///
     /// # Safety
     /// `ptr` and `layout` come from one `allocate` of this resource, and nothing uses the block any more,
@@ -38,10 +38,10 @@ pub unsafe trait HostMemoryResource: Any + Debug + Display {
     unsafe fn deallocate(&self, ptr: NonNull<u8>, layout: Layout);
 }
 
-/// A stack whose memory the host reaches, as an allocator for the host.
+/// An allocator for the host, over a stack whose memory the host can access.
 ///
-/// Blocks are allocated and freed on a stream of its own, on which no other work runs: memory that the device
-/// used before is waited for, other work of the device is not.
+/// It allocates and frees blocks on a separate stream, on which no other work runs. So it waits for earlier
+/// device work on the memory, and not for other work.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResourceExt, Layout};
@@ -67,11 +67,11 @@ pub struct HostResource<R: DeviceMemoryResource = AnyResource> {
 }
 
 impl<R: DeviceMemoryResource> HostResource<R> {
-    /// Makes an allocator for the host of a resource.
+    /// Makes an allocator for the host from a resource.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the host does not reach the
-    /// resource's memory, and those of the driver.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the host cannot access the
+    /// resource's memory, and the driver's errors.
     pub fn new(resource: R) -> Result<Self> {
         if !resource.accessibility().host {
             return Err(Error::invalid_argument(format!(
@@ -88,7 +88,7 @@ impl<R: DeviceMemoryResource> HostResource<R> {
         &self.resource
     }
 
-    /// Waits until the host may use a block that was allocated on the own stream.
+    /// Waits until the host may use a block that was allocated on this value's stream.
     fn wait(&self) -> Result<()> {
         if !self.resource.is_stream_ordered() {
             return Ok(());
@@ -98,8 +98,8 @@ impl<R: DeviceMemoryResource> HostResource<R> {
     }
 }
 
-// SAFETY: the blocks are those of the resource, whose contract covers size, alignment and overlap; `wait`
-// ends the work of earlier owners.
+// SAFETY: the blocks are the resource's, and its contract covers size, alignment and overlap; `wait` ends the
+// work of earlier owners.
 unsafe impl<R: DeviceMemoryResource> HostMemoryResource for HostResource<R> {
     fn allocate(&self, layout: Layout) -> Result<NonNull<u8>> {
         let ptr = self.resource.allocate(layout, self.stream)?;
@@ -125,7 +125,7 @@ unsafe impl<R: DeviceMemoryResource> HostMemoryResource for HostResource<R> {
 
 impl<R: DeviceMemoryResource> Drop for HostResource<R> {
     fn drop(&mut self) {
-        // SAFETY: the stream is this value's own. A stream on which blocks were given back may be destroyed.
+        // SAFETY: the stream belongs to this value. A stream may be destroyed after blocks were freed on it.
         let destroyed =
             call(&**self.resource.driver(), |driver| unsafe { driver.stream_destroy(self.stream) });
         if let Err(error) = destroyed {

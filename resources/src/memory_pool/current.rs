@@ -1,4 +1,4 @@
-//! The pools that were made current here, each kept until another takes its place.
+//! The pools that this process made current. Each is kept until another pool replaces it.
 
 use std::mem;
 use std::sync::{Arc, Weak};
@@ -12,27 +12,27 @@ use super::inner::Inner;
 static DEVICES: Mutex<Vec<OfDevice>> = Mutex::new(Vec::new());
 
 /// How often a call looks again because the current pool changed meanwhile. Code that the driver calls may
-/// change it each time.
+/// change it every time.
 const MOST_LOOKS: usize = 8;
 
-/// What is known of one context. The calls for others change nothing here.
+/// The known state of one context. Calls for other contexts change nothing here.
 struct OfDevice {
     health: Weak<Health>,
-    /// Those that are current, or may be while a change is under way.
+    /// The pools that are current, or may be while a change is under way.
     pools: Vec<Arc<Inner>>,
-    /// How many changes began.
+    /// The number of changes that began.
     begun: u64,
-    /// How many of them are under way.
+    /// The number of changes that have not ended.
     under_way: usize,
 }
 
 impl OfDevice {
-    /// Reads or changes what is known of a context, under the lock.
+    /// Reads or changes the known state of a context, under the lock.
     fn with<T>(health: &Arc<Health>, body: impl FnOnce(&mut Self) -> T) -> T {
         let mut devices = DEVICES.lock();
         let is_it = |known: &Self| known.health.as_ptr() == Arc::as_ptr(health);
         let at = devices.iter().position(is_it).unwrap_or_else(|| {
-            // Without a pool: a pool keeps its context.
+            // Only entries without a pool go: a pool keeps its context.
             devices.retain(|known| known.health.strong_count() > 0);
             let health = Arc::downgrade(health);
             devices.push(Self { health, pools: Vec::new(), begun: 0, under_way: 0 });
@@ -41,12 +41,12 @@ impl OfDevice {
         body(&mut devices[at])
     }
 
-    /// Takes out all pools but this one. The caller drops them without the lock: their end calls the driver.
+    /// Removes all pools except this one. The caller drops them without the lock: their end calls the driver.
     fn take_replaced(&mut self, current: MemPool) -> Vec<Arc<Inner>> {
         self.pools.extract_if(.., |pool| pool.raw != current).collect()
     }
 
-    /// Takes out the pools of lost devices.
+    /// Removes the pools of lost devices.
     fn take_lost() -> Vec<Arc<Inner>> {
         let is_lost = |device: &&mut Self| device.health.upgrade().is_some_and(|health| health.is_lost());
         DEVICES.lock().iter_mut().filter(is_lost).flat_map(|device| mem::take(&mut device.pools)).collect()
@@ -57,7 +57,7 @@ impl OfDevice {
 struct Change<'a>(Option<&'a Arc<Health>>);
 
 impl<'a> Change<'a> {
-    /// Begins to make `pool` the current one. It is kept from before it is current, until after it was.
+    /// Begins to make `pool` the current one. The pool is kept from before it is current until after.
     fn begin(pool: &'a Arc<Inner>) -> Self {
         let health = pool.driver.health();
         OfDevice::with(health, |device| {
@@ -70,7 +70,7 @@ impl<'a> Change<'a> {
         Self(Some(health))
     }
 
-    /// Notes the end; returns whether no other change of the device is under way.
+    /// Notes the end. Returns whether no other change of the device is under way.
     fn end(&mut self, device: &mut OfDevice) -> bool {
         device.under_way -= usize::from(self.0.take().is_some());
         device.under_way == 0
@@ -85,19 +85,19 @@ impl Drop for Change<'_> {
     }
 }
 
-/// The pools of a context that are kept, and the number of changes so far.
+/// Returns the pools that are kept for a context, and the number of changes so far.
 fn known(health: &Arc<Health>) -> (Vec<Arc<Inner>>, u64) {
     OfDevice::with(health, |device| (device.pools.clone(), device.begun))
 }
 
-/// Makes a pool the current one of its device, and keeps it. The driver is called without the lock.
+/// Makes a pool the current one of its device, and keeps it. Calls the driver without the lock.
 pub(super) fn set(pool: &Arc<Inner>) -> Result<()> {
     let health = pool.driver.health();
     let mut change = Change::begin(pool);
     let set = pool.call(|driver| driver.device_set_mem_pool(pool.raw));
     for look in 1.. {
         let seen = OfDevice::with(health, |device| device.begun);
-        // A lost device is not called.
+        // Do not call a lost device.
         let asked =
             if health.is_lost() { None } else { pool.ask(|driver| driver.device_get_mem_pool()).ok() };
         let now = asked.or_else(|| set.is_ok().then_some(pool.raw));
@@ -105,7 +105,7 @@ pub(super) fn set(pool: &Arc<Inner>) -> Result<()> {
             if device.begun != seen && look < MOST_LOOKS {
                 return None;
             }
-            // While another change of the device is under way, the pool of either may be current.
+            // While another change of the device is under way, either pool may be current.
             let is_settled = change.end(device) && device.begun == seen;
             Some(now.filter(|_| is_settled).map_or(Vec::new(), |now| device.take_replaced(now)))
         });
@@ -117,7 +117,7 @@ pub(super) fn set(pool: &Arc<Inner>) -> Result<()> {
     set
 }
 
-/// Calls `look` until no pool of the context was made current meanwhile, and returns its finding.
+/// Calls `look` until no pool of the context becomes current meanwhile, and returns its result.
 pub(super) fn looked<T>(
     health: &Arc<Health>,
     mut look: impl FnMut(Vec<Arc<Inner>>) -> Result<T>,
@@ -132,7 +132,7 @@ pub(super) fn looked<T>(
     look(known(health).0)
 }
 
-/// Keeps the pools of a context no longer.
+/// Stops keeping the pools of a context.
 pub(super) fn forget(health: &Arc<Health>) {
     drop(OfDevice::with(health, |device| mem::take(&mut device.pools)));
 }

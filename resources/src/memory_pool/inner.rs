@@ -1,4 +1,4 @@
-//! A pool's blocks, and the order in which they go back: on the caller's stream, or outside of a capture.
+//! A pool's blocks, and the order in which they are freed: on the caller's stream, or outside of a capture.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
@@ -21,8 +21,8 @@ use crate::out_of_memory::note_memory;
 use crate::process;
 use millpond_core::driver::{ask, is_capturing, record_unless_capturing};
 
-/// The pools that live, by the opening of their device and their handle: all that ask for the same pool get
-/// the same blocks.
+/// The living pools, by their handle and the opening of their device. All values for one pool share its
+/// blocks.
 pub(super) static POOLS: LazyLock<DashMap<(usize, MemPool), Weak<Inner>, FxBuildHasher>> =
     LazyLock::new(DashMap::default);
 
@@ -31,56 +31,55 @@ pub(super) fn key(driver: &DriverHandle, raw: MemPool) -> (usize, MemPool) {
     (health.addr(), raw)
 }
 
-/// The most streams whose frees a trim observes: a program that makes a stream for each request must not fill
+/// The most streams whose frees a trim observes. A program that makes a stream for each request must not fill
 /// the table.
 const MOST_OBSERVED: usize = 64;
 
 /// No stream's id.
 const NO_STREAM: u64 = u64::MAX;
 
-/// Where a pool comes from.
+/// The origin of a pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Origin {
-    /// It was made here, and is destroyed at its end; before, if `frees_at_end`, what it has handed out is
-    /// freed.
+    /// This process made it, and destroys it at its end. With `frees_at_end`, it first frees the live blocks.
     Made { props: MemPoolProps, frees_at_end: bool },
-    /// It was made by another process, and is destroyed here at its end.
+    /// Another process made it. This process destroys its import at the end.
     Imported,
-    /// It is the driver's, or of another library.
+    /// It belongs to the driver, or to another library.
     Elsewhere,
 }
 
-/// A block that is handed out.
+/// A live block.
 #[derive(Clone, Copy, Debug)]
 struct Block {
-    /// The start of the driver's block, which is before an over-aligned one.
+    /// The start of the driver's block; an over-aligned block starts behind it.
     base: DevicePtr,
-    /// As asked for.
+    /// The requested bytes.
     bytes: u64,
     /// The stream that it was allocated on.
     stream: NamedStream,
 }
 
-/// A block that came back, and that the driver does not have yet.
+/// A freed block that the driver does not have yet.
 #[derive(Clone, Copy, Debug)]
 struct Deferred {
     base: DevicePtr,
     bytes: u64,
-    /// The stream on which it came back while that captured. `None`: it is freed only after a wait for the
-    /// device.
+    /// The stream of the free, which captured a graph at the time. `None`: free the block only after a wait
+    /// for the device.
     stream: Option<StreamId>,
     /// The stream that it was allocated on.
     allocated: NamedStream,
 }
 
-/// What became of a block that came back.
+/// The result of a free.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Freed {
-    /// It was taken back.
+    /// The block was taken back.
     Taken,
-    /// It was refused, and is as before.
+    /// The free was refused, and nothing changed.
     Refused(MisuseKind),
-    /// It was taken back, but the call was a mistake.
+    /// The block was taken back, but the call was a mistake.
     TakenDespite(MisuseKind),
 }
 
@@ -95,9 +94,9 @@ pub(crate) struct Inner {
     deferred: Mutex<Vec<Deferred>>,
     /// The streams on which blocks were freed since the last trim.
     freed_on: Mutex<FxHashMap<StreamId, StreamRef>>,
-    /// The one of the last free, or [`NO_STREAM`].
+    /// The stream of the last free, or [`NO_STREAM`].
     last_freed_on: AtomicU64,
-    /// How many are deferred, readable without the lock.
+    /// The number of deferred blocks, readable without the lock.
     deferred_count: AtomicUsize,
     aside: OwnStream,
 }
@@ -129,7 +128,7 @@ impl Inner {
 
     // --- Allocation ---
 
-    /// Hands out a block of at least one byte.
+    /// Allocates a block of at least one byte.
     pub(crate) fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
         let over = if layout.alignment() > ALLOCATION_ALIGNMENT { layout.alignment() } else { 0 };
         let bytes = layout.rounded_bytes().and_then(|bytes| bytes.checked_add(over));
@@ -141,7 +140,7 @@ impl Inner {
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
         let base = if is_capturing(&*self.driver, stream)? {
             self.allocate_aside(bytes).map_err(|error| {
-                let advice = "a stream that captures a graph waits for no other; ask outside the capture";
+                let advice = "a capturing stream cannot wait for other streams; allocate outside the capture";
                 let is_out = error.is_out_of_memory();
                 if is_out { Error::from(error).context(advice) } else { error.into() }
             })?
@@ -167,7 +166,7 @@ impl Inner {
         }
     }
 
-    /// Allocates on the pool's own stream, for use on any: the memory is ready when this returns.
+    /// Allocates on the pool's separate stream, for use on any stream: the memory is ready at the return.
     fn allocate_aside(&self, bytes: u64) -> DriverResult<DevicePtr> {
         let aside = self.aside.get(&*self.driver)?;
         let base = self.ask(|driver| driver.mem_alloc_from_pool_async(bytes, self.raw, aside))?;
@@ -178,7 +177,7 @@ impl Inner {
         Ok(base)
     }
 
-    /// Takes `bytes` once and gives them back, so that the pool holds them.
+    /// Allocates `bytes` once and frees them, so that the pool holds them.
     pub(crate) fn prime(&self, bytes: u64) -> Result<()> {
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
         let base = self.allocate_aside(bytes)?;
@@ -206,14 +205,14 @@ impl Inner {
         let Block { base, bytes, stream: allocated } = block;
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
         if self.driver.was_reset() {
-            // All streams ended with the context, and the block did not.
+            // The context's end also ended all its streams, but not the block.
             self.free_on(base, bytes, stream, allocated);
             return Freed::Taken;
         }
         if self.driver.stream_is_gone(stream) {
             self.defer(Deferred { base, bytes, stream: None, allocated });
             self.free_deferred();
-            // A reset of the context ends all streams, and is no mistake of the caller.
+            // A reset of the context ends all streams, and is not the caller's mistake.
             let is_lost = self.driver.health().is_lost();
             return if is_lost { Freed::Taken } else { Freed::TakenDespite(MisuseKind::DeadStream) };
         }
@@ -227,21 +226,25 @@ impl Inner {
         Freed::Taken
     }
 
-    /// Frees a block in the order of a stream that does not capture; after a reset of the context, at once.
-    /// A block that the driver refuses is kept for later.
+    /// Frees a block in the order of a stream that does not capture, or at once after a reset of the context.
+    /// If the driver refuses the block, it is kept for later.
     fn free_on(&self, base: DevicePtr, bytes: u64, stream: StreamRef, allocated: NamedStream) {
         // SAFETY: the block is the driver's, was handed out, and came back in the order of this stream.
         let Err(error) = self.ask(|driver| unsafe { driver.mem_free_async(base, stream) }) else {
             return self.note_free(stream);
         };
         if !self.driver.health().is_lost() {
-            tracing::warn!(target: "millpond::driver", ptr = %base, %error, "a block is freed later");
+            tracing::warn!(
+                target: "millpond::driver",
+                ptr = %base, %error,
+                "the driver refused a free; trying again later"
+            );
             let stream = error.is_capture_refusal().then(|| stream.id());
             self.defer(Deferred { base, bytes, stream, allocated });
         }
     }
 
-    /// Notes that a trim has to observe the frees of this stream, without a lock where it was the last one.
+    /// Notes that a trim must observe the frees of this stream. Takes no lock if it was also the last stream.
     fn note_free(&self, stream: StreamRef) {
         if self.last_freed_on.swap(stream.id().get(), Ordering::SeqCst) == stream.id().get() {
             return;
@@ -256,7 +259,7 @@ impl Inner {
         known.retain(|_, known| !self.driver.stream_is_gone(*known));
         known.insert(stream.id(), stream);
         let mut streams = self.freed_on.lock();
-        // A trim gives less back where a program has more streams.
+        // If a program has more streams, a trim gives less back.
         let room = MOST_OBSERVED.saturating_sub(streams.len());
         streams.extend(known.into_iter().take(room));
     }
@@ -281,8 +284,8 @@ impl Inner {
         self.deferred.lock().iter().map(|block| block.bytes).sum()
     }
 
-    /// Frees what came back on this stream while it captured. The order of streams that was captured holds
-    /// for the graph alone: a block that another stream allocated is freed behind both streams.
+    /// Frees the blocks that came back on this stream during a capture. The captured order of streams holds
+    /// for the graph alone. So a block that another stream allocated is freed after the work of both streams.
     fn free_deferred_of(&self, stream: StreamRef) {
         for block in self.take_deferred(|block| block.stream == Some(stream.id())) {
             let Deferred { base, bytes, allocated, .. } = block;
@@ -297,8 +300,8 @@ impl Inner {
         }
     }
 
-    /// The pool's own stream, after it was made to wait for both streams; `None` if one of them captures, or
-    /// may be gone.
+    /// Makes the pool's separate stream wait for both streams and returns it. Returns `None` if one of them
+    /// captures, or may be gone.
     fn aside_behind(&self, stream: StreamRef, other: NamedStream) -> DriverResult<Option<StreamRef>> {
         let Some(other) = other.here() else { return Ok(None) };
         let aside = self.aside.get(&*self.driver)?;
@@ -315,16 +318,17 @@ impl Inner {
             wait().map(|()| Some(aside))
         };
         let waits = waits();
-        // SAFETY: the event is this function's own; the stream goes on to wait for what was recorded.
+        // SAFETY: this function made the event; the stream still waits for the recorded work.
         let _ = self.ask(|driver| unsafe { driver.event_destroy(event) });
         waits
     }
 
-    /// Lets the driver see that frees are done. It counts memory as in use until a synchronisation with the
-    /// stream of its free (CUDA's documentation of `cuMemPoolTrimTo`), and a wait for the device by a free is
-    /// none (H200, driver 580.159.04). Streams that may be gone cannot be named.
+    /// Lets the driver see that frees are done. The driver counts memory as in use until a synchronisation
+    /// with the stream of its free (CUDA's documentation of `cuMemPoolTrimTo`). A free that waits for the
+    /// device is not such a synchronisation (H200, driver 580.159.04). Streams that may be gone cannot be
+    /// named.
     fn observe_frees(&self) {
-        // First: a free that still sees its stream here came before the events below.
+        // This comes first: a free that still sees its stream here came before the events below.
         self.last_freed_on.store(NO_STREAM, Ordering::SeqCst);
         let streams = std::mem::take(&mut *self.freed_on.lock());
         let Ok(event) = self.ask(|driver| driver.event_create(EventFlags::default())) else { return };
@@ -333,13 +337,13 @@ impl Inner {
                 let _ = self.ask(|driver| driver.event_synchronize(event));
             }
         }
-        // SAFETY: the event is this function's own, and nothing waits for it.
+        // SAFETY: this function made the event, and nothing waits for it.
         let _ = self.ask(|driver| unsafe { driver.event_destroy(event) });
     }
 
-    /// Waits for the device, and frees all that was deferred before; returns whether it waited.
+    /// Waits for the device, and frees all blocks that were deferred before. Returns whether it waited.
     fn free_deferred(&self) -> bool {
-        // Taken first: what another thread defers meanwhile may be in use after the wait.
+        // Taken before the wait: blocks that other threads defer later may be in use after it.
         let deferred = self.take_deferred(|_| true);
         let Ok(true) = self.ask(|driver| driver.synchronize_beside_captures()) else {
             self.defer_again(deferred);
@@ -363,13 +367,13 @@ impl Inner {
         blocks.into_iter().for_each(|block| self.defer(block));
     }
 
-    /// Whether a request of this size is larger than the pool may become.
+    /// Returns whether a request of this size exceeds the pool's maximum.
     fn exceeds_most(&self, bytes: u64) -> bool {
         matches!(self.origin, Origin::Made { props, .. } if props.max_bytes > 0 && bytes > props.max_bytes)
     }
 
-    /// Whether a request of this size can be served if nothing else is handed out. Of pools that were not
-    /// made here, nothing is known.
+    /// Returns whether the pool can serve a request of this size if nothing else is live. For pools made
+    /// elsewhere, nothing is known.
     fn can_hold(&self, bytes: u64) -> bool {
         let Origin::Made { props, .. } = self.origin else { return true };
         let MemPoolProps { location, kind, .. } = props;
@@ -380,7 +384,7 @@ impl Inner {
         !is_on_device || self.ask(|driver| driver.mem_get_info()).is_ok_and(|info| bytes <= info.total)
     }
 
-    /// Adds the pool's memory and its limits. A value that the driver does not answer is left out.
+    /// Adds the pool's memory and its limits. Omits values that the driver does not answer.
     #[cold]
     pub(crate) fn fill_in(&self, report: &mut OutOfMemoryReport) {
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
@@ -411,8 +415,8 @@ impl Inner {
         }
     }
 
-    /// Frees what is deferred, and gives back what is free: memory is out. Returns whether a request may
-    /// succeed now.
+    /// Frees deferred blocks and returns free memory to the device, because memory is out. Returns whether a
+    /// request may succeed now.
     fn make_room(&self) -> bool {
         self.free_deferred() && self.ask(|driver| driver.mem_pool_trim_to(self.raw, 0)).is_ok()
     }
@@ -439,7 +443,7 @@ impl Inner {
         self.call(|driver| unsafe { driver.mem_free_async(ptr, stream) })
     }
 
-    /// Frees an imported pointer once the device has done all its work, and waits for that.
+    /// Waits for all work of the device, then frees an imported pointer.
     pub(super) fn free_imported_after_all(&self, ptr: DevicePtr) -> Result<()> {
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
         if !self.call(|driver| driver.synchronize_beside_captures())? {
@@ -450,8 +454,8 @@ impl Inner {
         match aside.and_then(|aside| self.free_imported(ptr, aside).map(|()| aside)) {
             Ok(aside) => self.call(|driver| driver.stream_synchronize(aside)),
             Err(error) if error.is_sticky() => Err(error),
-            // The exporter cannot free the block before, so it is freed without a stream.
-            // SAFETY: the caller owns the pointer, and all work on it is done.
+            // The exporter cannot free the block earlier, so it is freed without a stream. SAFETY: the caller
+            // owns the pointer, and all work on it is done.
             Err(_) => self.call(|driver| unsafe { driver.mem_free(ptr) }),
         }
     }
@@ -483,9 +487,9 @@ impl Drop for Inner {
                 self.free_on(block.base, block.bytes, StreamRef::LEGACY, block.allocated);
             }
         }
-        // What came back on a stream that captures is not ordered before the end otherwise.
+        // Otherwise nothing orders blocks that came back on a capturing stream before the end.
         if self.deferred_count.load(Ordering::Relaxed) > 0 && !self.free_deferred() {
-            tracing::warn!(target: "millpond::driver", "blocks of a pool are left to the driver");
+            tracing::warn!(target: "millpond::driver", "cannot free blocks of a pool; the driver keeps them");
         }
         let stream = if was_reset { Ok(()) } else { self.aside.destroy(&*driver) };
         let mut pool = Ok(());
@@ -500,7 +504,7 @@ impl Drop for Inner {
         if let Err(error) = stream.and(pool)
             && (was_reset || !driver.health().is_lost())
         {
-            tracing::warn!(target: "millpond::driver", %error, "a pool of the driver is left to it");
+            tracing::warn!(target: "millpond::driver", %error, "cannot destroy a pool; the driver keeps it");
         }
     }
 }

@@ -1,26 +1,27 @@
 //! The pools of CUDA's stream-ordered allocator, as a type.
 //!
-//! A [`MemoryPool`] is made of [`MemoryPoolOptions`], or is the device's default or current pool. Its clones
-//! name the same pool, which ends with the last of them. [`CudaAsyncMemoryResource`] has a pool of its own;
-//! [`CudaAsyncViewMemoryResource`] hands out blocks of any other.
+//! A [`MemoryPool`] is built from [`MemoryPoolOptions`], or is the device's default or current pool. Clones
+//! name the same pool, which ends with the last clone. A [`CudaAsyncMemoryResource`] makes its own pool; a
+//! [`CudaAsyncViewMemoryResource`] hands out blocks of an existing one.
 //!
-//! # What ends when
-//! - A pool that was made here is destroyed with its last clone. What it has handed out stays valid until it
-//!   is freed, and the driver keeps the pool until then: that is CUDA's rule.
+//! # Lifetimes
+//! - A pool that was made here is destroyed with its last clone. Its live blocks stay valid until they are
+//!   freed. The driver keeps the pool until then: that is CUDA's rule.
 //! - The default pools belong to the driver, and are never destroyed.
-//! - A current pool is kept while it is current, so that a view of it cannot outlive it. That holds for pools
-//!   made current here. A pool that another library made current is its own to keep.
-//! - After an error that loses the device, and after a reset of its context, no further call is made.
+//! - A pool that was made current here is kept while it is current, so that a view of it cannot outlive it.
+//!   If another library makes a pool current, that library must keep it.
+//! - After an error that loses the device, no further driver call is made. After a reset of its context, only
+//!   blocks and pools are still freed.
 //!
-//! # Graphs that are captured
-//! CUDA turns an allocation on a stream that captures a graph into a node of the graph, and a free likewise.
-//! The resources over a pool do neither:
-//! - A request on such a stream is served on a stream of the pool's own, outside of the capture, and the host
-//!   waits until the memory is ready there. If the driver has no memory but what other streams still use, it
-//!   may make that stream wait, and so the host.
-//! - A block that comes back on such a stream waits in a list. It is freed on the same stream by the next
-//!   call that names it after the capture's end. When memory is out, at [`trim`](MemoryPool::trim), and at
-//!   the end of the pool, the host waits for the device instead, and frees what is left in the list.
+//! # Graph captures
+//! If a stream captures a graph, CUDA turns an allocation on it into a node of the graph, and a free too. The
+//! resources over a pool do neither:
+//! - The pool serves a request on such a stream on a separate stream, outside of the capture. The host waits
+//!   until the memory is ready there. If all remaining memory is in use by other streams, the driver may make
+//!   that stream wait, and so the host.
+//! - A block that is freed on such a stream waits in a list. After the capture's end, the next call on the
+//!   same stream frees it there. When memory is out, at [`trim`](MemoryPool::trim), and at the end of the
+//!   pool, the host waits for the device instead, and frees the rest of the list.
 //!
 //! [`CudaAsyncMemoryResource`]: crate::CudaAsyncMemoryResource
 //! [`CudaAsyncViewMemoryResource`]: crate::CudaAsyncViewMemoryResource
@@ -61,8 +62,8 @@ pub use share::{ImportedAllocation, ImporterToken, Importers, handshake};
 #[derive(Clone)]
 pub struct MemoryPool(Arc<Inner>);
 
-/// A resource that hands out memory of a pool of the driver:
-/// [`find_trait`](millpond_core::find_trait) finds the one at the bottom of a stack.
+/// A resource over a pool of the driver. [`find_trait`](millpond_core::find_trait) finds the one at the
+/// bottom of a stack.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResource, find_trait};
@@ -91,7 +92,7 @@ impl MemoryPool {
         Self::build(driver, options, false)
     }
 
-    /// Makes a pool that frees at its end what it has handed out, if `frees_at_end`.
+    /// Makes a pool. With `frees_at_end`, it frees its live blocks at its end.
     pub(crate) fn build(
         driver: DriverHandle,
         options: MemoryPoolOptions,
@@ -114,13 +115,13 @@ impl MemoryPool {
     /// Returns the device's default pool.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn default_of(driver: DriverHandle) -> Result<Self> {
         let raw = call(&*driver, |driver| driver.device_get_default_mem_pool())?;
         Ok(Self::known(driver, raw))
     }
 
-    /// Returns the default pool of a place and a kind of memory (CUDA 13.0).
+    /// Returns the default pool for a location and a kind of memory (CUDA 13.0).
     ///
     /// # Errors
     /// [`Unsupported`](ErrorKind::Unsupported) on an older driver, and the driver's error.
@@ -129,13 +130,13 @@ impl MemoryPool {
         Ok(Self::known(driver, raw))
     }
 
-    /// Returns the device's current pool, from which `cuMemAllocAsync` takes.
+    /// Returns the device's current pool, which `cuMemAllocAsync` uses.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn current_of(driver: DriverHandle) -> Result<Self> {
-        // Those that are current are kept until the answer is used: a pool that stops being current meanwhile
-        // may end, and another may get its handle.
+        // The current pools are kept until the answer is used: a pool that stops being current meanwhile may
+        // end, and another pool may get its handle.
         current::looked(driver.health(), |kept| {
             let raw = call(&*driver, |driver| driver.device_get_mem_pool())?;
             let kept = kept.into_iter().find(|pool| pool.raw == raw).map(Self);
@@ -143,16 +144,16 @@ impl MemoryPool {
         })
     }
 
-    /// Names a pool that was made elsewhere, and that is destroyed there.
+    /// Wraps a pool that was made elsewhere, and that its maker destroys.
     ///
     /// # Safety
-    /// It is a pool of this driver's context, and lives as long as this value, its clones, and the resources
-    /// over them.
+    /// It is a pool of this driver's context. It outlives this value, its clones, and the resources over
+    /// them.
     pub unsafe fn from_raw(driver: DriverHandle, raw: MemPool) -> Self {
         Self::known(driver, raw)
     }
 
-    /// The living value of this pool, or a new one that does not own it.
+    /// Returns the living value of this pool, or a new one that does not own it.
     fn known(driver: DriverHandle, raw: MemPool) -> Self {
         let found = POOLS.get(&key(&driver, raw)).and_then(|pool| pool.upgrade());
         found.map_or_else(|| Self::register(driver, raw, Origin::Elsewhere), Self)
@@ -162,8 +163,8 @@ impl MemoryPool {
         let pool = Arc::new(Inner::new(driver, raw, origin));
         let known = {
             let mut entry = POOLS.entry(key(&pool.driver, raw)).or_default();
-            // Another thread may have come first. A pool that was just made is no other, even where a view is
-            // left of a pool that had its handle before.
+            // Another thread may have come first. A pool that was just made is a new one, even if a view
+            // still exists of an earlier pool with the same handle.
             match entry.upgrade() {
                 Some(known) if origin == Origin::Elsewhere => known,
                 known => {
@@ -177,7 +178,8 @@ impl MemoryPool {
         Self(known)
     }
 
-    /// Makes this the current pool of its device, for the whole process. It is kept as long as it is current.
+    /// Makes this the current pool of its device, for the whole process. The pool is kept while it is
+    /// current.
     ///
     /// # Errors
     /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's error.
@@ -201,10 +203,10 @@ impl MemoryPool {
         self.0.origin == Origin::Imported
     }
 
-    /// Returns how the pool was made. Of a pool that was not made here, only CUDA 13.2 says it.
+    /// Returns how the pool was made. For a pool that was not made here, this needs CUDA 13.2.
     ///
     /// # Errors
-    /// Those of the driver, which does not know these attributes before CUDA 13.2.
+    /// The driver's errors; before CUDA 13.2 it does not know these attributes.
     pub fn properties(&self) -> Result<MemPoolProps> {
         if let Origin::Made { props, .. } = self.0.origin {
             return Ok(props);
@@ -223,7 +225,7 @@ impl MemoryPool {
             kind: if kind? == managed { MemAllocationType::Managed } else { MemAllocationType::Pinned },
             handles: millpond_core::driver::HandleTypes::from_bits(handles? as u32),
             location: MemLocation::from_cuda(location?, id?).ok_or_else(|| {
-                Error::new(ErrorKind::Unsupported, "the pool lies where this version knows no place")
+                Error::new(ErrorKind::Unsupported, "this version does not know the pool's location")
             })?,
             max_bytes: max_bytes?,
             hw_decompress: hw_decompress? != 0,
@@ -232,8 +234,8 @@ impl MemoryPool {
 
     // --- What it holds ---
 
-    /// Gives free memory back to the device until at most `keep_bytes` are held, and returns the bytes given
-    /// back. Waits for the device, unless a graph is being captured and it cannot.
+    /// Gives free memory back to the device until the pool holds at most `keep_bytes`, and returns the bytes
+    /// given back. Waits for the device, unless a graph capture prevents that.
     ///
     /// # Errors
     /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's error.
@@ -245,13 +247,12 @@ impl MemoryPool {
     /// Returns the bytes that the pool keeps at a synchronisation.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn release_threshold(&self) -> Result<u64> {
         self.get(MemPoolAttribute::ReleaseThreshold)
     }
 
-    /// Sets the bytes that the pool keeps at a synchronisation: CUDA's default is 0, and `u64::MAX` keeps
-    /// all.
+    /// Sets the bytes that the pool keeps at a synchronisation. CUDA's default is 0; `u64::MAX` keeps all.
     ///
     /// # Errors
     /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's error.
@@ -263,55 +264,55 @@ impl MemoryPool {
     /// Returns the bytes of memory that the pool holds.
     ///
     /// # Errors
-    /// Those of the driver, as of the five questions below.
+    /// The driver's errors, also for the five queries below.
     pub fn reserved_bytes(&self) -> Result<u64> {
         self.get(MemPoolAttribute::ReservedMemCurrent)
     }
 
-    /// Returns the most bytes of memory that the pool has held.
+    /// Returns the high-water mark of the bytes that the pool holds.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn reserved_high(&self) -> Result<u64> {
         self.get(MemPoolAttribute::ReservedMemHigh)
     }
 
-    /// Starts [`reserved_high`](Self::reserved_high) again from what the pool holds now.
+    /// Resets [`reserved_high`](Self::reserved_high) to the bytes that the pool holds now.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn reset_reserved_high(&self) -> Result<()> {
         self.set(MemPoolAttribute::ReservedMemHigh, 0)
     }
 
-    /// Returns the bytes that are handed out.
+    /// Returns the live bytes.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn used_bytes(&self) -> Result<u64> {
         self.get(MemPoolAttribute::UsedMemCurrent)
     }
 
-    /// Returns the most bytes that were handed out at a time.
+    /// Returns the high-water mark of the live bytes.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn used_high(&self) -> Result<u64> {
         self.get(MemPoolAttribute::UsedMemHigh)
     }
 
-    /// Starts [`used_high`](Self::used_high) again from what is handed out now.
+    /// Resets [`used_high`](Self::used_high) to the bytes that are live now.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn reset_used_high(&self) -> Result<()> {
         self.set(MemPoolAttribute::UsedMemHigh, 0)
     }
 
-    /// Returns which memory of other streams is handed out.
+    /// Returns which memory of other streams the driver hands out.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn reuse(&self) -> Result<PoolReuse> {
         Ok(PoolReuse {
             follow_event_dependencies: self.get(MemPoolAttribute::ReuseFollowEventDependencies)? != 0,
@@ -320,7 +321,7 @@ impl MemoryPool {
         })
     }
 
-    /// Sets which memory of other streams is handed out.
+    /// Sets which memory of other streams the driver hands out.
     ///
     /// # Errors
     /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's error.
@@ -337,15 +338,15 @@ impl MemoryPool {
     /// Returns how a device may use the pool's memory.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn access(&self, device: DeviceId) -> Result<AccessFlags> {
         self.call(|driver| driver.mem_pool_get_access(self.raw(), device))
     }
 
-    /// Sets how other devices may use the pool's memory, that of now and of later.
+    /// Sets how other devices may use the pool's present and future memory.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a device that cannot use this one's memory, and
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a device that cannot use this device's memory, and
     /// the driver's error.
     pub fn set_access(&self, access: AccessFlags, devices: &[DeviceId]) -> Result<()> {
         self.call(|driver| driver.mem_pool_set_access(self.raw(), access, devices)).map_err(|error| {
@@ -367,7 +368,7 @@ impl MemoryPool {
         &self.0
     }
 
-    /// How much memory there is, with what the pool could hand out again.
+    /// Returns the device's memory; memory that the pool can reuse counts as free.
     pub(crate) fn memory_info(&self) -> Result<MemoryInfo> {
         let MemoryInfo { free, total } = self.call(|driver| driver.mem_get_info())?;
         let idle = self.reserved_bytes()?.saturating_sub(self.used_bytes()?);
@@ -399,7 +400,8 @@ impl MemoryPool {
     }
 }
 
-/// Refuses handles that the device has not for pools. A driver that does not say is asked for the pool.
+/// Refuses handles that the device does not support for pools. If the driver does not say, making the pool
+/// decides.
 fn check_handles(driver: &dyn Driver, props: MemPoolProps) -> Result<()> {
     use millpond_core::driver::{DeviceAttribute, HandleTypes};
 
@@ -420,8 +422,8 @@ fn check_handles(driver: &dyn Driver, props: MemPoolProps) -> Result<()> {
     }
 }
 
-/// A reset of the context ends the current pools. A pool that was current is not kept longer than its user
-/// keeps it.
+/// A reset of the context ends the current pools. A pool that was current is then kept only as long as its
+/// user keeps it.
 impl Drop for MemoryPool {
     fn drop(&mut self) {
         if !self.0.driver.was_reset() {

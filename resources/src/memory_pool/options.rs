@@ -1,4 +1,4 @@
-//! How a pool of the driver is made.
+//! The options of a new pool of the driver.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,9 +6,9 @@ use std::str::FromStr;
 use millpond_core::driver::{HandleTypes, MemAllocationType, MemLocation, MemPoolProps};
 use millpond_core::{Error, Result};
 
-/// Which memory that another stream freed the driver may hand out. All are on at first.
+/// The memory freed by other streams that the driver may hand out. By default, all of it.
 ///
-/// As text it is `follow/opportunistic/internal`, some of them, or `own` for none.
+/// In text: `follow/opportunistic/internal`, some of them, or `own` for none.
 ///
 /// ```
 /// use millpond_resources::memory_pool::PoolReuse;
@@ -20,11 +20,11 @@ use millpond_core::{Error, Result};
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct PoolReuse {
-    /// Memory whose free an event orders before the request.
+    /// Memory whose free is ordered before the request by an event.
     pub follow_event_dependencies: bool,
-    /// Memory whose free is done already.
+    /// Memory whose free is already done.
     pub opportunistic: bool,
-    /// Memory that a wait makes available, which the driver inserts into the requesting stream.
+    /// Memory that needs a wait; the driver inserts the wait into the requesting stream.
     pub internal_dependencies: bool,
 }
 
@@ -32,7 +32,7 @@ impl PoolReuse {
     /// No memory of other streams.
     pub const OWN_STREAM: Self =
         Self { follow_event_dependencies: false, opportunistic: false, internal_dependencies: false };
-    /// All of it, as CUDA's default is.
+    /// All of it, CUDA's default.
     pub const ALL: Self =
         Self { follow_event_dependencies: true, opportunistic: true, internal_dependencies: true };
 }
@@ -101,13 +101,13 @@ pub struct MemoryPoolOptions {
 }
 
 impl MemoryPoolOptions {
-    /// Returns the options of a pool of the device's memory, for this process alone, without a limit, that
-    /// gives all free memory back at each synchronisation: CUDA's defaults.
+    /// Returns the options with CUDA's defaults: device memory for this process alone, without a limit, and
+    /// all free memory goes back at each synchronisation.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets where the memory lies.
+    /// Sets the location of the memory.
     pub fn location(mut self, location: MemLocation) -> Self {
         self.props.location = location;
         self
@@ -119,8 +119,8 @@ impl MemoryPoolOptions {
         self
     }
 
-    /// Sets the handles by which other processes can import the pool. The driver gives nothing of such a pool
-    /// back before its end: trimming and the release threshold have no effect.
+    /// Sets the handles by which other processes can import the pool. The driver gives memory of such a pool
+    /// back only when the pool ends: trimming and the release threshold have no effect.
     pub fn handles(mut self, handles: HandleTypes) -> Self {
         self.props.handles = handles;
         self
@@ -144,7 +144,7 @@ impl MemoryPoolOptions {
         self
     }
 
-    /// Sets which memory of other streams may be handed out.
+    /// Sets which memory of other streams the driver may hand out.
     pub fn reuse(mut self, reuse: PoolReuse) -> Self {
         self.reuse = reuse;
         self

@@ -9,10 +9,10 @@ use millpond_core::{DevicePtr, DriverError, DriverHandle, Error, ErrorKind, Resu
 use super::MemoryPool;
 use super::inner::Origin;
 
-/// Sharing between processes: the pool once, by a descriptor, then any of its blocks, by 64 bytes each.
+/// Sharing between processes: first the pool, by a descriptor, then any of its blocks, by 64 bytes each.
 impl MemoryPool {
-    /// Returns a file descriptor by which another process [imports](Self::import_fd) the pool: send it over a
-    /// Unix socket, or let a child inherit it.
+    /// Returns a file descriptor with which another process can [import](Self::import_fd) the pool. Send it
+    /// over a Unix socket, or let a child process inherit it.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the pool was made without
@@ -25,18 +25,18 @@ impl MemoryPool {
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    /// Imports another process's pool. It hands out nothing itself: [`import_pointer`](Self::import_pointer)
-    /// opens the blocks that the other process exports.
+    /// Imports another process's pool. An imported pool does not allocate:
+    /// [`import_pointer`](Self::import_pointer) opens the blocks that the other process exports.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the driver knows no such pool, and its other
-    /// errors.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the driver knows no such pool, and the driver's
+    /// other errors.
     ///
     /// # Safety
-    /// Neither the driver nor this library knows which process uses the memory. The caller vouches that
-    /// - each imported block is freed here, and that free is done, before the exporter frees the block:
-    ///   [`handshake`] tells the exporter so;
-    /// - the block is used here only after the exporter's allocation is done on the device.
+    /// Neither the driver nor this library knows which process uses the memory. The caller guarantees that
+    /// - this process frees each imported block, and completes that free, before the exporter frees the
+    ///   block: [`handshake`] tells the exporter so;
+    /// - this process uses the block only after the exporter's allocation is done on the device.
     pub unsafe fn import_fd(driver: DriverHandle, fd: BorrowedFd<'_>) -> Result<Self> {
         let raw = {
             let _captures = millpond_core::driver::CaptureModeGuard::relaxed(&*driver);
@@ -58,15 +58,15 @@ impl MemoryPool {
     /// Describes a block of this pool for the process that imported it.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a pointer that is none of this pool's, or of a
-    /// pool without handles; the driver's error.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a pointer outside this pool, or a pool without
+    /// handles; the driver's error.
     pub fn export_pointer(&self, ptr: DevicePtr) -> Result<MemPoolPtrData> {
         self.check_export()?;
         if self.call(|driver| driver.pointer_mem_pool(ptr))? != Some(self.raw()) {
             let message = format!("{ptr} is in no block of this pool; export it from the pool that it is of");
             return Err(Error::invalid_argument(message).on_device(self.driver().device()));
         }
-        // An H200's driver (580.159.04) refuses pointers of a pool that was never exported itself.
+        // An H200's driver (580.159.04) refuses pointers of a pool that was never exported.
         let again = |_: DriverError| {
             drop(self.export_fd());
             self.driver().mem_pool_export_pointer(ptr)
@@ -79,7 +79,7 @@ impl MemoryPool {
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if this pool was not imported, or the driver refuses
-    /// the description: it is another pool's, or the block was freed.
+    /// the description: it is from another pool, or the block was freed.
     pub fn import_pointer(&self, data: &MemPoolPtrData) -> Result<ImportedAllocation> {
         let refused = |why: &str| Error::invalid_argument(why).on_device(self.driver().device());
         if !self.is_imported() {
@@ -112,7 +112,7 @@ impl MemoryPool {
     }
 }
 
-/// A block of another process, open in this one until it is freed.
+/// A block of another process, open in this process until it is freed.
 ///
 /// Dropping it waits for the device; [`free_on`](Self::free_on) does not.
 #[derive(Debug)]
@@ -130,8 +130,8 @@ impl ImportedAllocation {
     /// Frees the block in the order of `stream`. Tell the exporter once that stream's work is done.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) while the stream captures a graph, and those of the
-    /// driver; then the block is freed after a wait for the device.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) while the stream captures a graph, and the driver's
+    /// errors. In both cases, the block is freed after a wait for the device.
     pub fn free_on(mut self, stream: StreamRef) -> Result<()> {
         let Some(ptr) = self.ptr else { return Ok(()) };
         if self.pool.call(|driver| driver.stream_is_capturing(stream))? {
@@ -148,18 +148,22 @@ impl Drop for ImportedAllocation {
     fn drop(&mut self) {
         let Some(ptr) = self.ptr.take().filter(|_| !self.pool.driver().health().is_lost()) else { return };
         if let Err(error) = self.pool.inner().free_imported_after_all(ptr) {
-            tracing::warn!(target: "millpond::share", %error, "an imported block is left to the driver");
+            tracing::warn!(
+                target: "millpond::share",
+                %error,
+                "cannot free an imported block; the driver keeps it"
+            );
         }
     }
 }
 
-/// Makes the two ends by which an exporter learns that its importers are done.
+/// Makes the two ends through which an exporter learns that its importers are done.
 ///
 /// ```
 /// use millpond_resources::memory_pool::handshake;
 ///
 /// let (importers, token) = handshake()?;
-/// // … the token goes to the other process, beside the pool's descriptor. There:
+/// // … the token goes to the other process, along with the pool's descriptor. There:
 /// drop(token); // once its frees are done
 /// // … and here:
 /// importers.wait()?;
@@ -178,13 +182,13 @@ pub fn handshake() -> Result<(Importers, ImporterToken)> {
 pub struct Importers(PipeReader);
 
 impl Importers {
-    /// Waits until every copy of the token is closed, also by the end of an importing process. The exporter
-    /// closes its own copy after it has sent it.
+    /// Waits until every copy of the token is closed; the end of an importing process also closes its copy.
+    /// The exporter closes its copy after sending it.
     ///
     /// # Errors
     /// [`Io`](ErrorKind::Io).
     pub fn wait(mut self) -> Result<()> {
-        // What is written does not matter: the end of the file is the message. `copy` goes on after a signal.
+        // The content does not matter: the end of the file is the message. `copy` continues after a signal.
         std::io::copy(&mut self.0, &mut std::io::sink())?;
         Ok(())
     }

@@ -1,17 +1,17 @@
-//! Notes whether streams are far behind the host, so that each then keeps the blocks that it freed.
+//! Notes whether streams are far behind the host. While they are, each keeps the blocks that it freed.
 //!
 //! A stream that is far behind owns its freed blocks until the device reaches their events. If such streams
-//! took each other's completed blocks, each would soon own pieces of the other's memory, neither would have
+//! took each other's completed blocks, each would soon own pieces of the other's memory. Neither would have
 //! room for its large blocks, and the pool would grow. So while a stream is far behind, each stream uses its
-//! own blocks first, and the pool takes new memory before another stream's. Where streams keep up, their
+//! own blocks first, and the pool takes new memory before another stream's blocks. If streams keep up, their
 //! freed blocks soon become unowned.
 
 use crate::tuning::{FAR_BEHIND_NS, LOOKS_WITHOUT, PATIENCE};
 
-/// Whether streams were far behind lately.
+/// Whether streams were far behind recently.
 #[derive(Debug, Default)]
 pub(crate) struct Backlog {
-    /// Looks without a backlog that are left until it is over.
+    /// How many more looks must find no backlog before it is over.
     looks_left: u32,
     seen_ns: u64,
 }

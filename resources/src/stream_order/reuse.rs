@@ -1,15 +1,15 @@
-//! The option that says which steps of the reuse ladder a pool may take.
+//! The option that selects the steps of the reuse ladder.
 
 use std::fmt;
 use std::str::FromStr;
 
 use millpond_core::{Error, Result};
 
-/// Which steps of the reuse ladder between streams a resource may take. It always takes the steps on the
-/// requesting stream, growth and reclaim.
+/// The steps of the reuse ladder between streams that a resource may take. It always takes the steps on the
+/// requesting stream, growth, and reclaim.
 ///
-/// In text: `reuse=ordered/completed/waited` (the default), any of the three, or `reuse=own` for none. CUDA's
-/// names for its own pools are beside the fields.
+/// In text: `reuse=ordered/completed/waited` (the default), any of the three, or `reuse=own` for none. The
+/// names in parentheses are CUDA's, for the driver's pools.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Reuse {
     /// Take blocks of streams that the requesting stream is already ordered after (follow event
@@ -17,7 +17,7 @@ pub struct Reuse {
     pub ordered: bool,
     /// Take blocks of streams whose recorded event the device has reached (opportunistic).
     pub completed: bool,
-    /// Make the requesting stream wait for another stream's event where the pool cannot grow (internal
+    /// If the pool cannot grow, make the requesting stream wait for another stream's event (internal
     /// dependencies).
     pub waited: bool,
 }
@@ -25,7 +25,7 @@ pub struct Reuse {
 impl Reuse {
     /// All steps.
     pub const ALL: Self = Self { ordered: true, completed: true, waited: true };
-    /// None: no block passes from stream to stream, unless memory is short.
+    /// No steps: streams do not share blocks, unless memory is short.
     pub const OWN_STREAM: Self = Self { ordered: false, completed: false, waited: false };
 }
 

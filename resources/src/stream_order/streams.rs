@@ -1,4 +1,4 @@
-//! The table of streams: each stream's owner number, epoch, event, and order after other streams.
+//! The table of streams: each stream's owner number, epoch and event, and the streams it is ordered after.
 
 use std::sync::Arc;
 
@@ -10,30 +10,30 @@ use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::tuning::FEW_STREAMS;
 
-/// The state of a stream that threads use without the lock. The table keeps the stream while a thread or a
-/// stream cache holds its cell.
+/// The part of a stream's state that threads use without the lock. The table keeps the stream while a thread
+/// or a stream cache holds its cell.
 #[derive(Debug)]
 pub(crate) struct StreamCell {
     pub(crate) owner: Owner,
-    /// The epoch of blocks that are freed now.
+    /// The epoch of a block that is freed now.
     epoch: AtomicU64,
-    /// Another stream wants its blocks, and its thread could not record the event: the stream's own next call
-    /// does.
+    /// Another stream wants this stream's blocks, and its thread could not record the event. This stream's
+    /// next call records it.
     record_requested: AtomicBool,
 }
 
 impl StreamCell {
     /// Returns the epoch of a block that is freed now.
     ///
-    /// The recorded event that ends an epoch covers every free that reads the epoch here: the epoch ends
-    /// before the event is recorded, so a thread that still reads it submitted its work before the record, as
-    /// the driver's own lock on the stream orders the two.
+    /// The recorded event that ends an epoch covers every free that reads the epoch here. The epoch ends
+    /// before the event is recorded, so a thread that still reads it submitted its work before the record:
+    /// the driver's lock on the stream orders the two.
     #[inline]
     pub(crate) fn epoch(&self) -> Epoch {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// Returns whether the stream's own next call should record its event.
+    /// Returns whether the stream's next call should record its event.
     #[inline]
     pub(crate) fn is_record_requested(&self) -> bool {
         self.record_requested.load(Ordering::Relaxed)
@@ -46,12 +46,12 @@ pub(crate) struct Slot {
     pub(crate) id: StreamId,
     pub(crate) stream: StreamRef,
     pub(crate) cell: Arc<StreamCell>,
-    /// Calls on this stream that took the lock, up to a few.
+    /// The number of calls on this stream that took the lock; counts only the first few.
     pub(crate) calls: u32,
-    /// The stream's event, once one was needed. A later record covers everything that an earlier one did.
+    /// The stream's event, once one is needed. A later record covers everything that an earlier one covers.
     pub(crate) event: Option<Event>,
-    /// The latest epoch that the recorded event covers; `None` before the first record, after an error, and
-    /// once the device has reached the event and the blocks it covers are unowned.
+    /// The latest epoch that the recorded event covers. `None` before the first record and after an error,
+    /// and also once the device has reached the event and its blocks are unowned.
     pub(crate) recorded_epoch: Option<Epoch>,
     /// When the event was recorded, in nanoseconds of the pool's clock.
     pub(crate) recorded_ns: u64,
@@ -59,7 +59,7 @@ pub(crate) struct Slot {
     pub(crate) recorded_seen: Vec<(Owner, Epoch)>,
     /// The latest epochs of other streams that this stream's next work is ordered after.
     seen: Vec<(Owner, Epoch)>,
-    /// The number of pending records: each is a thread that is about to record the event.
+    /// The number of pending records. Each is a thread that is about to record the event.
     pending_records: u32,
 }
 
@@ -80,12 +80,12 @@ impl Slot {
         }
     }
 
-    /// Returns the streams that this one is ordered after, each up to an epoch.
+    /// Returns the streams that this one is ordered after, each with an epoch up to which it is.
     pub(crate) fn seen(&self) -> impl Iterator<Item = (Owner, Epoch)> {
         self.seen.iter().copied()
     }
 
-    /// Ends the current epoch, and returns it: blocks freed from now on are of the next.
+    /// Ends the current epoch and returns it. Blocks freed from now on belong to the next.
     pub(crate) fn end_epoch(&mut self) -> Epoch {
         self.cell.epoch.fetch_add(1, Ordering::AcqRel)
     }
@@ -95,12 +95,12 @@ impl Slot {
         self.cell.epoch()
     }
 
-    /// Sets whether the stream's own next call should record its event.
+    /// Sets whether the stream's next call should record its event.
     pub(crate) fn set_record_requested(&self, is_requested: bool) {
         self.cell.record_requested.store(is_requested, Ordering::Relaxed);
     }
 
-    /// Returns a pending record for the stream's own call, if another stream requested one.
+    /// Returns a pending record for the stream's call, if another stream requested one.
     pub(crate) fn take_requested_record(&mut self) -> Option<PendingRecord> {
         if !self.cell.is_record_requested() {
             return None;
@@ -109,16 +109,16 @@ impl Slot {
         Some(self.pending_record())
     }
 
-    /// Ends the current epoch for a caller that records the event that covers it, and then settles the
-    /// pending record. It notes now what the stream is ordered after: a wait inserted meanwhile may come
-    /// after the recorded event.
+    /// Ends the current epoch. The caller then records the event that covers it, and settles the pending
+    /// record. The order after other streams is noted here, because a wait inserted meanwhile may come after
+    /// the recorded event.
     pub(crate) fn pending_record(&mut self) -> PendingRecord {
         self.pending_records += 1;
         PendingRecord { id: self.id, epoch: self.end_epoch(), seen: self.seen.clone(), event: self.event }
     }
 }
 
-/// A record of a stream's event that is under way; see [`Slot::pending_record`]. The table keeps the stream
+/// An unfinished record of a stream's event; see [`Slot::pending_record`]. The table keeps the stream
 /// meanwhile.
 #[derive(Debug)]
 #[must_use]
@@ -137,15 +137,15 @@ fn raise(known: &mut Vec<(Owner, Epoch)>, owner: Owner, epoch: Epoch) {
     }
 }
 
-/// The streams of a pool, each with an [`Owner`] number. The table forgets streams that own no free block as
-/// others come, so that a million short-lived streams do not fill it.
+/// The streams of a pool, each with an [`Owner`] number. When new streams come, the table forgets streams
+/// that own no free block, so that a million short-lived streams do not fill it.
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
-    /// By owner; `None` at [`ANY_STREAM`] and for forgotten streams.
+    /// Indexed by owner. `None` at [`ANY_STREAM`] and for forgotten streams.
     slots: Vec<Option<Slot>>,
     by_id: FxHashMap<StreamId, Owner>,
     vacant: Vec<Owner>,
-    /// The stream of the last call, which is mostly that of the next one.
+    /// The stream of the last call; the next call mostly uses it again.
     last: Option<(StreamId, Owner)>,
     /// The number of streams at which the next sweep forgets idle ones.
     sweep_at: usize,
@@ -158,7 +158,7 @@ impl Streams {
         Self { slots: vec![None], sweep_at: FEW_STREAMS, ..Self::default() }
     }
 
-    /// Returns the owner number of a stream, which is added if it is new.
+    /// Returns the owner number of a stream. Adds the stream if it is new.
     pub(crate) fn owner_of(&mut self, stream: StreamRef) -> Owner {
         let id = stream.id();
         if let Some((last, owner)) = self.last
@@ -186,10 +186,10 @@ impl Streams {
     }
 
     /// Forgets the streams that own no free block, once there are many. Only their order after other streams
-    /// is lost. The caller uses no stream's event meanwhile, since the event of a forgotten stream passes to
-    /// another.
+    /// is lost. The caller must not use any stream's event meanwhile: the event of a forgotten stream passes
+    /// to another.
     pub(crate) fn sweep(&mut self, free_bytes: impl Fn(Owner) -> u64) {
-        // A pending record names owners, whose numbers a sweep would give to other streams.
+        // A pending record names owners. A sweep would give their numbers to other streams.
         let is_pending = |slot: &Slot| slot.pending_records > 0;
         if self.by_id.len() < self.sweep_at || self.slots.iter().flatten().any(is_pending) {
             return;
@@ -240,11 +240,11 @@ impl Streams {
         self.by_id.len()
     }
 
-    /// Ends a pending record: its event was recorded, at the latest at `now_ns`, or was not. Returns whether
-    /// it is the stream's event and was recorded.
+    /// Ends a pending record: its event was recorded, at `now_ns` at the latest, or was not. Returns whether
+    /// it was recorded and is the stream's event.
     ///
-    /// Two threads may each have created the stream's first event. The second one is kept for another stream,
-    /// and counts as not recorded: that stream may record it again at any time.
+    /// Two threads may each have created the stream's first event. The second event is kept for another
+    /// stream, and its record does not count, because that stream may record it again at any time.
     pub(crate) fn settle(&mut self, pending_record: PendingRecord, recorded: bool, now_ns: u64) -> bool {
         let (_, slot) =
             self.find_mut(pending_record.id).expect("a stream with a pending record is not forgotten");
@@ -266,8 +266,8 @@ impl Streams {
     }
 
     /// Notes that `waiter` waits for a recorded event of `donor` that covers `epoch`. The waiter is then also
-    /// ordered after everything that the donor was ordered after when the event was recorded (`inherited`),
-    /// but not after what the donor waited for since.
+    /// ordered after everything that the donor was ordered after at the record (`inherited`), but not after
+    /// later waits of the donor.
     pub(crate) fn waited(&mut self, waiter: Owner, donor: Owner, epoch: Epoch, inherited: &[(Owner, Epoch)]) {
         let seen = &mut self.slot_mut(waiter).seen;
         raise(seen, donor, epoch);
@@ -282,7 +282,7 @@ impl Streams {
         self.spare_events.pop()
     }
 
-    /// Panics if the streams break an invariant. No other thread is in a call of the resource meanwhile.
+    /// Panics if the streams break an invariant. No other thread may call the resource meanwhile.
     pub(crate) fn validate(&self, free_bytes: impl Fn(Owner) -> u64) {
         let known = self.iter().count();
         assert_eq!(known, self.by_id.len(), "I4: streams by owner and by identity");
@@ -320,7 +320,7 @@ impl Streams {
     }
 }
 
-/// Returns a cell for the models of other modules.
+/// Returns a cell for models in other modules.
 #[cfg(all(test, millpond_loom))]
 pub(crate) fn stream_cell_for_models(stream: StreamRef, owner: Owner) -> Arc<StreamCell> {
     Slot::new(stream, owner).cell
@@ -330,7 +330,7 @@ pub(crate) fn stream_cell_for_models(stream: StreamRef, owner: Owner) -> Arc<Str
 mod tests {
     use super::*;
 
-    /// `validate()` finds a record that no one settled.
+    /// `validate()` finds a record that nobody settled.
     #[test]
     #[should_panic(expected = "I6: a record of 1 is pending")]
     fn validate_finds_a_pending_record() {
@@ -341,8 +341,8 @@ mod tests {
         streams.validate(|_| 0);
     }
 
-    /// Two threads record a stream's event, and the one that began last may settle first. The event covers
-    /// what the later record did.
+    /// Two threads record a stream's event, and the later record may settle first. The event covers
+    /// everything before the later record.
     #[test]
     fn the_latest_record_counts() {
         for first_settles_last in [false, true] {
@@ -382,8 +382,8 @@ mod tests {
         seen
     }
 
-    /// A stream that waits for another one inherits what that one was ordered after, except itself and what
-    /// is done in any case, and keeps the latest epoch of each.
+    /// A stream that waits for another inherits the other's order, except after itself and after work that is
+    /// done anyway. It keeps the latest epoch of each stream.
     #[test]
     fn a_wait_inherits_the_order_of_others() {
         let (mut streams, owners) = streams();
@@ -397,7 +397,7 @@ mod tests {
         assert_eq!(seen(&streams, second), []);
     }
 
-    /// A record notes what the stream was ordered after when the record began.
+    /// A record notes the stream's order at the time when the record began.
     #[test]
     fn a_record_has_the_order_of_its_moment() {
         let (mut streams, owners) = streams();
@@ -410,7 +410,7 @@ mod tests {
         assert_eq!(streams.slot(first).recorded_seen, [(second, 5)]);
     }
 
-    /// A record that another stream requested is made once, by the stream's own next call.
+    /// A record requested by another stream is made once, by the stream's next call.
     #[test]
     fn a_requested_record_is_taken_once() {
         let (mut streams, owners) = streams();
@@ -428,8 +428,8 @@ mod tests {
         streams.validate(|_| 0);
     }
 
-    /// Of two events that were created for a stream at once, one is the stream's. The other one serves
-    /// another stream, so its record does not count.
+    /// Two events are created for one stream at once. One becomes the stream's. The other serves another
+    /// stream, so its record does not count.
     #[test]
     fn a_stream_has_one_event() {
         let (mut streams, owners) = streams();
@@ -448,8 +448,8 @@ mod tests {
         streams.validate(|_| 0);
     }
 
-    /// With many streams those are forgotten that own nothing, that no thread uses, and of which no record is
-    /// pending. Their numbers and events pass to other streams.
+    /// With many streams, a stream is forgotten if it owns nothing, no thread uses it, and no record of it is
+    /// pending. Its number and event pass to another stream.
     #[test]
     fn idle_streams_are_forgotten_once_there_are_many() {
         let (mut streams, owners) = streams();

@@ -1,8 +1,8 @@
-//! Provides locks and atomics: those of the standard library, or loom's with `--cfg millpond_loom`.
+//! Provides locks and atomics from the standard library, or from loom with `--cfg millpond_loom`.
 //!
-//! loom runs a model in every order that its threads may take, and with every value that a load may return.
+//! loom runs a model in every possible order of its threads, and with every value that a load may return.
 //!
-//! The models are beside the code, in files named `models.rs`; docs/INVARIANTS.md says how they are run.
+//! The models lie next to the code, in files named `models.rs`. docs/INVARIANTS.md says how to run them.
 
 pub(crate) mod spin_lock;
 
@@ -25,7 +25,7 @@ pub(crate) const fn bounded(full: usize, in_models: usize) -> usize {
     if cfg!(millpond_loom) { in_models } else { full }
 }
 
-/// Declares one variable by `std::thread_local!`, or loom's.
+/// Declares one variable by `std::thread_local!`, or by loom's macro.
 macro_rules! per_thread {
     (static $name:ident: $type:ty = const $value:block;) => {
         #[cfg(not(millpond_loom))]

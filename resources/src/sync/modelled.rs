@@ -1,4 +1,4 @@
-//! loom's atomics; a canary can make them order nothing.
+//! loom's atomics. A canary can make them order nothing.
 #![allow(dead_code, reason = "the macro gives each atomic all operations")]
 
 use std::cell::Cell;
@@ -8,7 +8,7 @@ use std::time::Duration;
 pub(crate) use loom::sync::atomic::Ordering;
 pub(crate) use loom::{hint::spin_loop, thread::yield_now};
 
-/// Runs a fence, unless atomics order nothing.
+/// Runs a fence, unless the atomics order nothing.
 pub(crate) fn fence(order: Ordering) {
     if !ORDERS_NOTHING.get() {
         loom::sync::atomic::fence(order);
@@ -16,7 +16,7 @@ pub(crate) fn fence(order: Ordering) {
 }
 
 thread_local! {
-    /// Whether atomics order nothing. All threads of a model are one thread for the standard library.
+    /// Whether atomics order nothing. To the standard library, all threads of a model are one thread.
     static ORDERS_NOTHING: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -28,7 +28,7 @@ pub(crate) fn sleep(_: Duration) {
     yield_now();
 }
 
-/// Runs a model in every order that its threads may take.
+/// Runs a model in every possible order of its threads.
 pub(crate) fn explore(model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     // The models find no bug that needs more than this many preemptions.
@@ -70,8 +70,8 @@ macro_rules! atomic {
                 if order == Ordering::Relaxed {
                     self.0.store(value, order);
                 } else {
-                    // loom lets an exchange miss a concurrent store, which it then overwrites. No machine
-                    // does: an exchange in place of the store keeps the two in order.
+                    // In loom, an exchange can miss a concurrent store, and then overwrite it. No machine
+                    // does this. An exchange instead of the store keeps the two in order.
                     self.0.swap(value, ordering(order));
                 }
             }
@@ -131,7 +131,7 @@ impl<T> Default for AtomicPtr<T> {
     }
 }
 
-/// A lock that panics do not poison, as parking_lot's.
+/// A lock that panics do not poison, like parking_lot's.
 #[derive(Debug)]
 pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
 

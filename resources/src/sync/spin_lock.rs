@@ -1,8 +1,8 @@
 //! A spin lock for very short critical sections: one atomic exchange locks it, a plain store unlocks it.
 //!
-//! The pool holds these locks for some ten nanoseconds, millions of times a second; a lock that wakes
-//! sleepers when it is released costs as much again. A waiting thread spins, then yields, then sleeps for
-//! some microseconds at a time. The lock has no state of waiting threads, so a forked child can release it.
+//! The pool holds these locks for some ten nanoseconds, millions of times a second. A lock that wakes
+//! sleepers at each release would double the cost. A waiting thread spins, then yields, then sleeps for some
+//! microseconds at a time. The lock has no state of waiting threads, so a forked child can release it.
 
 use std::cell::UnsafeCell;
 use std::fmt;
@@ -26,7 +26,7 @@ unsafe impl<T: Send> Send for SpinLock<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for SpinLock<T> {}
 
-/// Access to the value; releases the lock when it is dropped.
+/// Access to the value. Dropping it releases the lock.
 pub(crate) struct SpinGuard<'a, T> {
     lock: &'a SpinLock<T>,
     /// Threads may share a guard only if they may share its value.
@@ -44,7 +44,7 @@ impl<T> SpinLock<T> {
     #[inline]
     pub(crate) fn try_lock(&self) -> Option<SpinGuard<'_, T>> {
         let taken = !self.is_locked.swap(true, Ordering::Acquire);
-        // Not `then_some`: it would make a guard in any case, whose drop releases the other thread's lock.
+        // `then_some` would always make a guard, and its drop would release the other thread's lock.
         taken.then(|| SpinGuard { lock: self, value: PhantomData })
     }
 

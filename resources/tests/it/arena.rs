@@ -1,4 +1,4 @@
-//! Tests the arena: its size, its growth, and what threads and streams leave to each other.
+//! Tests the arena: its size, its growth, and the reuse of blocks between threads and streams.
 
 use std::sync::Arc;
 use std::thread;
@@ -41,7 +41,7 @@ fn an_arena_smaller_than_its_smallest_part_is_refused() {
     let error = build("cuda+arena:size=256KiB", &device()).unwrap_err();
     assert_eq!(
         error.message(),
-        "an arena of 262144 bytes is smaller than its smallest part, 1MiB; raise `size`"
+        "an arena of 262144 bytes is too small: it needs at least 1MiB; raise `size`"
     );
     let error = build("cuda+arena:size=2MiB,max=1MiB", &device()).unwrap_err();
     assert_eq!(
@@ -78,8 +78,8 @@ fn small_medium_and_large_blocks_share_an_arena() {
     put(&arena, blocks, S);
 }
 
-/// RMM: Defragment. Threads and streams fill the arena and free it again; then it is one block, with a
-/// maximum that leaves no other way.
+/// RMM: Defragment. Threads and streams fill the arena and free it again. Then the arena is one block; its
+/// maximum leaves no other way.
 #[test]
 fn what_threads_and_streams_freed_becomes_one_block() {
     let device = device();
@@ -104,7 +104,7 @@ fn what_threads_and_streams_freed_becomes_one_block() {
     put(&arena, [(block, 64 * MIB)], S);
 }
 
-/// RMM: PerThreadToStreamDealloc. Its arena ended the process where it did not find a block in the arena of
+/// RMM: PerThreadToStreamDealloc. RMM's arena ended the process if it did not find a block in the arena of
 /// the stream that freed it (issue 1393).
 #[test]
 fn a_block_of_a_thread_may_be_freed_on_another_stream() {
@@ -119,7 +119,7 @@ fn a_block_of_a_thread_may_be_freed_on_another_stream() {
     assert_eq!(device.take_violations().len(), 0);
 }
 
-/// RMM's keeps what a thread cached in the second arena that the thread used (its cleaner knows one).
+/// RMM's arena keeps the blocks that a thread cached in its second arena, because its cleaner knows only one.
 #[test]
 fn threads_that_end_leave_nothing_in_any_of_several_arenas() {
     let device = device();
@@ -138,7 +138,7 @@ fn threads_that_end_leave_nothing_in_any_of_several_arenas() {
     }
 }
 
-/// RMM's never grows.
+/// RMM's arena never grows.
 #[test]
 fn an_arena_grows_to_its_maximum() {
     let arena = build("cuda+arena:size=1MiB,max=32MiB", &device()).unwrap();
@@ -149,7 +149,7 @@ fn an_arena_grows_to_its_maximum() {
     put(&arena, [(block, 20 * MIB)], S);
 }
 
-/// RMM: DumpLogOnFailure. Its file lacks the state, which is logged below the level that it sets.
+/// RMM: DumpLogOnFailure. RMM's file lacks the state, which RMM logs below the level that it sets.
 #[test]
 fn the_state_is_written_when_memory_is_out() {
     let folder = tempfile::tempdir().unwrap();
@@ -174,7 +174,7 @@ fn the_state_is_written_when_memory_is_out() {
     put(&arena, [(block, 1000)], S);
 }
 
-/// A dump that cannot be written, or that no program reads, costs the request no more than its error.
+/// If a dump cannot be written, or no program reads it, the request still fails only with its own error.
 #[test]
 #[cfg(unix)]
 fn a_dump_into_a_pipe_without_a_reader_does_not_hang() {

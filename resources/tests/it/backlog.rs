@@ -1,4 +1,4 @@
-//! Streams that are far behind the host keep what they free to themselves: for how long, and what they keep.
+//! Tests that streams far behind the host keep the blocks that they free: which blocks, and for how long.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ fn give(pool: &Pool, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
     unsafe { pool.deallocate_bytes(ptr, bytes, stream) };
 }
 
-/// Takes a block, gives a kernel of 10 ms to its stream, and gives it back while the kernel runs.
+/// Allocates a block, gives its stream a kernel of 10 ms, and frees the block while the kernel runs.
 fn fall_behind(device: &SimDevice, pool: &Pool, bytes: u64, stream: StreamRef) {
     let ptr = take(pool, bytes, stream);
     device.launch_for(stream, &[Access::write(ptr, bytes, 1)], 10 * MS);
@@ -86,7 +86,7 @@ fn regions_make_room_again_after_a_backlog() {
 fn small_blocks_do_not_break_the_large_hole_of_their_stream() {
     let (device, pool) = setup(PagesMode::On);
     let stream = stream(&device);
-    // So much that the pool may grow by a few pages before it saves memory.
+    // Enough that the pool may grow by a few pages before it saves memory.
     take(&pool, 2048 * MIB, stream);
     let hole = take(&pool, 1024 * MIB, stream);
     give(&pool, hole, 1024 * MIB, stream);

@@ -1,5 +1,5 @@
-//! Tests that a scope for captured graphs hands a block on only when work outside of captures is done with
-//! it, and that none of its locks is held during a driver call.
+//! Tests that a scope for captured graphs hands a block on only after work outside of captures is done with
+//! it, and holds none of its locks during a driver call.
 
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -50,7 +50,7 @@ impl Rig {
         self.checked.allocate_bytes(MIB, stream).unwrap()
     }
 
-    /// Takes what there is.
+    /// Takes all free blocks.
     fn take_all(&self, stream: StreamRef) -> Vec<DevicePtr> {
         std::iter::from_fn(|| self.checked.allocate_bytes(MIB, stream).ok()).collect()
     }
@@ -68,21 +68,21 @@ impl Rig {
         self.device.end_capture(stream).unwrap();
     }
 
-    /// Work on the stream that uses the block and lasts.
+    /// Submits long work that uses the block on the stream.
     fn work(&self, stream: StreamRef, ptr: DevicePtr) {
         self.device.launch_for(stream, &[Access::write(ptr, MIB, 7)], LONG);
     }
 
-    /// Makes a stream wait for what another has now; in a capture it joins that.
+    /// Makes a stream wait for another's present work. If the other captures, the stream joins the capture.
     fn order(&self, before: StreamRef, after: StreamRef) {
         let event = self.device.event_create(EventFlags::default()).unwrap();
         self.device.event_record(event, before).unwrap();
         self.device.stream_wait_event(after, event).unwrap();
-        // SAFETY: the event is this function's own.
+        // SAFETY: this function made the event.
         unsafe { self.device.event_destroy(event) }.unwrap();
     }
 
-    /// The blocks that a stream gets from a scope, whose work uses them at once. All go back there.
+    /// Returns the blocks that a stream gets from a scope, and uses at once. All go back to the scope.
     fn blocks_of(
         &self,
         scope: &CaptureScope,
@@ -110,9 +110,9 @@ impl Rig {
     }
 }
 
-/// Runs the case over each stack: it returns a block that work uses outside of captures, and a scope, open on
-/// no stream. Another stream must not get the block from the scope while the work is under way; it gets it,
-/// without more memory, when the work is done.
+/// Runs the case over each stack. It returns a block that work uses outside of captures, and a scope that no
+/// stream has open. While the work runs, another stream must not get the block from the scope. When the work
+/// is done, that stream gets it, without more memory.
 fn is_handed_on_when_work_is_done(case: &str, run: impl Fn(&Rig) -> (CaptureScope, DevicePtr)) {
     for stack in STACKS {
         for captures in [false, true] {
@@ -147,8 +147,7 @@ fn a_block_with_work_before_the_capture_that_frees_it_is_handed_on_after_that_wo
     });
 }
 
-/// The driver does not know whether such a stream is alive; the program that closes the scope vouches for
-/// that.
+/// The driver does not know whether such a stream is alive. The program that closes the scope guarantees it.
 #[test]
 fn a_stream_from_elsewhere_that_was_open_needs_no_wait_for_the_device() {
     is_handed_on_when_work_is_done("foreign", |rig| {
@@ -174,7 +173,7 @@ fn a_block_of_another_stream_that_a_forked_stream_frees_waits_for_both() {
         let x = rig.take(a);
         drop(opened);
         rig.work(a, x);
-        // The order comes to the forked stream through the capture alone.
+        // The forked stream gets the order through the capture alone.
         rig.order(a, origin);
         let opened = scope.begin(origin).unwrap();
         rig.begin(origin);
@@ -187,7 +186,7 @@ fn a_block_of_another_stream_that_a_forked_stream_frees_waits_for_both() {
     });
 }
 
-/// The capture begins on a stream of which the scope knows nothing.
+/// The capture begins on a stream that the scope does not know.
 #[test]
 fn a_block_waits_for_the_stream_that_allocated_it() {
     is_handed_on_when_work_is_done("allocated elsewhere", |rig| {
@@ -208,7 +207,7 @@ fn a_block_waits_for_the_stream_that_allocated_it() {
     });
 }
 
-/// Neither the stream that allocated the block nor the one that frees it comes after its work.
+/// The streams that allocate and free the block are not ordered after its work.
 #[test]
 fn a_block_waits_for_the_streams_that_are_open() {
     is_handed_on_when_work_is_done("used elsewhere", |rig| {
@@ -231,7 +230,7 @@ fn a_block_waits_for_the_streams_that_are_open() {
     });
 }
 
-/// The stream was forked into the capture, and the scope is not open for it.
+/// The stream was forked into the capture, and is not open in the scope.
 #[test]
 fn a_block_waits_for_the_stream_that_frees_it() {
     is_handed_on_when_work_is_done("used by the fork", |rig| {
@@ -294,7 +293,7 @@ fn an_output_that_ordinary_work_used_and_a_later_capture_freed_is_handed_on_afte
     });
 }
 
-/// The graph may be launched on any stream, at once: not even the capture that frees the block gets it.
+/// The graph may be launched at once on any stream. So not even the capture that frees the block gets it.
 #[test]
 fn the_capture_reuses_what_it_allocated_and_nothing_else() {
     for stack in STACKS {
@@ -312,7 +311,7 @@ fn the_capture_reuses_what_it_allocated_and_nothing_else() {
         assert_ne!(first, before, "{stack}");
         rig.give(second, s);
         rig.end(s);
-        // Another capture of the same opening may run on other streams than the first.
+        // Another capture while the scope is open may run on other streams than the first.
         rig.begin(s);
         let third = rig.take(s);
         assert_ne!(third, before, "{stack}");
@@ -350,7 +349,7 @@ fn a_stream_that_closes_leaves_the_captures_of_others_alone() {
             let [open, still_open] = opened;
             drop(open);
             let freed = [of_first, of_second, x];
-            // Another stream, and the one that goes on, get none of the others'.
+            // Neither another stream nor the one that continues gets the others' blocks.
             let mut got = rig.blocks_of(&scope, other, false, 4);
             got.extend((0..3).map(|_| rig.take(second)).filter(|ptr| *ptr != of_second));
             assert!(got.iter().all(|ptr| !freed.contains(ptr)), "{stack}, forked: {is_forked}: {got:x?}");
@@ -364,7 +363,7 @@ fn a_stream_that_closes_leaves_the_captures_of_others_alone() {
     }
 }
 
-/// A stream that is not open and came from elsewhere cannot be recorded: memory is out, or the scope waits.
+/// The scope cannot record on a foreign stream that is not open: it waits for the device, or memory is out.
 #[test]
 fn blocks_of_streams_that_cannot_be_recorded_come_back_after_a_wait_for_the_device() {
     for stack in STACKS {
@@ -395,7 +394,7 @@ fn blocks_of_streams_that_cannot_be_recorded_come_back_after_a_wait_for_the_devi
     }
 }
 
-/// The device wait covers what was freed before it, and nothing that another thread frees meanwhile.
+/// The device wait covers earlier frees, and none that another thread makes meanwhile.
 #[test]
 fn a_wait_for_the_device_covers_no_later_free() {
     let rig = rig("cuda+capture_scopes");
@@ -425,8 +424,8 @@ fn a_wait_for_the_device_covers_no_later_free() {
     drop(opened);
 }
 
-/// After a wait for the device, a block is its capture's that freed it: the graph's own work on it comes
-/// before the stream of the free alone.
+/// After a wait for the device, a block belongs to the capture that freed it: the graph's own work on it
+/// comes before the stream of the free only.
 #[test]
 fn a_block_is_its_captures_when_other_work_is_done() {
     let rig = rig("cuda+capture_scopes");
@@ -448,7 +447,7 @@ fn a_block_is_its_captures_when_other_work_is_done() {
     rig.assert_order_was_kept("capture");
 }
 
-/// A capture that another thread begins just before the record gets the event: a query would end it.
+/// If another thread begins a capture just before the record, the event belongs to it. A query would end it.
 #[test]
 fn an_event_that_a_capture_got_is_not_asked_about() {
     for stack in STACKS {
@@ -484,7 +483,7 @@ fn an_event_that_a_capture_got_is_not_asked_about() {
     }
 }
 
-/// Another thread closes and drops the scope in the middle of an allocation, which then belongs to none.
+/// Another thread closes and drops the scope during an allocation, which then belongs to no scope.
 #[test]
 fn a_scope_that_ends_during_an_allocation_hands_out_nothing() {
     for stack in STACKS {
@@ -521,7 +520,7 @@ fn a_scope_that_ends_during_an_allocation_hands_out_nothing() {
     }
 }
 
-/// The driver's pool gets a block behind both streams: the order in the capture holds for the graph alone.
+/// The driver's pool frees a block behind both streams: the captured order holds for the graph alone.
 #[test]
 fn a_pool_of_the_driver_frees_a_block_behind_the_stream_that_allocated_it_too() {
     for is_foreign in [false, true] {

@@ -1,4 +1,4 @@
-//! Tests the scopes for captured graphs: which requests they serve, who gets what is freed, and their end.
+//! Tests the scopes for captured graphs: which requests they serve, who gets freed blocks, and their end.
 
 use std::sync::Arc;
 
@@ -48,8 +48,8 @@ fn take(stack: &AnyResource, bytes: u64, stream: StreamRef) -> DevicePtr {
 }
 
 fn give(stack: &AnyResource, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
-    // SAFETY: each block came from this stack with this size; a test that gives it back wrongly expects that
-    // it is refused. Its uses are on the stream.
+    // SAFETY: each block came from this stack with this size. A test that frees it wrongly expects a refusal.
+    // Its uses are on the stream.
     unsafe { stack.deallocate_bytes(ptr, bytes, stream) }
 }
 
@@ -57,7 +57,8 @@ fn scope_at(stack: &AnyResource, ptr: DevicePtr) -> Option<u64> {
     stack.block_at(ptr).and_then(|block| block.scope)
 }
 
-/// Captures what `act` submits to the stream, in the scope; returns the addresses of blocks that leave.
+/// Captures the work that `act` submits to the stream, in the scope. Returns the addresses of blocks that
+/// leave.
 fn capture(device: &SimDevice, scope: &CaptureScope, stream: StreamRef, act: impl FnOnce()) -> Vec<u64> {
     let opened = scope.begin(stream).unwrap();
     device.begin_capture(stream, CaptureMode::Global).unwrap();
@@ -86,7 +87,7 @@ fn what_is_freed_in_a_capture_is_reused_there_and_nowhere_else() {
             give(&stack, outside, MIB, other);
         });
         assert_eq!(left, [kept.address()], "{stack}");
-        // Other requests take all that there is: none of it is the scope's.
+        // Other requests take all free memory; none of it is the scope's.
         let spans = scope.memory().bytes_held;
         assert!((2 * MIB..=8 * MIB).contains(&spans), "{spans}");
         let mut others = Vec::new();
@@ -128,7 +129,7 @@ fn captures_of_a_scope_share_what_they_freed() {
     assert_eq!(device.take_violations(), []);
 }
 
-/// Two captures at a time share nothing that is freed meanwhile, not even in one scope.
+/// Two captures at a time share no freed blocks, even in one scope.
 #[test]
 fn captures_at_the_same_time_share_nothing() {
     let device = device();
@@ -198,7 +199,7 @@ fn a_block_that_left_is_reused_when_its_work_is_done() {
     }
 }
 
-/// A graph outside of the scope uses the block each time that it is launched.
+/// A graph outside of the scope uses the block at each launch.
 #[test]
 fn a_block_that_is_freed_in_another_graph_waits_for_the_end() {
     let device = device();
@@ -216,7 +217,7 @@ fn a_block_that_is_freed_in_another_graph_waits_for_the_end() {
         drop(opened);
         for scope in [&scope, &theirs, &scope] {
             device.synchronize().unwrap();
-            // More than the scope has: it asks about all that waits.
+            // More than the scope has, so it asks about all blocks that wait.
             let count = 1 + scope.memory().bytes_held / (2 * MIB);
             capture(&device, scope, s, || {
                 let blocks: Vec<_> = (0..count).map(|_| take(&stack, 2 * MIB, s)).collect();
@@ -229,7 +230,7 @@ fn a_block_that_is_freed_in_another_graph_waits_for_the_end() {
     assert_eq!(stack.statistics().unwrap().bytes_in_use, 0);
 }
 
-/// Of such streams nothing can be recorded: their frees count when the device was waited for.
+/// Nothing can be recorded on such streams. Their frees count after a wait for the device.
 #[test]
 fn blocks_of_streams_that_are_gone_or_legacy_come_back() {
     let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
@@ -341,7 +342,7 @@ fn the_end_waits_for_work_and_keeps_what_is_handed_out() {
     }
 }
 
-/// Where the device cannot be waited for at the end, the memory goes back later.
+/// If a wait for the device is impossible at the end, the memory goes back later.
 #[test]
 fn memory_that_could_not_go_back_goes_back_later() {
     for by_trim in [true, false] {
@@ -399,7 +400,7 @@ fn wrong_frees_are_refused() {
     let ((), misuses) = misuse_recorder::record(|| {
         give(&stack, first, MIB, s);
         give(&stack, first, 2 * MIB, s);
-        // A span of upstream has this address and this size.
+        // A span of upstream has this address and size.
         give(&stack, first, 2 * MIB, s);
         give(&stack, DevicePtr::new(second.address() + 256), 256, s);
     });
@@ -474,11 +475,11 @@ fn requests_are_aligned_and_refused_as_elsewhere() {
     assert_eq!(stack.allocate_bytes(0, s).unwrap(), DevicePtr::NULL);
     let error = stack.allocate_bytes(1 << 40, s).unwrap_err();
     assert!(error.is_out_of_memory(), "{error}");
-    assert!(error.to_string().contains("a scope of captured graphs grows"), "{error}");
+    assert!(error.to_string().contains("growing a scope of captured graphs"), "{error}");
     assert_eq!(stack.allocate_bytes(u64::MAX, s).unwrap_err().kind(), ErrorKind::OutOfMemory);
 }
 
-/// What ended scopes and other streams can give is given before memory is out.
+/// Ended scopes and other streams give up their free memory before memory is out.
 #[test]
 fn memory_is_out_only_when_it_is() {
     let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
@@ -499,8 +500,8 @@ fn memory_is_out_only_when_it_is() {
     assert_eq!(device.take_violations(), []);
 }
 
-/// Each driver call fails once, and then for good; nothing is given back early. The capture is relaxed: the
-/// exchange of the thread's mode fails as well.
+/// Each driver call fails once, and then permanently; nothing goes back early. The capture is relaxed,
+/// because the exchange of the thread's mode fails too.
 #[test]
 fn every_driver_call_may_fail() {
     for text in &STACKS[..4] {
@@ -511,7 +512,7 @@ fn every_driver_call_may_fail() {
     }
 }
 
-/// Plays a program in which call `n` fails; returns whether there were fewer calls.
+/// Runs a program in which call `n` fails. Returns whether there were fewer calls.
 fn is_through_with_fault(text: &str, n: u64, code: i32) -> bool {
     let device = device();
     let [s, other] = [(); 2].map(|()| stream(&device));
@@ -549,7 +550,7 @@ fn is_through_with_fault(text: &str, n: u64, code: i32) -> bool {
     is_through
 }
 
-/// Threads capture, each in its own scope on its own stream, while others allocate.
+/// Several threads capture, each in a separate scope and stream, while others allocate.
 #[test]
 fn threads_capture_side_by_side() {
     let device = device();

@@ -1,6 +1,6 @@
-//! Tests many streams and many threads: programs over 60 to 300 streams that come and go, with driver calls
-//! that fail, and races in which threads free each other's blocks. Pools compete for the device's memory in
-//! both.
+//! Tests many streams and many threads. Programs run over 60 to 300 streams that come and go, with driver
+//! calls that fail. In races, threads free each other's blocks. In both, pools compete for the device's
+//! memory.
 
 use millpond_core::driver::{Driver, DriverHandle, StreamFlags};
 use millpond_core::stack::{LayerTable, StackSpec};
@@ -68,8 +68,8 @@ fn races_in_which_threads_free_each_others_blocks_keep_the_order() {
     }
 }
 
-/// A thread that has used more streams than it keeps fronts for starts anew. It must not use a front from
-/// before.
+/// A thread that has used more streams than it keeps fronts for starts again. It must not use an earlier
+/// front.
 #[test]
 fn a_thread_with_seven_hundred_streams_comes_back_to_the_first() {
     let (streams, rounds) = if cfg!(miri) { (520, 1) } else { (700, 6) };
@@ -85,7 +85,7 @@ fn a_thread_with_seven_hundred_streams_comes_back_to_the_first() {
                 // SAFETY: the block came from the pool with this size; its use is in the stream's order.
                 unsafe { pool.deallocate_bytes(block, 1000, *stream) };
             }
-            // The streams used last are found without a lock: each is used again while others come.
+            // A thread finds its most recent streams without a lock. Each is used again while new ones come.
             let earlier = streams[index - index.min(300)];
             let block = pool.allocate_bytes(1000, earlier).expect("there is memory");
             device.launch(earlier, &[Access::write(block, 1000, round)]);

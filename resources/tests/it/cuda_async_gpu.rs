@@ -1,4 +1,4 @@
-//! Tests the driver's pools on a real device: their settings, captures beside them, and another process.
+//! Tests the driver's pools on a real device: settings, captures at the same time, and another process.
 #![cfg(target_os = "linux")]
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,7 +26,7 @@ fn stream(driver: &DriverHandle) -> StreamRef {
 }
 
 fn put(resource: &dyn DeviceMemoryResource, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
-    // SAFETY: nothing uses the block. Where the pointer is no block, the resource finds out.
+    // SAFETY: nothing uses the block. If the pointer is no block, the resource finds out.
     unsafe { resource.deallocate_bytes(ptr, bytes, stream) }
 }
 
@@ -137,7 +137,7 @@ fn managed_pools_are_seen_by_host_and_device() {
 
 const POINTER: &str = "MILLPOND_TEST_POOL_POINTER";
 
-/// The pool's descriptor is the other process's standard input, and the token its standard output.
+/// The other process gets the pool's descriptor as its standard input, and the token as its standard output.
 #[test]
 #[ignore = "needs a CUDA GPU; run by the GPU lane"]
 fn another_process_uses_a_block_of_an_exported_pool() {
@@ -146,7 +146,7 @@ fn another_process_uses_a_block_of_an_exported_pool() {
     if let Ok(hex) = std::env::var(POINTER) {
         let byte = |at: usize| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap();
         let data = MemPoolPtrData(std::array::from_fn(byte));
-        // SAFETY: the block is freed here, and that is done, before this process ends.
+        // SAFETY: this process frees the block, and completes the free, before it ends.
         let pool = unsafe { MemoryPool::import_fd(driver.clone(), std::io::stdin().as_fd()) }.unwrap();
         let block = pool.import_pointer(&data).unwrap();
         assert_eq!(read(&driver, block.device_pointer(), MIB, s), vec![9; MIB as usize]);
@@ -171,7 +171,7 @@ fn another_process_uses_a_block_of_an_exported_pool() {
         .stdout(Stdio::from(OwnedFd::from(token)))
         .spawn()
         .unwrap();
-    // The test's own words go into the pipe, too, and are read away.
+    // The other test's output also goes into the pipe, and is read and dropped.
     importers.wait().unwrap();
     assert!(other.wait().unwrap().success());
     assert_eq!(read(&driver, ptr, MIB, s), vec![10; MIB as usize]);

@@ -1,4 +1,4 @@
-//! Code that the driver calls may ask for the current pool, and change it.
+//! Tests that code called by the driver may query the current pool, and change it.
 
 use std::cell::Cell;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -18,7 +18,7 @@ fn pool(device: &Arc<SimDevice>) -> MemoryPool {
     MemoryPool::new(device.clone(), MemoryPoolOptions::new()).unwrap()
 }
 
-/// Runs a test on a thread of its own, and panics if it does not end.
+/// Runs a test on a separate thread, and panics if it does not end.
 fn watched(test: impl FnOnce() + Send + 'static) {
     let (done, ended) = channel();
     let test = thread::spawn(move || {
@@ -31,7 +31,7 @@ fn watched(test: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Calls `act` at each call of the driver, but not from inside `act`: on this thread, or on one that it waits
+/// Calls `act` at each driver call, but not from inside `act`: on this thread, or on another that it waits
 /// for.
 fn observe(device: &Arc<SimDevice>, on_another: bool, act: impl Fn() + Send + Sync + 'static) {
     thread_local! { static IS_INSIDE: Cell<bool> = const { Cell::new(false) }; }
@@ -81,7 +81,8 @@ fn issue_29_code_that_the_driver_calls_may_ask_for_the_current_pool_and_change_i
     }
 }
 
-/// A pool that is replaced while the driver is asked for it is not mistaken for the one that gets its handle.
+/// A pool is replaced while the driver is asked for it, and another pool gets its handle. The two are not
+/// confused.
 #[test]
 fn issue_29_a_pool_that_is_replaced_while_it_is_asked_for_is_kept_meanwhile() {
     let device = device();
@@ -102,7 +103,7 @@ fn issue_29_a_pool_that_is_replaced_while_it_is_asked_for_is_kept_meanwhile() {
     assert_eq!(device.live_allocations(), 0);
 }
 
-/// The programs of other devices are no concern of this one's pools.
+/// Programs of other devices do not affect this device's pools.
 #[test]
 fn changes_of_another_device_delay_no_end_of_a_replaced_pool() {
     let (device, other) = (device(), device());

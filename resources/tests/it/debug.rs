@@ -1,4 +1,4 @@
-//! Tests that `{:?}` of every resource is a line: its type, and the text of its stack.
+//! Tests that `{:?}` of every resource prints one line: its type, and its stack's text.
 
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{AnyResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle, StreamRef};
@@ -25,7 +25,7 @@ fn a_resource_is_printed_as_a_line() {
         let value = values.iter().find(|(name, _)| *name == entry.name).map_or("", |(_, value)| value);
         let layer = format!("{}{value}", entry.name);
         let driver: DriverHandle = SimDevice::new(SimConfig::h200());
-        // A base stands first, and a layer on something.
+        // A base comes first; a layer needs something below it.
         let texts = [layer.clone(), format!("cuda+pool+{layer}"), format!("cuda+pool+{layer}+statistics")];
         for text in texts {
             let Ok(stack) = text.parse::<StackSpec>().unwrap().build(&table, &driver) else { continue };
@@ -44,7 +44,7 @@ fn a_resource_is_printed_as_a_line() {
     assert!(printed > table.entries().len(), "{printed}");
 }
 
-/// Those that no text builds. The driver counts calls of 80 kinds.
+/// Resources that no text builds. The driver counts calls of 80 kinds.
 #[test]
 fn what_holds_a_resource_or_a_driver_is_printed_as_a_line() {
     let driver = CountingDriver::new(SimDevice::new(SimConfig::h200()));

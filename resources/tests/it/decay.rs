@@ -56,11 +56,11 @@ fn take(pool: &Checked<Pool>, bytes: u64, stream: StreamRef) -> DevicePtr {
 }
 
 fn give(pool: &Checked<Pool>, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
-    // SAFETY: the block came from the pool with this size and is given back once; nothing uses it.
+    // SAFETY: the block came from the pool with this size and is freed once; nothing uses it.
     unsafe { pool.deallocate_bytes(ptr, bytes, stream) };
 }
 
-/// Blocks of all sorts on several streams.
+/// Blocks of all kinds on several streams.
 fn fill(pool: &Checked<Pool>, streams: &[StreamRef]) -> Vec<(DevicePtr, u64, StreamRef)> {
     let sizes = [300, 20_000, 300_000, 3 * MIB, 9 * MIB];
     let all = sizes.iter().cycle().zip(streams.iter().cycle()).take(60);
@@ -90,7 +90,7 @@ fn an_idle_pool_gives_all_back_little_by_little() {
     setup.assert_order_was_kept();
 }
 
-/// Fronts, arenas and the large heap: what an idle thread keeps goes, too.
+/// Fronts, arenas and the large heap: the free memory of an idle thread also goes back.
 #[test]
 fn what_an_idle_thread_keeps_goes_back() {
     let setup = Setup::new(256 * MIB);
@@ -136,7 +136,7 @@ fn the_initial_size_stays_and_off_is_off() {
     }
 }
 
-/// A training loop: at each step the same blocks.
+/// A training loop: every step takes the same blocks.
 #[test]
 fn what_is_taken_again_and_again_stays() {
     let setup = Setup::new(1024 * MIB);
@@ -153,7 +153,7 @@ fn what_is_taken_again_and_again_stays() {
     setup.assert_order_was_kept();
 }
 
-/// Memory whose work may still run stays: the driver is queried, and not waited for.
+/// Memory with unfinished work stays: the pool queries the driver, and does not wait for it.
 #[test]
 fn what_a_stream_still_uses_stays() {
     let setup = Setup::new(1024 * MIB);
@@ -179,7 +179,7 @@ fn what_a_stream_still_uses_stays() {
     setup.assert_order_was_kept();
 }
 
-/// Memory that is freed while the driver is queried counts from a later time than the query.
+/// If memory is freed during the driver's query, it counts from a time after the query.
 #[test]
 fn an_answer_is_about_what_was_given_back_before() {
     let setup = Setup::new(1024 * MIB);
@@ -187,7 +187,7 @@ fn an_answer_is_about_what_was_given_back_before() {
     let stream = setup.stream();
     let before = take(&pool, 20 * MIB, stream);
     let apart = take(&pool, 2 * MIB, stream);
-    // Free neighbours would join.
+    // Adjacent free blocks would join.
     let [later, between, last] = [30, 2, 30].map(|mib| take(&pool, mib * MIB, stream));
     give(&pool, before, 20 * MIB, stream);
     let (device, same) = (Arc::clone(&setup.device), Arc::clone(&pool));
@@ -195,7 +195,7 @@ fn an_answer_is_about_what_was_given_back_before() {
         for _ in 0..800 {
             device.launch(stream, &[later, last].map(|ptr| Access::write(ptr, 30 * MIB, 1)));
         }
-        // The thread keeps one of them, so that the pool gets the other.
+        // The thread keeps one of them, so the pool gets the other.
         [later, last].into_iter().for_each(|ptr| give(&same, ptr, 30 * MIB, stream));
     });
     for second in 0..30 {
@@ -231,13 +231,13 @@ fn an_allocation_that_hits_never_waits_for_the_driver() {
         let decaying = scope.spawn(move || {
             let step = |second| pool.inner().decay_step(second * SECOND).expect("no error");
             let released: u64 = (0..30).map(step).sum();
-            // Where no step unmaps memory, the test fails.
+            // If no step unmaps memory, the test fails.
             _ = end.send(());
             released
         });
         entered.recv().expect("the thread has an end of the channel");
-        // Every way of a call that needs no new memory: fronts, arenas, the large heap; another thread's,
-        // too.
+        // All ways of a call that needs no new memory: fronts, arenas, the large heap, and another thread's
+        // blocks.
         for (bytes, blocks) in sizes.iter().zip(&blocks) {
             for ptr in blocks {
                 give(pool, *ptr, *bytes, stream);
@@ -274,7 +274,7 @@ fn a_second_pool_gets_what_decayed() {
     setup.assert_order_was_kept();
 }
 
-/// Without waiting for the decay: other pools are asked for free memory before memory is out.
+/// Before memory is out, a pool asks other pools for free memory; it does not wait for the decay.
 #[test]
 fn a_second_pool_gets_what_the_first_has_free() {
     for first_pages in [PagesMode::On, PagesMode::Off] {
@@ -289,7 +289,7 @@ fn a_second_pool_gets_what_the_first_has_free() {
                 setup.device.launch(one, &[Access::write(*ptr, 18 * MIB, 1)]);
                 give(&first, *ptr, 18 * MIB, one);
             });
-            // Work on the first one's blocks is not done, so this waits, once.
+            // Work on the first pool's blocks is not done, so this waits once.
             let ptr = take(&second, 200 * MIB, other);
             setup.device.launch(other, &[Access::write(ptr, 200 * MIB, 2)]);
             setup.device.launch(one, &[Access::write(kept, 5 * MIB, 3)]);
@@ -306,7 +306,7 @@ fn a_second_pool_gets_what_the_first_has_free() {
     }
 }
 
-/// Only pools of the same device are asked, and only where the driver refused.
+/// A pool asks only pools of the same device, and only if the driver refused.
 #[test]
 fn a_pools_own_maximum_does_not_concern_other_pools() {
     let setup = Setup::new(256 * MIB);
@@ -321,7 +321,7 @@ fn a_pools_own_maximum_does_not_concern_other_pools() {
     give(&second, most, 190 * MIB, stream);
 }
 
-/// Two pools that ask each other at the same time: neither holds what the other waits for.
+/// Two pools ask each other at the same time. Neither holds a lock that the other waits for.
 #[test]
 fn pools_that_ask_each_other_do_not_wait_for_ever() {
     let setup = Setup::new(128 * MIB);
@@ -387,7 +387,7 @@ fn larger_free_pieces_of_other_pools_serve_a_small_shortage() {
     setup.assert_order_was_kept();
 }
 
-/// Streams that other libraries made can only be waited for.
+/// Streams made by other libraries can only be waited for.
 #[test]
 fn memory_freed_on_foreign_streams_is_reclaimed_from_other_pools() {
     let setup = Setup::new(256 * MIB);

@@ -29,7 +29,7 @@ fn what_a_pool_does_not_need_is_the_devices_again() {
     }
     assert!(free() >= while_held + 3 * GIB, "{} are free, {while_held} were", free());
 
-    // Neither decays now; the second needs what the first has.
+    // Neither decays now, and the second needs the first one's memory.
     let [first, second] = [(); 2].map(|()| pool(Decay::Off));
     let most = free() / 8 * 7;
     take_and_give(&first, most);

@@ -1,6 +1,6 @@
-//! Tests the thread that lets pools on real devices decay: one for all, while there is a pool. It is one
-//! test in a process of its own, since it inspects the threads of the process. The device is simulated, and
-//! hides its virtual time.
+//! Tests the thread that decays pools on real devices: one thread for all pools, while there is a pool. This
+//! is one test in a separate process, since it inspects the threads of the process. The device is simulated,
+//! and hides its virtual time.
 #![cfg(all(target_os = "linux", not(miri)))]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,32 +28,32 @@ fn use_and_free(pool: &PoolMemoryResource<CudaMemoryResource>) {
     unsafe { pool.deallocate_bytes(ptr, 100 * MIB, StreamRef::LEGACY) };
 }
 
-/// How many threads of the process decay pools.
+/// Returns how many threads of the process decay pools.
 fn threads() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").expect("Linux has it");
     let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
     names.filter(|name| name.trim() == "millpond-decay").count()
 }
 
-/// Returns when it is so. Where it never is, the test does not end.
+/// Returns when the condition holds. If it never holds, the test does not end.
 fn until(is_so: impl Fn() -> bool) {
     while !is_so() {
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// Runs `body` in a forked process, which has copies of the pools; returns whether it exited with success.
+/// Runs `body` in a forked process, which has copies of the pools. Returns whether it exited with success.
 fn in_a_fork(body: impl FnOnce() -> bool) -> bool {
-    // SAFETY: the child makes no call that needs another thread of the parent's, and ends by `_exit`.
+    // SAFETY: the child makes no call that needs another thread of the parent, and ends by `_exit`.
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "a process can be forked");
     if child == 0 {
         let went_well = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(false);
-        // SAFETY: nothing of the parent's is cleaned up.
+        // SAFETY: nothing of the parent is cleaned up.
         unsafe { libc::_exit(i32::from(!went_well)) };
     }
     let mut status = 0;
-    // SAFETY: the child is this process's own.
+    // SAFETY: this process made the child.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
 }
@@ -66,7 +66,7 @@ fn one_thread_serves_all_pools_while_there_are_any() {
         never.iter().for_each(use_and_free);
         assert_eq!(threads(), 0, "a pool that does not decay needs no thread");
 
-        // The first one's next step is far away; that of the second is not kept waiting.
+        // The first pool's next step is far away; the second pool's step is not delayed.
         let late = pool(PoolLayer::new().decay(Decay::Over(Duration::from_secs(24 * 60 * 60))));
         let pools = [soon, soon].map(pool);
         until(|| threads() == 1);
@@ -76,7 +76,7 @@ fn one_thread_serves_all_pools_while_there_are_any() {
         assert_eq!(threads(), 1);
         assert!(late.pool_bytes() > 0);
 
-        // The thread is between steps of `late` for hours: it has no lock that the copy would find taken.
+        // The thread is between steps of `late` for hours, so the copy finds no lock taken.
         let mut late = Some(late);
         let forked = in_a_fork(|| {
             let fresh = pool(soon);
@@ -98,12 +98,12 @@ fn one_thread_serves_all_pools_while_there_are_any() {
         let again = pool(soon);
         use_and_free(&again);
         until(|| again.pool_bytes() == 0);
-        // The process ends with the thread running: its end waits for it.
+        // The process ends while the thread runs: the end waits for the thread.
         std::mem::forget(again);
     });
 }
 
-/// The copy finds no lock taken by the thread, which it has not: it can use the pool, and end it.
+/// The copy lacks the thread, but finds no lock taken by it. So it can use the pool, and end it.
 fn a_fork_waits_for_the_step(layer: PoolLayer) {
     let driver = HookedDriver::new(SimDevice::new(SimConfig::with_capacity(256 * MIB)));
     driver.hide_virtual_time();
@@ -135,7 +135,7 @@ fn a_fork_waits_for_the_step(layer: PoolLayer) {
     assert!(went_well, "the copy waits for a lock of a thread that it has not");
 }
 
-/// After a pool has ended, the decay thread does not touch it, in whichever step that happens.
+/// After a pool has ended, the decay thread does not touch it, whichever step it is in.
 fn pools_end_in_the_middle_of_a_step(layer: PoolLayer) {
     static PANICS: AtomicU64 = AtomicU64::new(0);
     let before = std::panic::take_hook();
@@ -156,7 +156,7 @@ fn pools_end_in_the_middle_of_a_step(layer: PoolLayer) {
             may_go_on.wait();
             std::thread::sleep(Duration::from_micros(200)); // likelier, not needed
         });
-        // A span of small blocks that is free from end to end, and a stream that is looked at later.
+        // A span of small blocks that is entirely free, and a stream that the step visits later.
         let blocks = std::iter::repeat_n((5000, small), 300).chain([(5 * MIB, large)]);
         let take =
             |(bytes, stream)| (pool.allocate_bytes(bytes, stream).expect("there is memory"), bytes, stream);

@@ -1,5 +1,5 @@
-//! Tests how resources of one device share its free memory: no memory is taken for a request that fails
-//! anyway, and each request that can be served is.
+//! Tests how resources of one device share its free memory: they take no memory for a request that fails
+//! anyway, and they serve each request that can be served.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,7 +25,7 @@ fn pool_over(driver: DriverHandle, pages: PagesMode) -> Pool {
     CudaMemoryResource::new(driver).layer(PoolLayer::new().pages(pages)).expect("a pool needs no memory")
 }
 
-/// A device whose calls take their time.
+/// A device with slow calls.
 fn slow_device(bytes: u64) -> Arc<HookedDriver> {
     let driver = HookedDriver::new(SimDevice::new(SimConfig::with_capacity(bytes)));
     driver.take_time();
@@ -33,11 +33,11 @@ fn slow_device(bytes: u64) -> Arc<HookedDriver> {
 }
 
 fn give(resource: &dyn DeviceMemoryResource, ptr: millpond_core::DevicePtr, bytes: u64) {
-    // SAFETY: the block came from this resource with this size and is given back once; nothing uses it.
+    // SAFETY: the block came from this resource with this size and is freed once; nothing uses it.
     unsafe { resource.deallocate(ptr, Layout::new(bytes), S) };
 }
 
-/// The kinds of calls that are made meanwhile.
+/// Returns the kinds of calls that `work` makes.
 fn calls(counter: &CountingDriver, work: impl FnOnce()) -> BTreeSet<&'static str> {
     let before = counter.counts();
     work();
@@ -46,8 +46,8 @@ fn calls(counter: &CountingDriver, work: impl FnOnce()) -> BTreeSet<&'static str
     more.map(CallKind::name).collect()
 }
 
-/// A request for more than the device can have only queries the free memory: it takes no memory, queries no
-/// event, and neither waits nor releases.
+/// A request for more than the device can have only queries the free memory. It takes no memory, queries no
+/// event, does not wait, and releases nothing.
 #[test]
 fn issue_9_a_hopeless_request_asks_what_is_free_and_nothing_else() {
     for pages in MODES {
@@ -56,10 +56,10 @@ fn issue_9_a_hopeless_request_asks_what_is_free_and_nothing_else() {
         let counter = CountingDriver::new(device.clone());
         let [asking, other] = [(); 2].map(|()| pool_over(counter.clone(), pages));
         let stream = device.stream_create(StreamFlags::NON_BLOCKING).expect("a stream");
-        // Both hold something that is free, of a stream whose work would have to be asked for.
+        // Both hold a free block of a stream whose work a request would have to query.
         for pool in [&asking, &other] {
             let ptr = pool.allocate_bytes(64 * MIB, stream).expect("there is room");
-            // SAFETY: the block is this one's, and given back once.
+            // SAFETY: the block is live, and freed once.
             unsafe { pool.deallocate_bytes(ptr, 64 * MIB, stream) };
         }
         let asked = calls(&counter, || {
@@ -73,7 +73,7 @@ fn issue_9_a_hopeless_request_asks_what_is_free_and_nothing_else() {
             "pages={pages}: {asked:?}"
         );
         assert_eq!((asking.pool_bytes(), other.pool_bytes()), (64 * MIB, 64 * MIB));
-        // One that needs all that is free and all that both have is served.
+        // A request that needs all free memory, of the device and of both pools, is served.
         let all = asking.allocate_bytes(512 * MIB, S).expect("it fits");
         give(&asking, all, 512 * MIB);
         // SAFETY: the block is this test's, and nothing uses it.
@@ -81,14 +81,14 @@ fn issue_9_a_hopeless_request_asks_what_is_free_and_nothing_else() {
     }
 }
 
-/// A request takes no memory that cannot suffice, even if other resources might have served it too.
+/// A request takes no memory that cannot suffice, even if other resources might have helped.
 #[test]
 fn issue_9_nothing_is_taken_that_cannot_suffice() {
     for pages in MODES {
         let device = SimDevice::new(SimConfig::with_capacity(GIB));
         let counter = CountingDriver::new(device.clone());
         let [asking, other] = [(); 2].map(|()| pool_over(counter.clone(), pages));
-        // Half of what the other one has is free, in pieces that cannot go back.
+        // Half of the other pool's memory is free, in pieces that cannot go back.
         let blocks: Vec<_> = (0..512).map(|_| other.allocate_bytes(MIB, S).expect("there is room")).collect();
         blocks.iter().step_by(2).for_each(|ptr| give(&other, *ptr, MIB));
         let asked = calls(&counter, || {
@@ -101,7 +101,7 @@ fn issue_9_nothing_is_taken_that_cannot_suffice() {
     }
 }
 
-/// The same, beside resources that need a little memory.
+/// The same, while other resources need a little memory.
 #[test]
 fn issue_9_failing_requests_do_not_disturb_other_resources() {
     for pages in MODES {
@@ -135,8 +135,8 @@ fn issue_9_failing_requests_do_not_disturb_other_resources() {
     }
 }
 
-/// A block at a multiple of more than the device's size exists only by chance, in memory that the pool holds:
-/// no more is tried, however small the block.
+/// A block aligned to more than the device's size exists only by chance, in memory that the pool holds. The
+/// pool tries nothing more, however small the block.
 #[test]
 fn issue_9_a_huge_alignment_is_refused_early() {
     for (pages, integrated) in [(PagesMode::On, false), (PagesMode::On, true), (PagesMode::Off, false)] {
@@ -160,7 +160,7 @@ fn issue_9_a_huge_alignment_is_refused_early() {
     }
 }
 
-/// If two resources ask for more than half of the free memory at the same moment, exactly one is served.
+/// If two resources request more than half of the free memory at the same moment, exactly one is served.
 fn one_of_two_is_served(drivers: [DriverHandle; 2], modes: [PagesMode; 2], bytes: u64, rounds: usize) {
     let pools = [0, 1].map(|index| pool_over(drivers[index].clone(), modes[index]));
     let barrier = Barrier::new(2);
@@ -211,8 +211,8 @@ fn issue_9_of_two_processes_one_is_served() {
     }
 }
 
-/// A rival takes what was free in the middle of a growth: what was taken for it goes back at once, and is
-/// asked for again as soon as the rival is gone.
+/// During a growth, a rival takes the memory that was free. The memory taken for the growth goes back at
+/// once. As soon as the rival is gone, the pool takes it again.
 #[test]
 fn issue_9_what_a_rival_made_insufficient_is_undone_and_asked_again() {
     for rival_stays in [true, false] {
@@ -226,7 +226,8 @@ fn issue_9_what_a_rival_made_insufficient_is_undone_and_asked_again() {
                 let free = rival.mem_get_info().expect("the device is well").free;
                 let taken = rival.mem_alloc(free - 100 * MIB).expect("it is free");
                 let ends = rival.clone();
-                // The driver is asked once whether smaller handles could do, and then what is free now.
+                // The pool asks the driver once whether smaller handles would do, and then for the free
+                // memory.
                 let third = second.clone();
                 second.before_get_info(move || {
                     third.before_get_info(move || {
@@ -246,13 +247,13 @@ fn issue_9_what_a_rival_made_insufficient_is_undone_and_asked_again() {
     }
 }
 
-/// Bytes of plain allocations on a device where nothing else is.
+/// Returns the bytes of plain allocations on a device that holds nothing else.
 fn taken_bytes(device: &SimDevice) -> u64 {
     let info = device.mem_get_info().expect("the device is well");
     info.total - info.free
 }
 
-/// Where device and host share their memory, what is said to be free is a hint.
+/// If device and host share their memory, the reported free memory is a hint.
 #[test]
 fn issue_9_what_an_integrated_device_has_free_is_a_hint() {
     for pages in MODES {
@@ -270,7 +271,7 @@ fn issue_9_what_an_integrated_device_has_free_is_a_hint() {
     }
 }
 
-/// Memory that the driver's default pool keeps is released automatically when memory is short: it counts as
+/// When memory is short, the driver releases the memory that its default pool keeps. So that memory counts as
 /// free.
 #[test]
 fn issue_9_what_the_drivers_pool_keeps_is_free() {
@@ -290,8 +291,8 @@ fn issue_9_what_the_drivers_pool_keeps_is_free() {
     }
 }
 
-/// Eight pools, of which three at a time hold or want a block: the memory that the others keep is always
-/// reclaimed for them.
+/// Three of eight pools at a time hold or want a block: the memory that the others keep is always reclaimed
+/// for them.
 #[test]
 fn issue_9_a_request_that_fits_is_served_under_pressure() {
     for pages in MODES {
@@ -328,7 +329,7 @@ fn issue_9_a_request_that_fits_is_served_under_pressure() {
     }
 }
 
-/// Blocks of one size are taken in regions as large as there is room for, without asking for more.
+/// For blocks of one size, a pool takes the largest regions that fit, and does not ask for more.
 #[test]
 fn issue_9_regions_are_as_large_as_there_is_room_for() {
     let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
@@ -340,8 +341,8 @@ fn issue_9_regions_are_as_large_as_there_is_room_for() {
     assert_eq!(counter.counts().get(CallKind::MemAlloc).failures, 0);
 }
 
-/// While a driver call gives memory back, that memory is neither held nor free yet: a request that it would
-/// serve waits for the call's end.
+/// While a driver call gives memory back, that memory is neither held nor free. A request that needs it waits
+/// for the call's end.
 #[test]
 fn issue_9_memory_on_its_way_back_is_not_missed() {
     let cases = [
@@ -373,7 +374,7 @@ fn issue_9_memory_on_its_way_back_is_not_missed() {
                     answer.send(asking.allocate_bytes(700 * MIB, S)).expect("the receiver lives");
                 });
                 begun.recv().expect("the thread begins");
-                // Time enough to be refused in.
+                // Enough time for a refusal.
                 std::thread::sleep(std::time::Duration::from_millis(50));
             }
         };

@@ -30,7 +30,7 @@ fn free(driver: &DriverHandle) -> u64 {
 }
 
 fn give(pool: &Pool, ptr: DevicePtr, bytes: u64) {
-    // SAFETY: the block came from the pool with this size and is given back once; nothing uses it.
+    // SAFETY: the block came from the pool with this size and is freed once; nothing uses it.
     unsafe { pool.deallocate_bytes(ptr, bytes, S) };
 }
 

@@ -1,4 +1,4 @@
-//! Tests memory whose free the driver refuses, as it may while a graph is captured.
+//! Tests memory whose free the driver refuses, as it may during a graph capture.
 
 use std::sync::Arc;
 
@@ -16,12 +16,12 @@ const BYTES: u64 = 40 * MIB;
 const S: StreamRef = StreamRef::LEGACY;
 
 fn give(resource: &dyn DeviceMemoryResource, ptr: DevicePtr, bytes: u64) {
-    // SAFETY: each block comes from this resource with this size and is given back once; nothing uses it.
+    // SAFETY: each block comes from this resource with this size and is freed once; nothing uses it.
     unsafe { resource.deallocate_bytes(ptr, bytes, S) };
 }
 
-/// A device of 64 MiB, and a driver that does not exchange the modes of threads: otherwise captures allow
-/// the frees.
+/// A device of 64 MiB, and a driver that does not exchange the modes of threads: otherwise captures would
+/// allow the frees.
 fn device() -> (Arc<SimDevice>, Arc<HookedDriver>) {
     let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
     let hooks = HookedDriver::new(device.clone());
@@ -29,7 +29,7 @@ fn device() -> (Arc<SimDevice>, Arc<HookedDriver>) {
     (device, hooks)
 }
 
-/// During a capture, which the refused calls end.
+/// Runs `work` during a capture, which the refused calls end.
 fn during_a_capture(device: &SimDevice, work: impl FnOnce()) {
     let stream = device.stream_create(StreamFlags::NON_BLOCKING).expect("a stream");
     device.begin_capture(stream, CaptureMode::Global).expect("nothing is captured yet");
@@ -38,7 +38,7 @@ fn during_a_capture(device: &SimDevice, work: impl FnOnce()) {
     device.end_capture(stream).expect_err("a refused call ends the capture");
 }
 
-/// Takes `BYTES`, and gives them back during a capture: plain memory, managed memory, a pool's regions.
+/// Takes `BYTES` and frees them during a capture: plain memory, managed memory, a pool's regions.
 fn refused(device: &SimDevice, hooks: &Arc<HookedDriver>, which: &str) {
     let cuda = CudaMemoryResource::new(hooks.clone());
     let resource: AnyResource = match which {

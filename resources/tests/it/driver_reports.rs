@@ -1,4 +1,4 @@
-//! Tests what resources say that ask the driver for each block, when it has no memory.
+//! Tests the out-of-memory reports of resources that ask the driver for each block.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ fn device() -> Arc<SimDevice> {
     SimDevice::new(SimConfig::with_capacity(256 * MIB))
 }
 
-/// Managed memory moves, so the device's free memory bounds nothing.
+/// Managed memory moves, so the device's free memory is no bound.
 #[test]
 fn a_report_has_the_memory_that_was_asked_for() {
     let table = LayerTable::new(millpond_resources::LAYERS.iter().copied());
@@ -39,7 +39,7 @@ fn a_report_has_the_memory_that_was_asked_for() {
     }
 }
 
-/// A layer that waits for memory does not wait for a maximum.
+/// A layer that waits for memory does not wait at a maximum.
 #[test]
 fn a_request_beyond_the_maximum_is_impossible() {
     let device = SimDevice::new(SimConfig::with_capacity(256 * MIB));

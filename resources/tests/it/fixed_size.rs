@@ -1,4 +1,4 @@
-//! Tests blocks of one size, and bins of them, beside a resource for requests that do not fit.
+//! Tests blocks of one size, and bins of them, next to a resource for requests that do not fit.
 
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ fn issue_9_what_is_larger_than_a_block_is_served_by_a_fallback() {
     assert!(error.message().contains("raise block_size, or use binning"), "{error}");
 }
 
-/// A larger alignment is not a lack of memory: a fallback would hide a mistake.
+/// A larger alignment does not mean that memory is out: a fallback would hide a mistake.
 #[test]
 fn what_is_aligned_to_more_than_a_block_is_refused() {
     let driver: DriverHandle = SimDevice::new(SimConfig::h200());
@@ -58,7 +58,7 @@ fn what_is_aligned_to_more_than_a_block_is_refused() {
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
 }
 
-/// Few blocks in use keep few waiting, and what is refused is asked for in smaller regions.
+/// With few blocks in use, few blocks wait. After a refusal, the resource asks for smaller regions.
 #[test]
 fn regions_grow_with_use_and_back_off_in_whole_blocks() {
     const LARGE: u64 = 2 << 20;
@@ -70,7 +70,7 @@ fn regions_grow_with_use_and_back_off_in_whole_blocks() {
     let allocate = || blocks.allocate_bytes(LARGE, S).expect("there is room");
     let taken: Vec<(DevicePtr, u64)> = (0..4).map(|_| (allocate(), reserved())).collect();
     assert_eq!(taken.iter().map(|(_, reserved)| *reserved).collect::<Vec<_>>(), [1, 2, 4, 4]);
-    // Four are wanted, three fit, and two are half of four.
+    // It wants four blocks. Three would fit, but half of four is two.
     let free = driver.mem_get_info().expect("the device answers").free;
     let rest = cuda.allocate_bytes(free - 3 * LARGE, S).expect("it was free");
     let last = allocate();
@@ -87,7 +87,7 @@ fn regions_grow_with_use_and_back_off_in_whole_blocks() {
     assert_eq!(reserved(), 0);
 }
 
-/// Sizes that are no size class of a pool, the smallest, and some that threads do not cache by class.
+/// Sizes that are not a pool's size class, the smallest size, and some that threads do not cache by class.
 #[test]
 fn blocks_have_their_size_whatever_it_is() {
     for block in [256, 4096, 16_640, 300_032, 1 << 20, (1 << 20) + 256, 3 << 20] {
@@ -121,7 +121,7 @@ fn blocks_have_their_size_whatever_it_is() {
     }
 }
 
-/// RMM's resource without blocks hands out null.
+/// RMM's resource without blocks returns null.
 #[test]
 fn a_resource_without_blocks_is_refused() {
     let driver: DriverHandle = SimDevice::new(SimConfig::h200());
@@ -158,7 +158,7 @@ fn bins_take_nothing_until_they_are_used_and_serve_up_to_their_size() {
     assert_eq!(large.bins().last().and_then(|(_, bin)| bin.statistics()).map(|s| s.allocations), Some(1));
 }
 
-/// A bin's pool holds free memory that other requests lack, and upstream holds free memory that a bin lacks.
+/// Bins hold free memory that other requests lack, and upstream holds free memory that a bin lacks.
 #[test]
 fn pools_of_bins_and_upstream_give_way_to_each_other() {
     let table = LayerTable::new(millpond_resources::LAYERS.iter().copied());
@@ -188,8 +188,8 @@ fn pools_of_bins_and_upstream_give_way_to_each_other() {
     }
 }
 
-/// What the bins hold is missing to a larger request: while callers use it, the error names their blocks, and
-/// once it is free, the bins return it.
+/// A larger request lacks the memory that the bins hold. While callers use it, the error names their blocks.
+/// Once it is free, the bins return it.
 #[test]
 fn bins_give_way_to_larger_requests() {
     let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::with_capacity(32 * MIB)));
@@ -217,8 +217,8 @@ fn given(driver: &DriverHandle) -> (AnyResource, mock::Handle) {
     (resource.into_any(), handle)
 }
 
-/// The error of a resource that cannot give memory back says nothing about the request, and does not keep the
-/// others from giving.
+/// If a resource cannot give memory back, its error says nothing about the request, and the other resources
+/// still give memory back.
 #[test]
 fn a_bin_that_cannot_give_way_keeps_no_other_from_it_and_hides_no_lack_of_memory() {
     let driver: DriverHandle = SimDevice::new(SimConfig::h200());
@@ -236,7 +236,7 @@ fn a_bin_that_cannot_give_way_keeps_no_other_from_it_and_hides_no_lack_of_memory
 
     // Another bin's block made room, but not enough.
     let block = stack.allocate_bytes(2 * KIB, S).expect("there is room");
-    // SAFETY: the block is live, unused, and given back with its size.
+    // SAFETY: the block is live, unused, and freed with its size.
     unsafe { stack.deallocate_bytes(block, 2 * KIB, S) };
     (0..3).for_each(|_| of_large.fail_next(ErrorKind::OutOfMemory));
     assert_eq!(fails(&stack, MIB), Err(ErrorKind::OutOfMemory));

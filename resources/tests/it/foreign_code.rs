@@ -1,5 +1,5 @@
-//! Foreign code that a pool runs on its slow path may use the pool: upstream, the driver, a callback, and a
-//! subscriber of `tracing`, on the same thread and on another one that it waits for.
+//! Tests that foreign code on a pool's slow path may use the pool: upstream, the driver, a callback, and a
+//! subscriber of `tracing`, on the same thread or on another that it waits for.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
 const MIB: u64 = 1 << 20;
 
-/// What foreign code does with a stack.
+/// How foreign code uses a stack.
 #[derive(Clone, Copy, Debug)]
 enum Use {
     Small,
@@ -46,7 +46,7 @@ fn take_and_give(stack: &AnyResource, bytes: u64) {
     }
 }
 
-/// Foreign code: it uses a stack once it knows one, and not from inside itself.
+/// Foreign code: it uses a stack once it knows one, but not from inside itself.
 #[derive(Clone)]
 struct Foreign {
     stack: Arc<OnceLock<AnyResource>>,
@@ -81,7 +81,7 @@ impl Foreign {
     }
 }
 
-/// A program that takes the slow path: it grows, uses other streams' blocks, trims, and runs out of memory.
+/// A program on the slow path: it grows, uses other streams' blocks, trims, and runs out of memory.
 fn program(stack: &AnyResource) {
     let device = stack.driver();
     let stream = |_| device.stream_create(Default::default()).expect("the device creates streams");
@@ -102,7 +102,7 @@ fn program(stack: &AnyResource) {
     }
 }
 
-/// Runs a test on a thread of its own, and panics if it does not end.
+/// Runs a test on a separate thread, and panics if it does not end.
 fn within_a_minute(what: &str, test: impl FnOnce() + Send + 'static) {
     let (ended, end) = channel();
     let thread = thread::spawn(move || {
@@ -196,7 +196,7 @@ fn a_driver_may_use_the_pool_above_it() {
     });
 }
 
-/// A subscriber that runs foreign code at each event and at each entry and exit of a span.
+/// A subscriber that runs foreign code at each event, and at each entry and exit of a span.
 struct Subscribes(Foreign);
 
 impl<S: tracing::Subscriber> Layer<S> for Subscribes {
@@ -225,7 +225,7 @@ fn a_subscriber_may_use_the_pool_that_reports_to_it() {
     });
 }
 
-/// A step of the decay, and the admission of a device, from inside of a step: neither waits for the other.
+/// From inside a decay step, another step runs and a device is admitted: neither waits for the other.
 #[test]
 fn a_subscriber_may_make_steps_of_the_decay() {
     within_a_minute("a step of the decay", || {
@@ -257,7 +257,7 @@ fn a_subscriber_may_make_steps_of_the_decay() {
     });
 }
 
-/// Two pools whose upstream each uses the other one.
+/// Two pools whose upstreams use each other's pool.
 #[test]
 fn pools_may_use_each_other() {
     within_a_minute("two pools", || {

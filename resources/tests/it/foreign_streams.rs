@@ -1,4 +1,4 @@
-//! Streams on which only their owner may record: blocks given back there, and who waits for them.
+//! Tests streams on which only their owner may record: blocks freed there, and who waits for them.
 
 use std::sync::Arc;
 
@@ -37,15 +37,15 @@ impl Setup {
         self.pool.allocate_bytes(bytes, stream).expect("there is memory")
     }
 
-    /// Takes a block on the foreign stream, launches a kernel of 2 ms that writes to it, and gives it back.
+    /// Allocates a block on the foreign stream, launches a kernel of 2 ms that writes to it, and frees it.
     fn work_on_foreign_stream(&self, bytes: u64) {
         let ptr = self.take(bytes, self.foreign);
         self.device.launch_for(self.foreign, &[Access::write(ptr, bytes, 1)], 2 * MS);
-        // SAFETY: the block is given back once, with its size, and the device is simulated.
+        // SAFETY: the block is freed once, with its size, and the device is simulated.
         unsafe { self.pool.deallocate_bytes(ptr, bytes, self.foreign) };
     }
 
-    /// How often the host waited for the device.
+    /// Returns how often the host waited for the device.
     fn waits(&self) -> u64 {
         let counts = self.counter.counts();
         let kinds = [CallKind::Synchronize, CallKind::StreamSynchronize, CallKind::EventSynchronize];
@@ -67,7 +67,7 @@ fn nobody_waits_for_a_foreign_stream_that_calls() {
     }
 }
 
-/// What such a stream leaves behind is not lost.
+/// Blocks freed on such a stream are not lost.
 #[test]
 fn what_a_foreign_stream_leaves_behind_serves_others() {
     for pages in [PagesMode::On, PagesMode::Off] {

@@ -154,7 +154,7 @@ fn a_device_without_access_to_pageable_memory_has_no_system_memory() {
     unsafe { host.deallocate_bytes(block, 100, S) };
 }
 
-/// RMM keeps what the first device of a process answered.
+/// RMM keeps the answers of the first device of a process.
 #[test]
 fn each_device_is_asked_what_it_can() {
     let without = || SimDevice::new(SimConfig::with_capacity(1 << 30).without_pageable_access());
@@ -174,7 +174,7 @@ fn headroom_leaves_a_part_of_the_device_free() {
         [1, 2].map(|headroom| SamHeadroomMemoryResource::new(device.clone(), headroom).unwrap());
     assert!(!one.is_equal(&other), "they differ in their headroom");
     assert!(one.is_equal(&one));
-    // All of it stays on the host, a part of it, and none.
+    // All of it stays on the host, then a part of it, then none.
     for headroom in [1 << 30, (1 << 30) - MIB, 0] {
         let resource = SamHeadroomMemoryResource::new(device.clone(), headroom).unwrap();
         let block = resource.allocate_bytes(4 * MIB, S).unwrap();
@@ -193,13 +193,13 @@ fn a_free_of_system_memory_waits_for_the_device() {
     device.launch(stream, &[Access::write(block, MIB, 1)]);
     // SAFETY: the stream is not named by a call of the driver again.
     unsafe { device.stream_destroy(stream) }.unwrap();
-    // SAFETY: the block came from this resource with this size, once. Its stream is gone: its work is
-    // waited for all the same.
+    // SAFETY: the block came from this resource with this size, once. Its stream is gone, but the resource
+    // still waits for its work.
     unsafe { resource.deallocate_bytes(block, MIB, stream) };
     assert_eq!((device.live_allocations(), device.take_violations().len()), (0, 0));
 }
 
-/// The canary of the test above: what the simulated device says where no call waits.
+/// The canary of the test above: the simulated device reports a free that does not wait.
 #[test]
 fn canary_a_free_that_does_not_wait_is_seen() {
     let device = device();
@@ -401,7 +401,7 @@ fn callbacks_get_the_request_and_the_stream() {
 fn what_a_callback_returns_is_checked() {
     let device = device();
     let resource = |answer: fn() -> millpond_core::Result<DevicePtr>| {
-        // SAFETY: nothing uses what the functions return.
+        // SAFETY: nothing uses the blocks that the functions return.
         unsafe { CallbackMemoryResource::new(device.clone(), move |_, _| answer(), |_, _, _| {}) }
     };
     let null = resource(|| Ok(DevicePtr::NULL)).allocate_bytes(10, S).unwrap_err();

@@ -1,4 +1,4 @@
-//! Tests the memory that a pool takes when it is made, and how it reaches its maximum.
+//! Tests the memory that a pool takes when it is built, and how the pool reaches its maximum.
 
 use millpond_core::StreamRef;
 use millpond_core::stack::{LayerTable, StackSpec};
@@ -14,7 +14,7 @@ fn build(text: &str, driver: &DriverHandle) -> Result<AnyResource> {
     text.parse::<StackSpec>().expect("a stack").build(&table, driver)
 }
 
-/// A maximum that is not a multiple of a page leaves out only the part of the last page.
+/// If a maximum is not a multiple of a page, only the part of the last page is lost.
 #[test]
 fn issue_9_the_initial_size_is_taken_under_any_maximum() {
     for (text, reserved) in [
@@ -33,12 +33,12 @@ fn issue_9_the_initial_size_is_taken_under_any_maximum() {
         let taken = device.live_bytes();
         let ptr = pool.allocate_bytes(900 * MIB, StreamRef::LEGACY).expect("it was taken before");
         assert_eq!(device.live_bytes(), taken, "{text}");
-        // SAFETY: the block came from this pool with this size and is given back once.
+        // SAFETY: the block came from this pool with this size and is freed once.
         unsafe { pool.deallocate_bytes(ptr, 900 * MIB, StreamRef::LEGACY) };
     }
 }
 
-/// Percentages of free memory end anywhere.
+/// Percentages of free memory can be any number of bytes.
 #[test]
 fn issue_9_half_of_what_is_free_is_taken() {
     let device = SimDevice::new(SimConfig::h200());
@@ -69,19 +69,19 @@ fn issue_9_an_initial_size_that_is_not_there_is_an_error() {
     }
 }
 
-/// RMM's pool with a maximum cannot reach it once its regions are in parts (its issue 1957), and its growth
-/// may pass a maximum that is no multiple of 256.
+/// Once the regions of RMM's pool with a maximum are in parts, it cannot reach the maximum (its issue 1957).
+/// Its growth may exceed a maximum that is no multiple of 256.
 #[test]
 fn a_pool_reaches_its_maximum_after_churn_and_never_passes_it() {
     for text in ["cuda+pool:max=67108865,pages=off", "managed+pool:max=67108865", "cuda+pool:max=67108865"] {
         let driver: DriverHandle = SimDevice::new(SimConfig::with_capacity(1 << 30));
         let pool = build(text, &driver).expect("there is room");
         let free = |ptr, bytes| {
-            // SAFETY: the block came from this pool with this size and is given back once.
+            // SAFETY: the block came from this pool with this size and is freed once.
             unsafe { pool.deallocate_bytes(ptr, bytes, StreamRef::LEGACY) }
         };
         for bytes in [300 << 10, MIB, 3 * MIB + 256, 10 * MIB] {
-            // What does not fit any more between the others is refused.
+            // Blocks that no longer fit between the others are refused.
             let take = |_| pool.allocate_bytes(bytes, StreamRef::LEGACY).ok();
             let blocks: Vec<_> = (0..48 * MIB / bytes).filter_map(take).collect();
             let reserved = pool.statistics().expect("a pool counts").bytes_reserved;
@@ -94,7 +94,7 @@ fn a_pool_reaches_its_maximum_after_churn_and_never_passes_it() {
     }
 }
 
-/// RMM's test ForceGrowth, in MiB: an upstream that refuses what a pool asks for beyond the request.
+/// RMM's test ForceGrowth, in MiB: upstream refuses everything that a pool asks for beyond the request.
 #[test]
 fn a_pool_over_a_limit_takes_what_requests_need() {
     let driver: DriverHandle = SimDevice::new(SimConfig::h200());

@@ -1,4 +1,4 @@
-//! What a pool over pages holds over many passes, and that excess goes back while it is quiet.
+//! Tests the memory of a pool over pages after many passes, and that a quiet pool gives excess back.
 
 use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, StreamRef};
 use millpond_driver::sim::{SimConfig, SimDevice};
@@ -19,11 +19,11 @@ fn allocate(pool: &TestPool, bytes: u64) -> (DevicePtr, u64) {
 }
 
 fn free(pool: &TestPool, (ptr, bytes): (DevicePtr, u64)) {
-    // SAFETY: the block came from the pool with this size and is given back once.
+    // SAFETY: the block came from the pool with this size and is freed once.
     unsafe { pool.deallocate_bytes(ptr, bytes, STREAM) };
 }
 
-/// One pass of a job: blocks of many sizes come and go while about 2 GiB are live, then all go.
+/// One pass of a job: about 2 GiB are live while blocks of many sizes come and go; then all go.
 fn pass(pool: &TestPool, seed: u64) {
     let mut random = Rng::new(seed);
     let (mut blocks, mut live) = (Vec::new(), 0);
@@ -45,7 +45,7 @@ fn ratio(pool: &TestPool) -> f64 {
     statistics.peak_bytes_reserved as f64 / statistics.peak_bytes_in_use as f64
 }
 
-/// A job that comes again needs hardly more memory than the first time.
+/// A repeated job needs hardly more memory than the first time.
 #[test]
 fn the_fortieth_pass_takes_little_more_than_what_is_live() {
     if cfg!(miri) {
@@ -59,7 +59,7 @@ fn the_fortieth_pass_takes_little_more_than_what_is_live() {
     pool.validate();
 }
 
-/// Where stitching costs more driver calls than the pool earns, it takes memory, and says how much.
+/// If stitching costs more driver calls than the pool earns, it takes memory, and counts how much.
 #[test]
 fn what_is_taken_beyond_the_slack_is_counted() {
     if cfg!(miri) {
@@ -71,7 +71,7 @@ fn what_is_taken_beyond_the_slack_is_counted() {
         let above = statistics.peak_bytes_reserved - statistics.peak_bytes_in_use;
         (statistics.bytes_beyond_slack, above, statistics.peak_bytes_in_use)
     };
-    // Whole pages that are live all at once are no bytes beyond it.
+    // Whole pages that are all live at once are not beyond the slack.
     let blocks: Vec<(DevicePtr, u64)> = (1..=32).map(|pages| allocate(&pool, pages * 2 * MIB)).collect();
     blocks.into_iter().for_each(|block| free(&pool, block));
     assert_eq!(beyond().0, 0);
@@ -81,7 +81,7 @@ fn what_is_taken_beyond_the_slack_is_counted() {
     assert!(beyond > 0 && beyond <= above, "{beyond} of {above}");
 }
 
-/// A quiet pool gives back what it holds beyond its slack, a little at a time, and nothing below.
+/// A quiet pool gives memory beyond its slack back, a little at a time, and nothing else.
 #[test]
 fn a_quiet_pool_gives_excess_back() {
     if cfg!(miri) {
@@ -92,8 +92,8 @@ fn a_quiet_pool_gives_excess_back() {
     let before = pool.statistics().expect("a pool keeps statistics");
     let target = before.peak_bytes_in_use + before.peak_bytes_in_use / 100;
     assert!(before.bytes_reserved > target + 32 * MIB, "there is excess: {before:?}");
-    // Little is in use, and requests are served from what there is. What was spent beyond the budget is
-    // earned first.
+    // Little is in use, and the memory at hand serves requests. The pool must first earn the calls that it
+    // overspent.
     for step in 0..160_000 {
         let one = allocate(&pool, 3 * MIB);
         let other = allocate(&pool, (5 + step % 3) * MIB);

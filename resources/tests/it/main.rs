@@ -1,4 +1,4 @@
-//! Tests of the resources: pools, arenas, host memory, the pools of the driver, scopes for captured graphs.
+//! Tests of the resources: pools, arenas, host memory, the driver's pools, and scopes for captured graphs.
 
 mod looks;
 

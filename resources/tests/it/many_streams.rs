@@ -1,4 +1,4 @@
-//! One thread on many streams: how often the driver is asked.
+//! Tests how often a thread on many streams asks the driver.
 
 use millpond_core::driver::StreamFlags;
 use millpond_core::{DeviceMemoryResourceExt, DevicePtr, Driver, StreamRef};
@@ -7,14 +7,14 @@ use millpond_driver::{CallKind, CountingDriver};
 use millpond_resources::{CudaMemoryResource, PagesMode, PoolLayer};
 use millpond_testkit::Rng;
 
-/// 256 B to 1 MiB, each doubling as likely as any other.
+/// Returns 256 B to 1 MiB; each doubling is equally likely.
 fn bytes(random: &mut Rng) -> u64 {
     let least = 256 << random.below(12);
     least + random.below(least) + 1
 }
 
-/// Calls that ask how far streams are, in a hundred steps of which each replaces one of 10,000 blocks; each
-/// block is on one of the streams, drawn at random.
+/// Counts the calls that ask how far streams are, in a hundred steps. Each step replaces one of 10,000
+/// blocks, which lie on random streams.
 fn questions_in_100_steps(streams: usize, pages: PagesMode) -> u64 {
     const LIVE: u64 = 10_000;
     const STEPS: u64 = 40_000;
@@ -28,7 +28,7 @@ fn questions_in_100_steps(streams: usize, pages: PagesMode) -> u64 {
         (pool.allocate_bytes(bytes, stream).expect("there is room"), bytes, stream)
     };
     let free = |(ptr, bytes, stream): (DevicePtr, u64, StreamRef)| {
-        // SAFETY: the block came from the pool with this size and is given back once.
+        // SAFETY: the block came from the pool with this size and is freed once.
         unsafe { pool.deallocate_bytes(ptr, bytes, stream) };
     };
     let questions = || {
@@ -51,8 +51,8 @@ fn questions_in_100_steps(streams: usize, pages: PagesMode) -> u64 {
     asked * 100 / STEPS
 }
 
-/// Each stream that is asked costs a record and a query. Where all that own anything were asked each time, it
-/// was twice as much.
+/// Each stream that is asked costs a record and a query. Asking all streams that own anything cost twice as
+/// much.
 #[test]
 fn with_256_streams_a_step_asks_little() {
     const MOST: u64 = 35;

@@ -1,4 +1,4 @@
-//! Tests the driver's pools as a type: who keeps them, what they share, and what they say to mistakes.
+//! Tests the driver's pools as a type: who keeps them, what they share, and how they answer mistakes.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -39,13 +39,13 @@ fn view(pool: &MemoryPool) -> CudaAsyncViewMemoryResource {
     CudaAsyncViewMemoryResource::new(pool.clone()).unwrap()
 }
 
-/// Gives back a block that the test allocated with this size.
+/// Frees a block that the test allocated with this size.
 fn put(resource: &impl DeviceMemoryResource, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
-    // SAFETY: every test passes the blocks that it allocated, once, where nothing uses them.
+    // SAFETY: every test passes the blocks that it allocated, once, when nothing uses them.
     unsafe { resource.deallocate_bytes(ptr, bytes, stream) }
 }
 
-/// The kind and the text of an error, in which the device is called `DEVICE`.
+/// Returns the kind and the text of an error. The text calls the device `DEVICE`.
 fn said<T>(answer: Result<T>) -> (ErrorKind, String) {
     let Err(error) = answer else { panic!("it was not refused") };
     let device = error.device().map(|device| device.to_string());
@@ -66,7 +66,7 @@ fn a_pool_is_what_its_options_say() {
     assert_eq!((made.release_threshold().unwrap(), made.reuse().unwrap()), (5, reuse));
     made.set_reuse(PoolReuse::OWN_STREAM).unwrap();
     assert_eq!(made.reuse().unwrap(), PoolReuse::OWN_STREAM);
-    // Of a pool that is not its own, the value asks the driver.
+    // The value asks the driver about a pool that was not made here.
     let default = MemoryPool::default_of(device.clone()).unwrap();
     assert_eq!(default.properties().unwrap(), MemPoolProps::default());
     let managed =
@@ -133,7 +133,7 @@ fn a_dropped_pool_stays_with_the_driver_until_its_last_block_is_freed() {
     drop(pool);
     assert_eq!(device.live_bytes(), CHUNK);
     device.launch(s, &[Access::write(ptr, MIB, 1), Access::check(ptr, MIB, 1)]);
-    // SAFETY: the block is handed out, and its pool can take it back no more.
+    // SAFETY: the block is live, and its pool can no longer take it back.
     unsafe { device.mem_free_async(ptr, s) }.unwrap();
     device.stream_synchronize(s).unwrap();
     assert_eq!((device.live_allocations(), device.live_bytes()), (0, 0));
@@ -199,7 +199,7 @@ fn another_device_uses_what_it_was_given() {
     let ptr = resource.allocate_bytes(MIB, s).unwrap();
     a.stream_synchronize(s).unwrap();
     assert_eq!(pool.access(b.device()).unwrap(), AccessFlags::None);
-    // SAFETY: the block is live; it is refused.
+    // SAFETY: the block is live; the driver refuses the call.
     assert!(unsafe { b.memset_d8_async(ptr, 1, MIB, t) }.is_err());
     pool.set_access(AccessFlags::ReadWrite, &[b.device()]).unwrap();
     assert_eq!(pool.access(b.device()).unwrap(), AccessFlags::ReadWrite);
@@ -227,7 +227,7 @@ mod shared {
         pool(device, options().handles(HandleTypes::POSIX_FD))
     }
 
-    /// The pool in another process.
+    /// Imports the pool, as another process does.
     fn import(device: &Arc<SimDevice>, pool: &MemoryPool) -> MemoryPool {
         let driver = HookedDriver::in_another_process(device.clone(), millpond_core::DeviceId::sim(9_999));
         let fd = pool.export_fd().unwrap();
@@ -477,7 +477,7 @@ fn a_free_after_a_reset_of_the_context() {
     assert_eq!(device.take_violations(), []);
 }
 
-/// A driver that refuses a free gets it again, once the device has done its work.
+/// A free that the driver refused is repeated once the device has done its work.
 #[test]
 fn a_free_that_the_driver_refused_is_made_later() {
     let device = device();
@@ -508,7 +508,7 @@ fn reuse_is_read_from_text() {
 
 // --- Found by review ---
 
-/// A block that another thread defers between the wait for the device and its end is not freed by it.
+/// If another thread defers a block after a trim has waited for the device, the trim does not free it.
 #[test]
 fn a_block_that_is_deferred_beside_a_trim_is_not_freed_early() {
     let device = device();
@@ -533,7 +533,7 @@ fn a_block_that_is_deferred_beside_a_trim_is_not_freed_early() {
     put(&*resource, again, 4 * MIB, other);
 }
 
-/// Another library destroyed its pool, of which a view is left, and the driver uses the handle again.
+/// Another library destroyed its pool, but a view is left, and the driver uses the handle again.
 #[test]
 fn a_new_pool_with_an_old_handle_is_a_pool_of_its_own() {
     let device = device();
@@ -545,7 +545,7 @@ fn a_new_pool_with_an_old_handle_is_a_pool_of_its_own() {
     let made = MemoryPool::new(driver.clone(), options().handles(HandleTypes::POSIX_FD)).unwrap();
     assert_ne!(made, *stale.pool());
     drop(stale);
-    // The one that is left is found, and not a new one that would not own the pool.
+    // The call finds the remaining value, and makes no new one that would not own the pool.
     assert_eq!(MemoryPool::current_of(driver.clone()).unwrap(), made);
     let before = device.live_allocations();
     drop(made);

@@ -1,5 +1,5 @@
-//! Tests pools over an upstream in stream order: its memory comes in the order of one stream, and goes back
-//! when the work of all is done.
+//! Tests pools over a stream-ordered upstream: its memory comes in the order of one stream, and goes back
+//! when the work of all streams is done.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ fn work(device: &SimDevice, stream: StreamRef, ptr: DevicePtr, bytes: u64) {
     device.launch_for(stream, &[Access::write(ptr, bytes, 7)], LONG);
 }
 
-/// Upstream hands memory on in the order of a stream: its last work may be under way.
+/// Upstream hands memory on in the order of a stream: the stream's last work may still run.
 #[test]
 fn another_stream_gets_the_rest_of_a_region_after_the_work_of_the_one_that_grew() {
     let (device, upstream, [s, other]) = setup();
@@ -47,7 +47,7 @@ fn another_stream_gets_the_rest_of_a_region_after_the_work_of_the_one_that_grew(
     assert_eq!(device.take_violations(), []);
 }
 
-/// A block that is still handed out may be in use.
+/// A block that is still live may be in use.
 #[test]
 fn memory_stays_where_the_end_of_a_pool_cannot_wait_for_the_device() {
     let (device, upstream, [s, _]) = setup();
@@ -63,7 +63,7 @@ fn memory_stays_where_the_end_of_a_pool_cannot_wait_for_the_device() {
     assert!(upstream.pool().used_bytes().unwrap() >= 3 * MIB, "the block is the program's");
 }
 
-/// The work of the last owner has ended: any stream may use the block.
+/// The work of the last owner has ended, so any stream may use the block.
 #[test]
 fn a_block_for_all_streams_is_ready() {
     let (device, upstream, [s, _]) = setup();

@@ -1,4 +1,4 @@
-//! Tests that a panic of foreign code below a layer costs the request alone: the layer keeps its limits, its
+//! Tests that a panic of foreign code below a layer loses only the request: the layer keeps its limits, its
 //! counts and its memory.
 
 use std::cell::Cell;
@@ -54,7 +54,7 @@ fn free(stack: &AnyResource, blocks: &mut Vec<(DevicePtr, u64)>) {
     }
 }
 
-/// Makes requests of several sizes, some of which panic, and gives all back; returns the number of panics.
+/// Makes requests of several sizes, and some panic. Frees all blocks, and returns the number of panics.
 fn use_it(stack: &AnyResource) -> usize {
     let mut panics = 0;
     let mut blocks = Vec::new();
@@ -69,7 +69,7 @@ fn use_it(stack: &AnyResource) -> usize {
     panics
 }
 
-/// How many blocks of 1 MiB there are, once all that is free is with the device again.
+/// Returns how many blocks of 1 MiB fit after all free memory went back to the device.
 fn room(stack: &AnyResource) -> usize {
     stack.trim(0).unwrap();
     let mut blocks = Vec::new();
@@ -81,7 +81,7 @@ fn room(stack: &AnyResource) -> usize {
     room
 }
 
-/// Stacks that are tried over plain memory.
+/// The stacks to try over plain memory.
 const LAYERS: &[&str] = &[
     "pool:pages=off",
     "pool:pages=off,max=40MiB",
@@ -105,7 +105,7 @@ const LAYERS: &[&str] = &[
     "prefetch",
 ];
 
-/// Keeps the panics that tests ask for out of their output.
+/// Hides the panics that tests cause from their output.
 fn hide_panics_on_purpose() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -153,7 +153,7 @@ fn a_panic_below_a_layer_costs_the_request_alone() {
     }
 }
 
-/// Panics when the countdown of the thread ends; counts what could have.
+/// Panics when the thread's countdown ends. Counts the calls that could have panicked.
 fn count_down(what: &str) {
     COUNTDOWN.with(|countdown| {
         let left = countdown.replace(countdown.get().wrapping_sub(1));
@@ -167,7 +167,7 @@ thread_local! {
     static COUNTDOWN: Cell<u64> = const { Cell::new(u64::MAX) };
 }
 
-/// Counts down at all that a subscriber is told.
+/// Counts down at every call of the subscriber.
 struct Subscriber;
 
 impl tracing::Subscriber for Subscriber {
@@ -197,7 +197,8 @@ impl tracing::Subscriber for Subscriber {
     }
 }
 
-/// Allocates and frees on two streams with work on each, until memory is out; returns what panicked.
+/// Allocates and frees on two streams with work on each, until memory is out. Returns the calls that
+/// panicked.
 fn use_with_work(stack: &AnyResource, device: &SimDevice, streams: [StreamRef; 2]) -> Vec<String> {
     let mut panics = Vec::new();
     let mut tried = |call: &mut dyn FnMut()| {
@@ -242,8 +243,9 @@ fn use_with_work(stack: &AnyResource, device: &SimDevice, streams: [StreamRef; 2
 #[test]
 fn a_panic_of_the_driver_or_of_a_subscriber_costs_the_call_alone() {
     hide_panics_on_purpose();
-    // With a single subscriber in the process, `tracing` asks that of the thread that comes to an event
-    // first, which may have none: the event would be counted from some round on. With two it asks both.
+    // With a single subscriber in the process, `tracing` asks the subscriber of the first thread that reaches
+    // an event. That thread may have none, and the event would count only from some round on. With two
+    // subscribers it asks both.
     static SECOND: OnceLock<tracing::Dispatch> = OnceLock::new();
     SECOND.get_or_init(|| tracing::Dispatch::new(Subscriber));
     let _events = tracing::subscriber::set_default(Subscriber);
@@ -275,7 +277,7 @@ fn a_panic_of_the_driver_or_of_a_subscriber_costs_the_call_alone() {
                 }
                 let room = room(&stack);
                 drop(stack);
-                // Plain memory cannot tell whether the driver has a block back whose free panicked.
+                // If a free panicked, plain memory cannot tell whether the driver took the block back.
                 let is_lost = |panic: &String| {
                     panic.contains("cuMemFree") || panic.contains("CaptureMode") && !text.contains("pages=on")
                 };
@@ -293,8 +295,8 @@ fn a_panic_of_the_driver_or_of_a_subscriber_costs_the_call_alone() {
     }
 }
 
-/// A thread is asked to record its event for others, and does so when it has its next block: a panic then
-/// costs that block's request, and no block.
+/// Others ask a thread to record its event. The thread does so when it next allocates. A panic then fails
+/// that request, and loses no block.
 #[test]
 fn a_panic_of_a_record_for_others_loses_no_block() {
     const OWN: StreamRef = StreamRef::PER_THREAD;

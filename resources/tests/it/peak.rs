@@ -1,4 +1,4 @@
-//! Tests the peak of bytes in use when one thread frees blocks of another.
+//! Tests the peak of bytes in use when one thread frees another's blocks.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -29,13 +29,13 @@ fn statistics(pool: &Pool) -> ResourceStatistics {
     pool.statistics().expect("a pool counts")
 }
 
-/// Does what it is told, one after the other, and says what it took.
+/// Carries out the commands in order, and sends the blocks that it took.
 fn work(pool: &Pool, stream: StreamRef, orders: Receiver<Do>, answers: Sender<DevicePtr>) {
     for order in orders {
         let ptr = match order {
             Do::Take(bytes) => pool.allocate_bytes(bytes, stream).expect("there is room"),
             Do::Give(ptr, bytes) => {
-                // SAFETY: the block came from the pool with this size and is given back once.
+                // SAFETY: the block came from the pool with this size and is freed once.
                 unsafe { pool.deallocate_bytes(ptr, bytes, stream) };
                 ptr
             }
@@ -44,7 +44,7 @@ fn work(pool: &Pool, stream: StreamRef, orders: Receiver<Do>, answers: Sender<De
     }
 }
 
-/// One block at a time, from one thread to another, 10,000 times.
+/// One block at a time passes from one thread to another, 10,000 times.
 #[test]
 fn issue_9_the_peak_of_blocks_that_are_handed_over_is_one_block() {
     for (pages, bytes) in [(PagesMode::On, MIB), (PagesMode::Off, MIB), (PagesMode::On, 1024)] {
@@ -66,8 +66,8 @@ fn issue_9_the_peak_of_blocks_that_are_handed_over_is_one_block() {
     }
 }
 
-/// Threads take and give back blocks of all sizes, each other's, too, one call at a time: after each the peak
-/// is the most that was in use after any.
+/// Threads allocate and free blocks of all sizes, also each other's, one call at a time. After each call, the
+/// peak is the most that was in use after any call.
 #[test]
 fn issue_9_the_peak_is_exact_whichever_thread_frees() {
     const THREADS: usize = 4;
@@ -92,7 +92,8 @@ fn issue_9_the_peak_is_exact_whichever_thread_frees() {
             let (mut live, mut most) = (Vec::<(DevicePtr, u64)>::new(), 0);
             for step in 0..steps {
                 let (send, answered) = &threads[random(THREADS as u64) as usize];
-                // The number of blocks goes up and down, so that the peak is approached, and passed at times.
+                // The number of blocks goes up and down, so that the program approaches the peak, and
+                // sometimes passes it.
                 let wanted = 20 + (step as u64 / 500 % 4) * 20;
                 if random(wanted * 2) >= live.len() as u64 {
                     let bytes = match random(8) {

@@ -24,9 +24,9 @@ fn take(pool: &Pool, bytes: u64) -> DevicePtr {
     pool.allocate_bytes(bytes, LEGACY).unwrap()
 }
 
-/// Whether a device may fill the memory.
+/// Returns whether a device may fill the memory.
 fn may_fill(device: &SimDevice, ptr: DevicePtr, bytes: u64) -> bool {
-    // SAFETY: the block is handed out and used by nothing else; what the device may not use it refuses.
+    // SAFETY: the block is live, and nothing else uses it. The device refuses memory that it may not use.
     unsafe { device.memset_d8_async(ptr, 7, bytes, LEGACY) }.is_ok()
 }
 
@@ -38,7 +38,7 @@ fn issue_9_devices_with_an_active_context_use_a_pools_memory_by_default() {
     for bytes in [256, 100 << 10, 3 * MIB, 64 * MIB, 700 * MIB] {
         let (a, b) = (take(&p, bytes), take(&q, bytes));
         assert!(may_fill(&second, a, bytes) && may_fill(&third, a, bytes), "{bytes}");
-        // SAFETY: both blocks are handed out; what a device may not use it refuses.
+        // SAFETY: both blocks are live. A device refuses memory that it may not use.
         unsafe {
             second.memcpy_dtod_async(b, a, bytes.min(MIB), LEGACY).unwrap();
             first.memcpy_dtod_async(b, a, bytes.min(MIB), LEGACY).unwrap();
@@ -51,7 +51,7 @@ fn issue_9_devices_with_an_active_context_use_a_pools_memory_by_default() {
     assert_eq!(first.violations(), []);
 }
 
-/// Blocks at home and in views, of all sizes; free ones, too.
+/// Returns blocks of all sizes, in the heap and in views. Some free blocks remain.
 fn mixture(pool: &Pool) -> Vec<(DevicePtr, u64)> {
     let mut blocks: Vec<(DevicePtr, u64)> = Vec::new();
     for round in 1..40_u64 {
@@ -126,7 +126,7 @@ fn issue_9_peers_say_otherwise() {
     let regions = pool(&first, PoolLayer::new().pages(PagesMode::Off));
     let error = regions.add_peer(second.device()).unwrap_err();
     assert!(error.kind() == ErrorKind::Unsupported && error.to_string().contains("PeerAccess"), "{error}");
-    // Plain memory needs no more than CUDA's own means.
+    // Plain memory needs only CUDA's functions.
     let a = take(&regions, 5 * MIB);
     second.enable_peer_access(&first);
     assert!(may_fill(&second, a, 5 * MIB));
@@ -144,7 +144,7 @@ fn issue_9_peers_are_read_and_printed() {
     }
 }
 
-/// A driver that refuses peers costs the pool its peers and nothing else, unless they were asked for.
+/// If the driver refuses peers, the pool loses only its peers, unless the caller requested them.
 #[test]
 fn issue_9_a_peer_that_the_driver_refuses_is_no_reason_to_fail() {
     let machine = SimMachine::new();
@@ -153,7 +153,7 @@ fn issue_9_a_peer_that_the_driver_refuses_is_no_reason_to_fail() {
         FaultPlan::from(Fault { kind: Some(CallKind::MemSetAccess), nth, code: 217, persistent })
     };
     let auto = pool(&first, PoolLayer::new());
-    // The call for both, and the one for the second alone.
+    // The call for both devices, and the call for the second alone.
     first.set_faults(no_peers(0, false).and(no_peers(2, false)));
     let a = take(&auto, 5 * MIB);
     assert!(may_fill(&first, a, 5 * MIB) && !may_fill(&second, a, 5 * MIB));
@@ -173,8 +173,8 @@ fn issue_9_a_peer_that_the_driver_refuses_is_no_reason_to_fail() {
     assert_eq!(first.violations(), []);
 }
 
-/// If the driver refuses one of several devices that come later, the others are still let in; and a call that
-/// failed for lack of memory is not a refusal.
+/// Several devices come later, and the driver refuses one. The others still get access. A call that failed
+/// for lack of memory is not a refusal.
 #[test]
 fn issue_9_a_refused_newcomer_does_not_keep_others_out() {
     let machine = SimMachine::new();
@@ -183,7 +183,7 @@ fn issue_9_a_refused_newcomer_does_not_keep_others_out() {
     let a = take(&pool, 5 * MIB);
     let [second, third, fourth] = devices(&machine);
     let fails = |nth, code| FaultPlan::nth_of(CallKind::MemSetAccess, nth, code);
-    // The call for all three, and the one for the third alone.
+    // The call for all three devices, and the call for the third alone.
     first.set_faults(fails(0, 217).and(fails(2, 217)));
     let b = take(&pool, 500 * MIB);
     assert_eq!(pool.peers(), [second.device(), fourth.device()]);
@@ -203,8 +203,8 @@ fn issue_9_a_refused_newcomer_does_not_keep_others_out() {
     assert_eq!(first.violations(), []);
 }
 
-/// The cost of access for more devices: only mapping costs more, and with one device nothing does.
-/// `cargo test -p millpond-resources --test it issue_9_the_cost -- --nocapture` prints it.
+/// The cost of access for more devices: only mapping costs more, and with one device nothing does. `cargo
+/// test -p millpond-resources --test it issue_9_the_cost -- --nocapture` prints it.
 #[test]
 fn issue_9_the_cost_of_1_2_and_8_devices() {
     let mut access = Vec::new();

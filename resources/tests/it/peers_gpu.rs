@@ -1,4 +1,4 @@
-//! Tests two GPUs that use each other's memory. With one GPU the tests print that, and do nothing.
+//! Tests two GPUs that use each other's memory. With one GPU the tests say so, and do nothing.
 #![cfg(target_os = "linux")]
 
 use std::ptr;
@@ -21,7 +21,7 @@ const LEGACY: StreamRef = StreamRef::LEGACY;
 
 type Pool = PoolMemoryResource<CudaMemoryResource>;
 
-/// Two devices that can use each other's memory; prints the reason if there are none.
+/// Returns two devices that can use each other's memory. Prints the reason if there are none.
 fn two() -> Option<[DriverHandle; 2]> {
     if millpond_driver::cuda::device_count() < 2 {
         println!("skipped: there are not two GPUs");
@@ -51,7 +51,7 @@ impl Cuda {
 
     fn primary_context(&self, device: i32) -> u64 {
         let mut context = 0;
-        // SAFETY: the type is the function's, and `context` takes the result.
+        // SAFETY: the type matches the function, and `context` takes the result.
         unsafe {
             let retain =
                 self.0.get::<unsafe extern "C" fn(*mut u64, i32) -> i32>("cuDevicePrimaryCtxRetain").unwrap();
@@ -63,7 +63,7 @@ impl Cuda {
     /// `cuMemcpy` in the device's context.
     fn copy(&self, device: i32, dst: DevicePtr, src: DevicePtr, bytes: u64) -> i32 {
         let context = self.primary_context(device);
-        // SAFETY: types are the functions'; both blocks have that many bytes.
+        // SAFETY: the types match the functions; both blocks have that many bytes.
         unsafe {
             let set = self.0.get::<unsafe extern "C" fn(u64) -> i32>("cuCtxSetCurrent").unwrap();
             assert_eq!(set(context), 0);
@@ -74,7 +74,7 @@ impl Cuda {
 
     fn copy_peer(&self, dst: (DevicePtr, i32), src: (DevicePtr, i32), bytes: u64) -> i32 {
         let (to, from) = (self.primary_context(dst.1), self.primary_context(src.1));
-        // SAFETY: the type is the function's; both blocks have that many bytes.
+        // SAFETY: the type matches the function; both blocks have that many bytes.
         unsafe {
             let copy =
                 self.0.get::<unsafe extern "C" fn(u64, u64, u64, u64, u64) -> i32>("cuMemcpyPeer").unwrap();
@@ -84,7 +84,7 @@ impl Cuda {
 
     fn enable_peer_access(&self, device: i32, to: i32) {
         let (own, peer) = (self.primary_context(device), self.primary_context(to));
-        // SAFETY: types are the functions', and both contexts are there.
+        // SAFETY: the types match the functions, and both contexts exist.
         unsafe {
             let set = self.0.get::<unsafe extern "C" fn(u64) -> i32>("cuCtxSetCurrent").unwrap();
             assert_eq!(set(own), 0);
@@ -96,9 +96,9 @@ impl Cuda {
     }
 }
 
-/// Fills on one device, whose memory the block may not be, and waits.
+/// Fills a block, which may be another device's memory, on one device, and waits.
 fn fill(driver: &DriverHandle, ptr: DevicePtr, bytes: u64) -> Result<(), i32> {
-    // SAFETY: the block is handed out, and nothing else uses it.
+    // SAFETY: the block is live, and nothing else uses it.
     unsafe { driver.memset_d8_async(ptr, 7, bytes, LEGACY) }.map_err(|error| error.code())?;
     driver.synchronize().map_err(|error| error.code())
 }
@@ -138,7 +138,7 @@ fn issue_9_a_gpu_without_access_is_refused_until_it_is_added() {
     assert_eq!(cuda.copy(1, b, a, MIB), 0);
     let later = p.allocate_bytes(400 * MIB, LEGACY).unwrap();
     assert_eq!(fill(&second, later, 400 * MIB), Ok(()));
-    // Plain memory needs CUDA's own means only.
+    // Plain memory needs only CUDA's functions.
     let plain = pool(&first, PoolLayer::new().pages(PagesMode::Off));
     let a = plain.allocate_bytes(5 * MIB, LEGACY).unwrap();
     assert_eq!((fill(&second, a, MIB), cuda.copy(1, b, a, MIB)), (Ok(()), 0));
@@ -221,7 +221,7 @@ impl Gpu {
             .unwrap();
     }
 
-    /// Lets what this GPU does from now on come after what `other` was given so far.
+    /// Makes this GPU's later work wait for all work submitted to `other` so far.
     fn after(&self, other: &Self) {
         let event = other.driver.event_create(EventFlags::default()).unwrap();
         // SAFETY: both streams and the event are alive; a destroyed event ends when its work is done.
@@ -242,7 +242,7 @@ impl Gpu {
     }
 }
 
-/// What can be below a block that another GPU uses.
+/// Returns the stacks that may supply a block for another GPU.
 fn stacks(own: &Gpu, other: &Gpu) -> [AnyResource; 3] {
     let driver: DriverHandle = own.driver.clone();
     let pages = pool(&driver, PoolLayer::new());
@@ -252,7 +252,7 @@ fn stacks(own: &Gpu, other: &Gpu) -> [AnyResource; 3] {
     [pages.into_any(), regions.into_any(), cuda_async.into_any()]
 }
 
-/// Each block is written by its own GPU, changed by a kernel of the other, and handed out again.
+/// Each block is written by its GPU, changed by a kernel of the other GPU, and handed out again.
 #[test]
 #[ignore = "needs a CUDA GPU; run by the GPU lane"]
 fn kernels_of_one_gpu_change_blocks_of_the_other() {

@@ -1,4 +1,4 @@
-//! Tests a pool as its users see it, alone and from many threads, for Miri and the sanitizers.
+//! Tests a pool as its users see it, from one thread and from many, for Miri and the sanitizers.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -15,15 +15,15 @@ const MOST: u64 = 48 * MIB;
 
 type Pool = PoolMemoryResource<CudaMemoryResource>;
 
-/// A block, its size, and the stream that it was used on last.
+/// A block, its size, and the stream that last used it.
 type Block = (DevicePtr, u64, StreamRef);
 
 struct Setup {
     pool: Pool,
     streams: Vec<StreamRef>,
-    /// Blocks that any thread may give back.
+    /// Blocks that any thread may free.
     left: Mutex<Vec<Block>>,
-    /// Addresses of the blocks that are handed out, to see that none is handed out twice.
+    /// The addresses of live blocks, to check that none is handed out twice.
     live: Mutex<BTreeSet<u64>>,
 }
 
@@ -53,11 +53,11 @@ impl Setup {
 
     fn give(&self, (ptr, bytes, stream): Block) {
         assert!(self.live.lock().expect("no thread panicked").remove(&ptr.address()));
-        // SAFETY: the block came from the pool with this size and is given back once; nothing uses it.
+        // SAFETY: the block came from the pool with this size and is freed once; nothing uses it.
         unsafe { self.pool.deallocate_bytes(ptr, bytes, stream) };
     }
 
-    /// The work of a thread: allocates and frees blocks of all sizes; leaves some to other threads, and takes
+    /// The work of a thread: allocates and frees blocks of all sizes, leaves some to other threads, and takes
     /// some of theirs.
     fn work(&self, seed: u64, steps: u64) {
         let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
@@ -97,7 +97,7 @@ fn threads_share_a_pool() {
     for pages in [PagesMode::Off, PagesMode::On] {
         let setup = Setup::new(pages);
         for round in 0..rounds {
-            // Other threads each time: they take over what the last ones left.
+            // New threads each time; they take over the blocks that the last ones left.
             std::thread::scope(|scope| {
                 for thread in 0..THREADS {
                     let setup = &setup;
@@ -115,7 +115,7 @@ fn threads_share_a_pool() {
     }
 }
 
-/// However little threads keep, it is given back.
+/// A trim returns even the little memory that threads keep.
 #[test]
 fn trim_leaves_nothing_that_is_free() {
     for pages in [PagesMode::Off, PagesMode::On] {
@@ -130,7 +130,8 @@ fn trim_leaves_nothing_that_is_free() {
     }
 }
 
-/// The free memory can be queried while blocks go from thread to thread: inconsistent figures must not panic.
+/// A thread may query the free memory while blocks go from thread to thread. Inconsistent figures must not
+/// panic.
 #[test]
 fn memory_info_works_at_any_time() {
     let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
@@ -159,7 +160,7 @@ fn memory_info_works_at_any_time() {
     });
 }
 
-/// A driver call that failed is tried again, and does not stop the trim.
+/// A failed driver call is repeated, and does not stop the trim.
 #[test]
 fn trim_releases_everything_after_earlier_failures() {
     for failing in 0..60 {
@@ -172,7 +173,7 @@ fn trim_releases_everything_after_earlier_failures() {
             // SAFETY: the block came from the pool with this size, and nothing uses it.
             unsafe { pool.deallocate_bytes(ptr, bytes, stream) };
         };
-        // Holes of which a larger block is put together.
+        // Holes that together make a larger block.
         let blocks: Vec<DevicePtr> = (0..16).map(|_| take(9 * MIB).expect("there is memory")).collect();
         let (holes, kept): (Vec<_>, Vec<_>) = blocks.into_iter().enumerate().partition(|(at, _)| at % 2 == 0);
         holes.into_iter().for_each(|(_, ptr)| give(ptr, 9 * MIB));

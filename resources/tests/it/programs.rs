@@ -1,5 +1,5 @@
-//! The order programs and the races of the testkit over every sort of pool, with its inside walked. The
-//! root's `order` runs many more, over every stack; these end soon enough to run them on each mistake of
+//! The testkit's order programs and races over every kind of pool, with checks of the pool's inside. The
+//! root's `order` runs many more, over every stack. These end soon enough to run on each mistake of
 //! `tests/it/museum`.
 
 use millpond_core::stack::LayerTable;
@@ -55,15 +55,15 @@ fn races_over_every_pool_keep_the_order() {
     }
 }
 
-/// Under a maximum that the class of a size exceeds and the size does not, blocks are cut to the size: they
-/// must not serve a request that fills the class.
+/// If a maximum lies between a request's size and its class, the pool cuts blocks to the request's size. Such
+/// blocks must not serve a request that fills the class.
 #[test]
 fn a_block_of_an_odd_size_is_in_no_class() {
     const MIB: u64 = 1 << 20;
     let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
     let options = PoolLayer::new().maximum_bytes(MIB - 1024).pages(PagesMode::Off);
     let pool = CudaMemoryResource::new(device).layer(options).expect("the device has as much");
-    // More often than a stream is called before its thread keeps blocks of it.
+    // More calls than a stream needs before its thread caches its blocks.
     for _ in 0..10 {
         let odd = MIB - 2048;
         let block = pool.allocate_bytes(odd, StreamRef::LEGACY).expect("it is within the maximum");

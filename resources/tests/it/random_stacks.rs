@@ -1,11 +1,11 @@
-//! Tests random programs over random stacks of three to six layers, with every layer of the project in them.
+//! Tests random programs over random stacks of three to six layers, drawn from every layer of the project.
 //!
-//! The programs have kernels in flight on many streams, captures, scopes for captured graphs, mistakes, calls
-//! that fail, resets, several devices and threads. Callbacks, hooks and subscribers use the stack.
-//! A watchdog names the layer in which a call hangs.
+//! The programs have kernels in flight on many streams, captures, scopes for captured graphs, mistakes,
+//! failing calls, resets, several devices and threads. Callbacks, hooks and subscribers use the stack. A
+//! watchdog names the layer in which a call hangs.
 //!
-//! `MILLPOND_STACKS_OPS` says how many operations are run, `MILLPOND_STACKS_RACES` how many races,
-//! `MILLPOND_STACKS_FROM` the first seed, and `MILLPOND_SEED` runs one seed.
+//! `MILLPOND_STACKS_OPS` sets the number of operations, `MILLPOND_STACKS_RACES` the number of races, and
+//! `MILLPOND_STACKS_FROM` the first seed. `MILLPOND_SEED` runs one seed.
 
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -32,10 +32,10 @@ const OPERATIONS: u64 = 1_000_000;
 /// Races of the ordinary test run.
 const RACES: u64 = 60;
 
-/// The seeds in which each mistake of a layer must show.
+/// Each mistake of a layer must show within this many seeds.
 const CANARY_SEEDS: u64 = 3_000;
 
-/// The time after which a call counts as hanging. The machine may be busy.
+/// A call that takes longer counts as hanging. The machine may be busy.
 const HANGS_AFTER: Duration = Duration::from_secs(60);
 
 struct Scope(CaptureScope);
@@ -50,7 +50,7 @@ fn new_scope(stack: &AnyResource) -> Result<Box<dyn ScopeOfGraphs>> {
     Ok(Box::new(Scope(CaptureScope::of(stack)?)))
 }
 
-/// The layer that text cannot name, with a callback that lets the thread's guest use the whole stack.
+/// A layer that text cannot name. Its callback lets the thread's guest use the whole stack.
 const FAILURE_CALLBACK: LayerEntry = LayerEntry {
     name: "failure_callback",
     about: "lets a guest use the stack when memory is out",
@@ -73,7 +73,7 @@ fn number(variable: &str, default: u64) -> u64 {
     text.map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{variable} is a number")))
 }
 
-/// The stack and the program of a seed, if the stack can be built.
+/// Returns the stack and the program of a seed, if the stack can be built.
 fn case(stacks: &Stacks, seed: u64) -> Option<(StackSpec, Config)> {
     let stack = stacks.draw(seed).expect("the options are right");
     let mut config = stacks.config(seed, &stack, new_scope);
@@ -112,7 +112,7 @@ fn programs_on_random_stacks_keep_the_rules() {
     }
 }
 
-/// Every layer that text can name is in the draw, with every option but those left out on purpose.
+/// The draw includes every layer that text can name, with every option except those left out on purpose.
 #[test]
 fn every_layer_and_option_is_drawn() {
     for entry in table().entries().iter().filter(|entry| entry.name != FAILURE_CALLBACK.name) {
@@ -123,7 +123,7 @@ fn every_layer_and_option_is_drawn() {
     }
 }
 
-/// Races of several threads over random stacks, which the programs of one thread at a time cannot stand for.
+/// Races of several threads over random stacks. Programs with one thread at a time do not cover them.
 #[test]
 fn races_over_random_stacks_keep_the_rules() {
     let _watchdog = Watchdog::abort_after(HANGS_AFTER);
@@ -155,7 +155,7 @@ fn races_over_random_stacks_keep_the_rules() {
     println!("{total}");
 }
 
-/// The layer without a mistake, and with each.
+/// The layer without a mistake, and with each mistake.
 const CANARIES: &[LayerEntry] = &[
     canary("canary", |_, upstream| CanaryLayer::build(upstream, None)),
     canary("trusts_captures", |_, upstream| CanaryLayer::build(upstream, Some(WrongLayer::TrustsCaptures))),
@@ -183,8 +183,8 @@ fn stacks_with(layer: &'static str) -> Stacks {
     Stacks::new(table().with(one)).always(layer)
 }
 
-/// Each mistake is found, and the same program over the same stack without the mistake keeps all rules. The
-/// one that hangs has a test of its own.
+/// Each mistake is found. Without the mistake, the same program over the same stack keeps all rules. The
+/// mistake that hangs has its own test.
 #[test]
 fn every_mistake_of_a_layer_is_found() {
     let right = stacks_with("canary");
@@ -202,8 +202,8 @@ fn every_mistake_of_a_layer_is_found() {
     }
 }
 
-/// A lock that is held across upstream hangs once a callback below uses the stack; the watchdog names the
-/// layer.
+/// If a layer holds a lock across upstream, it hangs once a callback below uses the stack. The watchdog names
+/// the layer.
 #[test]
 fn the_watchdog_names_the_layer_that_hangs() {
     const STACK: &str = "cuda+failure_callback+holds_lock+statistics";

@@ -1,5 +1,5 @@
-//! Tests the registry: what is set is what all threads get, and `MILLPOND_STACK` reaches it, in a process of
-//! its own, since the environment is the process's.
+//! Tests the registry: all threads get the default that was set, and `MILLPOND_STACK` sets the initial one.
+//! The tests run in a separate process, since the environment belongs to the process.
 
 use std::process::Command;
 use std::sync::Arc;

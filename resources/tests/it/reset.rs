@@ -1,6 +1,6 @@
-//! Tests a reset of the context by another library (`cuDevicePrimaryCtxReset`, Numba's `cuda.close()`):
-//! resources made before it are lost, release what outlives the context and touch nothing else; resources
-//! made after it work.
+//! Tests a reset of the context by another library (`cuDevicePrimaryCtxReset`, Numba's `cuda.close()`).
+//! Resources made before it are lost: they release memory that outlives the context, and touch nothing else.
+//! Resources made after it work.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ fn pool(driver: DriverHandle, pages: PagesMode) -> AnyResource {
     CudaMemoryResource::new(driver).layer(PoolLayer::new().pages(pages)).unwrap().into_any()
 }
 
-/// Takes memory on two streams, gives half of it back, and crosses between them, so that there are events.
+/// Takes memory on two streams, frees half of it, and moves blocks between them, so that there are events.
 fn work(resource: &AnyResource, bytes: u64) {
     let driver = resource.driver();
     let streams = [(); 2].map(|()| driver.stream_create(StreamFlags::NON_BLOCKING).unwrap());
@@ -61,7 +61,7 @@ fn issue_9_ten_resets_with_a_pool_of_10_gib_leave_the_devices_memory_where_it_wa
             let pool = pool(driver.clone(), pages);
             work(&pool, 10 * GIB);
             driver.reset_context();
-            // What was made before is lost, and says why and what to do.
+            // Resources made before the reset are lost, and say why and what to do.
             let error = pool.allocate_bytes(20 * GIB, StreamRef::LEGACY).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Poisoned, "{error}");
             assert!(error.to_string().contains("was reset") && error.to_string().contains("open the device"));
@@ -156,7 +156,7 @@ fn issue_9_decay_trim_and_pressure_leave_a_lost_pool_alone() {
         let _ = lost.decay_step(Duration::from_secs(second));
     }
     assert!(lost.trim(0).is_err());
-    // All that the lost pool has not: it is asked, and cannot answer.
+    // The request needs all memory except the lost pool's. That pool is asked, and cannot answer.
     let pool = CudaMemoryResource::new(now.clone()).layer(layer()).unwrap();
     assert!(pool.allocate_bytes(now.mem_get_info().unwrap().total, StreamRef::LEGACY).is_err());
     let free = now.mem_get_info().unwrap().free;
@@ -181,7 +181,7 @@ fn issue_9_the_registrys_default_is_a_new_one_after_a_reset() {
     after.allocate_bytes(MIB, StreamRef::LEGACY).unwrap();
     assert!(before.allocate_bytes(MIB, StreamRef::LEGACY).is_err());
 
-    // One's own default goes, too, with what it holds.
+    // A default that the program set is lost too, with its memory.
     let own = pool(first.open_again(), PagesMode::Auto);
     own.allocate_bytes(GIB, StreamRef::LEGACY).unwrap();
     registry::set_per_device_resource(id, own).unwrap();
@@ -208,7 +208,7 @@ fn issue_9_layers_over_a_lost_pool_say_that_they_are_lost() {
     assert_eq!(first.violations(), []);
 }
 
-/// Takes blocks, gives some back, and captures in a scope if the stack has one; returns what must go later.
+/// Takes blocks, frees some, and captures in a scope if the stack has one. Returns what must be freed later.
 fn use_all(stack: &AnyResource, device: &SimDevice) -> (Vec<DevicePtr>, Option<CaptureScope>) {
     let s = device.stream_create(StreamFlags::NON_BLOCKING).unwrap();
     let take = || stack.allocate_bytes(3 * MIB, s).unwrap();
@@ -235,7 +235,7 @@ fn use_all(stack: &AnyResource, device: &SimDevice) -> (Vec<DevicePtr>, Option<C
 
 const PLAN: &str = "+plan:file=../testkit/plans/equal_1024.plan";
 
-/// Each resource that may hold what outlives a context, alone and below what holds memory of its own.
+/// Each resource that may hold memory that outlives a context, alone and below one that holds memory itself.
 #[test]
 fn every_stack_gives_back_what_outlives_its_context() {
     let bases = ["cuda", "managed", "pinned_host", "system", "cuda_async", "cuda_async_view"];
@@ -256,7 +256,7 @@ fn every_stack_gives_back_what_outlives_its_context() {
         for frees_after in [false, true] {
             let first = device();
             let driver: DriverHandle = first.clone();
-            // Memory that the driver keeps by itself is there before.
+            // Some memory that the driver keeps for itself exists before.
             let Ok(spec) = text.parse::<StackSpec>() else { panic!("{text}") };
             let before = (first.used_bytes(), first.live_bytes());
             for round in 0..3 {
@@ -265,7 +265,7 @@ fn every_stack_gives_back_what_outlives_its_context() {
                 let stack = spec.build(&table, &driver).unwrap_or_else(|error| panic!("{text}: {error}"));
                 let (blocks, scope) = use_all(&stack, &device);
                 device.reset_context();
-                // Only the resource that made a pool may free what its user forgot.
+                // Only the resource that made a pool may free blocks that its user forgot.
                 let passes_on = ["", "+capture_scopes", PLAN].contains(&layer);
                 if frees_after || (passes_on && base != "cuda_async") {
                     for ptr in blocks {
@@ -283,7 +283,7 @@ fn every_stack_gives_back_what_outlives_its_context() {
     }
 }
 
-/// An imported pool and the blocks that it opened end with the context. What was exported is its exporter's.
+/// An imported pool and its opened blocks end with the context. Exported memory belongs to its exporter.
 #[test]
 #[cfg(unix)]
 fn an_imported_pool_ends_with_its_context() {
@@ -320,7 +320,7 @@ fn an_imported_pool_ends_with_its_context() {
     assert_eq!((first.live_allocations(), first.violations()), (0, vec![]));
 }
 
-/// A pool that was current is not kept by that.
+/// A pool is not kept because it was current.
 #[test]
 fn a_current_pool_ends_with_its_user_after_a_reset() {
     let first = device();

@@ -1,5 +1,5 @@
-//! Tests a reset of the context on a real device. It runs alone in its process: a reset affects all users of
-//! the device.
+//! Tests a reset of the context on a real device. It runs alone in its process, because a reset affects all
+//! users of the device.
 #![cfg(target_os = "linux")]
 
 use libloading::Library;
@@ -10,10 +10,10 @@ use millpond_resources::{CudaMemoryResource, PagesMode, PoolLayer, registry};
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// Resets the context as another library would, and perhaps makes a new one before millpond looks.
+/// Resets the context like another library; `and_retain` makes a new one before millpond looks.
 fn reset(and_retain: bool) {
     let mut context = 0_u64;
-    // SAFETY: the types are the functions', and device 0 is there.
+    // SAFETY: the types match the functions, and device 0 exists.
     unsafe {
         let cuda = Library::new("libcuda.so.1").expect("the driver");
         let reset = cuda.get::<unsafe extern "C" fn(i32) -> i32>("cuDevicePrimaryCtxReset_v2").unwrap();
@@ -38,7 +38,7 @@ fn free() -> u64 {
 fn work(resource: &impl DeviceMemoryResource) {
     let driver = resource.driver();
     let streams = [(); 2].map(|()| driver.stream_create(StreamFlags::NON_BLOCKING).unwrap());
-    // Every third goes back: 10 GiB stay.
+    // Every third block goes back; 10 GiB stay.
     for i in 0..240_u64 {
         let stream = streams[i as usize % 2];
         let ptr = resource.allocate_bytes(64 * MIB, stream).unwrap();
@@ -75,7 +75,7 @@ fn issue_9_ten_resets_with_a_pool_of_10_gib_leave_the_devices_memory_where_it_wa
 
         reset(round % 2 == 0);
         // No call with an old event or pointer reaches the new context: the driver would crash, or free
-        // another's memory.
+        // another resource's memory.
         assert!(driver.event_query(event).unwrap_err().is_sticky());
         let error = pool.allocate_bytes(20 * GIB, StreamRef::LEGACY).unwrap_err().to_string();
         assert!(error.contains("was reset"), "{error}");
@@ -83,7 +83,7 @@ fn issue_9_ten_resets_with_a_pool_of_10_gib_leave_the_devices_memory_where_it_wa
         let taken = successor.allocate_bytes(3 * MIB, StreamRef::LEGACY).unwrap();
         // SAFETY: the block came from this resource with this size.
         unsafe { default.deallocate_bytes(plain, 3 * MIB, StreamRef::LEGACY) };
-        // SAFETY: the memory is the successor's still.
+        // SAFETY: the memory still belongs to the successor.
         unsafe { open().memset_d8_async(taken, 2, 3 * MIB, StreamRef::LEGACY) }.unwrap();
         open().synchronize().unwrap();
         // SAFETY: as above.
@@ -96,7 +96,7 @@ fn issue_9_ten_resets_with_a_pool_of_10_gib_leave_the_devices_memory_where_it_wa
         let stream = open().stream_create(StreamFlags::NON_BLOCKING).unwrap();
         open().stream_synchronize(stream).unwrap();
         println!("round {round}: held {held} bytes; {} free, {before} at first", free());
-        // Streams take some memory of the device themselves.
+        // Streams themselves take some memory of the device.
         assert!(free() + 64 * MIB >= before, "round {round}: {} free, {before} at first", free());
     }
 }

@@ -1,4 +1,4 @@
-//! Blocks for other processes through file descriptors, within one process on the simulated device; and
+//! Tests blocks for other processes through file descriptors: within one process on the simulated device, and
 //! between two on a GPU.
 #![cfg(unix)]
 
@@ -25,7 +25,7 @@ fn sim() -> (Arc<SimDevice>, DriverHandle) {
     (device.clone(), device)
 }
 
-/// Bytes that tell where they are.
+/// Returns bytes that identify their positions.
 fn pattern(bytes: u64) -> Vec<u8> {
     (0..bytes).map(|at| (at % 251 + at / 65536) as u8).collect()
 }
@@ -44,7 +44,7 @@ fn read(driver: &DriverHandle, ptr: DevicePtr, bytes: u64) -> Vec<u8> {
     read
 }
 
-/// Small blocks, blocks at home over the borders of handles, and blocks in views.
+/// Returns small blocks, blocks that cross handle borders in the heap, and blocks in views.
 fn blocks(pool: &Pool) -> Vec<(DevicePtr, u64)> {
     let take = |bytes| (pool.allocate_bytes(bytes, LEGACY).unwrap(), bytes);
     let mut kept: Vec<_> = [300, 70_000, 3 * MIB, 5 * MIB + 512, 9 * MIB].into_iter().map(take).collect();
@@ -148,7 +148,7 @@ fn issue_9_a_wrong_description_maps_nothing() {
     for description in wrong {
         let (_, descriptors) = export();
         match ImportedBlock::open(&driver, &description, descriptors) {
-            // The length of the last part may be less: the same memory, and less of it.
+            // The last part may be shorter: then the block has the same memory, but less of it.
             Ok(block) => assert!(block.bytes() != bytes),
             Err(error) => assert!(!error.to_string().is_empty()),
         }
@@ -175,11 +175,11 @@ fn issue_9_a_block_is_shared_with_another_process() {
     let (description, descriptors) = pool.export_block(ptr, BYTES).unwrap().into_parts();
     println!("{} handles, {} blocks beside it", descriptors.len(), all.len());
     let hex: String = description.iter().map(|byte| format!("{byte:02x}")).collect();
-    // The child inherits descriptors that are not closed when it starts.
+    // The child inherits descriptors that do not close when it starts.
     let inherited: Vec<OwnedFd> = descriptors
         .into_iter()
         .map(|fd| {
-            // SAFETY: `dup` makes a descriptor that is this test's own, and inherited.
+            // SAFETY: `dup` makes a new descriptor for this test, which the child inherits.
             let copy = unsafe { libc::dup(fd.as_raw_fd()) };
             assert!(copy >= 0);
             // SAFETY: as above.
@@ -198,7 +198,7 @@ fn issue_9_a_block_is_shared_with_another_process() {
     assert_eq!(read(&driver, ptr, BYTES), vec![0xA5; BYTES as usize], "what the child wrote");
 }
 
-/// The other process of the test above, which starts it; it has nothing to do on its own.
+/// The other process of the test above, which starts it. It does nothing when run alone.
 #[test]
 #[ignore = "needs a CUDA GPU; run by the GPU lane"]
 fn share_child() {

@@ -1,5 +1,5 @@
-//! Tests what a pool's slow path leaves behind where the driver refuses a call and a subscriber of its events
-//! panics, or an error of upstream uses the pool when it ends.
+//! Tests the state after a pool's slow path is interrupted: the driver refuses a call and a subscriber of its
+//! events panics, or an error of upstream uses the pool when it is dropped.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -75,7 +75,7 @@ fn give(pool: &Pool, ptr: DevicePtr, bytes: u64) {
     unsafe { pool.deallocate_bytes(ptr, bytes, S) };
 }
 
-/// The refusal of a growth is told once the next rung has served: the block is free again.
+/// The refused growth is reported after the next rung has served the request; the block is free again.
 #[test]
 fn a_block_that_the_caller_never_got_is_free_again() {
     let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
@@ -88,7 +88,7 @@ fn a_block_that_the_caller_never_got_is_free_again() {
     pool.validate();
 }
 
-/// Another process took the memory, and the report of that panics: the plan is given up.
+/// Another process took the memory, and the report of that panics. The pool gives up the plan.
 #[test]
 fn a_plan_whose_report_panics_is_given_up() {
     let device = SimDevice::new(SimConfig::h200());
@@ -101,8 +101,8 @@ fn a_plan_whose_report_panics_is_given_up() {
     pool.validate();
 }
 
-/// What the driver refused to unmap goes back later, also if the report of the refusal panics: in `trim`, and
-/// in a request that returns free memory.
+/// If the driver refuses to unmap memory, the memory goes back later, even if the report of the refusal
+/// panics: in `trim`, and in a request that returns free memory.
 #[test]
 fn a_release_whose_report_panics_is_tried_again() {
     for text in ["the driver reports an error", "memory could not be released"] {
@@ -128,7 +128,7 @@ fn a_release_whose_report_panics_is_tried_again() {
     }
 }
 
-/// After an admission whose report panicked, memory goes back to the driver as before.
+/// The report of an admission panicked. Afterwards, memory goes back to the driver as before.
 #[test]
 fn an_admission_whose_report_panics_is_over() {
     let machine = SimMachine::new();
@@ -147,7 +147,7 @@ fn an_admission_whose_report_panics_is_over() {
 
 type Use = dyn Fn() + Send + Sync;
 
-/// A cause of an error that calls the pool at its end.
+/// A cause of an error that calls the pool when it is dropped.
 struct Cause(Arc<OnceLock<Weak<Use>>>);
 
 impl fmt::Debug for Cause {
@@ -172,7 +172,7 @@ impl Drop for Cause {
     }
 }
 
-/// Plain memory up to `most` bytes a request, that notes the sizes it is asked for.
+/// Plain memory, up to `most` bytes per request, that notes the requested sizes.
 fn bounded(
     device: &Arc<SimDevice>,
     most: Arc<AtomicU64>,
@@ -197,7 +197,7 @@ fn bounded(
     }
 }
 
-/// An error of upstream ends without the pool's lock: what it has as its cause may use the pool.
+/// An error of upstream is dropped without the pool's lock, so its cause may use the pool.
 #[test]
 fn an_error_of_upstream_may_use_the_pool_at_its_end() {
     let (done, is_done) = mpsc::channel();
@@ -221,7 +221,8 @@ fn an_error_of_upstream_may_use_the_pool_at_its_end() {
     assert!(is_done.recv_timeout(Duration::from_secs(60)).is_ok(), "the pool's lock is held");
 }
 
-/// Upstream is asked again only if free memory went back after it refused, and not for what went back before.
+/// After a refusal, upstream is asked again only if free memory goes back to it; memory that went back
+/// earlier does not count.
 #[test]
 fn upstream_is_asked_once_for_the_same_memory() {
     let device = SimDevice::new(SimConfig::h200());

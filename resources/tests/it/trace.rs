@@ -22,7 +22,7 @@ use tracing_subscriber::registry::LookupSpan;
 const MIB: u64 = 1 << 20;
 const S: StreamRef = StreamRef::LEGACY;
 
-/// An event: its text is the field `message`.
+/// An event. Its text is the field `message`.
 #[derive(Clone, Debug)]
 struct Seen {
     level: Level,
@@ -47,7 +47,7 @@ impl Visit for Fields {
     }
 }
 
-/// Notes all events of the pool, and how many spans there were.
+/// Collects all events of the pool, and counts spans.
 #[derive(Clone, Default)]
 struct Collector {
     events: Arc<Mutex<Vec<Seen>>>,
@@ -70,7 +70,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Collector {
 }
 
 impl Collector {
-    /// The events of this text.
+    /// Returns the events with this text.
     fn seen(&self, text: &str) -> Vec<Seen> {
         let events = self.events.lock().expect("no thread panicked");
         events
@@ -100,7 +100,7 @@ fn stack(text: &str, device: &Arc<SimDevice>) -> AnyResource {
 
 fn give(resource: &dyn DeviceMemoryResource, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
     let layout = millpond_core::Layout::new(bytes);
-    // SAFETY: the block came from this resource with this size and is given back once; nothing uses it.
+    // SAFETY: the block came from this resource with this size and is freed once; nothing uses it.
     unsafe { resource.deallocate(ptr, layout, stream) };
 }
 
@@ -142,7 +142,7 @@ fn issue_9_each_growth_and_each_refusal_is_an_event_in_every_configuration() {
             );
             assert!(!collector.seen("did not grow").is_empty(), "{text}");
             assert!(*collector.spans.lock().expect("no thread panicked") > 0, "{text}");
-            // What goes back is told, too.
+            // Memory that goes back is reported, too.
             blocks.into_iter().for_each(|ptr| give(&*resource, ptr, 8 * MIB, S));
             let before = device.live_bytes();
             resource.trim(0).expect("what is free can be given back");
@@ -221,7 +221,8 @@ fn issue_9_what_decays_and_what_another_asks_for_are_events() {
     });
 }
 
-/// The counts and events of frees: what a cache took, what it pushed out, and what the pool took back.
+/// The counts and events of frees: blocks that a cache took, blocks that it evicted, and blocks that the pool
+/// took back.
 #[test]
 fn each_free_is_counted_where_the_block_went() {
     Collector::of(|collector| {
@@ -238,13 +239,13 @@ fn each_free_is_counted_where_the_block_went() {
         let (heap, cached) = (frees().heap, frees().cached);
         assert!(heap < 10 && heap + cached == 10, "{:?}", frees());
 
-        // A class that is full goes to the arena, with half of its cached blocks.
+        // A full class goes to the arena, with half of its cached blocks.
         free(all(200, 256), 256);
         let counts = frees();
         assert!(counts.past_cache > 0 && counts.evicted > counts.past_cache, "{counts:?}");
         assert_eq!(counts.cached + counts.past_cache + counts.heap, 210);
 
-        // Of large blocks the last one is cached, until the pool needs it.
+        // The last large block stays cached until the pool needs it.
         free(all(2, 3 * MIB), 3 * MIB);
         assert_eq!(frees().evicted, counts.evicted + 1);
         let before = frees().flushed;

@@ -1,4 +1,4 @@
-//! What a pool over pages holds over many steps of a training loop.
+//! Tests the memory of a pool over pages after many steps of a training loop.
 
 use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, StreamRef};
 use millpond_driver::sim::{SimConfig, SimDevice};
@@ -16,7 +16,7 @@ struct Model {
     gradients: Vec<Block>,
 }
 
-/// What the forward pass of a layer leaves for the backward pass.
+/// The blocks that a layer's forward pass leaves for the backward pass.
 struct Saved {
     norms: [Block; 2],
     attention: [Block; 4],
@@ -29,7 +29,7 @@ impl Model {
         let device = SimDevice::new(SimConfig::h200());
         let pool = CudaMemoryResource::new(device).layer(PoolLayer::new()).expect("a pool");
         let model = Self { pool, gradients: Vec::new() };
-        // Weights and two moments each, which are never freed.
+        // The weights, and two moments each, which are never freed.
         for _ in 0..3 {
             model.take(125);
             (0..LAYERS).for_each(|_| [12, 4, 16, 16].into_iter().for_each(|mib| _ = model.take(mib)));
@@ -48,7 +48,7 @@ impl Model {
 
     fn free(&self, blocks: &[Block]) {
         for (ptr, bytes) in blocks {
-            // SAFETY: the block came from the pool with this size and is given back once.
+            // SAFETY: the block came from the pool with this size and is freed once.
             unsafe { self.pool.deallocate_bytes(*ptr, *bytes, StreamRef::LEGACY) };
         }
     }
@@ -62,7 +62,7 @@ impl Model {
         (0..SMALL_PER_LAYER).for_each(|_| self.free(&[self.allocate(KIB)]));
     }
 
-    /// Returns what the layer saves, and its output; frees its input.
+    /// Frees the layer's input. Returns the blocks that the layer saves, and its output.
     fn forward(&self, input: Block) -> (Saved, Block) {
         self.small_blocks();
         let (six, sixteen, packed) = (self.take(6), self.take(16), self.take(16));
@@ -86,7 +86,7 @@ impl Model {
         (Saved { norms: [six, sixteen], attention, feed_forward, rest }, output)
     }
 
-    /// Computes the loss, frees the gradients of the last step, and takes the first one of this step.
+    /// Computes the loss, frees the last step's gradients, and takes this step's first gradient.
     fn loss(&mut self, output: Block) {
         let (last, scores, logits) = (self.take(62), self.take(16), self.take(500));
         self.free(&[output]);
@@ -106,7 +106,8 @@ impl Model {
         self.free(&[of_logits, of_last, last]);
     }
 
-    /// Frees what the layer saved and the gradient of its output; returns that of its input.
+    /// Frees the saved blocks and the gradient of the layer's output. Returns the gradient of the layer's
+    /// input.
     fn backward(&mut self, saved: Saved, of_output: Block) -> Block {
         self.small_blocks();
         let [split, mixed, two, sum] = saved.attention;
@@ -162,8 +163,8 @@ impl Model {
     }
 }
 
-/// The gradients live on from step to step, among blocks that come and go. Where they are put elsewhere in
-/// each step, the largest blocks have to be stitched anew, and the pool takes memory to save driver calls.
+/// Gradients live from step to step, among blocks that come and go. If they move in each step, the pool must
+/// stitch the largest blocks again, and takes memory to save driver calls.
 #[test]
 fn a_training_loop_takes_little_more_after_a_hundred_steps_than_what_is_live() {
     if cfg!(miri) {

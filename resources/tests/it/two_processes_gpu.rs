@@ -1,4 +1,4 @@
-//! A thousand blocks, and a thousand pointers of a pool of the driver, that another process reads and writes.
+//! Tests that another process reads and writes a thousand blocks, and a thousand pointers of a driver's pool.
 #![cfg(target_os = "linux")]
 
 use std::fmt::Write as _;
@@ -55,7 +55,7 @@ fn bytes_from(hex: &str) -> Vec<u8> {
     (0..hex.len() / 2).map(|at| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap()).collect()
 }
 
-/// This test as another process, which has the list of blocks.
+/// Runs this test as another process, which gets the list of blocks.
 fn other_process(test: &str, list: &Path) -> Command {
     let mut other = Command::new(std::env::current_exe().unwrap());
     other
@@ -108,7 +108,7 @@ fn a_thousand_blocks_of_a_pool() {
             fill(&driver, ptr, index, false);
             let (description, descriptors) = pool.export_block(ptr, bytes_of(index)).unwrap().into_parts();
             let copies = descriptors.iter().map(|fd| {
-                // SAFETY: `dup` makes a descriptor that is this test's own, and inherited.
+                // SAFETY: `dup` makes a new descriptor for this test, which the child inherits.
                 let copy = unsafe { libc::dup(fd.as_raw_fd()) };
                 assert!(copy >= 0, "{}", std::io::Error::last_os_error());
                 // SAFETY: as above.
@@ -138,7 +138,7 @@ fn a_thousand_blocks_of_a_pool() {
 fn a_thousand_pointers_of_a_pool_of_the_driver() {
     let driver = open();
     if let Some(list) = std::env::var_os(LIST) {
-        // SAFETY: the blocks are freed here, and that is done, before this process ends.
+        // SAFETY: this process frees the blocks, and completes the frees, before it ends.
         let pool = unsafe { MemoryPool::import_fd(driver.clone(), std::io::stdin().as_fd()) }.unwrap();
         let list = std::fs::read_to_string(list).unwrap();
         let blocks = list.lines().map(|line| {

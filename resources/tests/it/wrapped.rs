@@ -1,5 +1,5 @@
-//! Tests pools over wrappers: over one of `cuda` they map no pages, and report that; over one that submits
-//! work they trim what reaches the device.
+//! Tests pools over wrappers. Over a wrapper of `cuda`, a pool maps no pages, and reports that. Over a
+//! wrapper that submits work, a pool's `trim` counts only memory that reaches the device.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_resources::{CudaMemoryResource, PagesMode, PoolLayer};
 use tracing::field::{Field, Visit};
 
-/// Passes everything on.
+/// Passes every call on.
 #[derive(Debug)]
 struct Wrapper(CudaMemoryResource);
 
@@ -96,7 +96,7 @@ fn issue_9_a_wrapper_below_the_pool_is_said_to_cost_its_pages() {
     assert!(said.len() == 1 && said[0].contains("put the layer above the pool"), "{said:?}");
 }
 
-/// A wrapper that says nothing about its order is taken for one that submits work.
+/// A wrapper that says nothing about its order counts as one that submits work.
 #[test]
 fn a_wrapper_is_stream_ordered_unless_it_says_otherwise() {
     let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
@@ -104,8 +104,8 @@ fn a_wrapper_is_stream_ordered_unless_it_says_otherwise() {
     assert!(Wrapper(cuda).is_stream_ordered());
 }
 
-/// `trim` counts each byte that reached the device, once: a wrapper passes regions on at once, a pool or the
-/// driver's keeps them until it is trimmed itself.
+/// `trim` counts each byte that reached the device once. A wrapper passes regions on at once. A pool, or the
+/// driver's pool, keeps them until it is trimmed itself.
 #[test]
 fn trim_counts_what_reached_the_device() {
     let layers = millpond_resources::LAYERS.iter().chain(millpond_adaptors::LAYERS);

@@ -182,8 +182,8 @@ pub(crate) const CAPTURES: &[Program] = &[
             let _taken = resource.allocate_bytes(8 * MIB, bench.b).unwrap();
             capturing(bench, || error(resource.allocate_bytes(MIB, bench.a)))
         },
-        "out of memory for 1MiB on stream A of DEVICE in `cuda_async:max=8MiB`: a stream that captures a \
-         graph waits for no other; ask outside the capture: it was 1MiB short\n\
+        "out of memory for 1MiB on stream A of DEVICE in `cuda_async:max=8MiB`: a capturing stream cannot \
+         wait for other streams; allocate outside the capture: it was 1MiB short\n\
          \x20 this would have helped:\n\
          \x20 - raise the maximum by 1MiB\n\
          \x20 it holds 8MiB: 8MiB in use in 1 block, 0B free, at most 0B in a row; its maximum is 8MiB; the \

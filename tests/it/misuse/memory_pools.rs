@@ -154,8 +154,8 @@ pub(crate) const PROGRAMS: &[Program] = &[
             };
             error(CudaAsyncMemoryResource::new(bench.driver(), options))
         },
-        "invalid argument of DEVICE in `cuda_async:initial=2MiB,max=1MiB`: the initial 2MiB are more than \
-         the most, 1MiB; raise max",
+        "invalid argument of DEVICE in `cuda_async:initial=2MiB,max=1MiB`: the initial 2MiB exceeds \
+         the maximum of 1MiB; raise `max`",
     ),
     program(
         "half a description of a shared block",
@@ -172,7 +172,7 @@ pub(crate) const PROGRAMS: &[Program] = &[
             let (description, _) = pool.export_block(ptr, MIB).unwrap().into_parts();
             error(ImportedBlock::open(&bench.driver(), &description, Vec::<OwnedFd>::new()))
         },
-        "invalid argument: this does not describe a shared block: it belongs to another number of \
+        "invalid argument: this does not describe a shared block: its number of parts is not the number of \
          descriptors; pass on all that the export returned",
     ),
 ];

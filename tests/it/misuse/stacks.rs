@@ -189,20 +189,20 @@ pub(crate) const STACKS: &[Program] = &[
     text!(
         "blocks of no bytes",
         "cuda+fixed_size:block_size=0",
-        "invalid argument in `cuda+fixed_size:block_size=0`: 128 blocks of 0 bytes are not possible; write \
-         for example block_size=1MiB,blocks=128"
+        "invalid argument in `cuda+fixed_size:block_size=0`: cannot make 128 blocks of 0 bytes; write for \
+         example block_size=1MiB,blocks=128"
     ),
     text!(
         "an arena of some bytes",
         "cuda+arena:size=4KiB",
-        "invalid argument in `cuda+arena:size=4KiB`: an arena of 4096 bytes is smaller than its smallest \
-         part, 1MiB; raise `size`"
+        "invalid argument in `cuda+arena:size=4KiB`: an arena of 4096 bytes is too small: it needs at \
+         least 1MiB; raise `size`"
     ),
     text!(
         "bins and their exponents",
         "cuda+binning:bins=4KiB,min=18",
-        "invalid stack in `cuda+binning:bins=4KiB,min=18`: `binning` takes either bins, or min and max; \
-         leave one out"
+        "invalid stack in `cuda+binning:bins=4KiB,min=18`: `binning` takes bins, or min and max, but \
+         not both; leave one out"
     ),
     text!(
         "bins from large to small",
@@ -291,7 +291,7 @@ pub(crate) const STACKS: &[Program] = &[
         "a pool of the driver that is neither",
         "cuda_async_view:pool=mine",
         "invalid stack in `cuda_async_view:pool=mine`: `pool=mine` of `cuda_async_view`: write default or \
-         current; a resource over any other pool is made from its handle"
+         current; for any other pool, build the resource from the pool's handle"
     ),
     text!(
         "a decompression engine perhaps",

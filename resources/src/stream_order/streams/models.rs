@@ -9,14 +9,14 @@ use crate::sync::{Mutex, explore, explore_canary};
 
 const STREAM: StreamRef = StreamRef::LEGACY;
 
-/// A call of the driver for a stream; the driver orders them under its own lock.
+/// A driver call on a stream; the driver orders such calls under its lock.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Submitted {
     Work,
     Record,
 }
 
-/// The driver's side of a stream, and the resource's behind the resource's lock.
+/// The driver's side of a stream, and the resource's side behind the resource's lock.
 struct Setup {
     driver: Mutex<Vec<Submitted>>,
     slot: Mutex<Slot>,
@@ -79,7 +79,7 @@ fn canary_an_event_recorded_before_its_epoch_ends() {
     });
 }
 
-/// A thread requests a record while two threads make calls on the stream; `takes_request` returns whether a
+/// A thread requests a record while two threads make calls on the stream. `takes_request` returns whether a
 /// call records.
 fn one_of_two_calls_records(takes_request: impl Fn(&Setup) -> bool + Clone + Send + 'static) {
     let setup = Setup::new();
@@ -100,7 +100,7 @@ fn one_of_two_calls_records(takes_request: impl Fn(&Setup) -> bool + Clone + Sen
 fn one_call_takes_a_requested_record() {
     explore(|| {
         one_of_two_calls_records(|setup| {
-            // As the pool does: the flag sends a call past the stream caches, to the lock.
+            // Like the pool: the flag makes a call skip the stream caches and take the lock.
             setup.cell.is_record_requested() && setup.slot.lock().take_requested_record().is_some()
         });
     });

@@ -8,7 +8,7 @@ use loom::thread;
 use crate::sync::spin_lock::*;
 use crate::sync::{explore, explore_canary, explore_without_order};
 
-/// A value at which loom finds concurrent accesses, and reads that miss the last write.
+/// A value in which loom finds concurrent accesses, and reads that miss the last write.
 type Watched = UnsafeCell<u64>;
 
 fn add_one(value: &Watched) {
@@ -63,7 +63,7 @@ fn canary_a_lock_that_orders_nothing() {
     explore_without_order(TORN, two_threads_wait);
 }
 
-/// Makes the guard even if another thread holds the lock, and drops it then.
+/// Makes the guard even if another thread holds the lock, and then drops it.
 fn try_lock_eagerly<T>(lock: &SpinLock<T>) -> Option<SpinGuard<'_, T>> {
     let taken = !lock.is_locked.swap(true, Ordering::Acquire);
     let guard = SpinGuard { lock, value: PhantomData };

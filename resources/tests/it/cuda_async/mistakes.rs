@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// The message of the one misuse that the call is.
+/// Returns the message of the one misuse that the call causes.
 fn refusal(call: impl FnOnce()) -> String {
     let ((), misuses): ((), Vec<Misuse>) = misuse_recorder::record(call);
     let [misuse] = &misuses[..] else { panic!("{misuses:?}") };
@@ -103,7 +103,7 @@ fn managed_memory_on_a_driver_before_cuda_13() {
     let driver = HookedDriver::new(device());
     driver.be_version(12_090);
     let text = "not supported of DEVICE in `cuda_async_managed`: pools of managed memory need a driver of \
-                CUDA 13.0; this is 12.9: use managed";
+                CUDA 13.0, but this one has 12.9; use managed";
     let refused = CudaAsyncManagedMemoryResource::new(driver.clone());
     assert_eq!(said(refused), (ErrorKind::Unsupported, text.to_owned()));
     driver.be_version(13_000);
@@ -113,12 +113,12 @@ fn managed_memory_on_a_driver_before_cuda_13() {
 #[test]
 fn an_initial_size_above_the_maximum_or_the_device() {
     let refused = |options| said(CudaAsyncMemoryResource::new(device(), options));
-    let above = "invalid argument of DEVICE in `cuda_async:initial=2MiB,max=1MiB`: the initial 2MiB are more \
-                 than the most, 1MiB; raise max";
+    let above = "invalid argument of DEVICE in `cuda_async:initial=2MiB,max=1MiB`: the initial 2MiB exceeds \
+                 the maximum of 1MiB; raise `max`";
     let options = CudaAsyncOptions { initial_bytes: 2 * MIB, maximum_bytes: Some(MIB), ..defaults() };
     assert_eq!(refused(options), (ErrorKind::InvalidArgument, above.to_owned()));
     let (kind, text) = refused(CudaAsyncOptions { initial_bytes: 1 << 60, ..defaults() });
-    assert!(kind == ErrorKind::OutOfMemory && text.contains("1EiB are more than the device has"), "{text}");
+    assert!(kind == ErrorKind::OutOfMemory && text.contains("1EiB exceeds the device's"), "{text}");
 }
 
 #[test]
@@ -162,8 +162,8 @@ fn mistakes_in_a_stacks_text() {
         ),
         (
             "cuda_async_view:pool=other",
-            "`pool=other` of `cuda_async_view`: write default or current; a resource over any \
-             other pool is made from its handle",
+            "`pool=other` of `cuda_async_view`: write default or current; for any other \
+             pool, build the resource from the pool's handle",
         ),
         ("cuda_async_managed:max=1GiB", "`cuda_async_managed` takes no parameters; leave `max` out"),
     ] {

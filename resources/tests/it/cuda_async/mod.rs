@@ -1,5 +1,5 @@
-//! Tests the resources over the driver's pools: what RMM's tests of its own ask, the mistakes that they
-//! refuse, and what they do while a graph is captured.
+//! Tests the resources over the driver's pools: the cases of RMM's tests, the mistakes that they refuse, and
+//! their work during graph captures.
 
 mod mistakes;
 
@@ -43,9 +43,9 @@ fn resource(device: &Arc<SimDevice>) -> CudaAsyncMemoryResource {
     CudaAsyncMemoryResource::new(device.clone(), defaults()).unwrap()
 }
 
-/// Gives back a block; most tests pass one that they allocated, with its size, once.
+/// Frees a block. Most tests pass a block that they allocated, with its size, once.
 fn put(resource: &dyn DeviceMemoryResource, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
-    // SAFETY: nothing uses the block. Where the pointer is no block, the resource finds out.
+    // SAFETY: nothing uses the block. If the pointer is no block, the resource finds out.
     unsafe { resource.deallocate_bytes(ptr, bytes, stream) }
 }
 
@@ -53,7 +53,7 @@ fn build(text: &str, driver: DriverHandle) -> Result<AnyResource> {
     text.parse::<StackSpec>()?.build(&LayerTable::new(LAYERS.iter().copied()), &driver)
 }
 
-/// The kind and the text of an error, in which the device is called `DEVICE`.
+/// Returns the kind and the text of an error. The text calls the device `DEVICE`.
 fn said<T>(answer: Result<T>) -> (ErrorKind, String) {
     let Err(error) = answer else { panic!("it was not refused") };
     let device = error.device().map(|device| device.to_string());
@@ -119,7 +119,7 @@ fn fabric_handles_support() {
     assert_eq!(said(refused), (ErrorKind::Unsupported, text.to_owned()));
 }
 
-/// RMM's defect of capabilities that are cached for the first device that is asked: each driver answers for
+/// RMM's defect: it caches the capabilities of the first device that is asked. Here each driver answers for
 /// itself.
 #[test]
 fn memory_for_the_decompression_engine_is_made_where_the_driver_knows_it() {
@@ -210,7 +210,7 @@ fn managed_multiple_allocations() {
 }
 
 /// RMM's issue 2510: with a threshold of 0, each synchronisation gives all memory back, and each request
-/// takes it anew.
+/// takes it again.
 #[test]
 fn issue_2510_managed_memory_stays_at_a_synchronisation() {
     let device = device();
@@ -221,7 +221,7 @@ fn issue_2510_managed_memory_stays_at_a_synchronisation() {
     put(&resource, ptr, MIB, s);
     device.synchronize().unwrap();
     assert_eq!(resource.pool().reserved_bytes().unwrap(), 32 * MIB);
-    // What a program has set stays.
+    // The program's setting stays.
     resource.pool().set_release_threshold(5).unwrap();
     let later = CudaAsyncManagedMemoryResource::new(device).unwrap();
     assert_eq!(later.pool().release_threshold().unwrap(), 5);
@@ -253,7 +253,7 @@ fn view_does_not_take_ownership_of_pool() {
     assert_eq!(pool.used_bytes().unwrap(), 0);
 }
 
-/// A null handle, which RMM's constructor refuses, names no pool; the driver says so.
+/// A null handle names no pool, and the driver says so. RMM's constructor refuses it.
 #[test]
 fn view_throws_if_null_pool() {
     // SAFETY: the simulated device finds out.
@@ -307,7 +307,7 @@ fn dropping_the_resource_frees_what_is_handed_out() {
     assert_eq!(device.take_violations(), []);
 }
 
-/// A hit asks the driver whether the stream captures, and for the memory; nothing else.
+/// A hit asks the driver only whether the stream captures, and for the memory.
 #[test]
 fn a_request_and_a_free_make_two_calls_each() {
     let device = device();
@@ -339,8 +339,8 @@ fn memory_info_counts_what_the_pool_could_hand_out_again() {
 
 // --- Captures ---
 
-/// On a stream that captures, a request is no node of the graph, and a block that comes back is neither: it
-/// is free again when the stream is used after the capture.
+/// On a capturing stream, neither a request nor a free becomes a node of the graph. The block is free again
+/// when the stream is used after the capture.
 #[test]
 fn a_capturing_stream_is_served_outside_of_its_capture() {
     for mode in [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed] {
@@ -376,7 +376,7 @@ fn a_capturing_stream_is_served_outside_of_its_capture() {
     }
 }
 
-/// The stream of blocks that came back during a capture may never be used again.
+/// The stream of blocks that were freed during a capture may never be used again.
 #[test]
 fn blocks_of_a_capture_are_free_when_memory_is_out_and_at_trim() {
     let device = device();
@@ -409,8 +409,8 @@ fn out_of_memory_on_a_capturing_stream_says_what_to_do() {
     let (kind, text) = said(resource.allocate_bytes(700 * MIB, s));
     assert_eq!(kind, ErrorKind::OutOfMemory);
     let start = format!(
-        "out of memory for 700MiB on stream {s} of DEVICE in `cuda_async`: a stream that captures a graph \
-         waits for no other; ask outside the capture: it was "
+        "out of memory for 700MiB on stream {s} of DEVICE in `cuda_async`: a capturing stream cannot wait \
+         for other streams; allocate outside the capture: it was "
     );
     assert!(text.starts_with(&start) && text.contains("it holds 700MiB: 700MiB in use in 1 block"), "{text}");
     assert!(
