@@ -12,7 +12,7 @@ use crate::Result;
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a layer for `{R}`",
     label = "this cannot go on top of `{R}`",
-    note = "layers are values such as `PoolLayer::new()`; `layer_fn` makes one from a closure"
+    note = "a layer is a value of a type such as `PoolLayer`; `layer_fn` makes one from a closure"
 )]
 pub trait Layer<R> {
     /// The resource that the layer builds.

@@ -41,8 +41,8 @@ fn exact_bytes(bytes: u64) -> String {
 /// A smaller amount of memory is never meant in bytes: the unit was forgotten.
 const LEAST_WITHOUT_UNIT: u64 = 1 << 20;
 
-/// Reads an amount of memory like [`parse_bytes`], but a small number needs its unit. Nobody means a pool of
-/// 50 bytes or a device of 8: they mean 50 GiB or 50 %. Stacks, devices, options of the replay binary and
+/// Reads an amount of memory like [`parse_bytes`], but a small number needs its unit: a pool of 50 means
+/// 50 GiB or 50 %, not 50 bytes. Stacks, devices, options of the replay binary and
 /// Python's texts all use this function.
 ///
 /// ```

@@ -25,7 +25,8 @@ def test_the_programs_of_a_page_run(page, tmp_path):
     program = tmp_path / "page.py"
     program.write_text("\n".join(programs(page.read_text())))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MILLPOND_STACK")}
-    run = subprocess.run([sys.executable, program], capture_output=True, text=True, cwd=tmp_path, env=environment)
+    command = [sys.executable, program]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert run.returncode == 0, run.stderr
 
 

@@ -108,7 +108,7 @@ fn the_text_is_short_and_says_what_to_do() {
   any of these would have helped:
   - raise the maximum by 8MiB
   - give this block back: {} (16MiB)
-  it holds 16MiB: 16MiB in use in 1 block, 0B free, at most 0B in a row; its maximum is 20MiB; \
+  it holds 16MiB: 16MiB in use in 1 block, 0B free, largest free block 0B; its maximum is 20MiB; \
          the device has 48MiB free of 64MiB
   [{}] #: in use, +: partly, .: free",
         bare_device(&error),

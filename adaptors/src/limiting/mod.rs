@@ -39,7 +39,7 @@ use crate::shards::{All, Guard, Shards};
 /// assert_eq!(resource.allocated_bytes(), 1024);
 /// let error = resource.allocate_bytes(1025, StreamRef::LEGACY).unwrap_err();
 /// assert!(error.is_out_of_memory());
-/// assert!(error.message().contains("256 bytes short"), "{error}");
+/// assert!(error.to_string().contains("256B short"), "{error}");
 /// # // SAFETY: the block is live, unused, and freed with its layout.
 /// # unsafe { resource.deallocate_bytes(block, 1000, StreamRef::LEGACY) };
 /// # Ok::<(), millpond_core::Error>(())
@@ -129,10 +129,8 @@ impl<R> LimitingResourceAdaptor<R> {
     fn over_limit(&self, bytes: u64, allocated: u64, layout: Layout, stream: StreamRef) -> Error {
         let short = u128::from(allocated) + u128::from(bytes) - u128::from(self.limit_bytes);
         let (limit, in_use) = (format_bytes(self.limit_bytes), format_bytes(allocated));
-        let message = format!(
-            "the limit is {limit} and {in_use} are in use, so it is {short} bytes short; free blocks, or \
-             raise the limit"
-        );
+        let message =
+            format!("the limit is {limit} and {in_use} are in use; free blocks, or raise the limit");
         let mut report = OutOfMemoryReport::new(layout, stream);
         let short = u64::try_from(short).unwrap_or(u64::MAX);
         report.is_impossible = bytes > self.limit_bytes;

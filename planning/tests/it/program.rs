@@ -175,7 +175,7 @@ fn parts_that_are_wrong_are_refused() {
     assert_eq!(refused(&|it| it.lanes.resize(257, 0)), "257 streams exceed the limit of 256");
     assert_eq!(
         refused(&|it| it.allocations = vec![block(256, 0, 1, 0); MOST_ALLOCATIONS + 1]),
-        "1048577 allocations, over 1048576"
+        "1048577 allocations exceed the limit of 1048576"
     );
     assert_eq!(
         refused(&|it| it.allocations[1].slot.as_mut().unwrap().offset = 512),

@@ -1,7 +1,7 @@
 //! Runs the commands of the book that need no GPU and no framework, and compares what they print.
 //!
-//! A block ```` ```console ```` has commands after `$ ` and their output below. A line `…` stands for lines that
-//! the page leaves out. Rows of tables are not compared, since most have times of the machine.
+//! A block ```` ```console ```` has commands after `$ ` and their output below. A line `…` stands for lines
+//! that the page leaves out. Rows of tables are not compared, since most have times of the machine.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};

@@ -167,7 +167,7 @@ pub(crate) const CAPTURES: &[Program] = &[
          \x20 any of these would have helped:\n\
          \x20 - ask outside the capture and wait for stream B, whose free block of 8MiB fits\n\
          \x20 - raise the maximum by 8MiB\n\
-         \x20 it holds 8MiB: 0B in use in 0 blocks, 8MiB free, at most 8MiB in a row; its maximum is \
+         \x20 it holds 8MiB: 0B in use in 0 blocks, 8MiB free, largest free block 8MiB; its maximum is \
          8MiB; the \
          device has 248MiB free of 256MiB\n\
          \x20 free for stream B: 8MiB in 1 block, the largest 8MiB\n\
@@ -186,7 +186,7 @@ pub(crate) const CAPTURES: &[Program] = &[
          wait for other streams; allocate outside the capture: it was 1MiB short\n\
          \x20 this would have helped:\n\
          \x20 - raise the maximum by 1MiB\n\
-         \x20 it holds 8MiB: 8MiB in use in 1 block, 0B free, at most 0B in a row; its maximum is 8MiB; the \
+         \x20 it holds 8MiB: 8MiB in use in 1 block, 0B free, largest free block 0B; its maximum is 8MiB; the \
          device has 248MiB free of 256MiB\n\
          \x20 caused by: cuMemAllocFromPoolAsync: CUDA_ERROR_OUT_OF_MEMORY (2): the pool holds at most \
          8388608 bytes",
