@@ -232,7 +232,8 @@ bool millpond_device_is_simulated(const struct millpond_device *device);
 //
 // # Safety
 // `device` is a handle from this library; `name` is valid for writes.
-millpond_status millpond_device_name(const struct millpond_device *device, char **name);
+millpond_status millpond_device_name(const struct millpond_device *device,
+                                     char **name);
 
 // Writes the free and total bytes of the device.
 //
@@ -658,8 +659,7 @@ millpond_status millpond_resource_binning(const struct millpond_resource *upstre
 //
 // # Safety
 // `resource` is a handle from this library; `pool` is valid for writes.
-millpond_status millpond_async_pool(const struct millpond_resource *resource,
-                                    void **pool);
+millpond_status millpond_async_pool(const struct millpond_resource *resource, void **pool);
 
 // Makes a resource over a driver pool (`CUmemoryPool`) that the caller still owns.
 //
@@ -868,8 +868,7 @@ millpond_status millpond_record_stream(void *ptr,
 //
 // # Safety
 // `bytes` is valid for writes.
-millpond_status millpond_block_size(void *ptr,
-                                    uint64_t *bytes);
+millpond_status millpond_block_size(void *ptr, uint64_t *bytes);
 
 // Trims the default resource of every device that was asked for memory: its free memory goes back to the
 // driver.
@@ -886,7 +885,8 @@ void millpond_begin_allocate_to_pool(int32_t device,
 
 // Ends what `millpond_begin_allocate_to_pool` began, after the capture has ended. The pool keeps the
 // allocated memory. For PyTorch's `set_end_allocate_to_pool_fn`.
-void millpond_end_allocate_to_pool(int32_t device, struct millpond_graph_pool_id pool);
+void millpond_end_allocate_to_pool(int32_t device,
+                                   struct millpond_graph_pool_id pool);
 
 // Releases a graph's use of a pool. After the last release, the pool's memory goes back when the device has
 // finished all work. For PyTorch's `set_release_pool`.

@@ -84,7 +84,7 @@ impl Order {
 /// let blocks = vec![block(0, 1, 1), block(2, 3, 2)];
 /// let problem = Problem::new(blocks.clone(), 256)?;
 /// assert_eq!(bounds(&problem).bytes, 256);
-/// The first stream may still be using its block on the device, so the second stream may not take it.
+/// // The first stream may still use its block on the device, so the second stream may not take it.
 /// let problem = Problem::stream_safe(blocks.clone(), 256, Vec::new())?;
 /// assert_eq!(bounds(&problem).bytes, 512);
 /// // Here the host waited in between.
