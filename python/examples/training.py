@@ -23,16 +23,21 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 ALLOCATORS = ("default", "expandable", "millpond", "mempool")
 MODELS = ("transformer", "resnet")
 SHAPES = ("fixed", "changing")
 WARM_UP = 3
 
+#: Makes the inputs and targets of a step from its number and a generator.
+Batch = Callable[[int, Any], tuple[Any, Any]]
 
-def parse():
+
+def parse() -> argparse.Namespace:
     """Return the arguments."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--model", choices=MODELS, default="transformer")
     parser.add_argument("--allocator", choices=ALLOCATORS, default="millpond")
     parser.add_argument("--shapes", choices=SHAPES, default="changing")
@@ -46,13 +51,13 @@ def parse():
 # --- The models ---
 
 
-def transformer(torch, options):
+def transformer(torch: Any, options: argparse.Namespace) -> tuple[Any, Batch]:
     """Return a language model, and a function that makes the batch of a step."""
-    nn = torch.nn
+    nn: Any = torch.nn
     width, layers, words = (128, 2, 1000) if options.small else (1024, 12, 32_000)
 
-    class Model(nn.Module):
-        def __init__(self):
+    class Model(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
             super().__init__()
             self.words = nn.Embedding(words, width)
             layer = nn.TransformerEncoderLayer(
@@ -61,10 +66,10 @@ def transformer(torch, options):
             self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
             self.out = nn.Linear(width, words)
 
-        def forward(self, tokens):
+        def forward(self, tokens: Any) -> Any:
             return self.out(self.layers(self.words(tokens))).flatten(0, 1)
 
-    def batch(step, generator):
+    def batch(step: int, generator: Any) -> tuple[Any, Any]:
         longest = 128 if options.small else 1024
         length = longest
         if options.shapes == "changing":
@@ -76,18 +81,18 @@ def transformer(torch, options):
     return Model(), batch
 
 
-def resnet(torch, options):
+def resnet(torch: Any, options: argparse.Namespace) -> tuple[Any, Batch]:
     """Return a ResNet of bottleneck blocks for images, and a function that makes the batch of a step."""
-    nn = torch.nn
+    nn: Any = torch.nn
     depths, width, classes = ((1, 1), 16, 10) if options.small else ((3, 4, 6, 3), 64, 1000)
 
-    def convolution(inputs, outputs, size, stride=1):
+    def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> Any:
         return nn.Sequential(
             nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False), nn.BatchNorm2d(outputs)
         )
 
-    class Block(nn.Module):
-        def __init__(self, inputs, width, stride):
+    class Block(nn.Module):  # type: ignore[misc]
+        def __init__(self, inputs: int, width: int, stride: int) -> None:
             super().__init__()
             self.body = nn.Sequential(
                 convolution(inputs, width, 1), nn.ReLU(),
@@ -97,11 +102,11 @@ def resnet(torch, options):
             same = stride == 1 and inputs == 4 * width
             self.past = nn.Identity() if same else convolution(inputs, 4 * width, 1, stride)
 
-        def forward(self, x):
+        def forward(self, x: Any) -> Any:
             return nn.functional.relu(self.body(x) + self.past(x))
 
-    class Model(nn.Module):
-        def __init__(self):
+    class Model(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
             super().__init__()
             parts, inputs = [convolution(3, width, 7, 2), nn.ReLU()], width
             for stage, depth in enumerate(depths):
@@ -110,10 +115,10 @@ def resnet(torch, options):
                     inputs = 4 * (width << stage)
             self.body, self.out = nn.Sequential(*parts), nn.Linear(inputs, classes)
 
-        def forward(self, images):
+        def forward(self, images: Any) -> Any:
             return self.out(self.body(images).mean((2, 3)))
 
-    def batch(step, generator):
+    def batch(step: int, generator: Any) -> tuple[Any, Any]:
         images, pixels = (4, 32) if options.small else (64, 224)
         if options.shapes == "changing":
             images, pixels = images // 2 + images // 4 * (step % 3), pixels // 7 * (5 + step * 5 % 6)
@@ -129,7 +134,7 @@ def resnet(torch, options):
 class DeviceMemory:
     """Samples the device's used memory, and keeps the most."""
 
-    def __init__(self, torch):
+    def __init__(self, torch: Any) -> None:
         self.ask = torch.cuda.cudart().cudaMemGetInfo
         self.before = self.peak = 0
         self.before = self.sample()
@@ -137,26 +142,26 @@ class DeviceMemory:
         self.thread = threading.Thread(target=self.watch, daemon=True)
         self.thread.start()
 
-    def sample(self):
+    def sample(self) -> int:
         """Ask now; return the bytes that are used beyond those of before."""
         free, total = self.ask(0)
-        used = total - free - self.before
+        used: int = total - free - self.before
         self.peak = max(self.peak, used)
         return used
 
-    def watch(self):
+    def watch(self) -> None:
         """Ask until the end."""
         while not self.done.wait(0.005):
             self.sample()
 
-    def end(self):
+    def end(self) -> int:
         """Return the most that was used."""
         self.done.set()
         self.thread.join()
         return self.peak
 
 
-def train(options):
+def train(options: argparse.Namespace) -> None:
     """Train; print what the run showed."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     if options.allocator == "expandable":
@@ -165,7 +170,7 @@ def train(options):
 
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
-    scope = contextlib.nullcontext()
+    scope: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if options.allocator == "millpond":
         import millpond.torch
 
@@ -173,6 +178,7 @@ def train(options):
     torch.cuda.init()
     torch.cuda.synchronize()
     memory = DeviceMemory(torch)
+    pool = None
     if options.allocator == "mempool":
         import millpond.torch
 
@@ -208,12 +214,12 @@ def train(options):
             "device_peak": memory.end(),
             "allocated_peak": torch.cuda.max_memory_allocated(),
             "reserved_peak": torch.cuda.max_memory_reserved(),
-            "served": served(torch, options, pool if options.allocator == "mempool" else None),
+            "served": served(torch, options, pool),
         }
     print(json.dumps(result))
 
 
-def served(torch, options, pool):
+def served(torch: Any, options: argparse.Namespace, pool: Any) -> float:
     """Return the share of PyTorch's memory at the end that is from millpond."""
     if options.allocator == "mempool":
         sizes = {True: 0, False: 0}
@@ -227,7 +233,7 @@ def served(torch, options, pool):
 # --- All runs ---
 
 
-def compare(options):
+def compare(options: argparse.Namespace) -> None:
     """Run all combinations, each in a process of its own, and print a table in Markdown."""
     gib = float(1 << 30)
     print("| model | shapes | allocator | loss | step, ms | device, GiB | tensors, GiB | millpond's |")

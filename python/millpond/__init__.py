@@ -9,12 +9,13 @@
 
 import importlib as _importlib
 import os as _os
+import typing as _typing
 from pathlib import Path as _Path
 
 from . import _native
 
 
-def _load():
+def _load() -> _Path:
     named = _os.environ.get("MILLPOND_LIBRARY")
     path = _Path(named) if named else _Path(__file__).with_name("libmillpond.so")
     _native.load(path)
@@ -71,18 +72,28 @@ from .stream import (  # noqa: E402
 _ON_DEMAND = frozenset({"cuda_core", "cupy", "dask", "numba", "replay", "rmm", "rmm_bridge", "torch"})
 
 
-def __getattr__(name):
-    if name in _ON_DEMAND:
-        return _importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if _typing.TYPE_CHECKING:
+    from . import cuda_core, cupy, dask, numba, replay, rmm, rmm_bridge, torch, typing  # noqa: F401
+else:
+
+    def __getattr__(name):
+        if name in _ON_DEMAND:
+            return _importlib.import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return sorted(globals().keys() | _ON_DEMAND)
 
 
-def library_path():
-    """Return the path of the libmillpond that was loaded, for what loads it by itself (PyTorch, C)."""
+def library_path() -> str:
+    """Return the path of the libmillpond that this process uses, for code that loads it by itself.
+
+    Example:
+        >>> import ctypes
+        >>> import millpond
+        >>> library = ctypes.CDLL(millpond.library_path())
+    """
     return str(_LIBRARY)
 
 

@@ -2,54 +2,148 @@
 
 import json
 import re
+from typing import Any
 
 
 class MillpondError(RuntimeError):
-    """A call of libmillpond's failed. `code` is the driver's (`CUresult`), or 0."""
+    """A call of libmillpond failed; the base class of the package's errors.
+
+    Attributes:
+        code: The driver's code (`CUresult`) as an int; 0 if the driver reported no error.
+
+    Example:
+        >>> import millpond
+        >>> try:
+        ...     millpond.stack("cuda+pol")
+        ... except millpond.MillpondError as error:
+        ...     print(type(error).__name__, error.code)
+        StackError 0
+    """
 
     code = 0
 
 
 class OutOfMemoryError(MillpondError, MemoryError):
-    """Memory is out. `report` says why and what would have helped, `data` holds the same as a dict."""
+    """The resource has no memory for a request.
+
+    Attributes:
+        report: A text that says which layer refused, why, and what would have helped.
+        data: The same report as a dict with sizes in bytes; None if the layer wrote none.
+
+    Example:
+        >>> import millpond
+        >>> resource = millpond.stack("cuda+limiting:limit=1MiB")
+        >>> try:
+        ...     millpond.DeviceBuffer(size=2 << 20, mr=resource)
+        ... except MemoryError as error:
+        ...     print(type(error).__name__, error.report != "")
+        OutOfMemoryError True
+    """
 
     report = ""
-    data = None
+    data: dict[str, Any] | None = None
 
 
 class InvalidArgumentError(MillpondError, ValueError):
-    """An argument is invalid in any state of memory."""
+    """An argument is invalid, however much memory is free.
+
+    Example:
+        >>> import millpond
+        >>> resource = millpond.stack("cuda")
+        >>> try:
+        ...     resource.allocate(8, alignment=3)
+        ... except ValueError as error:
+        ...     print(type(error).__name__)
+        InvalidArgumentError
+    """
 
 
 class StackError(InvalidArgumentError):
-    """The text of a stack cannot be read, or names something that does not exist."""
+    """The text of a stack is malformed, or names a layer or an option that does not exist.
+
+    Example:
+        >>> import millpond
+        >>> try:
+        ...     millpond.stack("cuda+pol")
+        ... except millpond.StackError as error:
+        ...     print("pool" in str(error))
+        True
+    """
 
 
 class NoDeviceError(MillpondError):
-    """There is no CUDA driver, or no such device."""
+    """The machine has no CUDA driver, or no device with this number.
+
+    Example:
+        >>> import millpond
+        >>> try:
+        ...     millpond.Device.find(1000)
+        ... except millpond.NoDeviceError:
+        ...     print("there is no device 1000")
+        there is no device 1000
+    """
 
 
 class UnsupportedError(MillpondError, NotImplementedError):
-    """The driver, the device or the resource cannot do it."""
+    """The driver, the device or the resource lacks this ability.
+
+    Example:
+        >>> import millpond
+        >>> try:
+        ...     millpond.stack("cuda").counts()
+        ... except NotImplementedError as error:
+        ...     print(type(error).__name__)
+        UnsupportedError
+    """
 
 
 class DriverError(MillpondError):
-    """The driver reported an error."""
+    """The driver reported an error, whose `CUresult` is in `code`.
+
+    Example:
+        >>> import millpond
+        >>> issubclass(millpond.DriverError, RuntimeError)
+        True
+    """
 
 
 class PoisonedError(DriverError):
-    """An earlier error of the driver is final, or the device's context was reset."""
+    """An earlier error of the driver is final, or the device's context was reset. Start a new process.
+
+    Example:
+        >>> import millpond
+        >>> issubclass(millpond.PoisonedError, millpond.DriverError)
+        True
+    """
 
 
 class LogFileError(MillpondError):
-    """Reading or writing a file failed."""
+    """A file, such as a log, could not be opened, read or written.
+
+    Example:
+        >>> import millpond
+        >>> base = millpond.mr.CudaMemoryResource()
+        >>> try:
+        ...     millpond.mr.LoggingResourceAdaptor(base, "/dev/null/log.csv")
+        ... except millpond.LogFileError as error:
+        ...     print("/dev/null" in str(error))
+        True
+    """
 
 
 class BusyError(MillpondError):
-    """Another thread's call is in a resource that lets one thread in at a time, and does not end."""
+    """Another thread's call occupies a resource that admits one thread at a time, and does not end.
+
+    Wrap the resource in `mr.ThreadSafeResourceAdaptor` to share it between threads.
+
+    Example:
+        >>> import millpond
+        >>> issubclass(millpond.BusyError, millpond.MillpondError)
+        True
+    """
 
 
-_BY_STATUS = {
+_BY_STATUS: dict[int, type[MillpondError]] = {
     1: OutOfMemoryError,
     2: InvalidArgumentError,
     3: StackError,
@@ -62,8 +156,26 @@ _BY_STATUS = {
 }
 
 
-def from_status(status, message, code, report, report_json):
-    """Make the exception of a status of libmillpond's."""
+def from_status(
+    status: int, message: str, code: int, report: str | None, report_json: str | None
+) -> MillpondError:
+    """Make the exception for a status of libmillpond.
+
+    Args:
+        status: The status that a function of the C interface returned.
+        message: What happened; `(os error N)` becomes `[Errno N]`.
+        code: The driver's code, or 0.
+        report: The report of an out-of-memory error as text, if there is one.
+        report_json: The same report as JSON.
+
+    Returns:
+        The exception; the caller raises it.
+
+    Example:
+        >>> from millpond import _errors
+        >>> _errors.from_status(1, "out of memory", 2, None, None).code
+        2
+    """
     message = re.sub(r"\(os error (\d+)\)", r"[Errno \1]", message)  # as Python writes it
     error = _BY_STATUS.get(status, MillpondError)(message)
     error.code = code

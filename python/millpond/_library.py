@@ -4,18 +4,23 @@ ctypes releases the GIL around each call. The library is the one that `_native` 
 its pools.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import importlib
 import os
 import threading
+from collections.abc import Iterator
+from typing import Any
 
 from . import _LIBRARY, _errors
 from . import mr as _mr
 from ._native import Device, Resource
+from .typing import FrameworkDevice, StackLike, StreamLike
 
 _P, _U64 = ctypes.c_void_p, ctypes.c_uint64
-_SIGNATURES = {
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
     "set_logging_level": (ctypes.c_int32, ctypes.c_int32),
     "logging_level": (ctypes.c_int32, _P),
     "flush_logger": (ctypes.c_int32,),
@@ -45,7 +50,7 @@ _SIGNATURES = {
 }
 
 
-def _load():
+def _load() -> tuple[Any, dict[str, Any]]:
     library = ctypes.CDLL(str(_LIBRARY))
     functions = {}
     for name, (result, *arguments) in _SIGNATURES.items():
@@ -57,14 +62,35 @@ def _load():
 
 library, _functions = _load()
 #: How often the process was forked: a child leaves the memory of its parent alone.
-generation = [0]
+generation: list[int] = [0]
 os.register_at_fork(after_in_child=lambda: generation.__setitem__(0, generation[0] + 1))
 globals().update(_functions)  # `_library.malloc(...)`
+# Those that other modules call.
+deferral_free: Any
+device_free: Any
+empty_cache: Any
+flush_logger: Any
+free: Any
+get_per_device_resource: Any
+logging_level: Any
+malloc: Any
+manager_allocate: Any
+manager_defer: Any
+manager_free: Any
+manager_initialize: Any
+manager_ipc_handle: Any
+manager_memory_info: Any
+manager_new: Any
+manager_record_stream: Any
+manager_reset: Any
+memory_free: Any
+record_stream: Any
+set_logging_level: Any
 
 _OUT_OF_MEMORY = 1
 
 
-def last_error(status):
+def last_error(status: int) -> _errors.MillpondError:
     """Return the exception of this thread's last failing call."""
     text = [_functions[name]() for name in ("error_message", "error_report", "error_report_json")]
     message, report, report_json = (part.decode() if part is not None else None for part in text)
@@ -72,25 +98,25 @@ def last_error(status):
     return _errors.from_status(status, message or "libmillpond gave no reason", code, report, report_json)
 
 
-def check(status):
+def check(status: int) -> None:
     """Raise the exception of a status."""
     if status:
         raise last_error(status)
 
 
-def malloc_error():
+def malloc_error() -> _errors.MillpondError:
     """Return the exception of a `malloc` that returned null, whose status is not known."""
     return last_error(_OUT_OF_MEMORY if _functions["error_report"]() is not None else 6)
 
 
-def find_device(ordinal):
+def find_device(ordinal: int) -> int | None:
     """Return libmillpond's handle of a device; `device_free` ends it."""
     handle = ctypes.c_void_p()
     check(_functions["device_find"](ordinal, not _functions["cuda_is_available"](), ctypes.byref(handle)))
     return handle.value
 
 
-def ordinal_of(device, stack=None):
+def ordinal_of(device: FrameworkDevice, stack: StackLike = None) -> int:
     """Return the number of a device for a framework; this is the one rule that all of them follow.
 
     `device` is a number, millpond's, PyTorch's or cuda.core's device, or None: then it is the device of
@@ -107,20 +133,20 @@ def ordinal_of(device, stack=None):
         number = getattr(device, name, None)
         if isinstance(number, int):
             return number
-    return int(device)
+    return int(device)  # type: ignore[arg-type]  # the error says what it is
 
 
-def device_of(ordinal):
+def device_of(ordinal: int) -> Device:
     """Return the device with a framework's number: CUDA's, or without CUDA, a simulated one."""
     return Device(f"cuda:{ordinal}") if _functions["cuda_is_available"]() else Device.find(ordinal)
 
 
-def address_of(name):
+def address_of(name: str) -> int | None:
     """Return the address of a function of the library's, for what takes plain addresses."""
     return ctypes.cast(getattr(library, f"millpond_{name}"), ctypes.c_void_p).value
 
 
-def framework(name, install):
+def framework(name: str, install: str) -> Any:
     """Import a framework, or say what to install."""
     try:
         return importlib.import_module(name)
@@ -129,7 +155,7 @@ def framework(name, install):
         raise ImportError(f"{module} cannot be imported ({error}): pip install {install}") from error
 
 
-def prepare(stack, ordinal, fallback="cuda+pool"):
+def prepare(stack: StackLike, ordinal: int, fallback: str = "cuda+pool") -> _mr.DeviceMemoryResource:
     """Give a device the stack that a framework is to use, and return it.
 
     `stack` is a text, a resource, or None: then what is the device's default stays, unless that is plain CUDA
@@ -141,20 +167,23 @@ def prepare(stack, ordinal, fallback="cuda+pool"):
         if known.text != "cuda" or os.environ.get("MILLPOND_STACK"):
             return known
         stack = fallback
-    resource = stack if isinstance(stack, Resource) else _mr.stack(stack, device)
+    # Each resource that Python code can reach is a DeviceMemoryResource.
+    made: Any = stack if isinstance(stack, Resource) else _mr.stack(stack, device)
+    resource: _mr.DeviceMemoryResource = made
     _mr.set_per_device_resource(device, resource)
     return resource
 
 
-def stream_pointer(stream):
+def stream_pointer(stream: StreamLike | None) -> int:
     """Return the handle of a stream of any library as a number; None is the default stream."""
     if stream is None:
         return 0
     if isinstance(stream, int):
         return stream
-    protocol = getattr(stream, "__cuda_stream__", None)
+    protocol: Any = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
-        return int((protocol() if callable(protocol) else protocol)[1])
+        answer: Any = protocol() if callable(protocol) else protocol
+        return int(answer[1])
     for name in ("ptr", "cuda_stream", "handle"):
         if hasattr(stream, name):
             handle = getattr(stream, name)
@@ -166,12 +195,12 @@ def stream_pointer(stream):
 class StreamScope(threading.local):
     """The stream of the innermost `with` of each thread, as a number, or None."""
 
-    def __init__(self):
-        self.current = None
-        self.owner = None
+    def __init__(self) -> None:
+        self.current: int | None = None
+        self.owner: StreamLike | None = None
 
     @contextlib.contextmanager
-    def use(self, stream):
+    def use(self, stream: StreamLike | None) -> Iterator[None]:
         before = self.current, self.owner
         self.current, self.owner = stream_pointer(stream), stream
         try:

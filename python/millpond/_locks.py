@@ -3,18 +3,25 @@
 import os
 import threading
 import weakref
+from typing import Any
 
-_made = weakref.WeakSet()
+_made: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def lock():
-    """Return a new lock. A thread may take it again while it holds it."""
+def lock() -> Any:
+    """Return a new lock that a thread may take again while it holds it, free in a forked child.
+
+    Example:
+        >>> from millpond import _locks
+        >>> with _locks.lock():
+        ...     pass
+    """
     made = threading.RLock()
     _made.add(made)
     return made
 
 
-def _free_in_child():
+def _free_in_child() -> None:
     for made in list(_made):
         # The thread that forked goes on in the child, and ends what it holds.
         if not made._is_owned():

@@ -5,41 +5,44 @@
 """
 
 import functools
+from typing import Any
 
 from . import _library
+from ._native import Resource
+from .typing import FrameworkDevice, StackLike
 
 
-def _core():
+def _core() -> Any:
     return _library.framework("cuda.core", "cuda-core")
 
 
 @functools.cache
-def _class():
+def _class() -> Any:
     core = _core()
     if not hasattr(core, "MemoryResource"):  # before 0.5 it stands elsewhere
         core = _library.framework("cuda.core.experimental", "'cuda-core>=0.5.1'")
 
-    class MillpondMemoryResource(core.MemoryResource):
+    class MillpondMemoryResource(core.MemoryResource):  # type: ignore[misc, name-defined]
         """Memory of a millpond stack, in the order of streams."""
 
-        def __init__(self, stack=None, device=None):
+        def __init__(self, stack: StackLike = None, device: FrameworkDevice = None) -> None:
             ordinal = _library.ordinal_of(device, stack)
             self._resource = _library.prepare(stack, ordinal)
             self._ordinal = ordinal
-            self._streams = {}
+            self._streams: dict[int, tuple[int, Any]] = {}
 
         @property
-        def resource(self):
+        def resource(self) -> Resource:
             """The millpond resource below."""
             return self._resource
 
-        def allocate(self, size, stream=None, **options):
+        def allocate(self, size: int, stream: Any = None, **options: Any) -> Any:
             handle = _stream_pointer(stream)
             ptr = self._resource.allocate(size, handle)
             self._streams[ptr] = handle, stream  # a stream lives as long as its memory
             return self._buffer(ptr, size, stream)
 
-        def _buffer(self, ptr, size, stream):
+        def _buffer(self, ptr: int, size: int, stream: Any) -> Any:
             # `from_handle` takes the stream by keyword since 1.0, and only of cuda.core's own classes.
             kinds = tuple(getattr(core, name) for name in ("Stream", "GraphBuilder") if hasattr(core, name))
             if isinstance(stream, kinds):
@@ -50,7 +53,7 @@ def _class():
             return core.Buffer.from_handle(ptr, size, mr=self)
 
         # 0.5 passes the stream by position, 1.x by keyword.
-        def deallocate(self, ptr, size, stream=None, **options):
+        def deallocate(self, ptr: Any, size: int, stream: Any = None, **options: Any) -> None:
             ptr = int(ptr)
             handle = self._streams.pop(ptr, (0, None))[0]
             if stream is not None:
@@ -58,38 +61,77 @@ def _class():
             self._resource.deallocate(ptr, size, handle)
 
         @property
-        def is_device_accessible(self):
+        def is_device_accessible(self) -> bool:
             return self._resource.is_device_accessible
 
         @property
-        def is_host_accessible(self):
+        def is_host_accessible(self) -> bool:
             return self._resource.is_host_accessible
 
         @property
-        def is_managed(self):
+        def is_managed(self) -> bool:
             return "managed" in self._resource.text.split("+")[0]
 
         @property
-        def device_id(self):
+        def device_id(self) -> int:
             return self._ordinal
 
     return MillpondMemoryResource
 
 
-def _stream_pointer(stream):
+def _stream_pointer(stream: Any) -> int:
     # A graph builder stands for the stream that it captures.
     if stream is not None and not hasattr(stream, "__cuda_stream__") and hasattr(stream, "stream"):
         stream = stream.stream
     return _library.stream_pointer(stream)
 
 
-def memory_resource(stack=None, device=None):
-    """Return a `cuda.core.MemoryResource` over a device's stack: a text, a resource, or the default."""
+def memory_resource(stack: StackLike = None, device: FrameworkDevice = None) -> Any:
+    """Return a `cuda.core.MemoryResource` over a device's stack.
+
+    Args:
+        stack: A text or a resource, which becomes the device's default. None keeps the default; if that is
+            plain CUDA memory, it becomes `cuda+pool`.
+        device: A device of millpond or cuda.core, or its number; None takes the current one.
+
+    Returns:
+        The memory resource. Its `allocate(size, stream=...)` takes sizes in bytes.
+
+    Raises:
+        ImportError: cuda.core is not installed.
+        StackError: `stack` is malformed.
+        NoDeviceError: There is no such device.
+
+    Example:
+        >>> import millpond.cuda_core
+        >>> mr = millpond.cuda_core.memory_resource("cuda+pool")  # doctest: +SKIP
+        >>> buffer = mr.allocate(1000)  # doctest: +SKIP
+    """
     return _class()(stack, device)
 
 
-def use(stack=None, device=None):
-    """Make a stack the `memory_resource` of a device in cuda.core, and return that."""
+def use(stack: StackLike = None, device: FrameworkDevice = None) -> Any:
+    """Make a stack the `memory_resource` of a device in cuda.core.
+
+    Args:
+        stack: A text or a resource, which becomes the device's default. None keeps the default; if that is
+            plain CUDA memory, it becomes `cuda+pool`.
+        device: A device of millpond or cuda.core, or its number; None takes the current one.
+
+    Returns:
+        The memory resource, which `Device.allocate` then uses.
+
+    Raises:
+        ImportError: cuda.core is not installed.
+        StackError: `stack` is malformed.
+        NoDeviceError: There is no such device.
+
+    Example:
+        >>> import millpond.cuda_core
+        >>> millpond.cuda_core.use("cuda+pool")  # doctest: +SKIP
+        >>> from cuda.core import Device  # doctest: +SKIP
+        >>> buffer = Device().allocate(1000)  # doctest: +SKIP
+    """
     made = memory_resource(stack, device)
     _core().Device(made.device_id).memory_resource = made
     return made

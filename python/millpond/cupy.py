@@ -3,25 +3,31 @@
 Each array is for use on CuPy's current stream, and its memory goes back in the order of that stream.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import os
 import threading
 import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from . import _errors, _library, _locks
 from . import mr as _mr
 from ._native import CupyFunctions
+from .typing import StackLike, StreamLike
 
-_state = {"stack": None, "prepared": set(), "before": None, "limits": {}, "functions": None}
+_state: dict[str, Any] = {"stack": None, "prepared": set(), "before": None, "limits": {}, "functions": None}
 _lock = _locks.lock()
 #: The requests that are under way on devices with a limit: device, thread, bytes.
-_asked, _requests = threading.Condition(_lock), []
+_asked = threading.Condition(_lock)
+_requests: list[tuple[int, int, int]] = []
 #: How many seconds a request waits for others at most. They may run code of the program, which waits for it.
 _PATIENCE = 1.0
 
 
-def _forget_other_threads():
+def _forget_other_threads() -> None:
     # A forked child has one thread, whose requests go on in it.
     _requests[:] = [request for request in _requests if request[1] == threading.get_ident()]
 
@@ -35,15 +41,15 @@ class _Block:
 
     __slots__ = ("made_in", "ptr", "stream")
 
-    def __init__(self, ptr, stream):
+    def __init__(self, ptr: int, stream: Any) -> None:
         self.ptr, self.stream, self.made_in = ptr, stream, _library.generation[0]
 
-    def __del__(self, free=_library.free, generation=_library.generation):
+    def __del__(self, free: Any = _library.free, generation: list[int] = _library.generation) -> None:
         if self.made_in == generation[0]:
             free(self.ptr, 0, 0, None)
 
 
-def _allocate(cupy, size, device):
+def _allocate(cupy: Any, size: int, device: int) -> tuple[int, Any]:
     """Return the address of a new block, and the stream that it is for."""
     if device not in _state["prepared"]:
         _prepare(device)
@@ -56,14 +62,14 @@ def _allocate(cupy, size, device):
     return _malloc(cupy, size, device, stream), stream
 
 
-def _malloc(cupy, size, device, stream):
-    ptr = _library.malloc(size, device, stream.ptr)
+def _malloc(cupy: Any, size: int, device: int, stream: Any) -> int:
+    ptr: int = _library.malloc(size, device, stream.ptr)
     if not ptr:
         raise _error(cupy.cuda.memory, device, size)
     return ptr
 
 
-def _current_stream_function():
+def _current_stream_function() -> Any:
     """Return the address of CuPy's C function for the handle of its current stream, or None."""
     import cupy_backends.cuda.stream as module
 
@@ -74,7 +80,7 @@ def _current_stream_function():
     return api.PyCapsule_GetPointer(capsule, name)
 
 
-def _make_allocator(cupy):
+def _make_allocator(cupy: Any) -> Callable[[int], Any]:
     try:
         # Before version 14 CuPy does not look whether a function of C has failed.
         if int(cupy.__version__.split(".")[0]) < 14:
@@ -83,7 +89,7 @@ def _make_allocator(cupy):
     except (AttributeError, ImportError, KeyError, ValueError):
         return _make_python_allocator(cupy)
 
-    def otherwise(size, device):
+    def otherwise(size: int, device: int) -> int:
         ptr, stream = _allocate(cupy, size, device)
         if stream.ptr > 2:  # a default stream never ends
             CupyFunctions.keep(ptr, stream)
@@ -95,13 +101,14 @@ def _make_allocator(cupy):
     made = cupy.cuda.memory.CFunctionAllocator(
         functions.parameter, functions.malloc, functions.free, functions
     )
-    return made.malloc
+    malloc: Callable[[int], Any] = made.malloc
+    return malloc
 
 
-def _make_python_allocator(cupy):
+def _make_python_allocator(cupy: Any) -> Callable[[int], Any]:
     memory, get_device = cupy.cuda.memory, cupy.cuda.runtime.getDevice
 
-    def allocate(size):
+    def allocate(size: int) -> Any:
         # The number of the device is given, as CuPy asks the driver for each address otherwise.
         device = get_device()
         if size == 0:
@@ -112,14 +119,14 @@ def _make_python_allocator(cupy):
     return allocate
 
 
-def _note_plain(device):
+def _note_plain(device: int) -> None:
     """Say whether the functions in C serve a device without the one in Python."""
     if _state["functions"] is not None:
         is_plain = device in _state["prepared"] and device not in _state["limits"]
         _state["functions"].set_plain(device, is_plain)
 
 
-def _counts(device):
+def _counts(device: int) -> dict[str, int]:
     try:
         return _mr.get_per_device_resource(_library.device_of(device)).counts()
     except _errors.UnsupportedError:
@@ -127,7 +134,7 @@ def _counts(device):
 
 
 @contextlib.contextmanager
-def _asking(memory, device, size):
+def _asking(memory: Any, device: int, size: int) -> Iterator[None]:
     """Keep requests that are under way within the limit of a device, all together.
 
     Bytes of a request that is under way may be in use already. If it depends on them whether there is room, a
@@ -155,23 +162,23 @@ def _asking(memory, device, size):
             _asked.notify_all()
 
 
-def _error(memory, device, size):
+def _error(memory: Any, device: int, size: int) -> Exception:
     error = _library.malloc_error()
     if not isinstance(error, _errors.OutOfMemoryError):
         return error
-    raised = memory.OutOfMemoryError(size, _counts(device)["bytes_in_use"], _state["limits"].get(device, 0))
+    raised: Exception = memory.OutOfMemoryError(size, _counts(device)["bytes_in_use"], _state["limits"].get(device, 0))
     raised.__cause__ = error  # with the report
     return raised
 
 
-def _forget(what):
+def _forget(what: str) -> None:
     devices = list(_state[what])
     _state[what].clear()
     for device in devices:
         _note_plain(device)
 
 
-def _prepare(device):
+def _prepare(device: int) -> None:
     with _lock:
         if device not in _state["prepared"]:
             _library.prepare(_state["stack"], device)
@@ -182,32 +189,33 @@ def _prepare(device):
 class _Pool:
     """What CuPy's default memory pool answers, for millpond's memory on the current device."""
 
-    def malloc(self, size):
+    def malloc(self, size: int) -> Any:
         return allocator(size)
 
-    def used_bytes(self):
+    def used_bytes(self) -> int:
         return _counts(_current())["bytes_in_use"]
 
-    def total_bytes(self):
+    def total_bytes(self) -> int:
         return _counts(_current())["bytes_reserved"]
 
-    def free_bytes(self):
+    def free_bytes(self) -> int:
         return self.total_bytes() - self.used_bytes()
 
-    def n_free_blocks(self):
+    def n_free_blocks(self) -> int:
         return _counts(_current())["blocks_free"]
 
-    def free_all_blocks(self, stream=None):
+    def free_all_blocks(self, stream: Any = None) -> None:
         _library.check(_library.empty_cache())
 
-    def free_all_free(self):
+    def free_all_free(self) -> None:
         self.free_all_blocks()
 
-    def set_limit(self, size=None, fraction=None):
+    def set_limit(self, size: int | None = None, fraction: float | None = None) -> None:
         if (size is None) == (fraction is None):
             raise ValueError("either a size or a fraction is wanted")
         device = _current()
         if size is None:
+            assert fraction is not None
             if not 0 <= fraction <= 1:
                 raise ValueError("the fraction is from 0 to 1")
             size = int(_library.device_of(device).memory_info()[1] * fraction)
@@ -221,34 +229,63 @@ class _Pool:
             _note_plain(device)
             _asked.notify_all()
 
-    def get_limit(self):
-        return _state["limits"].get(_current(), 0)
+    def get_limit(self) -> int:
+        limit: int = _state["limits"].get(_current(), 0)
+        return limit
 
 
-def _current():
-    return _cupy().cuda.runtime.getDevice()
+def _current() -> int:
+    device: int = _cupy().cuda.runtime.getDevice()
+    return device
 
 
-def _cupy():
+def _cupy() -> Any:
     return _library.framework("cupy", "cupy-cuda13x (or cupy-cuda12x)")
 
 
-_made = []
+_made: list[Callable[[int], Any]] = []
 
 
-def allocator(size):
-    """Allocate `size` bytes on the current device and stream, as a `cupy.cuda.MemoryPointer`."""
+def allocator(size: int) -> Any:
+    """Allocate memory on CuPy's current device and stream, for `cupy.cuda.set_allocator`.
+
+    Args:
+        size: The size in bytes.
+
+    Returns:
+        A `cupy.cuda.MemoryPointer`. The memory is freed in the order of the stream.
+
+    Raises:
+        ImportError: CuPy is not installed.
+        cupy.cuda.memory.OutOfMemoryError: There is no memory; millpond's report is its cause.
+
+    Example:
+        >>> import cupy, millpond.cupy  # doctest: +SKIP
+        >>> with cupy.cuda.using_allocator(millpond.cupy.allocator):  # doctest: +SKIP
+        ...     array = cupy.zeros(1000)
+    """
     with _lock:
         if not _made:
             _made.append(_make_allocator(_cupy()))
     return _made[0](size)
 
 
-def use(stack=None):
-    """Make millpond CuPy's allocator, on each device when it first allocates there.
+def use(stack: StackLike = None) -> None:
+    """Make millpond CuPy's allocator, on each device when CuPy first allocates there.
 
-    `stack` is a text, or a resource of the only device used; left out, it is the device's default, or where
-    that is plain CUDA, `cuda+pool`. `cupy.get_default_memory_pool()` then answers for millpond's memory.
+    `cupy.get_default_memory_pool()` then answers for millpond's memory.
+
+    Args:
+        stack: A text, or a resource if the program uses one device; it becomes the device's default. None
+            keeps each device's default; if that is plain CUDA memory, it becomes `cuda+pool`.
+
+    Raises:
+        ImportError: CuPy is not installed.
+
+    Example:
+        >>> import cupy, millpond.cupy  # doctest: +SKIP
+        >>> millpond.cupy.use("cuda+pool")  # doctest: +SKIP
+        >>> array = cupy.zeros(1000)  # doctest: +SKIP
     """
     cupy = _cupy()
     with _lock:
@@ -263,8 +300,13 @@ def use(stack=None):
         cupy._default_memory_pool = _Pool()
 
 
-def disable():
-    """Give CuPy its allocator of before back. Arrays of millpond's memory stay as they are."""
+def disable() -> None:
+    """Restore the allocator that CuPy had before `use`. Arrays in millpond's memory stay valid.
+
+    Example:
+        >>> import millpond.cupy
+        >>> millpond.cupy.disable()
+    """
     with _lock:
         if _state["before"] is not None:
             cupy = _cupy()
@@ -275,6 +317,22 @@ def disable():
             _forget("limits")
 
 
-def record_stream(array, stream):
-    """Announce that work on `stream` uses an array's memory, so that it goes back only after that work."""
+def record_stream(array: Any, stream: StreamLike) -> None:
+    """Announce that work on another stream uses an array's memory: it is reused only after that work.
+
+    Args:
+        array: The `cupy.ndarray`.
+        stream: The stream of the work.
+
+    Raises:
+        InvalidArgumentError: The array's memory is not from millpond.
+        TypeError: `stream` is no stream.
+
+    Example:
+        >>> import cupy, millpond.cupy  # doctest: +SKIP
+        >>> array, other = cupy.zeros(1000), cupy.cuda.Stream()  # doctest: +SKIP
+        >>> with other:  # doctest: +SKIP
+        ...     total = array.sum()
+        >>> millpond.cupy.record_stream(array, other)  # doctest: +SKIP
+    """
     _library.check(_library.record_stream(array.data.mem.ptr, _library.stream_pointer(stream)))

@@ -9,20 +9,35 @@ the one that it sees, which Dask-CUDA chooses, or what MILLPOND_DEVICE names.
 """
 
 import importlib
+from collections.abc import Iterable
+from typing import Any
 
 from . import _library, _locks
 from . import mr as _mr
 from ._errors import UnsupportedError
 
-_distributed = _library.framework("distributed", "'dask[distributed]'")
-_click = _library.framework("click", "'dask[distributed]'")
+_distributed: Any = _library.framework("distributed", "'dask[distributed]'")
+_click: Any = _library.framework("click", "'dask[distributed]'")
 _FRAMEWORKS = ("numba", "cupy", "torch", "rmm", "cuda_core")
 _lock = _locks.lock()
-_prepared = {}
+_prepared: dict[str | None, int] = {}
 
 
-def memory_metric(worker=None):
-    """Return the memory of the worker's device in bytes: what `worker.metrics["millpond"]` reports."""
+def memory_metric(worker: Any = None) -> dict[str, Any]:
+    """Return the memory of the worker's device: what `worker.metrics["millpond"]` reports.
+
+    Args:
+        worker: The worker, as Dask passes it; it is not used.
+
+    Returns:
+        A dict with the stack's text, and in bytes `free`, `total`, `bytes_in_use`, `peak_bytes_in_use` and
+        `bytes_reserved`, and the number of `allocations`.
+
+    Example:
+        >>> import millpond.dask
+        >>> millpond.dask.memory_metric()["stack"]
+        'cuda'
+    """
     with _lock:
         ordinal = next(iter(_prepared.values()), 0)
     resource = _mr.get_per_device_resource(_library.device_of(ordinal))
@@ -35,8 +50,28 @@ def memory_metric(worker=None):
     return {"stack": resource.text, "free": free, "total": total} | {n: counted.get(n, 0) for n in names}
 
 
-def configure(worker, stack=None, frameworks=()):
-    """Configure this worker's process. A second call changes nothing."""
+def configure(worker: Any, stack: str | None = None, frameworks: Iterable[str] = ()) -> None:
+    """Configure this worker's process. A second call changes nothing.
+
+    Args:
+        worker: The `distributed.Worker`.
+        stack: The text of the stack, as "cuda+pool"; None keeps the device's default. If that is plain CUDA
+            memory, it becomes `cuda+pool`.
+        frameworks: The libraries that take memory from it: "numba", "cupy", "torch", "rmm", "cuda_core".
+
+    Raises:
+        ValueError: A library is not in this list.
+        ImportError: A library is not installed.
+        StackError: `stack` is malformed.
+
+    Example:
+        >>> import millpond.dask
+        >>> class Worker:
+        ...     metrics = {}
+        >>> millpond.dask.configure(Worker(), "cuda+pool")
+        >>> "millpond" in Worker.metrics
+        True
+    """
     unknown = set(frameworks) - set(_FRAMEWORKS)
     if unknown:
         raise ValueError(f"{sorted(unknown)} is not served; known are {', '.join(_FRAMEWORKS)}")
@@ -53,30 +88,87 @@ def configure(worker, stack=None, frameworks=()):
     worker.metrics["millpond"] = memory_metric
 
 
-class MillpondPlugin(_distributed.WorkerPlugin):
-    """A worker plug-in that configures its worker; its end frees nothing, as buffers may live."""
+class MillpondPlugin(_distributed.WorkerPlugin):  # type: ignore[misc]
+    """A plug-in that configures its worker. Its end frees nothing, as buffers may still be in use.
+
+    Args:
+        stack: The text of the stack, as for `configure`.
+        frameworks: The libraries that take memory from it, as for `configure`.
+
+    Example:
+        >>> import millpond.dask
+        >>> plugin = millpond.dask.MillpondPlugin("cuda+pool", ["cupy"])
+        >>> client.register_plugin(plugin)  # doctest: +SKIP
+    """
 
     name = "millpond"
     idempotent = True
 
-    def __init__(self, stack=None, frameworks=()):
+    def __init__(self, stack: str | None = None, frameworks: Iterable[str] = ()) -> None:
         self.stack, self.frameworks = stack, tuple(frameworks)
 
-    def setup(self, worker):
+    def setup(self, worker: Any) -> None:
+        """Configure a worker; Dask calls it when the worker starts.
+
+        Args:
+            worker: The `distributed.Worker`.
+
+        Raises:
+            ValueError: millpond does not serve one of the libraries.
+
+        Example:
+            >>> import millpond.dask
+            >>> class Worker:
+            ...     metrics = {}
+            >>> millpond.dask.MillpondPlugin("cuda+pool").setup(Worker())
+        """
         configure(worker, self.stack, self.frameworks)
 
-    def teardown(self, worker):
+    def teardown(self, worker: Any) -> None:
+        """Stop the report of a worker's memory; Dask calls it when the worker ends.
+
+        Args:
+            worker: The `distributed.Worker`.
+
+        Example:
+            >>> import millpond.dask
+            >>> class Worker:
+            ...     metrics = {}
+            >>> millpond.dask.MillpondPlugin().teardown(Worker())
+        """
         worker.metrics.pop("millpond", None)
 
 
-def setup(client, stack=None, frameworks=()):
-    """Configure all workers of a client's cluster, and each that joins later. `stack` is a text."""
+def setup(client: Any, stack: str | None = None, frameworks: Iterable[str] = ()) -> Any:
+    """Configure all workers of a cluster, and each worker that joins later.
+
+    Args:
+        client: The `distributed.Client` of the cluster.
+        stack: The text of the stack, as for `configure`.
+        frameworks: The libraries that take memory from it, as for `configure`.
+
+    Returns:
+        What `client.register_plugin` returns: the answer of each worker.
+
+    Raises:
+        ValueError: millpond does not serve one of the libraries.
+
+    Example:
+        >>> import millpond.dask
+        >>> from distributed import Client
+        >>> client = Client(processes=False)  # doctest: +SKIP
+        >>> millpond.dask.setup(client, "cuda+pool", frameworks=["cupy"])  # doctest: +SKIP
+    """
     return client.register_plugin(MillpondPlugin(stack, frameworks))
 
 
-@_click.command()
-@_click.option("--millpond-stack", default=None, help="The stack, as cuda+pool")
-@_click.option("--millpond-frameworks", default="", help="What takes memory from it, as cupy,numba")
-def dask_setup(worker, millpond_stack, millpond_frameworks):
+@_click.command()  # type: ignore[untyped-decorator]
+@_click.option(  # type: ignore[untyped-decorator]
+    "--millpond-stack", default=None, help="The stack, as cuda+pool"
+)
+@_click.option(  # type: ignore[untyped-decorator]
+    "--millpond-frameworks", default="", help="What takes memory from it, as cupy,numba"
+)
+def dask_setup(worker: Any, millpond_stack: str | None, millpond_frameworks: str) -> None:
     """Configure a worker that starts with `--preload millpond.dask`."""
     configure(worker, millpond_stack, [name for name in millpond_frameworks.split(",") if name])

@@ -12,7 +12,23 @@ from . import mr as _mr
 
 
 class level_enum(enum.IntEnum):
-    """How grave a line is."""
+    """How severe a line is, from `trace` to `critical`; `off` is above them all.
+
+    Attributes:
+        trace: Each step of an allocation.
+        debug: What a developer of millpond looks for.
+        info: Normal events, as the growth of a pool.
+        warn: Events that may slow a program down.
+        error: Calls that failed.
+        critical: The process cannot go on.
+        off: As a logging level: no line is written.
+        n_levels: The number of levels, and no level.
+
+    Example:
+        >>> import millpond
+        >>> millpond.level_enum.warn > millpond.level_enum.info
+        True
+    """
 
     trace = 0
     debug = 1
@@ -27,7 +43,7 @@ class level_enum(enum.IntEnum):
 _flush_level = level_enum.trace
 
 
-def _checked(level):
+def _checked(level: level_enum) -> level_enum:
     if not isinstance(level, level_enum):
         raise TypeError(f"{level!r} is no level_enum")
     if level is level_enum.n_levels:
@@ -35,36 +51,105 @@ def _checked(level):
     return level
 
 
-def set_logging_level(level):
-    """Set the least grave level of lines that are written."""
+def set_logging_level(level: level_enum) -> None:
+    """Set the least severe level that is written.
+
+    Args:
+        level: The level; `level_enum.off` writes nothing.
+
+    Raises:
+        TypeError: `level` is no `level_enum`.
+        ValueError: `level` is `n_levels`.
+
+    Example:
+        >>> import millpond
+        >>> before = millpond.get_logging_level()
+        >>> millpond.set_logging_level(millpond.level_enum.warn)
+        >>> millpond.should_log(millpond.level_enum.info)
+        False
+        >>> millpond.set_logging_level(before)
+    """
     _library.check(_library.set_logging_level(_checked(level)))
 
 
-def get_logging_level():
-    """Return the least grave level of lines that are written."""
+def get_logging_level() -> level_enum:
+    """Return the least severe level that is written.
+
+    Example:
+        >>> import millpond
+        >>> isinstance(millpond.get_logging_level(), millpond.level_enum)
+        True
+    """
     level = ctypes.c_int32()
     _library.check(_library.logging_level(ctypes.byref(level)))
     return level_enum(level.value)
 
 
-def should_log(level):
-    """Return whether lines of this level are written."""
+def should_log(level: level_enum) -> bool:
+    """Return whether lines of a level are written.
+
+    Args:
+        level: The level to ask for.
+
+    Returns:
+        True if the level is at least as severe as the logging level.
+
+    Raises:
+        TypeError: `level` is no `level_enum`.
+        ValueError: `level` is `n_levels`.
+
+    Example:
+        >>> import millpond
+        >>> millpond.should_log(millpond.level_enum.off)
+        False
+    """
     return _checked(level) is not level_enum.off and level >= get_logging_level()
 
 
-def set_flush_level(level):
-    """Set the least grave level after which lines are flushed. Each is written at once, whatever it is."""
+def set_flush_level(level: level_enum) -> None:
+    """Set the least severe level after which lines are flushed, for programs written for RMM.
+
+    libmillpond writes each line at once, whatever this level is.
+
+    Args:
+        level: The level that `get_flush_level` then returns.
+
+    Raises:
+        TypeError: `level` is no `level_enum`.
+        ValueError: `level` is `n_levels`.
+
+    Example:
+        >>> import millpond
+        >>> millpond.set_flush_level(millpond.level_enum.warn)
+        >>> millpond.get_flush_level().name
+        'warn'
+        >>> millpond.set_flush_level(millpond.level_enum.trace)
+    """
     global _flush_level
     _flush_level = _checked(level)
 
 
-def get_flush_level():
-    """Return what `set_flush_level` was told."""
+def get_flush_level() -> level_enum:
+    """Return the level that `set_flush_level` set; at first it is `trace`.
+
+    Example:
+        >>> import millpond
+        >>> millpond.get_flush_level().name
+        'trace'
+    """
     return _flush_level
 
 
-def flush_logger():
-    """Write the lines that wait, and the rows that the logs of the devices hold."""
+def flush_logger() -> None:
+    """Write the lines and the rows of logs that wait in memory.
+
+    Raises:
+        LogFileError: A log's file could not be written.
+
+    Example:
+        >>> import millpond
+        >>> millpond.flush_logger()
+    """
     try:
         _mr._flush_logs()
     finally:

@@ -3,15 +3,20 @@
 A class here is a layer of a stack. `millpond.stack(text)` builds any stack, also what has no class.
 """
 
+from __future__ import annotations
+
 import functools
 import os
 import re
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from . import _locks
 from ._errors import InvalidArgumentError, UnsupportedError
 from ._native import (
     Device,
     Resource,
+    Stream,
     build_layer_file,
     default_resource,
     layer_below,
@@ -21,10 +26,32 @@ from ._native import (
     parse_size,
     reset_default_resource,
 )
+from .typing import DeviceLike, FilePath, Size
+
+if TYPE_CHECKING:
+    from .statistics import Statistics
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
-def parse_bytes(size):
-    """Return a size in bytes: an int, or a text as "4GiB" or "1.5 MB"."""
+def parse_bytes(size: Size) -> int:
+    """Return a size in bytes.
+
+    Args:
+        size: A number of bytes, or a text with a unit, as "4GiB" or "1.5 MB".
+
+    Returns:
+        The bytes as an int.
+
+    Raises:
+        ValueError: The size is negative, a share as "50%", or a text that is no size.
+
+    Example:
+        >>> import millpond
+        >>> millpond.mr.parse_bytes("1.5 MB")
+        1500000
+    """
     if not isinstance(size, str):
         size_bytes = int(size)
         if 0 < size < 1:
@@ -38,7 +65,7 @@ def parse_bytes(size):
     return size_bytes
 
 
-def _size(size):
+def _size(size: Size | None) -> str | None:
     """Return a size as text of a stack: an int is in bytes, a text is as "4GiB" or "50%"; None stays."""
     if size is None:
         return None
@@ -48,44 +75,71 @@ def _size(size):
     return f"{percent:.17g}%" if percent else f"{size_bytes}B"
 
 
-def _options(**options):
+def _options(**options: object) -> str:
     """Return the options of a layer as text; those that are None are left out."""
     given = [f"{name}={value}" for name, value in options.items() if value is not None]
     return ":" + ",".join(given) if given else ""
 
 
 class DeviceMemoryResource(Resource):
-    """The base class of all resources: allocate and deallocate, in stream order."""
+    """The base class of all resources: `allocate` and `deallocate` memory in stream order.
+
+    `isinstance(x, DeviceMemoryResource)` tells a resource. A class of your own derives from one of the
+    classes here and calls its `__init__`.
+
+    Example:
+        >>> import millpond
+        >>> resource = millpond.stack("cuda+pool:initial=1MiB")
+        >>> isinstance(resource, millpond.mr.DeviceMemoryResource)
+        True
+        >>> ptr = resource.allocate(1000)
+        >>> resource.deallocate(ptr, 1000)
+    """
 
     # In a cycle that is collected, functions of the program are still whole now, and not later. No step of
     # Python's: Ctrl-C that comes in a finaliser is lost.
     __del__ = Resource._finalise
 
-    def __init_subclass__(cls, **kwargs):
+    def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         own = cls.__dict__.get("__del__")
         if own is not None:
 
             @functools.wraps(own)
-            def finalise(self):
+            def finalise(self: DeviceMemoryResource) -> None:
                 try:
                     own(self)
                 finally:
                     self._finalise()
 
-            cls.__del__ = finalise
+            cls.__del__ = finalise  # type: ignore[assignment]
 
-    def pool_size(self):
-        """Return the bytes that are held from below."""
+    def pool_size(self) -> int:
+        """Return the bytes that the resource holds from the layer below, in use or free.
+
+        Raises:
+            UnsupportedError: No layer of the stack keeps counts.
+
+        Example:
+            >>> import millpond
+            >>> millpond.stack("cuda+pool:initial=64MiB").pool_size()
+            67108864
+        """
         return self.counts()["bytes_reserved"]
 
 
 class UpstreamResourceAdaptor(DeviceMemoryResource):
-    """The base class of the resources over another one."""
+    """The base class of the resources over another one.
 
-    _upstream = None
+    Example:
+        >>> import millpond
+        >>> isinstance(millpond.stack("cuda+statistics"), millpond.mr.UpstreamResourceAdaptor)
+        True
+    """
 
-    def _on(self, upstream_mr, text, **file):
+    _upstream: DeviceMemoryResource | None = None
+
+    def _on(self, upstream_mr: DeviceMemoryResource, text: str, **file: FilePath) -> None:
         """Build this layer from text; a file by its option's name is never a part of the text."""
         if upstream_mr is None:
             raise TypeError("Argument `upstream_mr` must not be None")
@@ -96,37 +150,65 @@ class UpstreamResourceAdaptor(DeviceMemoryResource):
             self._layer(upstream_mr, text)
 
     @property
-    def upstream_mr(self):
-        """The resource below; None below a base."""
+    def upstream_mr(self) -> DeviceMemoryResource:
+        """The resource below; None only for a base of a stack that has no class here.
+
+        Example:
+            >>> import millpond
+            >>> millpond.mr.StatisticsResourceAdaptor(millpond.mr.CudaMemoryResource()).upstream_mr
+            <CudaMemoryResource `cuda`>
+        """
         if self._upstream is None:
             below = layer_below(self)
             self._upstream = None if below is None else _as_class(below)
-        return self._upstream
+        return self._upstream  # type: ignore[return-value]
 
-    def get_upstream(self):
-        """Return the resource below."""
+    def get_upstream(self) -> DeviceMemoryResource:
+        """Return the resource below, as `upstream_mr`.
+
+        Example:
+            >>> import millpond
+            >>> millpond.mr.StatisticsResourceAdaptor(millpond.mr.CudaMemoryResource()).get_upstream()
+            <CudaMemoryResource `cuda`>
+        """
         return self.upstream_mr
 
 
 class _Stack(UpstreamResourceAdaptor):
     """A stack from text whose outermost layer has no class of its own."""
 
-    def __init__(self, text, device=None):
+    def __init__(self, text: str, device: Device | None = None) -> None:
         self._build(text, device)
 
 
-def stack(text, device=None):
-    """Build a stack from text, base first, as "cuda+pool:initial=1GiB+statistics".
+def stack(text: str, device: Device | None = None) -> DeviceMemoryResource:
+    """Build a stack of layers from text.
 
-    The object is of its outermost layer's class, as `PoolMemoryResource`.
+    Args:
+        text: The layers, base first, joined by `+`, each with its options, as
+            "cuda+pool:initial=1GiB+statistics".
+        device: The device; None takes the current one.
+
+    Returns:
+        The stack, as an object of its outermost layer's class, for example `PoolMemoryResource`.
+
+    Raises:
+        StackError: The text is malformed, or names a layer or an option that does not exist.
+        UnsupportedError: The device cannot have such a stack.
+        OutOfMemoryError: The device has no memory for what a layer takes at once.
+
+    Example:
+        >>> import millpond
+        >>> millpond.stack("cuda+limiting:limit=1GiB")
+        <LimitingResourceAdaptor `cuda+limiting:limit=1GiB`>
     """
     return _as_class(_Stack(text, device))
 
 
-def _as_class(resource):
+def _as_class(resource: Resource) -> DeviceMemoryResource:
     """Return a resource as an object of its outermost layer's class."""
     kind = _BY_LAYER.get(layer_name(resource), _Stack)
-    wrapped = kind.__new__(kind)
+    wrapped: DeviceMemoryResource = kind.__new__(kind)
     wrapped._share(resource)
     return wrapped
 
@@ -137,53 +219,137 @@ def _as_class(resource):
 class _Base(DeviceMemoryResource):
     _layer_name = ""
 
-    def __init__(self, *, device=None):
+    def __init__(self, *, device: Device | None = None) -> None:
         self._build(self._layer_name, device)
 
 
 class CudaMemoryResource(_Base):
-    """Plain device memory (cudaMalloc, cudaFree)."""
+    """Plain device memory (`cudaMalloc`, `cudaFree`): each allocation calls the driver.
+
+    Args:
+        device: The device; None takes the current one.
+
+    Raises:
+        NoDeviceError: There is no device.
+
+    Example:
+        >>> import millpond
+        >>> millpond.mr.CudaMemoryResource()
+        <CudaMemoryResource `cuda`>
+    """
 
     _layer_name = "cuda"
 
 
 class ManagedMemoryResource(_Base):
-    """Memory that host and device share (cudaMallocManaged)."""
+    """Memory that the host and the device share (`cudaMallocManaged`).
+
+    Args:
+        device: The device; None takes the current one.
+
+    Raises:
+        NoDeviceError: There is no device.
+        UnsupportedError: The device has no managed memory.
+
+    Example:
+        >>> import millpond
+        >>> resource = millpond.mr.ManagedMemoryResource()
+        >>> resource.is_host_accessible and resource.is_device_accessible
+        True
+    """
 
     _layer_name = "managed"
 
 
 class PinnedHostMemoryResource(_Base):
-    """Pinned memory of the host, which the device reaches, too."""
+    """Pinned memory of the host, which the device can access, too.
+
+    Args:
+        device: The device; None takes the current one.
+
+    Raises:
+        NoDeviceError: There is no device.
+
+    Example:
+        >>> import millpond
+        >>> millpond.mr.PinnedHostMemoryResource().is_host_accessible
+        True
+    """
 
     _layer_name = "pinned_host"
 
 
 class SystemMemoryResource(_Base):
-    """Memory of the system's allocator, where the device reaches it."""
+    """Memory of the operating system's allocator, on devices that can access it.
+
+    Args:
+        device: The device; None takes the current one.
+
+    Raises:
+        NoDeviceError: There is no device.
+        UnsupportedError: The device cannot access this memory.
+
+    Example:
+        >>> import millpond
+        >>> device = millpond.Device("sim:8GiB,profile=gh200")  # doctest: +SKIP
+        >>> millpond.mr.SystemMemoryResource(device=device)  # doctest: +SKIP
+    """
 
     _layer_name = "system"
 
 
 class SamHeadroomMemoryResource(DeviceMemoryResource):
-    """Memory of the system's allocator that leaves `headroom` bytes of the device free."""
+    """Memory of the operating system's allocator that keeps a part of the device's memory free.
 
-    def __init__(self, headroom, *, device=None):
+    Args:
+        headroom: The bytes of device memory to keep free, as an int or as text ("1GiB").
+        device: The device; None takes the current one.
+
+    Raises:
+        NoDeviceError: There is no device.
+        UnsupportedError: The device cannot access this memory.
+        ValueError: `headroom` is no size.
+
+    Example:
+        >>> import millpond
+        >>> millpond.mr.SamHeadroomMemoryResource("1GiB")  # doctest: +SKIP
+    """
+
+    def __init__(self, headroom: Size, *, device: Device | None = None) -> None:
         self._build("sam_headroom" + _options(headroom=_size(headroom)), device)
 
 
 class CudaAsyncMemoryResource(DeviceMemoryResource):
-    """A pool of CUDA's stream-ordered allocator."""
+    """A new pool of CUDA's stream-ordered allocator (`cudaMallocAsync`).
+
+    Args:
+        initial_pool_size: The size that the pool takes at once, in bytes or as text; None takes nothing.
+        release_threshold: How much free memory the pool keeps at a synchronization, in bytes or as text;
+            None keeps all of it.
+        enable_ipc: True makes memory that other processes can open by a file descriptor.
+        enable_fabric: True makes memory that other nodes can open by a fabric handle.
+        device: The device; None takes the current one.
+
+    Raises:
+        UnsupportedError: The device has no such pools, or cannot share memory in this way.
+        ValueError: A size is malformed.
+        OutOfMemoryError: The device has no memory for `initial_pool_size`.
+
+    Example:
+        >>> import millpond
+        >>> resource = millpond.mr.CudaAsyncMemoryResource(release_threshold="1GiB")
+        >>> buffer = millpond.DeviceBuffer(size=1000, mr=resource)
+    """
 
     def __init__(
         self,
-        initial_pool_size=None,
-        release_threshold=None,
-        enable_ipc=False,
-        enable_fabric=False,
+        initial_pool_size: Size | None = None,
+        release_threshold: Size | None = None,
+        enable_ipc: bool = False,
+        enable_fabric: bool = False,
         *,
-        device=None,
-    ):
+        device: Device | None = None,
+    ) -> None:
         handles = [name for name, wanted in (("fd", enable_ipc), ("fabric", enable_fabric)) if wanted]
         options = _options(
             initial=_size(initial_pool_size),
@@ -192,22 +358,59 @@ class CudaAsyncMemoryResource(DeviceMemoryResource):
         )
         self._build("cuda_async" + options, device)
 
-    def pool_handle(self):
-        """Return the driver's pool (`cudaMemPool_t`) as a number."""
+    def pool_handle(self: Resource) -> int:
+        """Return the handle of the driver's pool (`cudaMemPool_t`) as a number.
+
+        Raises:
+            UnsupportedError: The resource has no pool of the driver.
+
+        Example:
+            >>> import millpond
+            >>> millpond.mr.CudaAsyncMemoryResource().pool_handle() != 0
+            True
+        """
         return self._async_pool()
 
 
 class CudaAsyncManagedMemoryResource(_Base):
-    """The driver's default pool of memory that host and device share (CUDA 13.0)."""
+    """The driver's default pool of memory that the host and the device share (since CUDA 13.0).
+
+    Args:
+        device: The device; None takes the current one.
+
+    Raises:
+        UnsupportedError: The driver or the device has no such pool.
+
+    Example:
+        >>> import millpond
+        >>> millpond.mr.CudaAsyncManagedMemoryResource().is_host_accessible
+        True
+    """
 
     _layer_name = "cuda_async_managed"
     pool_handle = CudaAsyncMemoryResource.pool_handle
 
 
 class CudaAsyncViewMemoryResource(DeviceMemoryResource):
-    """A pool of the driver's (`cudaMemPool_t`) that stays the caller's; else the device's default pool."""
+    """A pool of the driver (`cudaMemPool_t`) that another library owns, or the device's default pool.
 
-    def __init__(self, pool_handle=None, *, device=None):
+    Args:
+        pool_handle: The handle of the pool as a number. The pool has to live as long as this resource. None
+            takes the device's default pool.
+        device: The device; None takes the current one.
+
+    Raises:
+        UnsupportedError: The device has no such pools.
+
+    Example:
+        >>> import millpond
+        >>> own = millpond.mr.CudaAsyncMemoryResource()
+        >>> view = millpond.mr.CudaAsyncViewMemoryResource(own.pool_handle())
+        >>> view.pool_handle() == own.pool_handle()
+        True
+    """
+
+    def __init__(self, pool_handle: int | None = None, *, device: Device | None = None) -> None:
         if pool_handle is None:
             self._build("cuda_async_view", device)
         else:
@@ -217,12 +420,34 @@ class CudaAsyncViewMemoryResource(DeviceMemoryResource):
 
 
 class CallbackMemoryResource(DeviceMemoryResource):
-    """Two functions: `allocate(size, stream)` returns an address, `deallocate(ptr, size, stream)` ends it.
+    """A resource of two functions of the program.
 
-    A function may submit work that uses the block, such as a fill, to that stream alone.
+    A function may submit work that uses the block, such as a fill, to the stream that it gets, and to no
+    other stream.
+
+    Args:
+        allocate_func: `allocate_func(size, stream)` returns the address of `size` bytes.
+        deallocate_func: `deallocate_func(ptr, size, stream)` takes that memory back.
+        device: The device of the memory; None takes the current one.
+
+    Raises:
+        NoDeviceError: There is no device.
+
+    Example:
+        >>> import millpond
+        >>> base = millpond.mr.CudaMemoryResource()
+        >>> resource = millpond.mr.CallbackMemoryResource(base.allocate, base.deallocate)
+        >>> millpond.DeviceBuffer(size=1000, mr=resource).size
+        1000
     """
 
-    def __init__(self, allocate_func, deallocate_func, *, device=None):
+    def __init__(
+        self,
+        allocate_func: Callable[[int, Stream], int],
+        deallocate_func: Callable[[int, int, Stream], object],
+        *,
+        device: Device | None = None,
+    ) -> None:
         self._callback(allocate_func, deallocate_func, device)
 
 
@@ -232,31 +457,96 @@ class CallbackMemoryResource(DeviceMemoryResource):
 class _Adaptor(UpstreamResourceAdaptor):
     _layer_name = ""
 
-    def __init__(self, upstream_mr):
+    def __init__(self, upstream_mr: DeviceMemoryResource) -> None:
         self._on(upstream_mr, self._layer_name)
 
 
 class PoolMemoryResource(UpstreamResourceAdaptor):
-    """A growing best-fit pool. It takes half of the free memory at once, as RMM's, unless told otherwise."""
+    """A growing best-fit pool.
 
-    def __init__(self, upstream_mr, initial_pool_size=None, maximum_pool_size=None):
+    Args:
+        upstream_mr: The resource that the pool takes its memory from.
+        initial_pool_size: The size that the pool takes at once: bytes, a text as "1GiB", or a share of the
+            free memory as "50%". None takes half of the free memory, as RMM does.
+        maximum_pool_size: The most that the pool may hold, in the same forms; None sets no limit.
+
+    Raises:
+        TypeError: `upstream_mr` is None.
+        ValueError: A size is malformed, or no size of a pool.
+        OutOfMemoryError: The upstream has no memory for `initial_pool_size`.
+
+    Example:
+        >>> import millpond
+        >>> pool = millpond.mr.PoolMemoryResource(millpond.mr.CudaMemoryResource(), "64MiB", "1GiB")
+        >>> pool.pool_size()
+        67108864
+    """
+
+    def __init__(
+        self,
+        upstream_mr: DeviceMemoryResource,
+        initial_pool_size: Size | None = None,
+        maximum_pool_size: Size | None = None,
+    ) -> None:
         initial = "50%" if initial_pool_size is None else _size(initial_pool_size)
         self._on(upstream_mr, "pool" + _options(initial=initial, max=_size(maximum_pool_size)))
 
 
 class ArenaMemoryResource(UpstreamResourceAdaptor):
-    """A pool that takes half of the free memory at once, and grows beyond it."""
+    """A pool in which each thread has an arena of its own, for programs of many threads.
 
-    def __init__(self, upstream_mr, arena_size=None, dump_log_on_failure=False):
+    Args:
+        upstream_mr: The resource that the arenas take their memory from.
+        arena_size: The size that they take at once: bytes, a text, or a share as "50%". None takes half of
+            the free memory. They grow beyond it.
+        dump_log_on_failure: Where to write what the arenas hold if memory runs out: a path, or True for
+            `millpond_arena.log`.
+
+    Raises:
+        TypeError: `upstream_mr` is None.
+        ValueError: `arena_size` is malformed.
+        OutOfMemoryError: The upstream has no memory for `arena_size`.
+
+    Example:
+        >>> import millpond
+        >>> arena = millpond.mr.ArenaMemoryResource(millpond.mr.CudaMemoryResource(), "64MiB")
+        >>> buffer = millpond.DeviceBuffer(size=1000, mr=arena)
+    """
+
+    def __init__(
+        self,
+        upstream_mr: DeviceMemoryResource,
+        arena_size: Size | None = None,
+        dump_log_on_failure: bool | FilePath = False,
+    ) -> None:
         name = "millpond_arena.log" if dump_log_on_failure is True else dump_log_on_failure
         file = {"dump_log_on_failure": name} if name else {}
         self._on(upstream_mr, "arena" + _options(size=_size(arena_size)), **file)
 
 
 class FixedSizeMemoryResource(UpstreamResourceAdaptor):
-    """Blocks of one size. Larger requests fail."""
+    """Blocks of one size. A larger request fails.
 
-    def __init__(self, upstream_mr, block_size=1 << 20, blocks_to_preallocate=128):
+    Args:
+        upstream_mr: The resource that the blocks come from.
+        block_size: The size of a block, in bytes or as text.
+        blocks_to_preallocate: How many blocks to take from the upstream at a time.
+
+    Raises:
+        TypeError: `upstream_mr` is None.
+        ValueError: `block_size` is malformed.
+        OutOfMemoryError: The upstream has no memory for the first blocks.
+
+    Example:
+        >>> import millpond
+        >>> base = millpond.mr.CudaMemoryResource()
+        >>> blocks = millpond.mr.FixedSizeMemoryResource(base, "1MiB", blocks_to_preallocate=4)
+        >>> buffer = millpond.DeviceBuffer(size=1000, mr=blocks)
+    """
+
+    def __init__(
+        self, upstream_mr: DeviceMemoryResource, block_size: Size = 1 << 20, blocks_to_preallocate: int = 128
+    ) -> None:
         self._on(
             upstream_mr,
             "fixed_size" + _options(block_size=_size(block_size), preallocate=int(blocks_to_preallocate)),
@@ -264,14 +554,33 @@ class FixedSizeMemoryResource(UpstreamResourceAdaptor):
 
 
 class BinningMemoryResource(UpstreamResourceAdaptor):
-    """Fixed-size blocks for some sizes, and the upstream resource for the rest.
+    """Fixed-size blocks for some sizes, and the upstream resource for all other sizes.
 
-    Blocks of before an `add_bin` go back to the bins that they came from, through a `DeviceBuffer`.
+    Blocks allocated before an `add_bin` return to the bins that they came from if a `DeviceBuffer` owns them.
+
+    Args:
+        upstream_mr: The resource for requests beyond the largest bin.
+        min_size_exponent: The smallest bin has blocks of `2**min_size_exponent` bytes; -1 makes no bins.
+        max_size_exponent: The largest bin has blocks of `2**max_size_exponent` bytes.
+
+    Raises:
+        TypeError: `upstream_mr` is None.
+        ValueError: One exponent alone is given, or one is larger than 63.
+
+    Example:
+        >>> import millpond
+        >>> base = millpond.mr.CudaMemoryResource()
+        >>> bins = millpond.mr.BinningMemoryResource(base, 18, 20)  # 256 KiB to 1 MiB
+        >>> buffer = millpond.DeviceBuffer(size=300_000, mr=bins)
     """
 
-    _automatic = _explicit = None
+    # None until `_ask`.
+    _automatic: Any = None
+    _explicit: Any = None
 
-    def __init__(self, upstream_mr, min_size_exponent=-1, max_size_exponent=-1):
+    def __init__(
+        self, upstream_mr: DeviceMemoryResource, min_size_exponent: int = -1, max_size_exponent: int = -1
+    ) -> None:
         if upstream_mr is None:
             raise TypeError("Argument `upstream_mr` must not be None")
         self._upstream = upstream_mr
@@ -286,7 +595,7 @@ class BinningMemoryResource(UpstreamResourceAdaptor):
         self._explicit = []
         self._rebuild()
 
-    def _ask(self):
+    def _ask(self) -> None:
         """Take over the bins of a stack that was built from text."""
         if self._explicit is None:
             bins = layer_bins(self)
@@ -294,40 +603,95 @@ class BinningMemoryResource(UpstreamResourceAdaptor):
             given = [(size, resource) for size, resource in bins if resource is not None]
             self._explicit = [(size, _as_class(resource)) for size, resource in given]
 
-    def _rebuild(self):
+    def _rebuild(self) -> None:
         explicit = {size for size, _ in self._explicit}
-        bins = [(size, None) for size in self._automatic if size not in explicit]
+        bins: list[tuple[int, DeviceMemoryResource | None]] = [(size, None) for size in self._automatic if size not in explicit]
         self._binning(self.upstream_mr, bins + self._explicit)
 
-    def add_bin(self, allocation_size, bin_resource=None):
-        """Serve requests up to `allocation_size` bytes, beyond the next smaller bin, from a resource."""
+    def add_bin(self, allocation_size: int, bin_resource: DeviceMemoryResource | None = None) -> None:
+        """Add a bin, which serves the requests larger than the next smaller bin.
+
+        Args:
+            allocation_size: The largest request that the bin serves, in bytes.
+            bin_resource: The resource that serves them; None takes blocks of `allocation_size` bytes.
+
+        Raises:
+            ValueError: `allocation_size` is no size of a bin.
+
+        Example:
+            >>> import millpond
+            >>> base = millpond.mr.CudaMemoryResource()
+            >>> bins = millpond.mr.BinningMemoryResource(base)
+            >>> bins.add_bin(1 << 20)
+            >>> bins.add_bin(64 << 20, millpond.mr.PoolMemoryResource(base, "64MiB"))
+        """
         self._ask()
         self._explicit.append((int(allocation_size), bin_resource))
         self._rebuild()
 
     @property
-    def bin_mrs(self):
-        """The resources that were added."""
+    def bin_mrs(self) -> list[DeviceMemoryResource]:
+        """The resources that `add_bin` was given, in that order.
+
+        Example:
+            >>> import millpond
+            >>> bins = millpond.mr.BinningMemoryResource(millpond.mr.CudaMemoryResource(), 18, 20)
+            >>> bins.bin_mrs
+            []
+        """
         self._ask()
         return [resource for _, resource in self._explicit if resource is not None]
 
 
 class LimitingResourceAdaptor(UpstreamResourceAdaptor):
-    """Limits the bytes that are handed out."""
+    """Limits the bytes that are in use at once. A request beyond the limit fails.
 
-    def __init__(self, upstream_mr, allocation_limit):
+    Args:
+        upstream_mr: The resource below.
+        allocation_limit: The limit: bytes, a text as "1GiB", or a share of the free memory as "50%".
+
+    Raises:
+        TypeError: `upstream_mr` is None.
+        ValueError: `allocation_limit` is malformed.
+
+    Example:
+        >>> import millpond
+        >>> limit = millpond.mr.LimitingResourceAdaptor(millpond.mr.CudaMemoryResource(), "1MiB")
+        >>> try:
+        ...     millpond.DeviceBuffer(size=2 << 20, mr=limit)
+        ... except MemoryError:
+        ...     print("beyond the limit")
+        beyond the limit
+    """
+
+    def __init__(self, upstream_mr: DeviceMemoryResource, allocation_limit: Size) -> None:
         self._on(upstream_mr, "limiting" + _options(limit=_size(allocation_limit)))
 
-    def get_allocated_bytes(self):
-        """Return the bytes that are handed out."""
+    def get_allocated_bytes(self) -> int:
+        """Return the bytes in use.
+
+        Example:
+            >>> import millpond
+            >>> limit = millpond.mr.LimitingResourceAdaptor(millpond.mr.CudaMemoryResource(), "1MiB")
+            >>> buffer = millpond.DeviceBuffer(size=1024, mr=limit)
+            >>> limit.get_allocated_bytes()
+            1024
+        """
         return self._limits()[0]
 
-    def get_allocation_limit(self):
-        """Return the limit in bytes."""
+    def get_allocation_limit(self) -> int:
+        """Return the limit in bytes.
+
+        Example:
+            >>> import millpond
+            >>> limit = millpond.mr.LimitingResourceAdaptor(millpond.mr.CudaMemoryResource(), "1MiB")
+            >>> limit.get_allocation_limit()
+            1048576
+        """
         return self._limits()[1]
 
 
-def _device_file(name, device):
+def _device_file(name: FilePath, device: Device) -> str:
     """Return the absolute path of a device's log, in which names in braces are not replaced."""
     name = os.fsdecode(name)
     if not os.path.isabs(name):
@@ -341,14 +705,32 @@ def _device_file(name, device):
 
 
 class LoggingResourceAdaptor(UpstreamResourceAdaptor):
-    """Writes a row for every call to a file, whose name gets the device's number, as `log.dev0.csv`.
+    """Writes a row for every call to a file, in the format of RMM's logs.
 
-    In the name, `{pid}` stands for the number of the process, `{rank}` for its number in a job (the variables
-    of torchrun, MPI and Slurm), and `{device}` for the device's number, which is then not added again. Jobs
-    of several processes need one of the first two. Folders that are missing are made.
+    The file's name gets the device's number: `log.csv` becomes `log.dev0.csv`. In the name, `{pid}` stands
+    for the number of the process, `{rank}` for its rank in a job (from the variables of torchrun, MPI and
+    Slurm), and `{device}` for the device's number, which is then not added again. A job of several processes
+    needs `{pid}` or `{rank}`. Missing folders are created.
+
+    Args:
+        upstream_mr: The resource below.
+        log_file_name: The path; None takes it from MILLPOND_LOG_FILE, else from RMM_LOG_FILE.
+
+    Raises:
+        TypeError: `upstream_mr` is None.
+        ValueError: Neither `log_file_name` nor the environment names a file.
+        LogFileError: The file cannot be opened.
+
+    Example:
+        >>> import os, tempfile
+        >>> import millpond
+        >>> name = os.path.join(tempfile.mkdtemp(), "log.csv")
+        >>> log = millpond.mr.LoggingResourceAdaptor(millpond.mr.CudaMemoryResource(), name)
+        >>> os.path.basename(log.get_file_name())
+        'log.dev0.csv'
     """
 
-    def __init__(self, upstream_mr, log_file_name=None):
+    def __init__(self, upstream_mr: DeviceMemoryResource, log_file_name: FilePath | None = None) -> None:
         if upstream_mr is None:
             raise TypeError("Argument `upstream_mr` must not be None")
         name = log_file_name or os.environ.get("MILLPOND_LOG_FILE") or os.environ.get("RMM_LOG_FILE")
@@ -356,37 +738,106 @@ class LoggingResourceAdaptor(UpstreamResourceAdaptor):
             raise ValueError("a log needs `log_file_name`, or RMM_LOG_FILE in the environment")
         self._on(upstream_mr, "logging", file=_device_file(name, upstream_mr.device))
 
-    def flush(self):
-        """Write the rows that are held."""
+    def flush(self) -> None:
+        """Write the rows that wait in memory.
+
+        Raises:
+            LogFileError: The file cannot be written.
+
+        Example:
+            >>> import os, tempfile
+            >>> import millpond
+            >>> name = os.path.join(tempfile.mkdtemp(), "log.csv")
+            >>> log = millpond.mr.LoggingResourceAdaptor(millpond.mr.CudaMemoryResource(), name)
+            >>> buffer = millpond.DeviceBuffer(size=1000, mr=log)
+            >>> log.flush()
+            >>> len(open(log.get_file_name()).readlines())
+            2
+        """
         self._flush()
 
-    def get_file_name(self):
-        """Return the path of the file; None if the log has none."""
+    def get_file_name(self) -> str | None:
+        """Return the path of the file; None if the log has no file.
+
+        Example:
+            >>> import os, tempfile
+            >>> import millpond
+            >>> name = os.path.join(tempfile.mkdtemp(), "log{device}.csv")
+            >>> log = millpond.mr.LoggingResourceAdaptor(millpond.mr.CudaMemoryResource(), name)
+            >>> os.path.basename(log.get_file_name())
+            'log0.csv'
+        """
         file = log_file(self)
         return None if file is None else os.fsdecode(file)
 
 
 class StatisticsResourceAdaptor(_Adaptor):
-    """Counts bytes and allocations, by level."""
+    """Counts bytes and allocations, in levels that `push_counters` and `pop_counters` nest.
+
+    Args:
+        upstream_mr: The resource below.
+
+    Raises:
+        TypeError: `upstream_mr` is None.
+
+    Example:
+        >>> import millpond
+        >>> counting = millpond.mr.StatisticsResourceAdaptor(millpond.mr.CudaMemoryResource())
+        >>> buffer = millpond.DeviceBuffer(size=1000, mr=counting)
+        >>> counting.allocation_counts.peak_bytes
+        1000
+    """
 
     _layer_name = "statistics"
 
-    def _level(self, step):
+    def _level(self, step: int) -> Statistics:
         from .statistics import Statistics
 
         return Statistics(*self._counters(step))
 
     @property
-    def allocation_counts(self):
-        """The counters of the present level."""
+    def allocation_counts(self) -> Statistics:
+        """The counters of the present level, with sizes in bytes.
+
+        Example:
+            >>> import millpond
+            >>> counting = millpond.mr.StatisticsResourceAdaptor(millpond.mr.CudaMemoryResource())
+            >>> counting.allocation_counts.current_bytes
+            0
+        """
         return self._level(0)
 
-    def push_counters(self):
-        """Start a level, and return the counters of the one below."""
+    def push_counters(self) -> Statistics:
+        """Start a level, whose counters begin at 0.
+
+        Returns:
+            The counters of the level below, with sizes in bytes.
+
+        Example:
+            >>> import millpond
+            >>> counting = millpond.mr.StatisticsResourceAdaptor(millpond.mr.CudaMemoryResource())
+            >>> counting.push_counters().total_bytes
+            0
+        """
         return self._level(1)
 
-    def pop_counters(self):
-        """End a level, and return its counters."""
+    def pop_counters(self) -> Statistics:
+        """End a level. Its counts are added to the level below.
+
+        Returns:
+            The counters of the level that ends, with sizes in bytes.
+
+        Raises:
+            IndexError: No level was started.
+
+        Example:
+            >>> import millpond
+            >>> counting = millpond.mr.StatisticsResourceAdaptor(millpond.mr.CudaMemoryResource())
+            >>> below = counting.push_counters()
+            >>> buffer = millpond.DeviceBuffer(size=1000, mr=counting)
+            >>> counting.pop_counters().peak_bytes
+            1000
+        """
         try:
             return self._level(-1)
         except InvalidArgumentError as error:
@@ -394,31 +845,89 @@ class StatisticsResourceAdaptor(_Adaptor):
 
 
 class TrackingResourceAdaptor(UpstreamResourceAdaptor):
-    """Records every allocation that was not given back."""
+    """Records the allocations that are not freed yet, to find leaks.
 
-    def __init__(self, upstream_mr, capture_stacks=False):
+    Args:
+        upstream_mr: The resource below.
+        capture_stacks: True records the call stack of each allocation, which costs time.
+
+    Raises:
+        TypeError: `upstream_mr` is None.
+
+    Example:
+        >>> import millpond
+        >>> tracked = millpond.mr.TrackingResourceAdaptor(millpond.mr.CudaMemoryResource())
+        >>> buffer = millpond.DeviceBuffer(size=1000, mr=tracked)
+        >>> tracked.get_allocated_bytes()
+        1000
+    """
+
+    def __init__(self, upstream_mr: DeviceMemoryResource, capture_stacks: bool = False) -> None:
         self._on(upstream_mr, "tracking" + _options(stacks="on" if capture_stacks else "off"))
 
-    def get_allocated_bytes(self):
-        """Return the bytes that were not given back."""
+    def get_allocated_bytes(self) -> int:
+        """Return the bytes that are allocated and not freed.
+
+        Example:
+            >>> import millpond
+            >>> tracked = millpond.mr.TrackingResourceAdaptor(millpond.mr.CudaMemoryResource())
+            >>> tracked.get_allocated_bytes()
+            0
+        """
         return self._outstanding()[0]
 
-    def get_outstanding_allocations_str(self):
-        """Return the allocations that were not given back; an empty text if there are none."""
+    def get_outstanding_allocations_str(self) -> str:
+        """Return the allocations that are not freed as text; an empty text if there are none.
+
+        Example:
+            >>> import millpond
+            >>> tracked = millpond.mr.TrackingResourceAdaptor(millpond.mr.CudaMemoryResource())
+            >>> tracked.get_outstanding_allocations_str()
+            ''
+        """
         count, text = self._outstanding()
         return text if count else ""
 
-    def log_outstanding_allocations(self):
-        """Log them with Python's logger `millpond`."""
+    def log_outstanding_allocations(self) -> None:
+        """Log the allocations that are not freed, as a warning of Python's logger `millpond`.
+
+        Example:
+            >>> import logging
+            >>> import millpond
+            >>> logging.getLogger("millpond").addHandler(logging.NullHandler())
+            >>> tracked = millpond.mr.TrackingResourceAdaptor(millpond.mr.CudaMemoryResource())
+            >>> tracked.log_outstanding_allocations()
+        """
         import logging
 
         logging.getLogger("millpond").warning(self._outstanding()[1])
 
 
 class FailureCallbackResourceAdaptor(UpstreamResourceAdaptor):
-    """Asks `callback(nbytes)` to free memory when it is out; True tries again."""
+    """Calls a function of the program when memory runs out, so that it can free some.
 
-    def __init__(self, upstream_mr, callback):
+    Args:
+        upstream_mr: The resource below.
+        callback: `callback(nbytes)` gets the size of the request in bytes. The request is tried again if it
+            returns True, and fails if it returns False.
+
+    Raises:
+        TypeError: `upstream_mr` is None.
+
+    Example:
+        >>> import millpond
+        >>> limited = millpond.stack("cuda+limiting:limit=1MiB")
+        >>> cache = [millpond.DeviceBuffer(size=1 << 20, mr=limited)]
+        >>> def free(nbytes):
+        ...     is_freed = bool(cache)
+        ...     cache.clear()
+        ...     return is_freed
+        >>> resource = millpond.mr.FailureCallbackResourceAdaptor(limited, free)
+        >>> millpond.DeviceBuffer(size=1 << 20, mr=resource).size
+        1048576
+    """
+
+    def __init__(self, upstream_mr: DeviceMemoryResource, callback: Callable[[int], bool]) -> None:
         if upstream_mr is None:
             raise TypeError("Argument `upstream_mr` must not be None")
         self._upstream = upstream_mr
@@ -426,21 +935,63 @@ class FailureCallbackResourceAdaptor(UpstreamResourceAdaptor):
 
 
 class PrefetchResourceAdaptor(_Adaptor):
-    """Moves managed memory to the device when it is allocated."""
+    """Moves managed memory to the device when it is allocated.
+
+    Args:
+        upstream_mr: The resource below, of managed memory.
+
+    Raises:
+        TypeError: `upstream_mr` is None.
+
+    Example:
+        >>> import millpond
+        >>> resource = millpond.mr.PrefetchResourceAdaptor(millpond.mr.ManagedMemoryResource())
+        >>> buffer = millpond.DeviceBuffer(size=1000, mr=resource)
+    """
 
     _layer_name = "prefetch"
 
 
 class ThreadSafeResourceAdaptor(_Adaptor):
-    """Lets one thread at a time use the resource below."""
+    """Lets one thread at a time use the resource below.
+
+    Args:
+        upstream_mr: The resource below.
+
+    Raises:
+        TypeError: `upstream_mr` is None.
+
+    Example:
+        >>> import millpond
+        >>> millpond.mr.ThreadSafeResourceAdaptor(millpond.mr.CudaMemoryResource())
+        <ThreadSafeResourceAdaptor `cuda+thread_safe`>
+    """
 
     _layer_name = "thread_safe"
 
 
 class AlignedResourceAdaptor(UpstreamResourceAdaptor):
-    """Aligns blocks of at least `alignment_threshold` bytes to `alignment`."""
+    """Aligns the addresses of blocks.
 
-    def __init__(self, upstream_mr, alignment=256, alignment_threshold=0):
+    Args:
+        upstream_mr: The resource below.
+        alignment: The alignment in bytes, a power of 2.
+        alignment_threshold: The smallest block that is aligned, in bytes.
+
+    Raises:
+        TypeError: `upstream_mr` is None.
+        ValueError: `alignment` is no power of 2, or a size is malformed.
+
+    Example:
+        >>> import millpond
+        >>> aligned = millpond.mr.AlignedResourceAdaptor(millpond.mr.CudaMemoryResource(), 4096)
+        >>> millpond.DeviceBuffer(size=1000, mr=aligned).ptr % 4096
+        0
+    """
+
+    def __init__(
+        self, upstream_mr: DeviceMemoryResource, alignment: Size = 256, alignment_threshold: Size = 0
+    ) -> None:
         self._on(
             upstream_mr,
             "aligned"
@@ -449,20 +1000,50 @@ class AlignedResourceAdaptor(UpstreamResourceAdaptor):
 
 
 class RetryResourceAdaptor(UpstreamResourceAdaptor):
-    """Waits for other threads' frees, `timeout` seconds at most, before memory is out."""
+    """Waits for other threads to free memory before a request fails.
 
-    def __init__(self, upstream_mr, timeout=0.1):
+    Args:
+        upstream_mr: The resource below.
+        timeout: The longest wait in seconds.
+
+    Raises:
+        TypeError: `upstream_mr` is None.
+        ValueError: `timeout` is negative.
+
+    Example:
+        >>> import millpond
+        >>> millpond.mr.RetryResourceAdaptor(millpond.mr.CudaMemoryResource(), timeout=0.5)
+        <RetryResourceAdaptor `cuda+retry:timeout=500ms`>
+    """
+
+    def __init__(self, upstream_mr: DeviceMemoryResource, timeout: float = 0.1) -> None:
         self._on(upstream_mr, f"retry:timeout={round(timeout * 1e6)}us")
 
 
 class FallbackResourceAdaptor(UpstreamResourceAdaptor):
-    """Takes memory from the stack of the text `to` where the resource below is out of memory."""
+    """Takes memory from another stack if the resource below has none.
 
-    def __init__(self, upstream_mr, to="managed"):
+    Args:
+        upstream_mr: The resource that is asked first.
+        to: The text of the other stack.
+
+    Raises:
+        TypeError: `upstream_mr` is None.
+        StackError: `to` is malformed.
+
+    Example:
+        >>> import millpond
+        >>> limited = millpond.stack("cuda+limiting:limit=1MiB")
+        >>> resource = millpond.mr.FallbackResourceAdaptor(limited, to="managed")
+        >>> millpond.DeviceBuffer(size=2 << 20, mr=resource).size
+        2097152
+    """
+
+    def __init__(self, upstream_mr: DeviceMemoryResource, to: str = "managed") -> None:
         self._on(upstream_mr, f"fallback:to=({to})")
 
 
-_BY_LAYER = {
+_BY_LAYER: dict[str, type[DeviceMemoryResource]] = {
     "cuda": CudaMemoryResource,
     "managed": ManagedMemoryResource,
     "pinned_host": PinnedHostMemoryResource,
@@ -495,17 +1076,17 @@ _BY_LAYER = {
 _lock = _locks.lock()
 #: Guards the logs of the devices.
 _logs = _locks.lock()
-_objects = {}
-_hooks = []
+_objects: dict[Device, DeviceMemoryResource] = {}
+_hooks: list[tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]] = []
 
 
-def _device(device):
+def _device(device: DeviceLike | None) -> Device:
     if device is None:
         return Device()
     return device if isinstance(device, Device) else Device.find(device)
 
 
-def _known(resource):
+def _known(resource: Resource) -> DeviceMemoryResource:
     """Return the Python object of a resource: the one that was made the default, else a new one."""
     known = _objects.get(resource.device)
     if known is not None and known.is_equal(resource) and known.text == resource.text:
@@ -513,8 +1094,24 @@ def _known(resource):
     return _as_class(resource)
 
 
-def get_per_device_resource(device):
-    """Return the default resource of a device: a number, or a Device."""
+def get_per_device_resource(device: DeviceLike | None) -> DeviceMemoryResource:
+    """Return the default resource of a device.
+
+    Args:
+        device: The device or its number; None takes the current one.
+
+    Returns:
+        The resource. It is the object that was set, or an object of its outermost layer's class.
+
+    Raises:
+        NoDeviceError: There is no such device.
+        StackError: The device has its initial default, and the text in MILLPOND_STACK is malformed.
+
+    Example:
+        >>> import millpond
+        >>> millpond.mr.get_per_device_resource(0)
+        <CudaMemoryResource `cuda`>
+    """
     device = _device(device)
     while True:
         before, found = _objects.get(device), _known(default_resource(device))
@@ -525,8 +1122,26 @@ def get_per_device_resource(device):
                 return found
 
 
-def set_per_device_resource(device, mr):
-    """Make a resource of a device its default, for all that use libmillpond in this process."""
+def set_per_device_resource(device: DeviceLike | None, mr: DeviceMemoryResource) -> None:
+    """Make a resource the default of its device, for all code in this process that uses libmillpond.
+
+    Buffers that exist keep the resource that they came from.
+
+    Args:
+        device: The device or its number; None takes the current one.
+        mr: The resource.
+
+    Raises:
+        TypeError: `mr` is no resource of millpond.
+        InvalidArgumentError: `mr` belongs to another device.
+        NoDeviceError: There is no such device.
+
+    Example:
+        >>> import millpond
+        >>> millpond.mr.set_per_device_resource(0, millpond.stack("cuda+statistics"))
+        >>> millpond.mr.get_per_device_resource(0).text
+        'cuda+statistics'
+    """
     if not isinstance(mr, Resource):
         raise TypeError(f"{mr!r} is no resource of millpond's; millpond.stack(text) makes one")
     device = _device(device)
@@ -539,72 +1154,205 @@ def set_per_device_resource(device, mr):
     del before
 
 
-def get_current_device_resource():
-    """Return the default resource of the thread's current device."""
+def get_current_device_resource() -> DeviceMemoryResource:
+    """Return the default resource of the thread's current device.
+
+    Raises:
+        NoDeviceError: There is no device.
+        StackError: The device has its initial default, and the text in MILLPOND_STACK is malformed.
+
+    Example:
+        >>> import millpond
+        >>> millpond.mr.get_current_device_resource()
+        <CudaMemoryResource `cuda`>
+    """
     return get_per_device_resource(None)
 
 
-def set_current_device_resource(mr):
-    """Make a resource the default of the thread's current device."""
+def set_current_device_resource(mr: DeviceMemoryResource) -> None:
+    """Make a resource the default of the thread's current device.
+
+    Args:
+        mr: The resource.
+
+    Raises:
+        TypeError: `mr` is no resource of millpond.
+        InvalidArgumentError: `mr` belongs to another device.
+
+    Example:
+        >>> import millpond
+        >>> pool = millpond.mr.PoolMemoryResource(millpond.mr.CudaMemoryResource(), "64MiB")
+        >>> millpond.mr.set_current_device_resource(pool)
+        >>> millpond.DeviceBuffer(size=1000).mr is pool
+        True
+    """
     set_per_device_resource(None, mr)
 
 
-def get_per_device_resource_type(device):
-    """Return the class of the default resource of a device."""
+def get_per_device_resource_type(device: DeviceLike | None) -> type[DeviceMemoryResource]:
+    """Return the class of a device's default resource.
+
+    Args:
+        device: The device or its number; None takes the current one.
+
+    Returns:
+        The class.
+
+    Raises:
+        NoDeviceError: There is no such device.
+
+    Example:
+        >>> import millpond
+        >>> millpond.mr.get_per_device_resource_type(0).__name__
+        'CudaMemoryResource'
+    """
     return type(get_per_device_resource(device))
 
 
-def get_current_device_resource_type():
-    """Return the class of the default resource of the thread's current device."""
+def get_current_device_resource_type() -> type[DeviceMemoryResource]:
+    """Return the class of the default resource of the thread's current device.
+
+    Raises:
+        NoDeviceError: There is no device.
+
+    Example:
+        >>> import millpond
+        >>> millpond.mr.get_current_device_resource_type().__name__
+        'CudaMemoryResource'
+    """
     return type(get_current_device_resource())
 
 
-def reset_per_device_resource(device):
-    """Restore the initial default of a device: what MILLPOND_STACK names, else plain CUDA."""
+def reset_per_device_resource(device: DeviceLike | None) -> None:
+    """Restore the initial default resource of a device.
+
+    It is the stack that MILLPOND_STACK names, or plain CUDA memory.
+
+    Args:
+        device: The device or its number; None takes the current one.
+
+    Raises:
+        NoDeviceError: There is no such device.
+
+    Example:
+        >>> import millpond
+        >>> millpond.mr.set_current_device_resource(millpond.stack("cuda+statistics"))
+        >>> millpond.mr.reset_per_device_resource(0)
+        >>> millpond.mr.get_per_device_resource(0).text
+        'cuda'
+    """
     device = _device(device)
     before = _objects.pop(device, None)
     reset_default_resource(device)
     del before
 
 
-def is_initialized():
-    """Return whether the current device has a default resource; it always has, once there is a device."""
+def is_initialized() -> bool:
+    """Return whether the current device has a default resource; every device has one.
+
+    Raises:
+        NoDeviceError: There is no device.
+
+    Example:
+        >>> import millpond
+        >>> millpond.is_initialized()
+        True
+    """
     return Device() is not None
 
 
-def available_device_memory():
-    """Return the free and total bytes of the current device."""
+def available_device_memory() -> tuple[int, int]:
+    """Return the free and the total memory of the current device, in bytes.
+
+    Raises:
+        NoDeviceError: There is no device.
+
+    Example:
+        >>> import millpond
+        >>> free, total = millpond.mr.available_device_memory()
+        >>> 0 < free <= total
+        True
+    """
     return Device().memory_info()
 
 
-def register_reinitialize_hook(func, *args, **kwargs):
-    """Call a function before each `reinitialize`; the last one registered is called first.
+def register_reinitialize_hook(
+    func: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs
+) -> Callable[_P, _R]:
+    """Call a function before each `reinitialize`. The last one registered is called first.
 
-    It returns the function, so that it can stand above one as a decorator.
+    Args:
+        func: The function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+
+    Returns:
+        `func`, so that `register_reinitialize_hook` works as a decorator.
+
+    Example:
+        >>> import millpond
+        >>> @millpond.register_reinitialize_hook
+        ... def forget():
+        ...     print("the resource changes")
+        >>> millpond.reinitialize()
+        the resource changes
+        >>> millpond.unregister_reinitialize_hook(forget)
     """
     _hooks.append((func, args, kwargs))
     return func
 
 
-def unregister_reinitialize_hook(func):
-    """Remove all registrations of a function."""
+def unregister_reinitialize_hook(func: Callable[..., object]) -> None:
+    """Remove all registrations of a function.
+
+    Args:
+        func: The function that `register_reinitialize_hook` got. An unknown function changes nothing.
+
+    Example:
+        >>> import millpond
+        >>> hook = millpond.register_reinitialize_hook(print, "the resource changes")
+        >>> millpond.unregister_reinitialize_hook(hook)
+        >>> millpond.reinitialize()
+    """
     _hooks[:] = [hook for hook in _hooks if hook[0] is not func]
 
 
 def reinitialize(
-    pool_allocator=False,
-    managed_memory=False,
-    initial_pool_size=None,
-    maximum_pool_size=None,
-    devices=0,
-    logging=False,
-    log_file_name=None,
+    pool_allocator: bool = False,
+    managed_memory: bool = False,
+    initial_pool_size: Size | None = None,
+    maximum_pool_size: Size | None = None,
+    devices: DeviceLike | Iterable[DeviceLike] = 0,
+    logging: bool = False,
+    log_file_name: FilePath | None = None,
     *,
-    stack=None,
-):
-    """Set a new default resource for each of `devices`; `stack` is any other stack, as text.
+    stack: str | None = None,
+) -> None:
+    """Set a new default resource for each of some devices.
 
-    Buffers of before keep their resources.
+    Buffers that exist keep the resource that they came from.
+
+    Args:
+        pool_allocator: True puts a pool on the device's memory.
+        managed_memory: True takes managed memory as the base.
+        initial_pool_size: The size that the pool takes at once: bytes, a text, or a share as "50%". None
+            takes half of the free memory.
+        maximum_pool_size: The most that the pool may hold, in the same forms; None sets no limit.
+        devices: A device, its number, or several of them.
+        logging: True logs each call, as `LoggingResourceAdaptor` does.
+        log_file_name: The path of the log; None takes it from MILLPOND_LOG_FILE or RMM_LOG_FILE.
+        stack: The text of any other stack, in place of the first four arguments.
+
+    Raises:
+        NoDeviceError: There is no such device.
+        ValueError: A size is malformed, or no file is named for the log.
+        OutOfMemoryError: A device has no memory for `initial_pool_size`.
+
+    Example:
+        >>> import millpond
+        >>> millpond.reinitialize(pool_allocator=True, initial_pool_size="64MiB")
+        >>> millpond.mr.get_current_device_resource().pool_size()
+        67108864
     """
     for func, args, kwargs in reversed(_hooks):
         func(*args, **kwargs)
@@ -625,16 +1373,31 @@ def reinitialize(
 # --- Logging ---
 
 
-def _log(device, log_file_name):
+def _log(device: Device, log_file_name: FilePath | None) -> None:
     before = get_per_device_resource(device)
     set_per_device_resource(device, LoggingResourceAdaptor(before, log_file_name))
 
 
-def enable_logging(log_file_name=None):
-    """Log the calls of every device with a default resource, in a file of its own (`log.dev0.csv`).
+def enable_logging(log_file_name: FilePath | None = None) -> None:
+    """Log the calls of every device that has a default resource, each in a file of its own.
 
-    In the name, `{pid}` and `{rank}` serve jobs of several processes, as `LoggingResourceAdaptor` says. A
-    device whose default resource is a log keeps it.
+    `log.csv` becomes `log.dev0.csv` for device 0. `{pid}` and `{rank}` in the name serve jobs of several
+    processes, as `LoggingResourceAdaptor` says. A device whose default resource is a log keeps it.
+
+    Args:
+        log_file_name: The path; None takes it from MILLPOND_LOG_FILE, else from RMM_LOG_FILE.
+
+    Raises:
+        ValueError: Neither `log_file_name` nor the environment names a file.
+        LogFileError: A file cannot be opened.
+
+    Example:
+        >>> import os, tempfile
+        >>> import millpond
+        >>> millpond.enable_logging(os.path.join(tempfile.mkdtemp(), "log.csv"))
+        >>> os.path.basename(millpond.get_log_filenames()[0])
+        'log.dev0.csv'
+        >>> millpond.disable_logging()
     """
     with _logs:
         get_current_device_resource()
@@ -643,10 +1406,17 @@ def enable_logging(log_file_name=None):
                 _log(device, log_file_name)
 
 
-def disable_logging():
-    """End the logs that are default resources, and put the resources below back as defaults.
+def disable_logging() -> None:
+    """End the logs that are default resources, and make the resources below them the defaults again.
 
-    A log below another layer only writes its rows, and goes on.
+    A log below another layer writes its rows and continues.
+
+    Raises:
+        LogFileError: A log's file cannot be written.
+
+    Example:
+        >>> import millpond
+        >>> millpond.disable_logging()
     """
     with _logs:
         _flush_logs()
@@ -656,7 +1426,7 @@ def disable_logging():
                 set_per_device_resource(device, resource.upstream_mr)
 
 
-def _default_logs():
+def _default_logs() -> list[tuple[Device, DeviceMemoryResource, bytes | None]]:
     """Return each device with its default resource, and the path of its log as bytes or None."""
     with _logs:
         found = []
@@ -669,10 +1439,19 @@ def _default_logs():
         return found
 
 
-def get_log_filenames():
-    """Return the file of each device's log by the device's number, or None if nothing is logged."""
+def get_log_filenames() -> dict[int, str | None]:
+    """Return the file of each device's log.
+
+    Returns:
+        The path by the device's number; None for a device without a log.
+
+    Example:
+        >>> import millpond
+        >>> millpond.get_log_filenames()[0] is None
+        True
+    """
     with _logs:
-        names = {device.ordinal: None for device in (Device(), *_objects)}
+        names: dict[int, str | None] = {device.ordinal: None for device in (Device(), *_objects)}
         for device, _, file in _default_logs():
             # A simulated device may have the number of a real one.
             if file is not None:
@@ -680,7 +1459,7 @@ def get_log_filenames():
         return names
 
 
-def _flush_logs():
+def _flush_logs() -> None:
     """Write the rows that the logs hold."""
     for _, resource, file in _default_logs():
         if file is not None:

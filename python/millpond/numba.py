@@ -9,45 +9,72 @@ allocates: memory goes back after the work of all its blocking streams. For memo
 in `with millpond.numba.stream(s):`; for memory that non-blocking streams use, call `record_stream`.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import functools
 import importlib
 import sys
 import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from . import _errors, _library, _locks
 from ._native import Resource
+from .typing import StackLike, StreamLike
 
 #: The stack for a device whose default is plain CUDA: memory of it can be shared by CUDA's legacy IPC.
 DEFAULT_STACK = "cuda+pool:pages=off"
 _DRIVERS = ("numba.cuda.cudadrv.driver", "numba_cuda_mlir.numba_cuda.cudadrv.driver")
 _scope = _library.StreamScope()
 _lock = _locks.lock()
-_state = {"calls": 0, "stack": None}
+_state: dict[str, Any] = {"calls": 0, "stack": None}
 
 
-def memalloc_calls():
-    """Return how many allocations of Numba's were served in this process."""
-    return _state["calls"]
+def memalloc_calls() -> int:
+    """Return how many of Numba's allocations millpond served in this process.
+
+    Example:
+        >>> import millpond.numba
+        >>> millpond.numba.memalloc_calls() >= 0
+        True
+    """
+    calls: int = _state["calls"]
+    return calls
 
 
-def stream(stream):
-    """Return a context in which this thread allocates for `stream`, in whose order the memory goes back."""
+def stream(stream: StreamLike | None) -> contextlib.AbstractContextManager[None]:
+    """Allocate for a stream inside a `with` block, on this thread: the memory is freed in its order.
+
+    Args:
+        stream: The stream; None is the default stream.
+
+    Returns:
+        The context.
+
+    Raises:
+        TypeError: `stream` is no stream; raised when the block begins.
+
+    Example:
+        >>> import millpond.numba
+        >>> with millpond.numba.stream(0):
+        ...     pass  # array = cuda.device_array(1000)
+    """
     return _scope.use(stream)
 
 
-def _ending(end, handle):
+def _ending(end: Callable[[Any], object], handle: Any) -> functools.partial[None]:
     """Return a finalizer for any thread, also at exit and after a reset. A forked child does nothing."""
     return functools.partial(_end_in, _library.generation[0], _library.generation, end, handle)
 
 
-def _end_in(made_in, generation, end, handle):
+def _end_in(made_in: int, generation: list[int], end: Callable[[Any], object], handle: Any) -> None:
     if generation[0] == made_in:
         end(handle)
 
 
-def _memory_of(pointer):
+def _memory_of(pointer: Any) -> tuple[Any, Any]:
     """Return libmillpond's handle of a pointer, or of the pointer that it is a view of."""
     seen = pointer
     while seen is not None:
@@ -61,9 +88,9 @@ def _memory_of(pointer):
     return None, None
 
 
-def _stack():
+def _stack() -> StackLike:
     """Return the stack to use: of a resource that was lost with its context, the text."""
-    stack = _state["stack"]
+    stack: StackLike = _state["stack"]
     if isinstance(stack, Resource):
         try:
             stack.memory_info()
@@ -72,8 +99,24 @@ def _stack():
     return stack
 
 
-def record_stream(array, stream):
-    """Announce that work on `stream` uses an array's memory, so that it goes back only after that work."""
+def record_stream(array: Any, stream: StreamLike) -> None:
+    """Announce that work on another stream uses an array's memory: it is reused only after that work.
+
+    Args:
+        array: The device array of Numba.
+        stream: The stream of the work.
+
+    Raises:
+        ValueError: The array's memory is not from millpond.
+        TypeError: `stream` is no stream.
+
+    Example:
+        >>> import millpond.numba
+        >>> from numba import cuda  # doctest: +SKIP
+        >>> array, other = cuda.device_array(1000), cuda.stream()  # doctest: +SKIP
+        >>> kernel[1, 128, other](array)  # doctest: +SKIP
+        >>> millpond.numba.record_stream(array, other)  # doctest: +SKIP
+    """
     memory, pointer = _memory_of(array.gpu_data)
     if memory is None:
         raise ValueError("the array's memory is not from millpond.numba")
@@ -82,26 +125,42 @@ def record_stream(array, stream):
 
 
 @functools.cache
-def manager_class(driver):
-    """Return the memory manager's class for a driver module: numba-cuda's or numba-cuda-mlir's."""
+def manager_class(driver: Any) -> type[Any]:
+    """Return the class of memory manager for a driver module of Numba.
 
-    class MillpondOutOfMemoryError(driver.CudaAPIError, _errors.OutOfMemoryError):
+    Args:
+        driver: The module `numba.cuda.cudadrv.driver`, of numba-cuda or of numba-cuda-mlir.
+
+    Returns:
+        The class, for `numba.cuda.set_memory_manager`.
+
+    Example:
+        >>> import millpond.numba
+        >>> from numba.cuda.cudadrv import driver  # doctest: +SKIP
+        >>> millpond.numba.manager_class(driver).__name__  # doctest: +SKIP
+        'MillpondMemoryManager'
+    """
+
+    class MillpondOutOfMemoryError(driver.CudaAPIError, _errors.OutOfMemoryError):  # type: ignore[misc]
         """Numba's own error of memory that is out, with millpond's report."""
 
-        def __str__(self):
+        def __str__(self) -> str:
             return self.report or str(self.msg)
 
-    class MillpondMemoryManager(driver.GetIpcHandleMixin, driver.HostOnlyCUDAMemoryManager):
+    class MillpondMemoryManager(
+        driver.GetIpcHandleMixin,  # type: ignore[misc]
+        driver.HostOnlyCUDAMemoryManager,  # type: ignore[misc]
+    ):
         """Device memory from the default resource of the context's device."""
 
         interface_version = 1
 
-        def __init__(self, *args, **kwargs):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self._manager = None
+            self._manager: int | None = None
             self._is_prepared = False
 
-        def _handle(self):
+        def _handle(self) -> int | None:
             if self._manager is None:
                 with _lock:
                     if self._manager is None:
@@ -116,18 +175,18 @@ def manager_class(driver):
                         self._manager = made.value
             return self._manager
 
-        def _ordinal(self):
+        def _ordinal(self) -> int:
             # A context that was attached has CUDA's bare device, which is its number.
             device = self.context.device
             return device.id if hasattr(device, "id") else int(device)
 
-        def initialize(self):
+        def initialize(self) -> None:
             if not self._is_prepared:
                 _library.prepare(_stack(), self._ordinal(), DEFAULT_STACK)
                 self._is_prepared = True
             _library.check(_library.manager_initialize(self._handle()))
 
-        def memalloc(self, size):
+        def memalloc(self, size: int) -> Any:
             manager, used_on = self._handle(), _scope.current
             if used_on is None:
                 # 2 is the per-thread default stream, of which the library keeps one for each thread.
@@ -135,7 +194,7 @@ def manager_class(driver):
             address, memory = ctypes.c_uint64(), ctypes.c_void_p()
             places = ctypes.byref(address), ctypes.byref(memory)
 
-            def attempt():
+            def attempt() -> None:
                 status = _library.manager_allocate(manager, size, used_on, *places)
                 if status:
                     raise self._error(_library.last_error(status))
@@ -152,7 +211,7 @@ def manager_class(driver):
             return pointer
 
         @staticmethod
-        def _error(error):
+        def _error(error: _errors.MillpondError) -> Exception:
             if not isinstance(error, _errors.OutOfMemoryError):
                 return error
             code = driver.binding.CUresult.CUDA_ERROR_OUT_OF_MEMORY
@@ -160,13 +219,13 @@ def manager_class(driver):
             raised.report, raised.data = error.report, error.data
             return raised
 
-        def get_memory_info(self):
+        def get_memory_info(self) -> Any:
             free, total = ctypes.c_uint64(), ctypes.c_uint64()
             places = ctypes.byref(free), ctypes.byref(total)
             _library.check(_library.manager_memory_info(self._handle(), *places))
             return driver.MemoryInfo(free=free.value, total=total.value)
 
-        def get_ipc_handle(self, memory):
+        def get_ipc_handle(self, memory: Any) -> Any:
             handle, pointer = _memory_of(memory)
             if handle is None:
                 return super().get_ipc_handle(memory)
@@ -180,14 +239,14 @@ def manager_class(driver):
             identity = self.context.device.get_device_identity()
             return driver.IpcHandle(memory, ipc, memory.size, identity, offset=offset.value + inside)
 
-        def reset(self):
+        def reset(self) -> None:
             super().reset()
             self._is_prepared = False
             if self._manager is not None:
                 _library.check(_library.manager_reset(self._manager))
 
         @contextlib.contextmanager
-        def defer_cleanup(self):
+        def defer_cleanup(self) -> Iterator[None]:
             with super().defer_cleanup():
                 deferral = ctypes.c_void_p()
                 _library.check(_library.manager_defer(self._handle(), ctypes.byref(deferral)))
@@ -199,12 +258,24 @@ def manager_class(driver):
     return MillpondMemoryManager
 
 
-def use(stack=None, driver=None):
+def use(stack: StackLike = None, driver: Any = None) -> None:
     """Make millpond Numba's memory manager. Call it before Numba first uses a device.
 
-    `stack` is a text or a resource; left out, it is the default of each device, or where that is plain CUDA,
-    `DEFAULT_STACK`. `driver` is the driver module of the Numba to serve; left out, each that is loaded, else
-    numba-cuda's.
+    Args:
+        stack: A text or a resource, which becomes the default of each device. None keeps the default; if
+            that is plain CUDA memory, it becomes `DEFAULT_STACK`.
+        driver: The driver module of the Numba to serve; None serves each one that is loaded, else
+            numba-cuda.
+
+    Raises:
+        ImportError: numba-cuda is not installed.
+        RuntimeError: Numba has chosen its memory manager already.
+
+    Example:
+        >>> import millpond.numba
+        >>> millpond.numba.use("cuda+pool")  # doctest: +SKIP
+        >>> from numba import cuda  # doctest: +SKIP
+        >>> array = cuda.device_array(1000)  # doctest: +SKIP
     """
     _state["stack"] = stack
     if driver is None:
@@ -216,7 +287,7 @@ def use(stack=None, driver=None):
         module.set_memory_manager(manager_class(module))
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
     # Numba reads this for NUMBA_CUDA_MEMORY_MANAGER=millpond.numba; the one that asks is the one to serve.
     if name != "_numba_memory_manager":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,16 +3,36 @@
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 
-def binary():
-    """Return the path of the binary: MILLPOND_REPLAY, or the one of the package."""
+def binary() -> Path:
+    """Return the path of the binary `millpond-replay`.
+
+    Returns:
+        The path that the environment variable MILLPOND_REPLAY names, else the binary of the package. The
+        file may be missing.
+
+    Example:
+        >>> from millpond import replay
+        >>> replay.binary().name.startswith("millpond-replay")
+        True
+    """
     named = os.environ.get("MILLPOND_REPLAY")
     return Path(named) if named else Path(__file__).with_name("millpond-replay")
 
 
-def main():
-    """Become the binary."""
+def main() -> NoReturn:
+    """Replace this process by the binary, with the same arguments (`python -m millpond.replay LOG`).
+
+    Raises:
+        SystemExit: The binary is missing; the message says how to install it.
+        OSError: The operating system cannot run the binary.
+
+    Example:
+        >>> from millpond import replay
+        >>> replay.main()  # doctest: +SKIP
+    """
     path = binary()
     if not path.exists():
         sys.exit(f"{path} is not there: install the package with pip, or name the binary in MILLPOND_REPLAY")

@@ -2,30 +2,47 @@
 
 import html
 import json
+from typing import Any
 
 from . import mr as _mr
+from ._native import Resource
 
 
 class MemoryReport:
-    """The memory of a stack at one time."""
+    """The memory of a stack at one moment. `memory_report` makes it; a notebook shows it as a table.
 
-    def __init__(self, text, data):
+    Args:
+        text: The report as text.
+        data: The same report as a dict, with sizes in bytes.
+
+    Attributes:
+        text: The report as text; `str(report)` is the same.
+        data: The same report as a dict, with sizes in bytes.
+
+    Example:
+        >>> import millpond
+        >>> report = millpond.memory_report(millpond.stack("cuda+pool:initial=1MiB"))
+        >>> print(str(report) == report.text, report.data["stack"].startswith("cuda+pool"))
+        True True
+    """
+
+    def __init__(self, text: str, data: dict[str, Any]) -> None:
         #: The report as text.
         self.text = text
         #: The same as a dict.
         self.data = data
 
-    def __str__(self):
+    def __str__(self) -> str:
         return self.text
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"<MemoryReport of `{self.data.get('stack', '')}`>"
 
-    def _repr_html_(self):
+    def _repr_html_(self) -> str:
         return f"<table>{_rows(self.data)}</table>"
 
 
-def _rows(data):
+def _rows(data: dict[str, Any]) -> str:
     rows = []
     for name, value in data.items():
         if isinstance(value, dict):
@@ -38,7 +55,24 @@ def _rows(data):
     return "".join(rows)
 
 
-def memory_report(resource=None):
-    """Return the report of a resource, else of the current one."""
+def memory_report(resource: Resource | None = None) -> MemoryReport:
+    """Report what a stack's memory is used for, layer by layer.
+
+    Args:
+        resource: The stack; None takes the current device's default resource.
+
+    Returns:
+        The report, with sizes in bytes.
+
+    Raises:
+        MillpondError: libmillpond could not write the report.
+
+    Example:
+        >>> import millpond
+        >>> resource = millpond.stack("cuda+pool:initial=1MiB")
+        >>> buffer = millpond.DeviceBuffer(size=1000, mr=resource)
+        >>> "in use" in str(millpond.memory_report(resource))
+        True
+    """
     text, data = (resource or _mr.get_current_device_resource())._report()
     return MemoryReport(text, json.loads(data))

@@ -10,24 +10,54 @@ C++ use `millpond/memory_resource.hpp`, which needs neither.
 """
 
 import ctypes
+from typing import Any
 
 from . import _library, rmm_bridge
+from ._native import Resource
+from .typing import FrameworkDevice, StackLike
 
-_before = {}
+_before: dict[int, Any] = {}
 # RMM keeps a plain pointer to its default resource: what it was given stays.
-_kept = []
+_kept: list[Any] = []
 
 
-def bridge():
-    """Say in words how `resource` and `use` serve RMM: by the compiled bridge, or by Python functions."""
+def bridge() -> str:
+    """Say in words how `resource` and `use` serve RMM: through the compiled bridge, or through Python.
+
+    Raises:
+        ImportError: RMM is not installed.
+
+    Example:
+        >>> import millpond.rmm
+        >>> print(millpond.rmm.bridge())  # doctest: +SKIP
+    """
     module = rmm_bridge.load()
     if module is not None:
         return f"compiled: {module.__file__}"
     return "callback: `python -m millpond.rmm_bridge build` compiles a bridge, which needs no GIL"
 
 
-def resource(stack=None, device=None):
-    """Return a resource of RMM's over a device's stack: a text, a resource, or the device's default."""
+def resource(stack: StackLike = None, device: FrameworkDevice = None) -> Any:
+    """Return a resource of RMM over a device's stack.
+
+    Args:
+        stack: A text or a resource, which becomes the device's default. None keeps the default; if that is
+            plain CUDA memory, it becomes `cuda+pool`.
+        device: A device or its number; None takes the current one.
+
+    Returns:
+        A `rmm.mr.DeviceMemoryResource`. Keep it as long as RMM uses it.
+
+    Raises:
+        ImportError: RMM is not installed.
+        StackError: `stack` is malformed.
+        NoDeviceError: There is no such device.
+
+    Example:
+        >>> import millpond.rmm, rmm  # doctest: +SKIP
+        >>> made = millpond.rmm.resource("cuda+pool")  # doctest: +SKIP
+        >>> buffer = rmm.DeviceBuffer(size=1000, mr=made)  # doctest: +SKIP
+    """
     rmm = _library.framework("rmm", "rmm-cu13 (or rmm-cu12)")
     ordinal = _library.ordinal_of(device, stack)
     ours = _library.prepare(stack, ordinal)
@@ -35,7 +65,7 @@ def resource(stack=None, device=None):
     return _over_callbacks(rmm, ours) if compiled is None else _over_bridge(compiled, ordinal)
 
 
-def _over_bridge(compiled, ordinal):
+def _over_bridge(compiled: Any, ordinal: int) -> Any:
     device, handle = _library.find_device(ordinal), ctypes.c_void_p()
     try:
         _library.check(_library.get_per_device_resource(device, ctypes.byref(handle)))
@@ -44,20 +74,38 @@ def _over_bridge(compiled, ordinal):
     return compiled.MillpondMemoryResource(handle.value)
 
 
-def _over_callbacks(rmm, ours):
-    def allocate(size, stream=None):
+def _over_callbacks(rmm: Any, ours: Resource) -> Any:
+    def allocate(size: int, stream: Any = None) -> int:
         return ours.allocate(size, _library.stream_pointer(stream))
 
-    def deallocate(ptr, size, stream=None):
+    def deallocate(ptr: int, size: int, stream: Any = None) -> None:
         ours.deallocate(ptr, size, _library.stream_pointer(stream))
 
     return rmm.mr.CallbackMemoryResource(allocate, deallocate)
 
 
-def use(stack=None, device=None):
-    """Make a device's stack RMM's default resource of that device, and return that resource of RMM's.
+def use(stack: StackLike = None, device: FrameworkDevice = None) -> Any:
+    """Make a device's stack RMM's default resource of that device.
 
-    The out-of-memory error of RAPIDS is then `MemoryError`, as ever; what millpond says of it is in the text.
+    When memory runs out, RAPIDS raises `MemoryError` as before; millpond's report is in the text.
+
+    Args:
+        stack: A text or a resource, which becomes the device's default. None keeps the default; if that is
+            plain CUDA memory, it becomes `cuda+pool`.
+        device: A device or its number; None takes the current one.
+
+    Returns:
+        The resource of RMM.
+
+    Raises:
+        ImportError: RMM is not installed.
+        StackError: `stack` is malformed.
+        NoDeviceError: There is no such device.
+
+    Example:
+        >>> import millpond.rmm, rmm  # doctest: +SKIP
+        >>> made = millpond.rmm.use("cuda+pool")  # doctest: +SKIP
+        >>> buffer = rmm.DeviceBuffer(size=1000)  # doctest: +SKIP
     """
     rmm = _library.framework("rmm", "rmm-cu13 (or rmm-cu12)")
     ordinal = _library.ordinal_of(device, stack)
@@ -68,8 +116,19 @@ def use(stack=None, device=None):
     return made
 
 
-def disable(device=None):
-    """Give a device its resource of before `use` back in RMM. Buffers of millpond's memory stay."""
+def disable(device: FrameworkDevice = None) -> None:
+    """Restore the default resource that RMM had before `use`. Buffers in millpond's memory stay valid.
+
+    Args:
+        device: A device or its number; None takes the current one.
+
+    Raises:
+        ImportError: RMM is not installed.
+
+    Example:
+        >>> import millpond.rmm  # doctest: +SKIP
+        >>> millpond.rmm.disable()  # doctest: +SKIP
+    """
     rmm = _library.framework("rmm", "rmm-cu13 (or rmm-cu12)")
     ordinal = _library.ordinal_of(device)
     if ordinal in _before:

@@ -17,6 +17,7 @@ import sysconfig
 import tempfile
 import warnings
 from pathlib import Path
+from types import ModuleType
 
 from . import __version__, _library, library_path
 
@@ -27,15 +28,24 @@ _MODULE = "_rmm_resource"
 _HEADERS = ("cuda_runtime_api.h", "crt/host_defines.h", "cuda/memory_resource", "rmm/resource_ref.hpp")
 
 
-def folder():
-    """Return the folder that holds compiled bridges."""
+def folder() -> Path:
+    """Return the folder that holds compiled bridges.
+
+    Returns:
+        The folder that MILLPOND_RMM_BRIDGE names, else `millpond` in the user's cache.
+
+    Example:
+        >>> from millpond import rmm_bridge
+        >>> isinstance(rmm_bridge.folder().name, str)
+        True
+    """
     named = os.environ.get("MILLPOND_RMM_BRIDGE")
     if named:
         return Path(named)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "millpond"
 
 
-def _librmm():
+def _librmm() -> Path:
     """Return RMM's library: of its wheel, else of the environment (conda)."""
     spec = importlib.util.find_spec("librmm")
     roots = [] if spec is None else [Path(root) for root in spec.submodule_search_locations or ()]
@@ -47,10 +57,19 @@ def _librmm():
     raise RuntimeError(f"librmm.so is not there (looked in {searched}): pip install rmm-cu13 (or rmm-cu12)")
 
 
-def path():
-    """Return where the bridge for the installed RMM lies, or would lie.
+def path() -> Path:
+    """Return the path of the bridge for the installed RMM, compiled or not.
 
-    Its name changes with RMM, Python, millpond and this file: a bridge for another one is never loaded.
+    The name changes with the versions of RMM, Python and millpond: no bridge of another version is loaded.
+
+    Raises:
+        ImportError: RMM is not installed.
+        RuntimeError: RMM's library is missing.
+
+    Example:
+        >>> from millpond import rmm_bridge
+        >>> rmm_bridge.path().exists()  # doctest: +SKIP
+        False
     """
     rmm = _library.framework("rmm", "rmm-cu13 (or rmm-cu12)")
     headers = sorted((_HERE / "include").rglob("*.h*"))
@@ -61,7 +80,7 @@ def path():
     return folder() / f"rmm-{getattr(rmm, '__version__', '')}-{content.hexdigest()[:16]}" / f"{_MODULE}.so"
 
 
-def _include_folders():
+def _include_folders() -> list[Path]:
     """Return the folders of all headers, of which each wheel has its own."""
     prefix = Path(sys.prefix)
     librmm = _librmm().parent.parent
@@ -83,14 +102,14 @@ def _include_folders():
     return found
 
 
-def _advice():
+def _advice() -> str:
     names = {name.lower() for name in importlib.metadata.packages_distributions().get("rmm", ())}
     if "rmm-cu12" in names:
         return "pip install nvidia-cuda-runtime-cu12 nvidia-cuda-nvcc-cu12"
     return "pip install 'nvidia-cuda-runtime<14' 'nvidia-cuda-crt<14'"
 
 
-def _run(command, what):
+def _run(command: list[str], what: str) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True)
     except OSError as error:
@@ -100,7 +119,7 @@ def _run(command, what):
         raise RuntimeError(f"{what} failed: {shlex.join(command)}\n{said}")
 
 
-def _limits():
+def _limits() -> list[str]:
     """Return what makes our class as RMM's is made, from which it inherits how objects end.
 
     With the limited interface of Python each object counts as a user of its class, else it does not.
@@ -110,8 +129,21 @@ def _limits():
     return ["-DPy_LIMITED_API=0x030B0000"] if is_limited else []
 
 
-def build():
-    """Compile the bridge for the installed RMM, and return its path. One that is there is kept."""
+def build() -> Path:
+    """Compile the bridge for the installed RMM, unless it is compiled.
+
+    Returns:
+        The path of the bridge.
+
+    Raises:
+        ImportError: RMM is not installed.
+        RuntimeError: Cython, a C++ compiler or a header is missing; the message says what to install.
+
+    Example:
+        >>> from millpond import rmm_bridge
+        >>> rmm_bridge.build().exists()  # doctest: +SKIP
+        True
+    """
     made = path()
     if made.exists():
         return made
@@ -132,15 +164,28 @@ def build():
 
 
 @functools.cache
-def _import(file):
+def _import(file: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"millpond.{_MODULE}", file)
+    assert spec is not None and spec.loader is not None  # there is a loader for this ending
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def load():
-    """Return the module of the bridge; None if it was not compiled, or, with a warning, cannot be loaded."""
+def load() -> ModuleType | None:
+    """Return the module of the bridge.
+
+    Returns:
+        The module; None if the bridge is not compiled, or, with a warning, if it cannot be loaded.
+
+    Raises:
+        ImportError: RMM is not installed.
+
+    Example:
+        >>> from millpond import rmm_bridge
+        >>> rmm_bridge.load() is None  # doctest: +SKIP
+        True
+    """
     try:
         file = path()
         if not file.exists():
@@ -154,8 +199,19 @@ def load():
         return None
 
 
-def main(arguments):
-    """Compile the bridge (`build`), or say where it is (`show`)."""
+def main(arguments: list[str]) -> None:
+    """Compile the bridge, or print its path (`python -m millpond.rmm_bridge build|show`).
+
+    Args:
+        arguments: `["build"]` or `["show"]`.
+
+    Raises:
+        SystemExit: The arguments are others, or the bridge cannot be compiled.
+
+    Example:
+        >>> from millpond import rmm_bridge
+        >>> rmm_bridge.main(["show"])  # doctest: +SKIP
+    """
     if arguments not in (["build"], ["show"]):
         sys.exit("usage: python -m millpond.rmm_bridge build|show")
     try:

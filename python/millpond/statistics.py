@@ -1,17 +1,41 @@
 """Counters of allocations, and a profiler over them."""
 
+from __future__ import annotations
+
 import functools
 import inspect
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 from . import _locks
 from . import mr as _mr
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
 
 @dataclass
 class Statistics:
-    """Current, peak and total bytes and allocations."""
+    """Counters of one level: bytes and allocations, each as current, peak and total.
+
+    Args:
+        current_bytes: The bytes in use.
+        peak_bytes: The most bytes that were in use at once.
+        total_bytes: The bytes of all allocations so far.
+        current_count: The number of allocations in use.
+        peak_count: The most allocations that were in use at once.
+        total_count: The number of all allocations so far.
+
+    Example:
+        >>> import millpond
+        >>> millpond.statistics.enable_statistics()
+        >>> buffer = millpond.DeviceBuffer(size=1000)
+        >>> counters = millpond.statistics.get_statistics()
+        >>> counters.peak_bytes, counters.total_count
+        (1000, 1)
+    """
 
     current_bytes: int
     peak_bytes: int
@@ -21,40 +45,101 @@ class Statistics:
     total_count: int
 
 
-def _counting():
+def _counting() -> _mr.StatisticsResourceAdaptor | None:
     """Return the current resource if it counts."""
     resource = _mr.get_current_device_resource()
     return resource if isinstance(resource, _mr.StatisticsResourceAdaptor) else None
 
 
-def enable_statistics():
-    """Put a StatisticsResourceAdaptor on the current resource, unless it is one."""
+def enable_statistics() -> None:
+    """Count the allocations of the current resource from now on.
+
+    It puts a `StatisticsResourceAdaptor` on the current device's default resource, unless one is there.
+
+    Raises:
+        MillpondError: libmillpond could not build the layer.
+
+    Example:
+        >>> import millpond
+        >>> millpond.statistics.enable_statistics()
+        >>> millpond.mr.get_current_device_resource().text
+        'cuda+statistics'
+    """
     if _counting() is None:
         upstream = _mr.get_current_device_resource()
         _mr.set_current_device_resource(_mr.StatisticsResourceAdaptor(upstream))
 
 
-def get_statistics():
-    """Return the counters of the present level, or None if statistics are not enabled."""
+def get_statistics() -> Statistics | None:
+    """Return the counters of the present level.
+
+    Returns:
+        The counters, with sizes in bytes; None if statistics are not enabled.
+
+    Example:
+        >>> import millpond
+        >>> millpond.statistics.get_statistics() is None
+        True
+        >>> millpond.statistics.enable_statistics()
+        >>> millpond.statistics.get_statistics().current_bytes
+        0
+    """
     resource = _counting()
     return None if resource is None else resource.allocation_counts
 
 
-def push_statistics():
-    """Start a level, and return the counters of the one below; None if statistics are not enabled."""
+def push_statistics() -> Statistics | None:
+    """Start a level, whose counters begin at 0.
+
+    Returns:
+        The counters of the level below, with sizes in bytes; None if statistics are not enabled.
+
+    Example:
+        >>> import millpond
+        >>> millpond.statistics.enable_statistics()
+        >>> outer = millpond.statistics.push_statistics()
+        >>> buffer = millpond.DeviceBuffer(size=1000)
+        >>> millpond.statistics.pop_statistics().peak_bytes
+        1000
+    """
     resource = _counting()
     return None if resource is None else resource.push_counters()
 
 
-def pop_statistics():
-    """End a level, and return its counters; None if statistics are not enabled."""
+def pop_statistics() -> Statistics | None:
+    """End a level. Its counts are added to the level below.
+
+    Returns:
+        The counters of the level that ends, with sizes in bytes; None if statistics are not enabled.
+
+    Raises:
+        IndexError: No level was started.
+
+    Example:
+        >>> import millpond
+        >>> millpond.statistics.enable_statistics()
+        >>> outer = millpond.statistics.push_statistics()
+        >>> millpond.statistics.pop_statistics().total_bytes
+        0
+    """
     resource = _counting()
     return None if resource is None else resource.pop_counters()
 
 
 @contextmanager
-def statistics():
-    """Count in a level of its own inside of the context."""
+def statistics() -> Iterator[None]:
+    """Count the allocations inside a `with` block in a level of their own; enables statistics.
+
+    Raises:
+        ValueError: The block replaced the current resource.
+
+    Example:
+        >>> import millpond
+        >>> with millpond.statistics.statistics():
+        ...     buffer = millpond.DeviceBuffer(size=1000)
+        ...     millpond.statistics.get_statistics().current_bytes
+        1000
+    """
     enable_statistics()
     resource = _counting()
     push_statistics()
@@ -67,40 +152,109 @@ def statistics():
 
 
 class ProfilerRecords:
-    """What profiled code allocated, by name. Threads may add at the same time."""
+    """What profiled code allocated, by name. Several threads may add to it at the same time.
+
+    Example:
+        >>> import millpond
+        >>> records = millpond.statistics.ProfilerRecords()
+        >>> millpond.statistics.enable_statistics()
+        >>> with millpond.statistics.profiler(records=records, name="load"):
+        ...     buffer = millpond.DeviceBuffer(size=1000)
+        >>> records.records["load"].memory_peak
+        1000
+    """
 
     @dataclass
     class MemoryRecord:
-        """The calls of one name: their number, the bytes of all, and the highest peak in bytes."""
+        """The calls of one name.
+
+        Args:
+            num_calls: The number of calls.
+            memory_total: The bytes that all calls allocated.
+            memory_peak: The highest peak of one call, in bytes.
+
+        Example:
+            >>> import millpond
+            >>> record = millpond.statistics.ProfilerRecords.MemoryRecord()
+            >>> record.num_calls
+            0
+        """
 
         num_calls: int = 0
         memory_total: int = 0
         memory_peak: int = 0
 
-        def add(self, memory_total, memory_peak):
-            """Add a call."""
+        def add(self, memory_total: int, memory_peak: int) -> None:
+            """Add a call.
+
+            Args:
+                memory_total: The bytes that the call allocated.
+                memory_peak: The most bytes that it had in use at once.
+
+            Example:
+                >>> import millpond
+                >>> record = millpond.statistics.ProfilerRecords.MemoryRecord()
+                >>> record.add(memory_total=3000, memory_peak=2000)
+                >>> record
+                ProfilerRecords.MemoryRecord(num_calls=1, memory_total=3000, memory_peak=2000)
+            """
             self.num_calls += 1
             self.memory_total += memory_total
             self.memory_peak = max(self.memory_peak, memory_peak)
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._lock = _locks.lock()
-        self._records = {}
+        self._records: dict[str, ProfilerRecords.MemoryRecord] = {}
 
-    def add(self, name, data):
-        """Add the counters of a call."""
+    def add(self, name: str, data: Statistics) -> None:
+        """Add the counters of a call.
+
+        Args:
+            name: The name that the calls share.
+            data: The counters of the call, with sizes in bytes.
+
+        Example:
+            >>> from millpond.statistics import ProfilerRecords, Statistics
+            >>> records = ProfilerRecords()
+            >>> records.add("load", Statistics(0, 2000, 3000, 0, 1, 2))
+            >>> records.records["load"].memory_total
+            3000
+        """
         with self._lock:
             record = self._records.setdefault(name, self.MemoryRecord())
             record.add(memory_total=data.total_bytes, memory_peak=data.peak_bytes)
 
     @property
-    def records(self):
-        """The records by name."""
+    def records(self) -> dict[str, MemoryRecord]:
+        """The records by name, as a new dict.
+
+        Example:
+            >>> import millpond
+            >>> millpond.statistics.ProfilerRecords().records
+            {}
+        """
         with self._lock:
             return dict(self._records)
 
-    def report(self, ordered_by="memory_peak"):
-        """Return a table, ordered by "memory_peak", "num_calls" or "memory_total"."""
+    def report(self, ordered_by: str = "memory_peak") -> str:
+        """Return the records as a table, highest first.
+
+        Args:
+            ordered_by: The column that orders the rows: "memory_peak", "num_calls" or "memory_total".
+
+        Returns:
+            The table as text, with sizes in bytes.
+
+        Raises:
+            ValueError: The table has no such column.
+
+        Example:
+            >>> from millpond.statistics import ProfilerRecords, Statistics
+            >>> records = ProfilerRecords()
+            >>> records.add("load", Statistics(0, 2000, 3000, 0, 1, 2))
+            >>> print(records.report().splitlines()[-1].split())
+            ['1', '2,000', '3,000', 'load']
+        """
         if ordered_by not in ("memory_peak", "num_calls", "memory_total"):
             raise ValueError(f"records cannot be ordered by {ordered_by!r}")
         rows = sorted(self.records.items(), key=lambda row: getattr(row[1], ordered_by), reverse=True)
@@ -118,7 +272,7 @@ class ProfilerRecords:
             )
         return "\n".join(lines)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return self.report()
 
 
@@ -126,27 +280,42 @@ default_profiler_records = ProfilerRecords()
 
 
 class ProfilerContext:
-    """Profiles a function as its decorator, or a block as its context. Without statistics it does nothing."""
+    """Profiles a function as its decorator, or a block as its context. `profiler` makes it.
 
-    def __init__(self, *, records=default_profiler_records, name=""):
+    While statistics are not enabled it does nothing.
+
+    Args:
+        records: Where the counters go.
+        name: The name of the record; a decorated function is named by its file, line and name without it.
+
+    Raises:
+        ValueError: A `with` block is profiled without a name.
+
+    Example:
+        >>> from millpond.statistics import ProfilerContext, ProfilerRecords
+        >>> with ProfilerContext(records=ProfilerRecords(), name="load"):
+        ...     pass
+    """
+
+    def __init__(self, *, records: ProfilerRecords = default_profiler_records, name: str = "") -> None:
         self._records = records
         self._name = name
-        self._levels = []
+        self._levels: list[_mr.StatisticsResourceAdaptor | None] = []
 
-    def __call__(self, func):
+    def __call__(self, func: Callable[_P, _R]) -> Callable[_P, _R]:
         name = self._name
         if not name:
             line = inspect.getsourcelines(func)[1]
             name = f"{inspect.getfile(func)}:{line}({func.__qualname__})"
 
         @functools.wraps(func)
-        def profiled(*args, **kwargs):
+        def profiled(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             with ProfilerContext(records=self._records, name=name):
                 return func(*args, **kwargs)
 
         return profiled
 
-    def __enter__(self):
+    def __enter__(self) -> ProfilerContext:
         if not self._name:
             raise ValueError("a profiled context needs a name")
         resource = _counting()
@@ -155,12 +324,36 @@ class ProfilerContext:
         self._levels.append(resource)
         return self
 
-    def __exit__(self, *exc):
+    def __exit__(self, *exc: object) -> None:
         resource = self._levels.pop()
         if resource is not None:
             self._records.add(self._name, resource.pop_counters())
 
 
-def profiler(*, records=default_profiler_records, name=""):
-    """Return a decorator and context that profiles the memory of the current resource."""
+def profiler(*, records: ProfilerRecords = default_profiler_records, name: str = "") -> ProfilerContext:
+    """Return a decorator and context that profiles the allocations of the current resource.
+
+    While statistics are not enabled it does nothing.
+
+    Args:
+        records: Where the counters go; `default_profiler_records` unless another one is given.
+        name: The name of the record; a decorated function is named by its file, line and name without it.
+
+    Returns:
+        An object that serves as a decorator and in `with`.
+
+    Raises:
+        ValueError: A `with` block is profiled without a name.
+
+    Example:
+        >>> import millpond
+        >>> records = millpond.statistics.ProfilerRecords()
+        >>> millpond.statistics.enable_statistics()
+        >>> @millpond.statistics.profiler(records=records, name="load")
+        ... def load():
+        ...     return millpond.DeviceBuffer(size=1000)
+        >>> buffer = load()
+        >>> records.records["load"].num_calls
+        1
+    """
     return ProfilerContext(records=records, name=name)

@@ -12,24 +12,64 @@ PER_THREAD_DEFAULT_STREAM = Stream(2)
 
 
 class CudaStreamFlags(enum.IntEnum):
-    """Whether a stream waits for the legacy default stream."""
+    """Flags of a new stream: whether it synchronizes with the legacy default stream.
+
+    Attributes:
+        SYNC_DEFAULT: The stream and the legacy default stream wait for each other (`cudaStreamDefault`).
+        NON_BLOCKING: They do not (`cudaStreamNonBlocking`).
+
+    Example:
+        >>> import millpond
+        >>> stream = millpond.Stream(flags=millpond.CudaStreamFlags.NON_BLOCKING)
+    """
 
     SYNC_DEFAULT = 0
     NON_BLOCKING = 1
 
 
 class StreamPool:
-    """A fixed number of streams, handed out in turn."""
+    """A fixed number of streams, handed out in turn.
 
-    def __init__(self, pool_size=16, flags=CudaStreamFlags.SYNC_DEFAULT):
+    Args:
+        pool_size: The number of streams, at least 1. All are made at once, on the current device.
+        flags: The flags of each stream.
+
+    Raises:
+        ValueError: `pool_size` is less than 1.
+        MillpondError: The driver could not make a stream.
+
+    Example:
+        >>> import millpond
+        >>> pool = millpond.StreamPool(4)
+        >>> pool.get_stream() == pool.get_stream()
+        False
+    """
+
+    def __init__(self, pool_size: int = 16, flags: CudaStreamFlags | int = CudaStreamFlags.SYNC_DEFAULT) -> None:
         if pool_size < 1:
             raise ValueError("a pool has at least one stream")
         self._streams = [Stream(flags=int(flags)) for _ in range(pool_size)]
         self._turns = itertools.count()
         self._lock = _locks.lock()
 
-    def get_stream(self, stream_id=None):
-        """Return the stream with this number, else the next one."""
+    def get_stream(self, stream_id: int | None = None) -> Stream:
+        """Return a stream of the pool.
+
+        Args:
+            stream_id: The number of the stream, from 0, modulo the size of the pool; None takes the next one.
+
+        Returns:
+            The stream. It stays in the pool, and other callers may get it, too.
+
+        Raises:
+            ValueError: `stream_id` is negative.
+
+        Example:
+            >>> import millpond
+            >>> pool = millpond.StreamPool(4)
+            >>> pool.get_stream(1) == pool.get_stream(5)
+            True
+        """
         if stream_id is None:
             with self._lock:
                 stream_id = next(self._turns)
@@ -37,8 +77,14 @@ class StreamPool:
             raise ValueError("the number of a stream is not negative")
         return self._streams[stream_id % len(self._streams)]
 
-    def get_pool_size(self):
-        """Return the number of streams."""
+    def get_pool_size(self) -> int:
+        """Return the number of streams in the pool.
+
+        Example:
+            >>> import millpond
+            >>> millpond.StreamPool(4).get_pool_size()
+            4
+        """
         return len(self._streams)
 
 

@@ -8,39 +8,52 @@ stay.
 docs/PYTHON.md says what PyTorch cannot do then.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from . import _library
 from . import mr as _mr
 from ._errors import UnsupportedError
 from ._native import Resource
+from .typing import FrameworkDevice, StackLike
+
+if TYPE_CHECKING:
+    from .report import MemoryReport
+
+#: A device as `torch.cuda` takes it.
+TorchDeviceLike: TypeAlias = FrameworkDevice | str
 
 # PyTorch keeps the addresses of an allocator's functions as long as its memory lives: these stay.
-_kept = []
-_patched = []
+_kept: list[Any] = []
+_patched: list[tuple[Any, str, Any]] = []
 _state = {"is_process_wide": False}
 
 
-def _torch():
+def _torch() -> Any:
     return _library.framework("torch", "torch")
 
 
-def _ordinal(device, stack=None):
+def _ordinal(device: TorchDeviceLike, stack: StackLike = None) -> int:
     if isinstance(device, str):
         device = _torch().device(device)
-    if hasattr(device, "index") and device.index is None:  # PyTorch's "cuda" without a number
+    # PyTorch's "cuda" without a number.
+    if hasattr(device, "index") and device.index is None:  # type: ignore[union-attr]
         device = None
     if device is None and not isinstance(stack, Resource) and _torch().cuda.is_initialized():
-        return _torch().cuda.current_device()
-    return _library.ordinal_of(device, stack)
+        current: int = _torch().cuda.current_device()
+        return current
+    return _library.ordinal_of(device, stack)  # type: ignore[arg-type]
 
 
-def _resource(device):
+def _resource(device: TorchDeviceLike) -> Resource:
     return _mr.get_per_device_resource(_library.device_of(_ordinal(device)))
 
 
-def _allocator(allocate):
+def _allocator(allocate: str) -> Any:
     torch = _torch()
     made = torch.cuda.memory.CUDAPluggableAllocator(str(_library.library._name), allocate, "millpond_free")
     _kept.append(made)
@@ -50,11 +63,30 @@ def _allocator(allocate):
 # --- As the allocator of a `torch.cuda.MemPool` ---
 
 
-def mem_pool(stack=None, device=None):
+def mem_pool(stack: StackLike = None, device: TorchDeviceLike = None) -> Any:
     """Return a `torch.cuda.MemPool` whose segments are blocks of a device's default resource.
 
-    `stack` is a text or a resource that becomes the default first; left out, the default stays, or where that
-    is plain CUDA, it becomes `cuda+pool`. Without memory PyTorch raises its own `torch.OutOfMemoryError`.
+    Without memory PyTorch raises its own `torch.OutOfMemoryError`.
+
+    Args:
+        stack: A text or a resource, which becomes the device's default. None keeps the default; if that is
+            plain CUDA memory, it becomes `cuda+pool`.
+        device: A device of PyTorch or millpond, its number, or a text as "cuda:1"; None takes PyTorch's
+            current device.
+
+    Returns:
+        The pool, for `use_mem_pool` or `torch.cuda.use_mem_pool`.
+
+    Raises:
+        ImportError: PyTorch is not installed.
+        UnsupportedError: `use` serves the whole process already.
+        StackError: `stack` is malformed.
+
+    Example:
+        >>> import torch, millpond.torch  # doctest: +SKIP
+        >>> pool = millpond.torch.mem_pool("cuda+pool")  # doctest: +SKIP
+        >>> with torch.cuda.use_mem_pool(pool):  # doctest: +SKIP
+        ...     tensor = torch.zeros(1000, device="cuda")
     """
     torch = _torch()
     if _state["is_process_wide"]:
@@ -67,15 +99,34 @@ def mem_pool(stack=None, device=None):
         return torch.cuda.MemPool(_allocator("millpond_malloc").allocator())
 
 
-_default_pools = {}
+_default_pools: dict[int, Any] = {}
 
 
 @contextlib.contextmanager
-def use_mem_pool(pool=None, device=None, *, single_threaded_backward=True):
-    """Serve this thread's allocations inside from a pool of `mem_pool`'s; left out, one for each device.
+def use_mem_pool(
+    pool: Any = None, device: TorchDeviceLike = None, *, single_threaded_backward: bool = True
+) -> Iterator[Any]:
+    """Serve this thread's allocations inside a `with` block from a pool of `mem_pool`.
 
-    PyTorch routes allocations by thread. The backward pass runs on threads of autograd's, and would not be
-    served, so it runs on the calling thread unless `single_threaded_backward` is False.
+    PyTorch routes allocations by thread. Threads of autograd run the backward pass and get no memory from
+    the pool, so the calling thread runs it unless `single_threaded_backward` is False.
+
+    Args:
+        pool: The pool; None takes one that millpond keeps for each device.
+        device: The device, as for `mem_pool`.
+        single_threaded_backward: Whether the calling thread runs the backward pass.
+
+    Returns:
+        A context, whose value is the pool.
+
+    Raises:
+        ImportError: PyTorch is not installed.
+        UnsupportedError: `use` serves the whole process already.
+
+    Example:
+        >>> import torch, millpond.torch  # doctest: +SKIP
+        >>> with millpond.torch.use_mem_pool():  # doctest: +SKIP
+        ...     tensor = torch.zeros(1000, device="cuda")
     """
     torch = _torch()
     if pool is None:
@@ -95,8 +146,8 @@ def use_mem_pool(pool=None, device=None, *, single_threaded_backward=True):
 _BASE_ALLOCATION = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t))
 
 
-@_BASE_ALLOCATION
-def _base_allocation(ptr, size):
+@_BASE_ALLOCATION  # type: ignore[untyped-decorator]
+def _base_allocation(ptr: int, size: Any) -> int:
     # A block is an allocation of its own.
     number = ctypes.c_uint64()
     if size and not _library.library.millpond_block_size(ctypes.c_void_p(ptr), ctypes.byref(number)):
@@ -104,7 +155,7 @@ def _base_allocation(ptr, size):
     return ptr
 
 
-def _too_late(ordinal):
+def _too_late(ordinal: int) -> str:
     device = f", {ordinal}" if ordinal else ""
     return (
         "PyTorch has set its own allocator up and does not replace it: its first torch.cuda call does that, "
@@ -116,16 +167,33 @@ def _too_late(ordinal):
     )
 
 
-def use(stack=None, device=None):
-    """Serve all device memory of PyTorch in this process. Call it above the first `torch.cuda` call.
+def use(stack: StackLike = None, device: TorchDeviceLike = None) -> None:
+    """Serve all device memory of PyTorch in this process. Call it before the first `torch.cuda` call.
 
-    `device`, else the default device, gets `stack` as in `mem_pool`; other devices keep their defaults, and
-    are not touched. In a job of several processes LOCAL_RANK names the default device. PyTorch sets its own
-    allocator up in the first `torch.cuda` call, `torch.cuda.set_device` too, and never replaces it. Memory
-    that is out raises `RuntimeError`, as PyTorch keeps its own class for its own allocator. Its text begins
-    with `CUDA out of memory.`, which libraries look for that try a smaller batch then. PyTorch's functions
-    for statistics answer for millpond's memory; `restore_statistics` takes that back, nothing takes
-    the allocator back.
+    PyTorch creates its own allocator in the first `torch.cuda` call, `torch.cuda.set_device` included, and
+    never replaces it later. In a job of several processes LOCAL_RANK names the default device. Devices other
+    than `device` keep their default resources, and are not touched.
+
+    When memory runs out, PyTorch raises `RuntimeError`, as it keeps `torch.OutOfMemoryError` for its own
+    allocator. The text begins with `CUDA out of memory.`, which libraries look for before they try a smaller
+    batch. PyTorch's functions for statistics answer for millpond's memory; `restore_statistics` undoes that.
+    Nothing undoes the change of the allocator.
+
+    Args:
+        stack: A text or a resource, which becomes the device's default. None keeps the default; if that is
+            plain CUDA memory, it becomes `cuda+pool`.
+        device: A device of PyTorch or millpond, its number, or a text as "cuda:1"; None takes the default
+            device.
+
+    Raises:
+        ImportError: PyTorch is not installed.
+        RuntimeError: PyTorch has created its own allocator already.
+        StackError: `stack` is malformed.
+
+    Example:
+        >>> import torch, millpond.torch  # doctest: +SKIP
+        >>> millpond.torch.use("cuda+pool")  # doctest: +SKIP
+        >>> tensor = torch.zeros(1000, device="cuda")  # doctest: +SKIP
     """
     torch = _torch()
     if _state["is_process_wide"]:
@@ -150,8 +218,8 @@ def use(stack=None, device=None):
 # --- Statistics of the process-wide mode ---
 
 
-def _counts(device):
-    counted = dict.fromkeys(
+def _counts(device: TorchDeviceLike) -> dict[str, int]:
+    counted: dict[str, int] = dict.fromkeys(
         ("bytes_in_use", "bytes_requested", "peak_bytes_in_use", "bytes_reserved", "peak_bytes_reserved",
          "blocks_in_use", "blocks_free", "allocations", "deallocations"), 0)
     with contextlib.suppress(UnsupportedError):  # plain memory keeps no counts
@@ -159,8 +227,23 @@ def _counts(device):
     return counted
 
 
-def memory_stats(device=None):
-    """Return millpond's counts under the names of `torch.cuda.memory_stats`. What it does not count is 0."""
+def memory_stats(device: TorchDeviceLike = None) -> dict[str, int]:
+    """Return millpond's counts under the names of `torch.cuda.memory_stats`.
+
+    Args:
+        device: The device, as for `use`; None takes PyTorch's current device.
+
+    Returns:
+        The counts by name, sizes in bytes; 0 for each count that millpond does not keep.
+
+    Raises:
+        ImportError: PyTorch is not installed.
+
+    Example:
+        >>> import millpond.torch
+        >>> millpond.torch.memory_stats(0)["reserved_bytes.all.current"]
+        0
+    """
     c = _counts(device)
     known = {
         "allocated_bytes": (c["bytes_in_use"], c["peak_bytes_in_use"]),
@@ -187,49 +270,107 @@ def memory_stats(device=None):
     return dict(sorted(stats.items()))
 
 
-def mem_get_info(device=None):
-    """Return the free bytes, with what millpond could hand out again, and the total bytes."""
+def mem_get_info(device: TorchDeviceLike = None) -> tuple[int, int]:
+    """Return the free and the total memory of a device, in bytes.
+
+    Args:
+        device: The device, as for `use`; None takes PyTorch's current device.
+
+    Returns:
+        The free bytes, which include the free memory that millpond holds, and the total bytes.
+
+    Raises:
+        ImportError: PyTorch is not installed.
+
+    Example:
+        >>> import millpond.torch
+        >>> free, total = millpond.torch.mem_get_info(0)
+        >>> 0 < free <= total
+        True
+    """
     return _resource(device).memory_info()
 
 
-def reset_peak_memory_stats(device=None):
-    """Begin the peaks, and the totals with them, anew."""
+def reset_peak_memory_stats(device: TorchDeviceLike = None) -> None:
+    """Reset the peaks of the counts, and the totals with them.
+
+    Args:
+        device: The device, as for `use`; None takes PyTorch's current device.
+
+    Raises:
+        ImportError: PyTorch is not installed.
+
+    Example:
+        >>> import millpond.torch
+        >>> millpond.torch.reset_peak_memory_stats(0)
+    """
     _resource(device).clear_counters()
 
 
-def empty_cache():
-    """Give the free memory of all devices back to the driver."""
+def empty_cache() -> None:
+    """Return the free memory of all devices to the driver.
+
+    Example:
+        >>> import millpond.torch
+        >>> millpond.torch.empty_cache()
+    """
     _library.check(_library.empty_cache())
 
 
-def memory_report(device=None):
-    """Return what millpond knows of a device's memory: its own kind of a snapshot."""
+def memory_report(device: TorchDeviceLike = None) -> MemoryReport:
+    """Report what the memory of a device's default resource is used for.
+
+    Args:
+        device: The device, as for `use`; None takes PyTorch's current device.
+
+    Returns:
+        The report, with sizes in bytes.
+
+    Raises:
+        ImportError: PyTorch is not installed.
+
+    Example:
+        >>> import millpond.torch
+        >>> millpond.torch.memory_report(0).data["stack"]
+        'cuda'
+    """
     from .report import memory_report as report
 
     return report(_resource(device))
 
 
-def _refuser(what):
-    def refuse(*args, **kwargs):
+def _refuser(what: str) -> Callable[..., NoReturn]:
+    def refuse(*args: object, **kwargs: object) -> NoReturn:
         raise UnsupportedError(f"not with PyTorch's memory from millpond: {what}")
 
     return refuse
 
 
-def _patch(owner, name, function):
+def _patch(owner: Any, name: str, function: Callable[..., Any]) -> None:
     if hasattr(owner, name):
         _patched.append((owner, name, getattr(owner, name)))
         setattr(owner, name, function)
 
 
-def serve_statistics():
-    """Let PyTorch's functions for statistics answer for millpond's memory; those that cannot, say so."""
+def serve_statistics() -> None:
+    """Let PyTorch's functions for statistics answer for millpond's memory. `use` calls it.
+
+    A function that cannot answer raises `UnsupportedError`.
+
+    Raises:
+        ImportError: PyTorch is not installed.
+
+    Example:
+        >>> import torch, millpond.torch  # doctest: +SKIP
+        >>> millpond.torch.serve_statistics()  # doctest: +SKIP
+        >>> reserved = torch.cuda.memory_reserved()  # doctest: +SKIP
+    """
     torch = _torch()
     if any(name == "memory_stats" for _, name, _ in _patched):
         return
     snapshot = _refuser("snapshots of PyTorch's own allocator; see millpond.torch.memory_report()")
     fraction = _refuser("its memory fraction; put a limit on the stack, as cuda+pool+limiting:limit=8GiB")
-    functions = {
+    functions: dict[str, Callable[..., Any]] = {
         "memory_stats": memory_stats,
         "mem_get_info": mem_get_info,
         "reset_peak_memory_stats": reset_peak_memory_stats,
@@ -247,8 +388,13 @@ def serve_statistics():
         _patch(torch.cuda, name, function)
 
 
-def restore_statistics():
-    """Give PyTorch its own functions back, which refuse to answer in the process-wide mode."""
+def restore_statistics() -> None:
+    """Restore PyTorch's own functions for statistics. After `use` they refuse to answer.
+
+    Example:
+        >>> import millpond.torch
+        >>> millpond.torch.restore_statistics()
+    """
     for owner, name, function in reversed(_patched):
         setattr(owner, name, function)
     _patched.clear()
