@@ -1,7 +1,9 @@
 """A memory resource of `cuda.core` over a millpond stack.
 
 >>> import millpond.cuda_core
->>> mr = millpond.cuda_core.use()  # `Device().memory_resource`, from which `Device.allocate` takes memory
+>>> mr = millpond.cuda_core.use()  # doctest: +SKIP
+
+`Device().memory_resource` is then this resource, and `Device.allocate` takes memory from it.
 """
 
 import functools

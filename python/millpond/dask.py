@@ -1,7 +1,7 @@
 """Configures every worker of a Dask cluster, also those that join later, and reports their memory.
 
 >>> import millpond.dask
->>> millpond.dask.setup(client, "cuda+pool", frameworks=["cupy"])
+>>> millpond.dask.setup(client, "cuda+pool", frameworks=["cupy"])  # doctest: +SKIP
 
 or at a worker's start, before anything else sets a resource: `dask worker --preload millpond.dask
 --millpond-stack cuda+pool --millpond-frameworks cupy,numba`. A worker uses the default device of its process:

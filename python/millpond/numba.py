@@ -1,7 +1,7 @@
 """Numba's device memory from millpond, by Numba's interface for memory managers (NBEP 7).
 
 >>> import millpond.numba
->>> millpond.numba.use()
+>>> millpond.numba.use()  # doctest: +SKIP
 
 or, without a change of the program, `NUMBA_CUDA_MEMORY_MANAGER=millpond.numba`. Both numba-cuda and
 numba-cuda-mlir are served. Host memory and managed memory stay with Numba. Numba names no stream when it

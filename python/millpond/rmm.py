@@ -1,7 +1,7 @@
 """Makes a millpond stack RMM's current resource, so that cuDF, cuML and the rest of RAPIDS in Python use it.
 
 >>> import millpond.rmm
->>> millpond.rmm.use("cuda+pool")
+>>> millpond.rmm.use("cuda+pool")  # doctest: +SKIP
 
 Where `python -m millpond.rmm_bridge build` has compiled the bridge, allocations of RAPIDS call libmillpond
 from C++. Else they go through `rmm.mr.CallbackMemoryResource`: each allocation and each free takes the GIL

@@ -6,13 +6,11 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyBufferError, PyIndexError, PyOverflowError, PyTypeError, PyValueError};
 use pyo3::ffi;
-use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyBytes, PyDict, PySlice, PyTuple};
+use pyo3::types::{PyByteArray, PyBytes, PySlice};
 
 use crate::block::{Block, Source};
-use crate::device::{DeviceHandle, Stream, StreamArgument, StreamHandle};
-use crate::dlpack;
+use crate::device::{DeviceHandle, StreamArgument, StreamHandle};
 use crate::error::{Failure, raise_interrupt};
 use crate::handle::ResourceHandle;
 use crate::host::HostBytes;
@@ -22,16 +20,37 @@ use crate::resource::Resource;
 use crate::tensor::Foreign;
 use crate::view::View;
 
-/// Bytes of a memory resource, in the order of a stream.
+/// Bytes of device memory, allocated and freed in the order of a stream.
 ///
-/// The memory goes back when the buffer, all slices of it, and all that other libraries got of it by DLPack
-/// or the buffer protocol have ended.
+/// The memory is freed when the last user of it ends: the buffer, its slices, and the objects of other
+/// libraries that share it by DLPack or by the buffer protocol. `buffer[i]` reads a byte, and `buffer[i:j]`
+/// is a slice that shares the memory.
+///
+/// Args:
+///     ptr: The address of memory to copy from, on the host or the device, as a number; 0 copies nothing, and
+///         the bytes are undefined.
+///     size: The size in bytes.
+///     stream: The stream, millpond's or another library's; without it, the default stream.
+///     mr: The resource; None takes the current device's default resource.
+///
+/// Raises:
+///     OutOfMemoryError: The resource has no memory. It is a `MemoryError`.
+///     OverflowError: `size` is negative.
+///     TypeError: `stream` is no stream, or `mr` is no resource.
+///     InvalidArgumentError: The stream belongs to another device than the memory.
+///
+/// Example:
+///     >>> import millpond
+///     >>> buffer = millpond.DeviceBuffer(size=3, stream=millpond.Stream())
+///     >>> buffer.copy_from_host(b"abc")
+///     >>> buffer[0], bytes(buffer[1:])
+///     (97, b'bc')
 #[pyclass(frozen, weakref, subclass, module = "millpond")]
 #[derive(Debug)]
 pub(crate) struct DeviceBuffer {
-    view: Place,
+    pub(crate) view: Place,
     /// The Python object of the resource, if one was given.
-    mr: Mutex<Option<Py<PyAny>>>,
+    pub(crate) mr: Mutex<Option<Py<PyAny>>>,
 }
 
 impl Drop for DeviceBuffer {
@@ -55,7 +74,7 @@ impl DeviceBuffer {
     }
 
     /// The buffer's view now, and the stream of an argument, which is the buffer's own if it was left out.
-    fn view_on(&self, stream: StreamArgument<'_>) -> PyResult<(View, Arc<StreamHandle>)> {
+    pub(crate) fn view_on(&self, stream: StreamArgument<'_>) -> PyResult<(View, Arc<StreamHandle>)> {
         // A stream of the program's is asked first: it may run Python, which may change the buffer.
         let stream = stream.resolve_if_given()?;
         let view = self.view()?;
@@ -63,7 +82,7 @@ impl DeviceBuffer {
         Ok((view, stream))
     }
 
-    fn of(view: View, mr: Option<Py<PyAny>>) -> Self {
+    pub(crate) fn of(view: View, mr: Option<Py<PyAny>>) -> Self {
         let view = Place::new(view, mr.is_some());
         Self { view, mr: Mutex::new(mr) }
     }
@@ -81,14 +100,14 @@ impl DeviceBuffer {
     }
 
     /// The resource's object, if one was given.
-    fn given_mr(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+    pub(crate) fn given_mr(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         self.mr.lock().as_ref().map(|mr| mr.clone_ref(py))
     }
 
     /// Changes the size, and the block if `wanted` says so: it gets the view, and says the new size and, for
     /// another block, its capacity. Size and block change together; if another thread changed one of them
     /// meanwhile, `wanted` is asked again.
-    fn change(
+    pub(crate) fn change(
         &self,
         py: Python<'_>,
         stream: &Arc<StreamHandle>,
@@ -134,21 +153,13 @@ impl DeviceBuffer {
     }
 }
 
-fn numpy_empty(py: Python<'_>, size: u64) -> PyResult<Bound<'_, PyAny>> {
-    match py.import("numpy") {
-        Ok(numpy) => numpy.call_method1("empty", (size, "u1")),
-        Err(_) => Ok(PyByteArray::new_with(py, size as usize, |_| Ok(()))?.into_any()),
-    }
-}
-
-#[pymethods]
+/// What the methods do that Python calls.
 impl DeviceBuffer {
-    #[new]
-    #[pyo3(signature = (*, ptr=0, size=0, stream=StreamArgument(None), mr=None))]
-    fn new(
+    /// A new buffer, with a copy of the bytes at `ptr` unless that is 0.
+    pub(crate) fn make(
         py: Python<'_>,
         ptr: usize,
-        #[pyo3(from_py_with = crate::size::size)] size: u64,
+        size: u64,
         stream: StreamArgument<'_>,
         mr: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
@@ -194,46 +205,8 @@ impl DeviceBuffer {
         Ok(Self::of(view, mr.map(Bound::unbind)))
     }
 
-    /// The address of the bytes.
-    #[getter]
-    fn ptr(&self) -> usize {
-        self.view.lock().as_ref().map_or(0, View::address)
-    }
-
-    /// The size in bytes.
-    #[getter]
-    fn size(&self) -> u64 {
-        self.view.lock().as_ref().map_or(0, |view| view.size)
-    }
-
-    /// The size in bytes.
-    #[getter]
-    fn nbytes(&self) -> u64 {
-        self.size()
-    }
-
-    fn __len__(&self) -> usize {
-        self.size() as usize
-    }
-
-    fn __sizeof__(&self) -> u64 {
-        self.size()
-    }
-
-    /// The bytes that `resize` may use without an allocation.
-    fn capacity(&self) -> u64 {
-        self.view.lock().as_ref().map_or(0, View::capacity)
-    }
-
-    /// The stream in whose order the bytes are used.
-    #[getter]
-    fn stream(&self) -> PyResult<Stream> {
-        Ok(Stream(self.view()?.stream))
-    }
-
-    /// The resource that the memory is from; None for memory of another library.
-    #[getter]
-    fn mr(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+    /// The Python object of the resource that the memory is from; `None` for memory of another library.
+    pub(crate) fn resource(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
         if let Some(mr) = self.given_mr(py) {
             return Ok(Some(mr));
         }
@@ -246,9 +219,12 @@ impl DeviceBuffer {
         }
     }
 
-    /// The bytes on the host, as `bytes`. Waits for the stream.
-    #[pyo3(signature = (stream=StreamArgument(None)))]
-    fn tobytes<'py>(&self, py: Python<'py>, stream: StreamArgument<'_>) -> PyResult<Bound<'py, PyBytes>> {
+    /// The bytes on the host.
+    pub(crate) fn read<'py>(
+        &self,
+        py: Python<'py>,
+        stream: StreamArgument<'_>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
         let (view, stream) = self.view_on(stream)?;
         PyBytes::new_with(py, view.size as usize, |target| {
             let target = target.as_mut_ptr().addr();
@@ -257,13 +233,8 @@ impl DeviceBuffer {
         })
     }
 
-    fn __bytes__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        self.tobytes(py, StreamArgument(None))
-    }
-
-    /// Copies to `ary`, or to a new array of NumPy's (without it, a bytearray), and waits for it.
-    #[pyo3(signature = (ary=None, stream=StreamArgument(None)))]
-    fn copy_to_host<'py>(
+    /// Copies to `ary`, or to a new array of the host.
+    pub(crate) fn write_host<'py>(
         &self,
         py: Python<'py>,
         ary: Option<Bound<'py, PyAny>>,
@@ -283,26 +254,11 @@ impl DeviceBuffer {
         Ok(ary)
     }
 
-    /// Copies from `ary`, an array of contiguous bytes, and waits for it.
-    #[pyo3(signature = (ary, stream=StreamArgument(None)))]
-    fn copy_from_host(
-        &self,
-        py: Python<'_>,
-        ary: &Bound<'_, PyAny>,
-        stream: StreamArgument<'_>,
-    ) -> PyResult<()> {
-        let (view, stream) = self.view_on(stream)?;
-        let host = HostBytes::readable(ary)?;
-        fits(host.bytes as u64, &view)?;
-        // SAFETY: the array is held by `host`, and holds as many.
-        Ok(py.detach(|| unsafe { view.write(host.address(), host.bytes as u64, &stream) })?)
-    }
-
-    /// Copies from a buffer, or an object with `__cuda_array_interface__`, one-dimensional and contiguous.
-    /// The stream waits for the one that the object names, which then waits for the copy: the source may go
+    /// Copies from a buffer, or from an object with `__cuda_array_interface__`.
+    ///
+    /// The stream waits for the one that the object names, which then waits for the copy: the source may end
     /// at once. If the object names none, the call waits for the copy.
-    #[pyo3(signature = (cuda_ary, stream=StreamArgument(None)))]
-    fn copy_from_device(
+    pub(crate) fn read_device(
         &self,
         py: Python<'_>,
         cuda_ary: &Bound<'_, PyAny>,
@@ -326,63 +282,13 @@ impl DeviceBuffer {
         })?)
     }
 
-    /// Sets each byte.
-    #[pyo3(signature = (value, stream=StreamArgument(None)))]
-    fn fill(&self, py: Python<'_>, value: u8, stream: StreamArgument<'_>) -> PyResult<()> {
-        let (view, stream) = self.view_on(stream)?;
-        Ok(py.detach(|| view.fill(value, &stream))?)
-    }
-
-    /// Copies to new memory of the same resource.
-    fn copy(&self, py: Python<'_>) -> PyResult<Self> {
-        let view = self.view()?;
-        let copy = py.detach(|| view.duplicate(&view.stream))?;
-        raise_interrupt(py)?;
-        Ok(Self::of(copy, self.given_mr(py)))
-    }
-
-    fn __copy__(&self, py: Python<'_>) -> PyResult<Self> {
-        self.copy(py)
-    }
-
-    fn __deepcopy__(&self, py: Python<'_>, _memo: &Bound<'_, PyAny>) -> PyResult<Self> {
-        self.copy(py)
-    }
-
-    /// Makes room for `new_capacity` bytes. Slices and exports keep the memory that they had.
-    #[pyo3(signature = (new_capacity, stream=StreamArgument(None)))]
-    fn reserve(
+    /// Moves managed memory to its device, or to the host (-1).
+    pub(crate) fn migrate(
         &self,
         py: Python<'_>,
-        #[pyo3(from_py_with = crate::size::size)] new_capacity: u64,
+        device: Option<i32>,
         stream: StreamArgument<'_>,
     ) -> PyResult<()> {
-        let (_, stream) = self.view_on(stream)?;
-        self.change(py, &stream, |view| (view.size, Some(new_capacity).filter(|it| *it > view.capacity())))
-    }
-
-    /// Makes the buffer `new_size` bytes long. Slices and exports keep the memory that they had.
-    #[pyo3(signature = (new_size, stream=StreamArgument(None)))]
-    fn resize(
-        &self,
-        py: Python<'_>,
-        #[pyo3(from_py_with = crate::size::size)] new_size: u64,
-        stream: StreamArgument<'_>,
-    ) -> PyResult<()> {
-        let (_, stream) = self.view_on(stream)?;
-        self.change(py, &stream, |view| (new_size, Some(new_size).filter(|it| *it > view.capacity())))
-    }
-
-    /// Gives the memory beyond the size back.
-    #[pyo3(signature = (stream=StreamArgument(None)))]
-    fn shrink_to_fit(&self, py: Python<'_>, stream: StreamArgument<'_>) -> PyResult<()> {
-        let (_, stream) = self.view_on(stream)?;
-        self.change(py, &stream, |view| (view.size, Some(view.size).filter(|it| *it < view.capacity())))
-    }
-
-    /// Moves managed memory to its device; `device=-1` is the host. Other memory stays where it is.
-    #[pyo3(signature = (device=None, stream=StreamArgument(None)))]
-    fn prefetch(&self, py: Python<'_>, device: Option<i32>, stream: StreamArgument<'_>) -> PyResult<()> {
         let (view, stream) = self.view_on(stream)?;
         let own = py.detach(|| view.device().map(|device| device.ordinal()))?;
         if let Some(other) = device.filter(|device| *device != -1 && *device != own) {
@@ -402,7 +308,8 @@ impl DeviceBuffer {
         })?)
     }
 
-    fn __getitem__<'py>(&self, py: Python<'py>, index: &Bound<'py, PyAny>) -> PyResult<Py<PyAny>> {
+    /// The byte or the slice of an index.
+    pub(crate) fn item<'py>(&self, py: Python<'py>, index: &Bound<'py, PyAny>) -> PyResult<Py<PyAny>> {
         let mut view = self.view()?;
         if let Ok(slice) = index.cast::<PySlice>() {
             let range = slice.indices(view.size as isize)?;
@@ -430,78 +337,15 @@ impl DeviceBuffer {
         Ok(byte[0].into_pyobject(py)?.into_any().unbind())
     }
 
-    /// Version 3 of the CUDA array interface, with the stream that a consumer waits for. It does not say on
-    /// which stream the consumer works: so the block goes back after all work of the device, for which its
-    /// end waits. By DLPack the consumer names its stream, and nothing waits.
-    #[getter]
-    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let view = self.view()?;
-        view.block.use_anywhere();
-        let interface = PyDict::new(py);
-        interface.set_item("shape", (view.size,))?;
-        interface.set_item("strides", py.None())?;
-        interface.set_item("typestr", "|u1")?;
-        interface.set_item("data", (view.address(), false))?;
-        interface.set_item("version", 3)?;
-        interface.set_item("stream", view.block.ordered_stream())?;
-        Ok(interface)
-    }
-
-    /// DLPack's name of the device: the kind of memory, and the number.
-    fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
-        let view = self.view()?;
-        Ok(py.detach(|| dlpack::device_of(&view))?)
-    }
-
-    /// A capsule of DLPack; its deleter needs no GIL. `stream` waits for the buffer's (-1: no waiting).
-    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
-    fn __dlpack__<'py>(
-        &self,
-        py: Python<'py>,
-        stream: Option<i64>,
-        max_version: Option<(u32, u32)>,
-        dl_device: Option<(i32, i32)>,
-        copy: Option<bool>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        dlpack::export(py, self.view()?, stream, max_version, dl_device, copy)
-    }
-
-    fn __reduce_ex__<'py>(&self, py: Python<'py>, protocol: i32) -> PyResult<Bound<'py, PyTuple>> {
-        let to_device = py.import("millpond")?.getattr("to_device")?;
-        let bytes = self.tobytes(py, StreamArgument(None))?.into_any();
-        let host = if protocol >= 5 {
-            py.import("pickle")?.getattr("PickleBuffer")?.call1((bytes,))?
-        } else {
-            bytes
-        };
-        (to_device, (host,)).into_pyobject(py)
-    }
-
-    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        // Another thread may hold it for a moment; then the collector finds the object in use.
-        match self.mr.try_lock() {
-            Some(mr) => visit.call(mr.as_ref()),
-            None => Ok(()),
-        }
-    }
-
-    fn __clear__(&self) {
-        let mr = self.mr.lock().take();
-        drop(mr);
-    }
-
-    fn __repr__(&self) -> String {
-        match self.view() {
-            Ok(view) => format!("<DeviceBuffer of {} bytes at {:#x}>", view.size, view.address()),
-            Err(_) => "<DeviceBuffer, collected>".to_owned(),
-        }
-    }
-
-    /// The bytes for the host: in place where it reaches them, else a copy that cannot be written.
+    /// Fills a buffer of Python's: in place if the host can access the memory, else with a read-only copy.
     ///
     /// # Safety
     /// Python calls it with a buffer to fill.
-    unsafe fn __getbuffer__(slf: Bound<'_, Self>, buffer: *mut ffi::Py_buffer, flags: i32) -> PyResult<()> {
+    pub(crate) unsafe fn export(
+        slf: &Bound<'_, Self>,
+        buffer: *mut ffi::Py_buffer,
+        flags: i32,
+    ) -> PyResult<()> {
         let (py, view) = (slf.py(), slf.get().view()?);
         let is_reached = py.detach(|| {
             let is_reached = view.block.accessibility()?.1 && !view.device()?.is_simulated();
@@ -514,7 +358,7 @@ impl DeviceBuffer {
                      write",
                 ));
             }
-            let copy = slf.get().tobytes(py, StreamArgument(None))?;
+            let copy = slf.get().read(py, StreamArgument(None))?;
             // SAFETY: Python's buffer may be filled; it keeps the bytes.
             let filled = unsafe { ffi::PyObject_GetBuffer(copy.as_ptr(), buffer, flags) };
             return if filled == 0 { Ok(()) } else { Err(PyErr::fetch(py)) };
@@ -530,17 +374,16 @@ impl DeviceBuffer {
         }
         Ok(())
     }
+}
 
-    /// # Safety
-    /// Python calls it with a buffer of `__getbuffer__` that is in place.
-    unsafe fn __releasebuffer__(&self, buffer: *mut ffi::Py_buffer) {
-        // SAFETY: the value is that of `__getbuffer__`, and ends here.
-        let view = unsafe { Box::from_raw((*buffer).internal.cast::<View>()) };
-        view.block.unhide();
+fn numpy_empty(py: Python<'_>, size: u64) -> PyResult<Bound<'_, PyAny>> {
+    match py.import("numpy") {
+        Ok(numpy) => numpy.call_method1("empty", (size, "u1")),
+        Err(_) => Ok(PyByteArray::new_with(py, size as usize, |_| Ok(()))?.into_any()),
     }
 }
 
-fn fits(bytes: u64, view: &View) -> PyResult<()> {
+pub(crate) fn fits(bytes: u64, view: &View) -> PyResult<()> {
     if bytes > view.size {
         return Err(PyValueError::new_err(format!(
             "{bytes} bytes do not fit into the buffer's {}",
@@ -548,21 +391,4 @@ fn fits(bytes: u64, view: &View) -> PyResult<()> {
         )));
     }
     Ok(())
-}
-
-/// Copies host bytes to a new buffer of the current resource, and waits for it.
-#[pyfunction]
-#[pyo3(signature = (b, stream=StreamArgument(None), *, mr=None))]
-pub(crate) fn to_device(
-    py: Python<'_>,
-    b: &Bound<'_, PyAny>,
-    stream: StreamArgument<'_>,
-    mr: Option<Bound<'_, PyAny>>,
-) -> PyResult<DeviceBuffer> {
-    let host = HostBytes::readable(b)?;
-    let made = DeviceBuffer::new(py, 0, host.bytes as u64, stream, mr)?;
-    let view = made.view()?;
-    // SAFETY: the bytes are held by `host`.
-    py.detach(|| unsafe { view.write(host.address(), host.bytes as u64, &view.stream) })?;
-    Ok(made)
 }

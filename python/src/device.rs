@@ -86,12 +86,24 @@ pub(crate) fn ensure_default() {
     }
 }
 
-/// A device: CUDA's, or a simulated one.
+/// A device: CUDA's, or a simulated one. To name a device uses none of its memory.
 ///
-/// `Device()` is the calling thread's current device, from CUDA's current context, else the default one.
-/// MILLPOND_DEVICE names the default, else LOCAL_RANK if several are visible; else it is cuda:0, else a
-/// simulated H200. `Device("cuda:1")` names another, `Device("sim:8GiB")` makes a simulated one. To name a
-/// device uses none of its memory.
+/// Without a name it is the calling thread's current device: the one of CUDA's current context, or else the
+/// default one. MILLPOND_DEVICE names the default device. Without it, LOCAL_RANK does if several devices are
+/// visible; else it is cuda:0, and on a machine without a GPU a simulated H200.
+///
+/// Args:
+///     name: "cuda:1" is a device of CUDA, "sim:8GiB" makes a simulated one. None is the current device.
+///
+/// Raises:
+///     NoDeviceError: There is no such device.
+///     InvalidArgumentError: `name` is malformed.
+///
+/// Example:
+///     >>> import millpond
+///     >>> device = millpond.Device("sim:8GiB")
+///     >>> device.memory_info()[1] == 8 << 30
+///     True
 #[pyclass(frozen, module = "millpond")]
 #[derive(Debug)]
 pub(crate) struct Device(pub(crate) Arc<DeviceHandle>);
@@ -113,8 +125,20 @@ impl Device {
         .map_err(PyErr::from)
     }
 
-    /// The device with this number: CUDA's, or if the default device is simulated, a simulated one that is
-    /// open. It touches neither that device nor another one.
+    /// Return the device with a number. It touches no device.
+    ///
+    /// Args:
+    ///     ordinal: The number of a device of CUDA; if the default device is simulated, of an open simulated
+    ///         one.
+    ///
+    /// Raises:
+    ///     NoDeviceError: There is no such device.
+    ///     OverflowError: `ordinal` is negative.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> millpond.Device.find(0).ordinal
+    ///     0
     #[staticmethod]
     fn find(py: Python<'_>, ordinal: u32) -> PyResult<Self> {
         py.detach(|| {
@@ -126,19 +150,34 @@ impl Device {
         .map_err(PyErr::from)
     }
 
-    /// The device's number.
+    /// The device's number, from 0.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> millpond.Device().ordinal
+    ///     0
     #[getter]
     fn ordinal(&self) -> i32 {
         self.0.ordinal()
     }
 
-    /// Whether the device is simulated.
+    /// Whether the device is simulated: the host's memory stands for its memory.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> millpond.Device("sim:8GiB").is_simulated
+    ///     True
     #[getter]
     fn is_simulated(&self) -> bool {
         self.0.is_simulated()
     }
 
-    /// The device's name, as `NVIDIA H200`.
+    /// The device's name, for example "NVIDIA H200".
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> isinstance(millpond.Device().name, str)
+    ///     True
     #[getter]
     fn name(&self) -> PyResult<String> {
         let mut name = null_mut();
@@ -147,7 +186,16 @@ impl Device {
         Ok(take_text(name))
     }
 
-    /// The device's free and total bytes.
+    /// Return the device's free and total memory in bytes.
+    ///
+    /// Raises:
+    ///     DriverError: The driver could not answer.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> free, total = millpond.Device().memory_info()
+    ///     >>> 0 < free <= total
+    ///     True
     fn memory_info(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: the handle is live, and the results may be written.
@@ -155,7 +203,14 @@ impl Device {
         Ok((free, total))
     }
 
-    /// Waits for all work on the device.
+    /// Wait for all work on the device.
+    ///
+    /// Raises:
+    ///     DriverError: Earlier work failed.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> millpond.Device().synchronize()
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
         // SAFETY: the handle is live.
         Ok(check(py.detach(|| unsafe { (api().device_synchronize)(self.0.0) }))?)
@@ -227,10 +282,24 @@ impl Drop for StreamHandle {
     }
 }
 
-/// A stream of a device, in whose order memory is handed out, used and given back.
+/// A stream: memory is allocated, used and freed in its order.
 ///
-/// `Stream()` makes one on the current device. `Stream(obj)` takes one of another library: an object with
-/// `__cuda_stream__`, a stream of CuPy, PyTorch or Numba, or a handle as a number.
+/// Args:
+///     obj: A stream of another library: an object with `__cuda_stream__`, a stream of CuPy, PyTorch or
+///         Numba, or a handle (`cudaStream_t`) as a number. None makes a new stream.
+///     flags: The flags of a new stream, as in `CudaStreamFlags`; None is `SYNC_DEFAULT`.
+///     device: The device of a new stream; None takes the current one.
+///
+/// Raises:
+///     TypeError: `obj` is no stream.
+///     ValueError: `flags` is unknown, or `flags` or `device` is given together with `obj`.
+///     DriverError: The driver could not make a stream.
+///
+/// Example:
+///     >>> import millpond
+///     >>> stream = millpond.Stream()
+///     >>> millpond.Stream(stream.ptr) == stream
+///     True
 #[pyclass(frozen, module = "millpond", weakref)]
 #[derive(Debug)]
 pub(crate) struct Stream(pub(crate) Arc<StreamHandle>);
@@ -349,18 +418,35 @@ impl Stream {
         Ok(Self(Arc::new(made)))
     }
 
-    /// Version 0 of CUDA's protocol for streams: the version, and the handle.
+    /// Return version 0 of CUDA's protocol for streams: the version, and the handle as a number.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> millpond.DEFAULT_STREAM.__cuda_stream__()
+    ///     (0, 0)
     fn __cuda_stream__(&self) -> (u32, usize) {
         (0, self.0.raw)
     }
 
     /// The handle (`cudaStream_t`) as a number.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> millpond.LEGACY_DEFAULT_STREAM.ptr
+    ///     1
     #[getter]
     fn ptr(&self) -> usize {
         self.0.raw
     }
 
-    /// Waits for the stream's work.
+    /// Wait for the stream's work.
+    ///
+    /// Raises:
+    ///     DriverError: Earlier work failed.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> millpond.Stream().synchronize()
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
         Ok(py.detach(|| {
             let device = self.device()?;
@@ -369,7 +455,17 @@ impl Stream {
         })?)
     }
 
-    /// Whether the stream's work is done.
+    /// Return whether the stream's work is done.
+    ///
+    /// Raises:
+    ///     DriverError: Earlier work failed.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> stream = millpond.Stream()
+    ///     >>> stream.synchronize()
+    ///     >>> stream.query()
+    ///     True
     fn query(&self, py: Python<'_>) -> PyResult<bool> {
         let mut is_done = false;
         py.detach(|| {
@@ -380,7 +476,19 @@ impl Stream {
         Ok(is_done)
     }
 
-    /// Makes the later work of this stream wait for what was submitted to `other`; no host thread waits.
+    /// Make later work on this stream wait for the earlier work on another one. The host does not wait.
+    ///
+    /// Args:
+    ///     other: The other stream, millpond's or another library's.
+    ///
+    /// Raises:
+    ///     TypeError: `other` is no stream.
+    ///     DriverError: The driver refused.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> first, second = millpond.Stream(), millpond.Stream()
+    ///     >>> second.wait(first)
     fn wait(&self, py: Python<'_>, other: &Bound<'_, PyAny>) -> PyResult<()> {
         let other = stream_of(other)?;
         Ok(py.detach(|| {
@@ -390,7 +498,12 @@ impl Stream {
         })?)
     }
 
-    /// Whether this is the legacy default stream.
+    /// Return whether this is the legacy default stream.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> millpond.DEFAULT_STREAM.is_default(), millpond.Stream().is_default()
+    ///     (True, False)
     fn is_default(&self) -> bool {
         self.0.raw <= 1
     }

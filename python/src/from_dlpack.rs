@@ -13,8 +13,26 @@ use crate::device::{DeviceHandle, StreamArgument};
 use crate::dlpack::{MAJOR, MINOR, PLAIN, VERSIONED, lender_of};
 use crate::tensor::{CUDA, CUDA_HOST, CUDA_MANAGED, EXTENSION, Foreign, ManagedVersioned};
 
-/// A buffer over the memory of an object with `__dlpack__`, without a copy. The object has to be contiguous,
-/// on a device of this process; its memory lives as long as the buffer.
+/// Make a buffer over the memory of an object with `__dlpack__`, without a copy.
+///
+/// The object's memory lives at least as long as the buffer.
+///
+/// Args:
+///     obj: A contiguous tensor on a device of this process.
+///     stream: The stream of the buffer, which waits for the object's work; without it, the default stream.
+///
+/// Returns:
+///     The buffer. Its `mr` is None.
+///
+/// Raises:
+///     BufferError: The memory is not contiguous, read-only, or memory of the host.
+///     AttributeError: `obj` has no `__dlpack__`.
+///
+/// Example:
+///     >>> import millpond
+///     >>> source = millpond.to_device(b"abc")
+///     >>> millpond.from_dlpack(source).ptr == source.ptr
+///     True
 #[pyfunction]
 #[pyo3(signature = (obj, stream=StreamArgument(None)))]
 pub(crate) fn from_dlpack(

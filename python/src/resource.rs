@@ -16,9 +16,16 @@ use crate::functions::{call_allocate, call_deallocate, call_failure, context_of,
 use crate::handle::{Below, Owned, ResourceHandle, take_recent_default};
 use crate::size::size;
 
-/// A memory resource: a stack of layers over one device's memory.
+/// A memory resource: a stack of layers over the memory of one device.
 ///
-/// Build one with `millpond.stack(...)` or with the classes of `millpond.mr`.
+/// `millpond.stack` builds one from text, and each class of `millpond.mr` is a layer. A class of your own
+/// derives from one of those.
+///
+/// Example:
+///     >>> import millpond
+///     >>> resource = millpond.stack("cuda+statistics")
+///     >>> ptr = resource.allocate(1000)
+///     >>> resource.deallocate(ptr, 1000)
 #[pyclass(frozen, subclass, weakref, module = "millpond")]
 #[derive(Debug, Default)]
 pub(crate) struct Resource(Mutex<Option<Owned>>);
@@ -217,7 +224,27 @@ impl Resource {
         })
     }
 
-    /// Hands out `nbytes` bytes for use on `stream`, and returns their address.
+    /// Allocate memory for use on a stream.
+    ///
+    /// Args:
+    ///     nbytes: The size in bytes.
+    ///     stream: The stream; without it, the default stream.
+    ///     alignment: The alignment of the address in bytes, a power of 2; 0 is the default, 256.
+    ///
+    /// Returns:
+    ///     The address as a number.
+    ///
+    /// Raises:
+    ///     OutOfMemoryError: The resource has no memory. It is a `MemoryError`.
+    ///     OverflowError: `nbytes` is negative.
+    ///     InvalidArgumentError: `alignment` is invalid, or the stream belongs to another device.
+    ///     TypeError: `stream` is no stream.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> resource = millpond.mr.CudaMemoryResource()
+    ///     >>> ptr = resource.allocate(1000)
+    ///     >>> resource.deallocate(ptr, 1000)
     #[pyo3(signature = (nbytes, stream=StreamArgument(None), *, alignment=0))]
     fn allocate(
         &self,
@@ -245,7 +272,24 @@ impl Resource {
         called.map(|()| block.0.addr())
     }
 
-    /// Takes a block back, in the order of `stream`.
+    /// Free memory, in the order of a stream: after its earlier work.
+    ///
+    /// Args:
+    ///     ptr: The address that `allocate` returned.
+    ///     nbytes: The size that `allocate` got, in bytes.
+    ///     stream: The stream; without it, the default stream.
+    ///     alignment: The alignment that `allocate` got, in bytes.
+    ///
+    /// Raises:
+    ///     InvalidArgumentError: The resource did not allocate such a block, or the stream belongs to
+    ///         another device.
+    ///     TypeError: `stream` is no stream.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> resource, stream = millpond.mr.CudaMemoryResource(), millpond.Stream()
+    ///     >>> ptr = resource.allocate(1000, stream)
+    ///     >>> resource.deallocate(ptr, 1000, stream)
     #[pyo3(signature = (ptr, nbytes, stream=StreamArgument(None), *, alignment=0))]
     fn deallocate(
         &self,
@@ -264,35 +308,64 @@ impl Resource {
         })
     }
 
-    /// The resource's device.
+    /// The device of the memory.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> millpond.stack("cuda").device == millpond.Device()
+    ///     True
     #[getter]
     fn device(&self, py: Python<'_>) -> PyResult<Device> {
         let handle = self.handle()?;
         Ok(Device(py.detach(|| handle.device().cloned())?))
     }
 
-    /// The text of the stack, base first, as `cuda+pool+statistics`.
+    /// The text of the stack, base first. `millpond.stack` builds an equal stack from it.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> millpond.stack("cuda+statistics").text
+    ///     'cuda+statistics'
     #[getter]
     fn text(&self, py: Python<'_>) -> PyResult<String> {
         let handle = self.handle()?;
         Ok(py.detach(|| handle.text())?)
     }
 
-    /// Whether the device reaches the memory.
+    /// Whether the device can access the memory.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> millpond.stack("cuda").is_device_accessible
+    ///     True
     #[getter]
     fn is_device_accessible(&self, py: Python<'_>) -> PyResult<bool> {
         let handle = self.handle()?;
         Ok(py.detach(|| handle.accessibility())?.0)
     }
 
-    /// Whether the host reaches the memory.
+    /// Whether the host can access the memory.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> millpond.stack("cuda").is_host_accessible, millpond.stack("managed").is_host_accessible
+    ///     (False, True)
     #[getter]
     fn is_host_accessible(&self, py: Python<'_>) -> PyResult<bool> {
         let handle = self.handle()?;
         Ok(py.detach(|| handle.accessibility())?.1)
     }
 
-    /// The free bytes, with what the resource could hand out again, and the total bytes.
+    /// Return the free and the total memory in bytes. Free memory that the resource holds counts as free.
+    ///
+    /// Raises:
+    ///     DriverError: The driver could not answer.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> free, total = millpond.stack("cuda+pool:initial=1MiB").memory_info()
+    ///     >>> 0 < free <= total
+    ///     True
     fn memory_info(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: the handle is live, and the results may be written.
@@ -302,7 +375,23 @@ impl Resource {
         Ok((free, total))
     }
 
-    /// Gives free memory back until at most `keep_bytes` are held, and returns the bytes given back.
+    /// Return free memory to the layer below.
+    ///
+    /// Args:
+    ///     keep_bytes: The bytes to keep at most.
+    ///
+    /// Returns:
+    ///     The bytes that were returned.
+    ///
+    /// Raises:
+    ///     OverflowError: `keep_bytes` is negative.
+    ///     DriverError: The driver reported an error.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> pool = millpond.stack("cuda+pool:initial=64MiB")
+    ///     >>> pool.trim()
+    ///     67108864
     #[pyo3(signature = (keep_bytes=0))]
     fn trim(&self, py: Python<'_>, #[pyo3(from_py_with = size)] keep_bytes: u64) -> PyResult<u64> {
         let mut freed = 0;
@@ -311,7 +400,21 @@ impl Resource {
         Ok(freed)
     }
 
-    /// What the nearest layer counts that keeps counts, as a dict; sizes in bytes.
+    /// Return the counts of the outermost layer that keeps counts.
+    ///
+    /// Returns:
+    ///     A dict. Sizes are in bytes: `bytes_in_use`, `bytes_requested`, `peak_bytes_in_use`,
+    ///     `bytes_reserved`, `peak_bytes_reserved`, `largest_free_block`. Numbers are `blocks_in_use`,
+    ///     `blocks_free`, `allocations`, `deallocations` and `misuses`.
+    ///
+    /// Raises:
+    ///     UnsupportedError: No layer keeps counts.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> pool = millpond.stack("cuda+pool:initial=64MiB")
+    ///     >>> pool.counts()["bytes_reserved"]
+    ///     67108864
     fn counts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let mut counted = Statistics::default();
         // SAFETY: the handle is live, and the result may be written.
@@ -360,7 +463,15 @@ impl Resource {
         })?)
     }
 
-    /// Begins the peaks and totals of all layers anew.
+    /// Reset the peaks and totals of all layers to the memory in use.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> resource = millpond.stack("cuda+statistics")
+    ///     >>> resource.deallocate(resource.allocate(1000), 1000)
+    ///     >>> resource.clear_counters()
+    ///     >>> resource.allocation_counts.total_bytes
+    ///     0
     fn clear_counters(&self, py: Python<'_>) -> PyResult<()> {
         // SAFETY: the handle is live.
         self.call(py, |handle| unsafe { (api().resource_clear_counters)(handle.raw) })
@@ -426,7 +537,18 @@ impl Resource {
         Ok(before.into_iter().flatten().map(Self::of).collect())
     }
 
-    /// Whether blocks of one may be given back to the other.
+    /// Return whether each of two resources can free the other's blocks.
+    ///
+    /// Args:
+    ///     other: The other resource.
+    ///
+    /// Raises:
+    ///     TypeError: `other` is no resource.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> millpond.stack("cuda").is_equal(millpond.stack("cuda"))
+    ///     True
     fn is_equal(&self, py: Python<'_>, other: &Self) -> PyResult<bool> {
         let (handle, other) = (self.handle()?, other.handle()?);
         // SAFETY: both handles are live.
@@ -469,28 +591,4 @@ impl Resource {
             None => format!("<{name}, not built>"),
         })
     }
-}
-
-/// The default resource of a device, else of the current one.
-#[pyfunction]
-#[pyo3(signature = (device=None))]
-pub(crate) fn default_resource(py: Python<'_>, device: Option<&Device>) -> PyResult<Resource> {
-    let device = device.map(|device| device.0.clone());
-    let handle = py.detach(|| match device {
-        Some(device) => ResourceHandle::of_device(&device),
-        None => ResourceHandle::current(),
-    })?;
-    Ok(Resource::of(handle))
-}
-
-/// Restores the initial default of a device.
-#[pyfunction]
-pub(crate) fn reset_default_resource(py: Python<'_>, device: &Device) -> PyResult<()> {
-    let reset = py.detach(|| {
-        // SAFETY: the device's handle is live.
-        let reset = check(unsafe { (api().reset_per_device_resource)(device.0.0) });
-        drop(take_recent_default());
-        reset
-    });
-    Ok(reset?)
 }

@@ -1,0 +1,485 @@
+//! The methods of `DeviceBuffer`, and `to_device`, as Python sees them.
+
+use pyo3::ffi;
+use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyTuple};
+
+use crate::buffer::{DeviceBuffer, fits};
+use crate::device::{Stream, StreamArgument};
+use crate::dlpack;
+use crate::error::raise_interrupt;
+use crate::host::HostBytes;
+use crate::view::View;
+
+#[pymethods]
+impl DeviceBuffer {
+    #[new]
+    #[pyo3(signature = (*, ptr=0, size=0, stream=StreamArgument(None), mr=None))]
+    fn new(
+        py: Python<'_>,
+        ptr: usize,
+        #[pyo3(from_py_with = crate::size::size)] size: u64,
+        stream: StreamArgument<'_>,
+        mr: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        Self::make(py, ptr, size, stream, mr)
+    }
+
+    /// The address of the bytes on the device, as a number; 0 for an empty buffer.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> millpond.DeviceBuffer(size=1000).ptr % 256
+    ///     0
+    #[getter]
+    fn ptr(&self) -> usize {
+        self.view.lock().as_ref().map_or(0, View::address)
+    }
+
+    /// The size in bytes.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> millpond.DeviceBuffer(size=1000).size
+    ///     1000
+    #[getter]
+    fn size(&self) -> u64 {
+        self.view.lock().as_ref().map_or(0, |view| view.size)
+    }
+
+    /// The size in bytes, under NumPy's name.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> millpond.DeviceBuffer(size=1000).nbytes
+    ///     1000
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.size()
+    }
+
+    fn __len__(&self) -> usize {
+        self.size() as usize
+    }
+
+    fn __sizeof__(&self) -> u64 {
+        self.size()
+    }
+
+    /// Return the bytes that the buffer can grow to without an allocation.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> buffer = millpond.DeviceBuffer(size=1000)
+    ///     >>> buffer.reserve(2000)
+    ///     >>> buffer.size, buffer.capacity()
+    ///     (1000, 2000)
+    fn capacity(&self) -> u64 {
+        self.view.lock().as_ref().map_or(0, View::capacity)
+    }
+
+    /// The stream in whose order the bytes are used and freed.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> stream = millpond.Stream()
+    ///     >>> millpond.DeviceBuffer(size=1000, stream=stream).stream == stream
+    ///     True
+    #[getter]
+    fn stream(&self) -> PyResult<Stream> {
+        Ok(Stream(self.view()?.stream))
+    }
+
+    /// The resource that the memory came from; None for memory of another library.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> millpond.DeviceBuffer(size=1000).mr
+    ///     <CudaMemoryResource `cuda`>
+    #[getter]
+    fn mr(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        self.resource(py)
+    }
+
+    /// Copy the bytes to the host, and wait for the copy.
+    ///
+    /// Args:
+    ///     stream: The stream of the copy; without it, the buffer's own.
+    ///
+    /// Returns:
+    ///     The bytes.
+    ///
+    /// Raises:
+    ///     DriverError: The copy failed.
+    ///     TypeError: `stream` is no stream.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> millpond.to_device(b"abc").tobytes()
+    ///     b'abc'
+    #[pyo3(signature = (stream=StreamArgument(None)))]
+    fn tobytes<'py>(&self, py: Python<'py>, stream: StreamArgument<'_>) -> PyResult<Bound<'py, PyBytes>> {
+        self.read(py, stream)
+    }
+
+    fn __bytes__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        self.read(py, StreamArgument(None))
+    }
+
+    /// Copy the bytes to an array of the host, and wait for the copy.
+    ///
+    /// Args:
+    ///     ary: A contiguous, writable object with the buffer protocol, at least as large as the buffer.
+    ///         None makes an array of NumPy, or a bytearray if NumPy is not installed.
+    ///     stream: The stream of the copy; without it, the buffer's own.
+    ///
+    /// Returns:
+    ///     The array.
+    ///
+    /// Raises:
+    ///     ValueError: The array is smaller than the buffer.
+    ///     BufferError: The array is not contiguous, or read-only.
+    ///     DriverError: The copy failed.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> millpond.to_device(b"abc").copy_to_host(bytearray(3))
+    ///     bytearray(b'abc')
+    #[pyo3(signature = (ary=None, stream=StreamArgument(None)))]
+    fn copy_to_host<'py>(
+        &self,
+        py: Python<'py>,
+        ary: Option<Bound<'py, PyAny>>,
+        stream: StreamArgument<'_>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.write_host(py, ary, stream)
+    }
+
+    /// Copy from an object of the host to the start of the buffer, and wait for the copy.
+    ///
+    /// Args:
+    ///     ary: A contiguous object with the buffer protocol, not larger than the buffer.
+    ///     stream: The stream of the copy; without it, the buffer's own.
+    ///
+    /// Raises:
+    ///     ValueError: The object is larger than the buffer.
+    ///     BufferError: The object is not contiguous.
+    ///     DriverError: The copy failed.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> buffer = millpond.to_device(b"abc")
+    ///     >>> buffer.copy_from_host(b"xy")
+    ///     >>> buffer.tobytes()
+    ///     b'xyc'
+    #[pyo3(signature = (ary, stream=StreamArgument(None)))]
+    fn copy_from_host(
+        &self,
+        py: Python<'_>,
+        ary: &Bound<'_, PyAny>,
+        stream: StreamArgument<'_>,
+    ) -> PyResult<()> {
+        let (view, stream) = self.view_on(stream)?;
+        let host = HostBytes::readable(ary)?;
+        fits(host.bytes as u64, &view)?;
+        // SAFETY: the array is held by `host`, and holds as many.
+        Ok(py.detach(|| unsafe { view.write(host.address(), host.bytes as u64, &stream) })?)
+    }
+
+    /// Copy from device memory to the start of the buffer, in stream order.
+    ///
+    /// The source may be freed at once: the stream waits for the stream that the source names, which then
+    /// waits for the copy. If the source names none, the call waits for the copy.
+    ///
+    /// Args:
+    ///     cuda_ary: A buffer, or a contiguous, one-dimensional object with `__cuda_array_interface__`, not
+    ///         larger than the buffer.
+    ///     stream: The stream of the copy; without it, the buffer's own.
+    ///
+    /// Raises:
+    ///     ValueError: The source is larger than the buffer, or not contiguous.
+    ///     TypeError: `cuda_ary` is no device memory.
+    ///     DriverError: The copy failed.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> buffer = millpond.DeviceBuffer(size=3)
+    ///     >>> buffer.copy_from_device(millpond.to_device(b"abc"))
+    ///     >>> buffer.tobytes()
+    ///     b'abc'
+    #[pyo3(signature = (cuda_ary, stream=StreamArgument(None)))]
+    fn copy_from_device(
+        &self,
+        py: Python<'_>,
+        cuda_ary: &Bound<'_, PyAny>,
+        stream: StreamArgument<'_>,
+    ) -> PyResult<()> {
+        self.read_device(py, cuda_ary, stream)
+    }
+
+    /// Set each byte to a value, in stream order.
+    ///
+    /// Args:
+    ///     value: The value, from 0 to 255.
+    ///     stream: The stream of the work; without it, the buffer's own.
+    ///
+    /// Raises:
+    ///     OverflowError: `value` is no byte.
+    ///     DriverError: The device could not be asked to do it.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> buffer = millpond.DeviceBuffer(size=3)
+    ///     >>> buffer.fill(65)
+    ///     >>> buffer.tobytes()
+    ///     b'AAA'
+    #[pyo3(signature = (value, stream=StreamArgument(None)))]
+    fn fill(&self, py: Python<'_>, value: u8, stream: StreamArgument<'_>) -> PyResult<()> {
+        let (view, stream) = self.view_on(stream)?;
+        Ok(py.detach(|| view.fill(value, &stream))?)
+    }
+
+    /// Copy the buffer to new memory of the same resource, in the order of its stream.
+    ///
+    /// Raises:
+    ///     OutOfMemoryError: The resource has no memory.
+    ///     DriverError: The copy failed.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> millpond.to_device(b"abc").copy().tobytes()
+    ///     b'abc'
+    fn copy(&self, py: Python<'_>) -> PyResult<Self> {
+        let view = self.view()?;
+        let copy = py.detach(|| view.duplicate(&view.stream))?;
+        raise_interrupt(py)?;
+        Ok(Self::of(copy, self.given_mr(py)))
+    }
+
+    fn __copy__(&self, py: Python<'_>) -> PyResult<Self> {
+        self.copy(py)
+    }
+
+    fn __deepcopy__(&self, py: Python<'_>, _memo: &Bound<'_, PyAny>) -> PyResult<Self> {
+        self.copy(py)
+    }
+
+    /// Make room, so that `resize` allocates nothing. Slices and exports keep the memory that they have.
+    ///
+    /// Args:
+    ///     new_capacity: The bytes to make room for. A number below the capacity changes nothing.
+    ///     stream: The stream of the copy to new memory; without it, the buffer's own.
+    ///
+    /// Raises:
+    ///     OutOfMemoryError: The resource has no memory.
+    ///     BufferError: The memory belongs to another library.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> buffer = millpond.to_device(b"abc")
+    ///     >>> buffer.reserve(1000)
+    ///     >>> buffer.capacity(), buffer.tobytes()
+    ///     (1000, b'abc')
+    #[pyo3(signature = (new_capacity, stream=StreamArgument(None)))]
+    fn reserve(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = crate::size::size)] new_capacity: u64,
+        stream: StreamArgument<'_>,
+    ) -> PyResult<()> {
+        let (_, stream) = self.view_on(stream)?;
+        self.change(py, &stream, |view| (view.size, Some(new_capacity).filter(|it| *it > view.capacity())))
+    }
+
+    /// Change the size. New bytes are undefined. Slices and exports keep the memory that they have.
+    ///
+    /// Args:
+    ///     new_size: The new size in bytes. The buffer gets new memory if this is beyond its capacity.
+    ///     stream: The stream of the copy to new memory; without it, the buffer's own.
+    ///
+    /// Raises:
+    ///     OutOfMemoryError: The resource has no memory.
+    ///     BufferError: The memory belongs to another library, and the size is beyond it.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> buffer = millpond.to_device(b"abc")
+    ///     >>> buffer.resize(2)
+    ///     >>> buffer.tobytes()
+    ///     b'ab'
+    #[pyo3(signature = (new_size, stream=StreamArgument(None)))]
+    fn resize(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = crate::size::size)] new_size: u64,
+        stream: StreamArgument<'_>,
+    ) -> PyResult<()> {
+        let (_, stream) = self.view_on(stream)?;
+        self.change(py, &stream, |view| (new_size, Some(new_size).filter(|it| *it > view.capacity())))
+    }
+
+    /// Free the memory beyond the size, by a copy to a smaller block.
+    ///
+    /// Args:
+    ///     stream: The stream of the copy; without it, the buffer's own.
+    ///
+    /// Raises:
+    ///     OutOfMemoryError: The resource has no memory for the smaller block.
+    ///     BufferError: The memory belongs to another library.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> buffer = millpond.DeviceBuffer(size=1000)
+    ///     >>> buffer.resize(10)
+    ///     >>> buffer.shrink_to_fit()
+    ///     >>> buffer.capacity()
+    ///     10
+    #[pyo3(signature = (stream=StreamArgument(None)))]
+    fn shrink_to_fit(&self, py: Python<'_>, stream: StreamArgument<'_>) -> PyResult<()> {
+        let (_, stream) = self.view_on(stream)?;
+        self.change(py, &stream, |view| (view.size, Some(view.size).filter(|it| *it < view.capacity())))
+    }
+
+    /// Move managed memory to the device or to the host, in stream order. Other memory does not move.
+    ///
+    /// Args:
+    ///     device: The number of the memory's own device, or -1 for the host. None is the device.
+    ///     stream: The stream of the work; without it, the buffer's own.
+    ///
+    /// Raises:
+    ///     ValueError: `device` is another device.
+    ///     DriverError: The device could not be asked to do it.
+    ///
+    /// Example:
+    ///     >>> import millpond
+    ///     >>> buffer = millpond.DeviceBuffer(size=1000, mr=millpond.mr.ManagedMemoryResource())
+    ///     >>> buffer.prefetch()
+    #[pyo3(signature = (device=None, stream=StreamArgument(None)))]
+    fn prefetch(&self, py: Python<'_>, device: Option<i32>, stream: StreamArgument<'_>) -> PyResult<()> {
+        self.migrate(py, device, stream)
+    }
+
+    fn __getitem__<'py>(&self, py: Python<'py>, index: &Bound<'py, PyAny>) -> PyResult<Py<PyAny>> {
+        self.item(py, index)
+    }
+
+    /// Version 3 of the CUDA array interface, with the stream that a consumer waits for. It does not say on
+    /// which stream the consumer works: so the block goes back after all work of the device, for which its
+    /// end waits. By DLPack the consumer names its stream, and nothing waits.
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let view = self.view()?;
+        view.block.use_anywhere();
+        let interface = PyDict::new(py);
+        interface.set_item("shape", (view.size,))?;
+        interface.set_item("strides", py.None())?;
+        interface.set_item("typestr", "|u1")?;
+        interface.set_item("data", (view.address(), false))?;
+        interface.set_item("version", 3)?;
+        interface.set_item("stream", view.block.ordered_stream())?;
+        Ok(interface)
+    }
+
+    /// DLPack's name of the device: the kind of memory, and the number.
+    fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
+        let view = self.view()?;
+        Ok(py.detach(|| dlpack::device_of(&view))?)
+    }
+
+    /// A capsule of DLPack; its deleter needs no GIL. `stream` waits for the buffer's (-1: no waiting).
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<i64>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        dlpack::export(py, self.view()?, stream, max_version, dl_device, copy)
+    }
+
+    fn __reduce_ex__<'py>(&self, py: Python<'py>, protocol: i32) -> PyResult<Bound<'py, PyTuple>> {
+        let to_device = py.import("millpond")?.getattr("to_device")?;
+        let bytes = self.read(py, StreamArgument(None))?.into_any();
+        let host = if protocol >= 5 {
+            py.import("pickle")?.getattr("PickleBuffer")?.call1((bytes,))?
+        } else {
+            bytes
+        };
+        (to_device, (host,)).into_pyobject(py)
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        // Another thread may hold it for a moment; then the collector finds the object in use.
+        match self.mr.try_lock() {
+            Some(mr) => visit.call(mr.as_ref()),
+            None => Ok(()),
+        }
+    }
+
+    fn __clear__(&self) {
+        let mr = self.mr.lock().take();
+        drop(mr);
+    }
+
+    fn __repr__(&self) -> String {
+        match self.view() {
+            Ok(view) => format!("<DeviceBuffer of {} bytes at {:#x}>", view.size, view.address()),
+            Err(_) => "<DeviceBuffer, collected>".to_owned(),
+        }
+    }
+
+    /// The bytes for the host: in place where it reaches them, else a copy that cannot be written.
+    ///
+    /// # Safety
+    /// Python calls it with a buffer to fill.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, buffer: *mut ffi::Py_buffer, flags: i32) -> PyResult<()> {
+        // SAFETY: the caller's promise.
+        unsafe { Self::export(&slf, buffer, flags) }
+    }
+
+    /// # Safety
+    /// Python calls it with a buffer of `__getbuffer__` that is in place.
+    unsafe fn __releasebuffer__(&self, buffer: *mut ffi::Py_buffer) {
+        // SAFETY: the value is that of `__getbuffer__`, and ends here.
+        let view = unsafe { Box::from_raw((*buffer).internal.cast::<View>()) };
+        view.block.unhide();
+    }
+}
+
+/// Copy bytes of the host to a new buffer, and wait for the copy.
+///
+/// Args:
+///     b: A contiguous object with the buffer protocol, as bytes or an array of NumPy.
+///     stream: The stream of the buffer; without it, the default stream.
+///     mr: The resource; None takes the current device's default resource.
+///
+/// Returns:
+///     The buffer.
+///
+/// Raises:
+///     OutOfMemoryError: The resource has no memory.
+///     TypeError: `b` has no buffer protocol.
+///     BufferError: `b` is not contiguous.
+///
+/// Example:
+///     >>> import millpond
+///     >>> millpond.to_device(b"abc").size
+///     3
+#[pyfunction]
+#[pyo3(signature = (b, stream=StreamArgument(None), *, mr=None))]
+pub(crate) fn to_device(
+    py: Python<'_>,
+    b: &Bound<'_, PyAny>,
+    stream: StreamArgument<'_>,
+    mr: Option<Bound<'_, PyAny>>,
+) -> PyResult<DeviceBuffer> {
+    let host = HostBytes::readable(b)?;
+    let made = DeviceBuffer::make(py, 0, host.bytes as u64, stream, mr)?;
+    let view = made.view()?;
+    // SAFETY: the bytes are held by `host`.
+    py.detach(|| unsafe { view.write(host.address(), host.bytes as u64, &view.stream) })?;
+    Ok(made)
+}
