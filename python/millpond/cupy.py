@@ -166,7 +166,8 @@ def _error(memory: Any, device: int, size: int) -> Exception:
     error = _library.malloc_error()
     if not isinstance(error, _errors.OutOfMemoryError):
         return error
-    raised: Exception = memory.OutOfMemoryError(size, _counts(device)["bytes_in_use"], _state["limits"].get(device, 0))
+    used, limit = _counts(device)["bytes_in_use"], _state["limits"].get(device, 0)
+    raised: Exception = memory.OutOfMemoryError(size, used, limit)
     raised.__cause__ = error  # with the report
     return raised
 

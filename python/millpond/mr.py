@@ -605,7 +605,7 @@ class BinningMemoryResource(UpstreamResourceAdaptor):
 
     def _rebuild(self) -> None:
         explicit = {size for size, _ in self._explicit}
-        bins: list[tuple[int, DeviceMemoryResource | None]] = [(size, None) for size in self._automatic if size not in explicit]
+        bins: list[Any] = [(size, None) for size in self._automatic if size not in explicit]
         self._binning(self.upstream_mr, bins + self._explicit)
 
     def add_bin(self, allocation_size: int, bin_resource: DeviceMemoryResource | None = None) -> None:

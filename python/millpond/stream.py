@@ -45,7 +45,9 @@ class StreamPool:
         False
     """
 
-    def __init__(self, pool_size: int = 16, flags: CudaStreamFlags | int = CudaStreamFlags.SYNC_DEFAULT) -> None:
+    def __init__(
+        self, pool_size: int = 16, flags: CudaStreamFlags | int = CudaStreamFlags.SYNC_DEFAULT
+    ) -> None:
         if pool_size < 1:
             raise ValueError("a pool has at least one stream")
         self._streams = [Stream(flags=int(flags)) for _ in range(pool_size)]

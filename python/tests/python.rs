@@ -29,7 +29,7 @@ fn python() -> Option<PathBuf> {
 /// What every test of the package needs.
 const PACKAGES: &[&str] = &["pytest", "pytest-xdist", "numpy", "hypothesis"];
 
-/// What the tests beside frameworks need, if MILLPOND_REQUIRE_PYTHON is set: hundreds of MB. Otherwise those
+/// What the tests beside frameworks and those of the types need, if MILLPOND_REQUIRE_PYTHON is set: hundreds of MB. Otherwise those
 /// tests are skipped.
 const FRAMEWORKS: &[&str] = &[
     // Their classes can be made without a GPU.
@@ -38,6 +38,9 @@ const FRAMEWORKS: &[&str] = &[
     "numba-cuda",
     "nvidia-cuda-runtime<14",
     "rmm-cu13",
+    // For the tests of the types and of the style, which run these.
+    "mypy",
+    "ruff",
     // For the bridge to RMM, which a test compiles.
     "cython",
     "nvidia-cuda-crt<14",
@@ -108,7 +111,7 @@ fn the_tests_of_the_package_pass() {
     std::fs::create_dir_all(&package).expect("the folder can be made");
     for file in std::fs::read_dir(root.join("millpond")).expect("the package is there") {
         let path = file.expect("the package can be read").path();
-        if path.extension().is_some_and(|extension| ["py", "pyi", "pyx"].iter().any(|it| extension == *it)) {
+        if path.extension().is_some_and(|extension| ["py", "pyi", "pyx", "typed"].iter().any(|it| extension == *it)) {
             let name = path.file_name().expect("a file has a name");
             std::fs::copy(&path, package.join(name)).expect("the file can be copied");
         }

@@ -315,7 +315,7 @@ def test_the_context_notices_another_resource():
     assert len(buffer) == 100
 
 
-def test_levels():
+def test_levels_of_counters():
     counted = mr.StatisticsResourceAdaptor(mr.CudaMemoryResource())
     first = [millpond.DeviceBuffer(size=10, mr=counted) for _ in range(9)]
     assert counted.push_counters() == statistics.Statistics(90, 90, 90, 9, 9, 9)
@@ -461,113 +461,7 @@ def test_processes_that_share_a_log_file_leave_each_others_lines(tmp_path):
     assert text.count(b"a free was refused") == 2 and b"\0" not in text
 
 
-def test_levels():
-    counted = mr.StatisticsResourceAdaptor(mr.CudaMemoryResource())
-    first = [millpond.DeviceBuffer(size=10, mr=counted) for _ in range(9)]
-    assert counted.push_counters() == statistics.Statistics(90, 90, 90, 9, 9, 9)
-    second = [millpond.DeviceBuffer(size=10, mr=counted) for _ in range(2)]
-    del first[:4]
-    assert counted.allocation_counts == statistics.Statistics(-20, 20, 20, -2, 2, 2)
-    assert counted.pop_counters() == statistics.Statistics(-20, 20, 20, -2, 2, 2)
-    assert counted.allocation_counts == statistics.Statistics(70, 110, 110, 7, 11, 11)
-    with pytest.raises(IndexError):
-        counted.pop_counters()
-    assert len(second) == 2
-
-
-def test_two_counting_resources_are_apart():
-    base = mr.CudaMemoryResource()
-    one, two = mr.StatisticsResourceAdaptor(base), mr.StatisticsResourceAdaptor(base)
-    mr.set_current_device_resource(one)
-    first = millpond.DeviceBuffer(size=100)
-    mr.set_current_device_resource(two)
-    second = millpond.DeviceBuffer(size=10)
-    del first
-    assert one.allocation_counts == statistics.Statistics(0, 100, 100, 0, 1, 1)
-    assert two.allocation_counts == statistics.Statistics(10, 10, 10, 1, 1, 1)
-    assert second.mr is two
-
-
-def test_the_profiler():
-    records = statistics.ProfilerRecords()
-
-    @statistics.profiler(records=records)
-    def inner():
-        return millpond.DeviceBuffer(size=100)
-
-    @statistics.profiler(records=records, name="outer")
-    def outer():
-        return [inner(), inner()]
-
-    outer()
-    assert records.records == {}, "without statistics nothing is recorded"
-    with statistics.statistics():
-        outer()
-        with statistics.profiler(records=records, name="block"):
-            inner()
-    name = next(name for name in records.records if "inner" in name)
-    assert __file__ in name
-    assert records.records[name] == statistics.ProfilerRecords.MemoryRecord(3, 300, 100)
-    assert records.records["outer"] == statistics.ProfilerRecords.MemoryRecord(1, 200, 200)
-    assert records.records["block"].memory_peak == 100
-    report = records.report()
-    assert report.index("outer") < report.index("block") and "200" in report
-    by_calls = records.report(ordered_by="num_calls")
-    assert by_calls.index("inner") < by_calls.index("outer")
-    with pytest.raises(ValueError):
-        records.report(ordered_by="name")
-    with pytest.raises(ValueError):
-        with statistics.profiler(records=records):
-            pass
-
-
-def test_version():
-    assert millpond.__version__.count(".") == 2 and os.path.exists(millpond.library_path())
-
-
-# --- RMM's logger ---
-
-
-def reported(tmp_path, program, **environment):
-    """Run a program that frees a block twice; return what went to the standard error and to the file."""
-    twice = (
-        "import millpond\n"
-        f"{program}\n"
-        "pool = millpond.stack('cuda+pool')\n"
-        "block = pool.allocate(1000)\n"
-        "for _ in range(2):\n"
-        "    try: pool.deallocate(block, 1000)\n"
-        "    except millpond.MillpondError: pass\n"
-        "millpond.flush_logger()\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", twice], capture_output=True, text=True, env=os.environ | environment
-    )
-    assert done.returncode == 0, done.stderr
-    file = tmp_path / "debug.txt"
-    return done.stderr, file.read_text() if file.exists() else ""
-
-
-def test_errors_are_heard(tmp_path):
-    file = str(tmp_path / "debug.txt")
-    line = re.compile(r"^\[ *\d+\]\[\d\d:\d\d:\d\d:\d{6}\]\[ERROR \] .*free already", re.MULTILINE)
-    assert line.search(reported(tmp_path, "")[0])
-    to_stderr, to_file = reported(tmp_path, "", RMM_DEBUG_LOG_FILE=file)
-    assert line.search(to_file) and "ERROR " not in to_stderr
-    off = "millpond.set_logging_level(millpond.level_enum.off)"
-    assert "ERROR " not in reported(tmp_path, off)[0]
-    assert reported(tmp_path, off, RMM_DEBUG_LOG_FILE=file)[1] == ""
-
-
-def test_a_log_file_that_cannot_be_written_is_named(tmp_path):
-    missing = str(tmp_path / "nowhere" / "log.txt")
-    program = "import millpond; millpond.DeviceBuffer(size=1)"
-    environment = os.environ | {"RMM_DEBUG_LOG_FILE": missing}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0 and f"RMM_DEBUG_LOG_FILE: {missing} cannot be written" in done.stderr
-
-
-def test_levels():
+def test_levels_of_the_logger():
     level = millpond.level_enum
     before = millpond.get_logging_level()
     try:

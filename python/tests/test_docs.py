@@ -75,7 +75,8 @@ def test_sizes_and_times_have_units():
             if not sizes.match(parameter) or parameter in ("pool_size", "parse_size"):
                 continue
             described = re.search(rf"(?ms)^ +{parameter}: (.*?)(?=^ +\w+: |\n\n|\Z)", text)
-            assert described and re.search(r"bytes?\b|second|in the same forms", described[1]), (name, parameter)
+            unit = described and re.search(r"bytes?\b|second|in the same forms", described[1])
+            assert unit, (name, parameter)
 
 
 def examples():

@@ -1,6 +1,7 @@
 """The order of streams around buffers: random programs under the checks of the simulated device."""
 
 import ctypes
+import functools
 import gc
 import os
 import random
@@ -108,7 +109,7 @@ def test_threads_that_change_one_buffer_keep_size_and_block_together(seed):
         thread.join()
     assert failures == []
     assert 100 <= shared.size <= shared.capacity()
-    del shared
+    shared = None
     gc.collect()
     assert _native._oracle_violations(device) == ""
 
@@ -194,9 +195,9 @@ def test_work_of_a_buffer_on_another_thread_follows_the_threads_own_stream():
             mine.fill(value)
         worker = oracle.Worker()
         assert set(worker(mine.tobytes)) == {19}
-        worker(lambda: mine.fill(20))
+        worker(functools.partial(mine.fill, 20))
         assert set(mine.tobytes()) == {20}
-        worker(lambda: mine.fill(21))
+        worker(functools.partial(mine.fill, 21))
         held = [mine]
         del mine
         worker(held.clear)

@@ -1,6 +1,7 @@
 """Memory that is out is a `MemoryError` with a report, for each size and on each stack."""
 
 import ctypes
+import functools
 import importlib
 import importlib.util
 import shutil
@@ -50,7 +51,10 @@ SIZES = [*(1 << power for power in range(50, 66)), *((1 << 64) - less for less i
 def test_a_request_that_is_too_large_is_a_memory_error_with_a_report(text):
     resource = needs(text)
     for size in SIZES:
-        for ask in (lambda: millpond.DeviceBuffer(size=size, mr=resource), lambda: resource.allocate(size)):
+        for ask in (
+            functools.partial(millpond.DeviceBuffer, size=size, mr=resource),
+            functools.partial(resource.allocate, size),
+        ):
             with pytest.raises(millpond.OutOfMemoryError) as caught:
                 ask()
             assert isinstance(caught.value, MemoryError)
@@ -79,7 +83,7 @@ def test_a_size_is_no_negative_number_and_no_text():
 def test_a_failure_callback_is_called_for_each_size():
     for text in ("cuda", "cuda+pool", "cuda+fixed_size", "cuda+limiting:limit=1GiB", "cuda_async"):
         asked = []
-        resource = mr.FailureCallbackResourceAdaptor(millpond.stack(text), lambda size: asked.append(size))
+        resource = mr.FailureCallbackResourceAdaptor(millpond.stack(text), asked.append)
         for size in (1 << 50, 1 << 60, (1 << 64) - 1):
             with pytest.raises(MemoryError):
                 resource.allocate(size)

@@ -5,9 +5,9 @@ import weakref
 
 import numpy as np
 import pytest
+from conftest import needs
 
 import millpond
-from conftest import needs
 from millpond import mr
 
 MIB = 1 << 20

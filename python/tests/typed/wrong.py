@@ -11,6 +11,6 @@ if not millpond.is_initialized():  # never run
     mr.PoolMemoryResource(mr.CudaMemoryResource(), initial=3)  # type: ignore[call-arg]
     mr.set_current_device_resource("cuda+pool")  # type: ignore[arg-type]
     mr.FailureCallbackResourceAdaptor(mr.CudaMemoryResource(), lambda: True)  # type: ignore[misc, arg-type]
-    millpond.statistics.get_statistics().peak_bytes  # type: ignore[union-attr]
+    peak = millpond.statistics.get_statistics().peak_bytes  # type: ignore[union-attr]
     millpond.to_device("text")  # type: ignore[arg-type]
     millpond.cuppy.use()  # type: ignore[attr-defined]
