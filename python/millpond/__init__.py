@@ -1,10 +1,15 @@
-"""Composable, stream-ordered memory resources for GPUs.
+"""millpond: composable, stream-ordered memory resources for GPUs.
 
 >>> import millpond
->>> millpond.mr.set_current_device_resource(millpond.stack("cuda+pool+statistics"))
+>>> millpond.mr.set_current_device_resource(millpond.stack("cuda+pool:initial=64MiB+statistics"))
 >>> buffer = millpond.DeviceBuffer(size=1000)
+>>> millpond.mr.get_current_device_resource().allocation_counts.current_bytes
+1000
 
-`millpond.mr` holds the resources under RMM's names, `millpond.statistics` the counters and the profiler.
+`millpond.mr` has the resources under RMM's names, `millpond.statistics` counters and a profiler, and
+`millpond.typing` types for annotations. `millpond.torch`, `millpond.cupy`, `millpond.numba`, `millpond.rmm`,
+`millpond.cuda_core` and `millpond.dask` let these libraries use millpond's memory; each is imported when the
+program first uses it. Without a GPU millpond uses a simulated device.
 """
 
 import importlib as _importlib

@@ -1,4 +1,4 @@
-"""The exceptions of libmillpond's failures."""
+"""The exceptions of the package; `from_status` makes one from a status of libmillpond."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Locks that a forked child finds free, whatever the threads of its parent held."""
+"""Locks that are free in a forked child, even if a thread of its parent held them."""
 
 import os
 import threading

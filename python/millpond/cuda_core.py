@@ -1,10 +1,12 @@
-"""A memory resource of `cuda.core` over a millpond stack.
+"""Lets `cuda.core` allocate from a millpond stack.
 
 >>> import millpond.cuda_core
 >>> mr = millpond.cuda_core.use()  # doctest: +SKIP
 
-`Device().memory_resource` is then this resource, and `Device.allocate` takes memory from it.
+The stack becomes `Device().memory_resource`, which `Device.allocate` uses.
 """
+
+from __future__ import annotations
 
 import functools
 from typing import Any

@@ -1,6 +1,10 @@
-"""CuPy's device memory from millpond: `millpond.cupy.use()`.
+"""Lets CuPy allocate from a millpond stack.
 
-Each array is for use on CuPy's current stream, and its memory goes back in the order of that stream.
+>>> import millpond.cupy
+>>> millpond.cupy.use("cuda+pool")  # doctest: +SKIP
+
+An array belongs to the stream that is current when CuPy makes it, and its memory is freed in the order of
+that stream. If another stream uses the array, call `record_stream`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Configures every worker of a Dask cluster, also those that join later, and reports their memory.
+"""Configures every worker of a Dask cluster, and reports the workers' memory.
 
 >>> import millpond.dask
 >>> millpond.dask.setup(client, "cuda+pool", frameworks=["cupy"])  # doctest: +SKIP
 
-or at a worker's start, before anything else sets a resource: `dask worker --preload millpond.dask
---millpond-stack cuda+pool --millpond-frameworks cupy,numba`. A worker uses the default device of its process:
-the one that it sees, which Dask-CUDA chooses, or what MILLPOND_DEVICE names.
+`setup` also configures workers that join later. To configure a worker at its start, before any other code
+sets a resource, run `dask worker --preload millpond.dask --millpond-stack cuda+pool --millpond-frameworks
+cupy,numba`. A worker uses the default device of its process: the device that Dask-CUDA chose for it, or the
+one that MILLPOND_DEVICE names.
 """
 
 import importlib

@@ -1,7 +1,7 @@
-"""What libmillpond reports of its work, as lines of text, under the names of RMM's logger.
+"""The log messages of libmillpond, under the names of RMM's logger.
 
-The lines go to the file that RMM_DEBUG_LOG_FILE names when millpond is imported, from information on; without
-it errors alone go to the standard error.
+libmillpond writes messages from the level `info` on to the file that RMM_DEBUG_LOG_FILE names when a program
+imports millpond. Without that variable it writes errors to the standard error.
 """
 
 import ctypes

@@ -1,9 +1,11 @@
 """Memory resources and adaptors under RMM's names, and the default resource of each device.
 
-A class here is a layer of a stack. `millpond.stack(text)` builds any stack, also what has no class.
-"""
+Each class is a layer of a stack. `millpond.stack(text)` builds any stack, also of layers without a class.
 
-from __future__ import annotations
+>>> from millpond import mr
+>>> pool = mr.PoolMemoryResource(mr.CudaMemoryResource(), initial_pool_size="64MiB")
+>>> mr.set_current_device_resource(mr.StatisticsResourceAdaptor(pool))
+"""
 
 import functools
 import os
@@ -790,13 +792,13 @@ class StatisticsResourceAdaptor(_Adaptor):
 
     _layer_name = "statistics"
 
-    def _level(self, step: int) -> Statistics:
+    def _level(self, step: int) -> "Statistics":
         from .statistics import Statistics
 
         return Statistics(*self._counters(step))
 
     @property
-    def allocation_counts(self) -> Statistics:
+    def allocation_counts(self) -> "Statistics":
         """The counters of the present level, with sizes in bytes.
 
         Example:
@@ -807,7 +809,7 @@ class StatisticsResourceAdaptor(_Adaptor):
         """
         return self._level(0)
 
-    def push_counters(self) -> Statistics:
+    def push_counters(self) -> "Statistics":
         """Start a level, whose counters begin at 0.
 
         Returns:
@@ -821,7 +823,7 @@ class StatisticsResourceAdaptor(_Adaptor):
         """
         return self._level(1)
 
-    def pop_counters(self) -> Statistics:
+    def pop_counters(self) -> "Statistics":
         """End a level. Its counts are added to the level below.
 
         Returns:

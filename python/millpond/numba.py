@@ -1,12 +1,14 @@
-"""Numba's device memory from millpond, by Numba's interface for memory managers (NBEP 7).
+"""Lets Numba allocate device memory from a millpond stack (NBEP 7).
 
 >>> import millpond.numba
 >>> millpond.numba.use()  # doctest: +SKIP
 
-or, without a change of the program, `NUMBA_CUDA_MEMORY_MANAGER=millpond.numba`. Both numba-cuda and
-numba-cuda-mlir are served. Host memory and managed memory stay with Numba. Numba names no stream when it
-allocates: memory goes back after the work of all its blocking streams. For memory of another stream, allocate
-in `with millpond.numba.stream(s):`; for memory that non-blocking streams use, call `record_stream`.
+Without a change of the program, NUMBA_CUDA_MEMORY_MANAGER=millpond.numba does the same. It serves numba-cuda
+and numba-cuda-mlir. Numba itself allocates host memory and managed memory.
+
+Numba names no stream when it allocates. Memory is therefore freed after the work of all blocking streams. To
+allocate for another stream, write `with millpond.numba.stream(s):`. If a non-blocking stream uses an array,
+call `record_stream`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m millpond.replay LOG`: replay a log of allocations through stacks of resources."""
+"""Replays a log of allocations through stacks of resources: `python -m millpond.replay LOG`."""
 
 import os
 import sys

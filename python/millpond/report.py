@@ -1,4 +1,4 @@
-"""What a stack's memory is used for, as text, as a dict, and as a table in a notebook."""
+"""Reports what a stack's memory is used for: as text, as a dict, and as a table in a notebook."""
 
 import html
 import json

@@ -1,13 +1,15 @@
-"""Makes a millpond stack RMM's current resource, so that cuDF, cuML and the rest of RAPIDS in Python use it.
+"""Makes a millpond stack RMM's default resource, so that cuDF, cuML and the rest of RAPIDS use it.
 
 >>> import millpond.rmm
 >>> millpond.rmm.use("cuda+pool")  # doctest: +SKIP
 
-Where `python -m millpond.rmm_bridge build` has compiled the bridge, allocations of RAPIDS call libmillpond
-from C++. Else they go through `rmm.mr.CallbackMemoryResource`: each allocation and each free takes the GIL
-and calls Python, which costs some microseconds, and threads in C++ wait for one another there. Programs in
-C++ use `millpond/memory_resource.hpp`, which needs neither.
+`python -m millpond.rmm_bridge build` compiles a bridge, through which RAPIDS calls libmillpond from C++.
+Without the bridge millpond uses `rmm.mr.CallbackMemoryResource`: each allocation and each free takes the GIL
+and calls Python, which costs some microseconds and makes threads of C++ wait for each other. Programs in C++
+use `millpond/memory_resource.hpp` and need neither.
 """
+
+from __future__ import annotations
 
 import ctypes
 from typing import Any

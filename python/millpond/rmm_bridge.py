@@ -1,8 +1,9 @@
-"""The bridge between RMM and millpond in C++, compiled against the RMM that is installed.
+"""Compiles the bridge between RMM and millpond in C++ for the installed RMM.
 
-`python -m millpond.rmm_bridge build` compiles it, and `millpond.rmm.use()` takes it then: allocations of
-RAPIDS call libmillpond without the GIL, and call no Python. It needs a C++20 compiler (`CXX`), Cython, and
-the headers of RMM and of CUDA's runtime. It lies below MILLPOND_RMM_BRIDGE, else in the user's cache.
+`python -m millpond.rmm_bridge build` compiles it, and `millpond.rmm.use()` then uses it: RAPIDS calls
+libmillpond without the GIL and without Python. To compile it, you need a C++20 compiler (CXX), Cython, and
+the headers of RMM and of CUDA's runtime. The bridge is stored in the folder that MILLPOND_RMM_BRIDGE names, or in
+the user's cache.
 """
 
 import functools

@@ -1,13 +1,19 @@
-"""Counters of allocations, and a profiler over them."""
+"""Counts allocations, and profiles functions and blocks by what they allocate.
 
-from __future__ import annotations
+>>> from millpond import statistics
+>>> import millpond
+>>> with statistics.statistics():
+...     buffer = millpond.DeviceBuffer(size=1000)
+...     statistics.get_statistics().peak_bytes
+1000
+"""
 
 import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Self, TypeVar
 
 from . import _locks
 from . import mr as _mr
@@ -315,7 +321,7 @@ class ProfilerContext:
 
         return profiled
 
-    def __enter__(self) -> ProfilerContext:
+    def __enter__(self) -> Self:
         if not self._name:
             raise ValueError("a profiled context needs a name")
         resource = _counting()

@@ -1,4 +1,4 @@
-"""Streams: the default ones, the flags, and a pool."""
+"""Streams: the default ones, the flags of new ones, and a pool."""
 
 import enum
 import itertools

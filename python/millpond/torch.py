@@ -1,11 +1,10 @@
-"""PyTorch's device memory from millpond, in one of two ways.
+"""Lets PyTorch allocate device memory from a millpond stack, in one of two ways.
 
-`with millpond.torch.use_mem_pool():` serves what is allocated inside through a `torch.cuda.MemPool`.
-PyTorch's own allocator stands above and asks millpond for segments, so its statistics, snapshots and graphs
-stay.
+`with millpond.torch.use_mem_pool():` serves the allocations inside the block through a `torch.cuda.MemPool`.
+PyTorch's own allocator takes its segments from millpond, and its statistics, snapshots and graphs still work.
 
-`millpond.torch.use()`, before PyTorch first uses a device, serves all allocations of the process directly.
-docs/PYTHON.md says what PyTorch cannot do then.
+`millpond.torch.use()` serves all allocations of the process directly. Call it before PyTorch first uses a
+device. docs/PYTHON.md says what PyTorch cannot do then.
 """
 
 from __future__ import annotations
