@@ -2,8 +2,8 @@
 
 `python -m millpond.rmm_bridge build` compiles it, and `millpond.rmm.use()` then uses it: RAPIDS calls
 libmillpond without the GIL and without Python. To compile it, you need a C++20 compiler (CXX), Cython, and
-the headers of RMM and of CUDA's runtime. The bridge is stored in the folder that MILLPOND_RMM_BRIDGE names, or in
-the user's cache.
+the headers of RMM and of CUDA's runtime. The bridge is stored in the folder that MILLPOND_RMM_BRIDGE names,
+or in the user's cache.
 """
 
 import functools

@@ -29,8 +29,8 @@ fn python() -> Option<PathBuf> {
 /// What every test of the package needs.
 const PACKAGES: &[&str] = &["pytest", "pytest-xdist", "numpy", "hypothesis"];
 
-/// What the tests beside frameworks and those of the types need, if MILLPOND_REQUIRE_PYTHON is set: hundreds of MB. Otherwise those
-/// tests are skipped.
+/// What the tests beside frameworks and of the types need, if MILLPOND_REQUIRE_PYTHON is set: hundreds of MB.
+/// Otherwise those tests are skipped.
 const FRAMEWORKS: &[&str] = &[
     // Their classes can be made without a GPU.
     "dask[distributed]",
@@ -111,7 +111,8 @@ fn the_tests_of_the_package_pass() {
     std::fs::create_dir_all(&package).expect("the folder can be made");
     for file in std::fs::read_dir(root.join("millpond")).expect("the package is there") {
         let path = file.expect("the package can be read").path();
-        if path.extension().is_some_and(|extension| ["py", "pyi", "pyx", "typed"].iter().any(|it| extension == *it)) {
+        let kinds = ["py", "pyi", "pyx", "typed"];
+        if path.extension().is_some_and(|extension| kinds.iter().any(|it| extension == *it)) {
             let name = path.file_name().expect("a file has a name");
             std::fs::copy(&path, package.join(name)).expect("the file can be copied");
         }

@@ -2,7 +2,6 @@
 
 import doctest
 import inspect
-import os
 import re
 import statistics
 
@@ -28,9 +27,8 @@ def test_the_public_names_are_found():
     assert len(PUBLIC) > 170
 
 
-@pytest.mark.parametrize("name", PUBLIC)
-def test_each_public_name_is_documented(name):
-    assert documented.lacks(name, PUBLIC[name]) == []
+def test_each_public_name_is_documented():
+    assert [lack for name, value in PUBLIC.items() for lack in documented.lacks(name, value)] == []
 
 
 def test_each_module_is_documented():
@@ -80,24 +78,42 @@ def test_sizes_and_times_have_units():
 
 
 def examples():
-    """Return the examples of all docstrings, those of the modules included."""
-    owners = documented.modules() | PUBLIC
-    parser = doctest.DocTestParser()
-    found = []
-    for name, value in owners.items():
+    """Return the examples of all docstrings by module, those of the modules included."""
+    parser, found = doctest.DocTestParser(), {}
+    for name, value in (documented.modules() | PUBLIC).items():
         text = inspect.getdoc(value) if value.__doc__ else ""
         if ">>>" in (text or ""):
-            found.append(parser.get_doctest(text, {}, name, None, None))
+            module = next(it for it in sorted(documented.modules(), reverse=True) if name.startswith(it))
+            found.setdefault(module, []).append(parser.get_doctest(text, {}, name, None, None))
     return found
 
 
-@pytest.mark.parametrize("example", examples(), ids=lambda example: example.name)
-def test_each_example_does_what_it_says(example, tmp_path, monkeypatch):
-    if not millpond.Device().is_simulated and "MILLPOND_DEVICE" not in os.environ:
+EXAMPLES = examples()
+
+
+@pytest.mark.parametrize("module", EXAMPLES)
+def test_each_example_does_what_it_says(module, tmp_path, monkeypatch):
+    if not millpond.Device().is_simulated:
         pytest.skip("the examples are for the simulated device")
     monkeypatch.chdir(tmp_path)
     said = []
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
-    failed, tried = runner.run(example, out=said.append)
-    assert tried + len([each for each in example.examples if doctest.SKIP in each.options]) > 0
-    assert failed == 0, "".join(said)
+    for example in EXAMPLES[module]:
+        # Each begins with the initial default resource, as in a new program.
+        millpond.mr.reset_per_device_resource(None)
+        runner.run(example, out=said.append)
+    assert said == [], "".join(said)
+
+
+def test_the_examples_are_found_and_run():
+    all_of_them = [step for module in EXAMPLES.values() for each in module for step in each.examples]
+    run = [step for step in all_of_them if doctest.SKIP not in step.options]
+    assert len(run) > 300, "most examples need no GPU and no framework"
+
+
+def test_an_example_that_is_wrong_is_found():
+    """The canary of the tests above."""
+    said = []
+    wrong = doctest.DocTestParser().get_doctest(">>> 1 + 1\n3\n", {}, "wrong", None, None)
+    doctest.DocTestRunner().run(wrong, out=said.append)
+    assert "Expected:\n    3" in "".join(said)
