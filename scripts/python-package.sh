@@ -24,6 +24,13 @@ millpond.mr.set_current_device_resource(millpond.stack("cuda+pool:initial=1GiB+s
 buffer = millpond.DeviceBuffer(size=1000, stream=millpond.Stream())
 assert "1000B in use in 1 blocks" in str(millpond.memory_report())
 assert bytes(millpond.to_device(b"abc")) == b"abc"
+# Subpackages travel with the package.
+import millpond.compat.rmm
+
+millpond.compat.rmm.install()
+from rmm.pylibrmm.device_buffer import DeviceBuffer
+
+assert bytes(DeviceBuffer.to_device(b"abc")) == b"abc"
 # The library that is installed has the names of its functions.
 tracked = millpond.stack("cuda+tracking:stacks=on")
 buffer = millpond.DeviceBuffer(size=1000, mr=tracked)

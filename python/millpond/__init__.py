@@ -14,6 +14,7 @@ program first uses it. Without a GPU millpond uses a simulated device.
 
 import importlib as _importlib
 import os as _os
+import sys as _sys
 import typing as _typing
 from pathlib import Path as _Path
 
@@ -74,16 +75,22 @@ from .stream import (  # noqa: E402
 
 
 #: Modules that are imported when they are first used, as `millpond.cupy.use()` does.
-_ON_DEMAND = frozenset({"cuda_core", "cupy", "dask", "numba", "replay", "rmm", "rmm_bridge", "torch"})
+_ON_DEMAND = frozenset(
+    {"compat", "cuda_core", "cupy", "dask", "numba", "replay", "rmm", "rmm_bridge", "torch"}
+)
 
 
 if _typing.TYPE_CHECKING:
-    from . import cuda_core, cupy, dask, numba, replay, rmm, rmm_bridge, torch, typing  # noqa: F401
+    from . import compat, cuda_core, cupy, dask, numba, replay, rmm, rmm_bridge, torch, typing  # noqa: F401
 else:
 
     def __getattr__(name):
         if name in _ON_DEMAND:
             return _importlib.import_module(f"{__name__}.{name}")
+        if name == "_numba_memory_manager":  # which Numba reads for NUMBA_CUDA_MEMORY_MANAGER=millpond
+            from . import numba
+
+            return numba.manager_class(numba._driver_asking(_sys._getframe(1)))
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

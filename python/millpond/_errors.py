@@ -157,7 +157,12 @@ _BY_STATUS: dict[int, type[MillpondError]] = {
 
 
 def from_status(
-    status: int, message: str, code: int, report: str | None, report_json: str | None
+    status: int,
+    message: str,
+    code: int,
+    report: str | None,
+    report_json: str | None,
+    raised: str | None = None,
 ) -> MillpondError:
     """Make the exception for a status of libmillpond.
 
@@ -167,6 +172,7 @@ def from_status(
         code: The driver's code, or 0.
         report: The report of an out-of-memory error as text, if there is one.
         report_json: The same report as JSON.
+        raised: The text of what a callback raised, if one did.
 
     Returns:
         The exception; the caller raises it.
@@ -177,6 +183,8 @@ def from_status(
         2
     """
     message = re.sub(r"\(os error (\d+)\)", r"[Errno \1]", message)  # as Python writes it
+    if raised is not None:
+        message = f"{message}\n  the callback raised: {raised}"
     error = _BY_STATUS.get(status, MillpondError)(message)
     error.code = code
     if isinstance(error, OutOfMemoryError):

@@ -31,6 +31,10 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuda_is_available": (ctypes.c_bool,),
     "device_find": (ctypes.c_int32, ctypes.c_uint32, ctypes.c_bool, _P),
     "device_free": (None, _P),
+    "copy_to_device": (ctypes.c_int32, _P, _P, _P, _U64, _P),
+    "copy_to_host": (ctypes.c_int32, _P, _P, _P, _U64, _P),
+    "copy_on_device": (ctypes.c_int32, _P, _P, _P, _U64, _P),
+    "stream_synchronize": (ctypes.c_int32, _P, _P),
     "get_per_device_resource": (ctypes.c_int32, _P, _P),
     "manager_new": (ctypes.c_int32, _P, _P),
     "manager_free": (None, _P),
@@ -67,6 +71,9 @@ os.register_at_fork(after_in_child=lambda: generation.__setitem__(0, generation[
 globals().update(_functions)  # `_library.malloc(...)`
 # Those that other modules call.
 deferral_free: Any
+copy_on_device: Any
+copy_to_device: Any
+copy_to_host: Any
 device_free: Any
 empty_cache: Any
 flush_logger: Any
@@ -86,6 +93,7 @@ manager_reset: Any
 memory_free: Any
 record_stream: Any
 set_logging_level: Any
+stream_synchronize: Any
 
 _OUT_OF_MEMORY = 1
 

@@ -22,7 +22,7 @@ class level_enum(enum.IntEnum):
         error: Calls that failed.
         critical: The process cannot go on.
         off: As a logging level: no line is written.
-        n_levels: The number of levels, and no level.
+        n_levels: The number 7 of the levels; it is no level.
 
     Example:
         >>> import millpond
@@ -37,7 +37,7 @@ class level_enum(enum.IntEnum):
     error = 4
     critical = 5
     off = 6
-    n_levels = 7
+    n_levels = enum.nonmember(7)
 
 
 _flush_level = level_enum.trace
@@ -46,8 +46,6 @@ _flush_level = level_enum.trace
 def _checked(level: level_enum) -> level_enum:
     if not isinstance(level, level_enum):
         raise TypeError(f"{level!r} is no level_enum")
-    if level is level_enum.n_levels:
-        raise ValueError("n_levels is the number of levels, and no level")
     return level
 
 

@@ -795,7 +795,8 @@ class StatisticsResourceAdaptor(_Adaptor):
     def _level(self, step: int) -> "Statistics":
         from .statistics import Statistics
 
-        return Statistics(*self._counters(step))
+        current, peak, total, current_count, peak_count, total_count = self._counters(step)
+        return Statistics(current, current_count, peak, peak_count, total, total_count)
 
     @property
     def allocation_counts(self) -> "Statistics":
@@ -843,7 +844,7 @@ class StatisticsResourceAdaptor(_Adaptor):
         try:
             return self._level(-1)
         except InvalidArgumentError as error:
-            raise IndexError(str(error)) from None
+            raise IndexError("cannot pop the last counter pair: push one before each pop") from error
 
 
 class TrackingResourceAdaptor(UpstreamResourceAdaptor):
@@ -1305,7 +1306,7 @@ def register_reinitialize_hook(
 
 
 def unregister_reinitialize_hook(func: Callable[..., object]) -> None:
-    """Remove all registrations of a function.
+    """Remove all registrations of a function. A method is the same function each time that it is looked up.
 
     Args:
         func: The function that `register_reinitialize_hook` got. An unknown function changes nothing.
@@ -1316,7 +1317,7 @@ def unregister_reinitialize_hook(func: Callable[..., object]) -> None:
         >>> millpond.unregister_reinitialize_hook(hook)
         >>> millpond.reinitialize()
     """
-    _hooks[:] = [hook for hook in _hooks if hook[0] is not func]
+    _hooks[:] = [hook for hook in _hooks if hook[0] != func]
 
 
 def reinitialize(
@@ -1324,7 +1325,7 @@ def reinitialize(
     managed_memory: bool = False,
     initial_pool_size: Size | None = None,
     maximum_pool_size: Size | None = None,
-    devices: DeviceLike | Iterable[DeviceLike] = 0,
+    devices: DeviceLike | Iterable[DeviceLike] | None = 0,
     logging: bool = False,
     log_file_name: FilePath | None = None,
     *,
@@ -1340,7 +1341,7 @@ def reinitialize(
         initial_pool_size: The size that the pool takes at once: bytes, a text, or a share as "50%". None
             takes half of the free memory.
         maximum_pool_size: The most that the pool may hold, in the same forms; None sets no limit.
-        devices: A device, its number, or several of them.
+        devices: A device, its number, or several of them; None is device 0.
         logging: True logs each call, as `LoggingResourceAdaptor` does.
         log_file_name: The path of the log; None takes it from MILLPOND_LOG_FILE or RMM_LOG_FILE.
         stack: The text of any other stack, in place of the first four arguments.
@@ -1356,6 +1357,7 @@ def reinitialize(
         >>> millpond.mr.get_current_device_resource().pool_size()
         67108864
     """
+    devices = 0 if devices is None else devices
     for func, args, kwargs in reversed(_hooks):
         func(*args, **kwargs)
     numbers = [devices] if isinstance(devices, (int, Device)) else list(devices)

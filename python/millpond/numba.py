@@ -3,7 +3,7 @@
 >>> import millpond.numba
 >>> millpond.numba.use()  # doctest: +SKIP
 
-Without a change of the program, NUMBA_CUDA_MEMORY_MANAGER=millpond.numba does the same. It serves numba-cuda
+Without a change of the program, NUMBA_CUDA_MEMORY_MANAGER=millpond does the same. It serves numba-cuda
 and numba-cuda-mlir. Numba itself allocates host memory and managed memory.
 
 Numba names no stream when it allocates. Memory is therefore freed after the work of all blocking streams. To
@@ -18,6 +18,7 @@ import ctypes
 import functools
 import importlib
 import sys
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -289,11 +290,16 @@ def use(stack: StackLike = None, driver: Any = None) -> None:
         module.set_memory_manager(manager_class(module))
 
 
+def _driver_asking(frame: types.FrameType) -> Any:
+    """Return the driver module of the Numba that asks in a frame; for any other caller, numba-cuda's."""
+    asking = frame.f_globals.get("__name__")
+    if asking in _DRIVERS:
+        return importlib.import_module(asking)
+    return _library.framework(_DRIVERS[0], "numba-cuda")
+
+
 def __getattr__(name: str) -> Any:
     # Numba reads this for NUMBA_CUDA_MEMORY_MANAGER=millpond.numba; the one that asks is the one to serve.
     if name != "_numba_memory_manager":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    asking = sys._getframe(1).f_globals.get("__name__")
-    if asking in _DRIVERS:
-        return manager_class(importlib.import_module(asking))
-    return manager_class(_library.framework(_DRIVERS[0], "numba-cuda"))
+    return manager_class(_driver_asking(sys._getframe(1)))

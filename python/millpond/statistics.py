@@ -24,14 +24,14 @@ _R = TypeVar("_R")
 
 @dataclass
 class Statistics:
-    """Counters of one level: bytes and allocations, each as current, peak and total.
+    """Counters of one level: bytes and allocations, each as current, peak and total. The order is RMM's.
 
     Args:
         current_bytes: The bytes in use.
-        peak_bytes: The most bytes that were in use at once.
-        total_bytes: The bytes of all allocations so far.
         current_count: The number of allocations in use.
+        peak_bytes: The most bytes that were in use at once.
         peak_count: The most allocations that were in use at once.
+        total_bytes: The bytes of all allocations so far.
         total_count: The number of all allocations so far.
 
     Example:
@@ -44,10 +44,10 @@ class Statistics:
     """
 
     current_bytes: int
-    peak_bytes: int
-    total_bytes: int
     current_count: int
+    peak_bytes: int
     peak_count: int
+    total_bytes: int
     total_count: int
 
 
@@ -134,7 +134,10 @@ def pop_statistics() -> Statistics | None:
 
 @contextmanager
 def statistics() -> Iterator[None]:
-    """Count the allocations inside a `with` block in a level of their own; enables statistics.
+    """Count the allocations inside a `with` block in a level of their own.
+
+    If the current resource does not count yet, a `StatisticsResourceAdaptor` counts for it inside the block,
+    and the block's end restores the resource.
 
     Raises:
         ValueError: The block replaced the current resource.
@@ -146,15 +149,21 @@ def statistics() -> Iterator[None]:
         ...     millpond.statistics.get_statistics().current_bytes
         1000
     """
-    enable_statistics()
+    before = None if _counting() is not None else _mr.get_current_device_resource()
+    if before is None:
+        push_statistics()
+    else:
+        enable_statistics()
     resource = _counting()
-    push_statistics()
     try:
         yield
     finally:
         if _mr.get_current_device_resource() is not resource:
             raise ValueError("the current resource was changed inside of the context")
-        pop_statistics()
+        if before is None:
+            pop_statistics()
+        else:
+            _mr.set_current_device_resource(before)
 
 
 class ProfilerRecords:
@@ -222,7 +231,7 @@ class ProfilerRecords:
         Example:
             >>> from millpond.statistics import ProfilerRecords, Statistics
             >>> records = ProfilerRecords()
-            >>> records.add("load", Statistics(0, 2000, 3000, 0, 1, 2))
+            >>> records.add("load", Statistics(0, 0, 2000, 1, 3000, 2))
             >>> records.records["load"].memory_total
             3000
         """
@@ -257,17 +266,18 @@ class ProfilerRecords:
         Example:
             >>> from millpond.statistics import ProfilerRecords, Statistics
             >>> records = ProfilerRecords()
-            >>> records.add("load", Statistics(0, 2000, 3000, 0, 1, 2))
+            >>> records.add("load", Statistics(0, 0, 2000, 1, 3000, 2))
             >>> print(records.report().splitlines()[-1].split())
             ['1', '2,000', '3,000', 'load']
         """
         if ordered_by not in ("memory_peak", "num_calls", "memory_total"):
             raise ValueError(f"records cannot be ordered by {ordered_by!r}")
         rows = sorted(self.records.items(), key=lambda row: getattr(row[1], ordered_by), reverse=True)
+        title = ["Memory Profiling", "================", ""]
+        if not rows:
+            return "\n".join([*title, "No data: nothing was profiled, or statistics were not enabled"])
         lines = [
-            "Memory Profiling",
-            "================",
-            "",
+            *title,
             f"Ordered by: {ordered_by}",
             "",
             f"{'ncalls':>8} {'memory_peak':>15} {'memory_total':>15}  name",
@@ -283,6 +293,12 @@ class ProfilerRecords:
 
 
 default_profiler_records = ProfilerRecords()
+
+
+def _get_descriptive_name_of_object(obj: Callable[..., object]) -> str:
+    """Return the file, line and name of a function; of the innermost one, if decorators wrap it."""
+    obj = inspect.unwrap(obj)
+    return f"{inspect.getfile(obj)}:{inspect.getsourcelines(obj)[1]}({obj.__qualname__})"
 
 
 class ProfilerContext:

@@ -166,6 +166,34 @@ def _too_late(ordinal: int) -> str:
     )
 
 
+def process_allocator() -> Any:
+    """Return an allocator of PyTorch's over the default resource of each device, for the whole process.
+
+    `use()` does more: it prepares the stack of a device, and PyTorch's functions for statistics answer.
+
+    Returns:
+        A `torch.cuda.memory.CUDAPluggableAllocator`, for `torch.cuda.memory.change_current_allocator`.
+
+    Raises:
+        ImportError: PyTorch is not installed.
+
+    Example:
+        >>> import torch, millpond.torch  # doctest: +SKIP
+        >>> allocator = millpond.torch.process_allocator()  # doctest: +SKIP
+        >>> torch.cuda.memory.change_current_allocator(allocator)  # doctest: +SKIP
+    """
+    made = _allocator("millpond_malloc_or_throw")
+    hooks = made.allocator()
+    hooks.set_record_stream_fn(_library.address_of("record_stream"))
+    hooks.set_reset_fn(_library.address_of("empty_cache"))
+    hooks.set_base_alloc_fn(ctypes.cast(_base_allocation, ctypes.c_void_p).value)
+    # What a graph allocates while it is captured stays with it.
+    hooks.set_begin_allocate_to_pool(_library.address_of("begin_allocate_to_pool"))
+    hooks.set_end_allocate_to_pool_fn(_library.address_of("end_allocate_to_pool"))
+    hooks.set_release_pool(_library.address_of("release_pool"))
+    return made
+
+
 def use(stack: StackLike = None, device: TorchDeviceLike = None) -> None:
     """Serve all device memory of PyTorch in this process. Call it before the first `torch.cuda` call.
 
@@ -200,16 +228,7 @@ def use(stack: StackLike = None, device: TorchDeviceLike = None) -> None:
     if torch.cuda.is_initialized():
         raise RuntimeError(_too_late(torch.cuda.current_device()))
     _library.prepare(stack, _ordinal(device, stack))
-    made = _allocator("millpond_malloc_or_throw")
-    hooks = made.allocator()
-    hooks.set_record_stream_fn(_library.address_of("record_stream"))
-    hooks.set_reset_fn(_library.address_of("empty_cache"))
-    hooks.set_base_alloc_fn(ctypes.cast(_base_allocation, ctypes.c_void_p).value)
-    # What a graph allocates while it is captured stays with it.
-    hooks.set_begin_allocate_to_pool(_library.address_of("begin_allocate_to_pool"))
-    hooks.set_end_allocate_to_pool_fn(_library.address_of("end_allocate_to_pool"))
-    hooks.set_release_pool(_library.address_of("release_pool"))
-    torch.cuda.memory.change_current_allocator(made)
+    torch.cuda.memory.change_current_allocator(process_allocator())
     _state["is_process_wide"] = True
     serve_statistics()
 

@@ -194,7 +194,8 @@ impl DeviceBuffer {
             let block = Block::new(resource, size, stream.clone())?;
             let view = View { block, offset: 0, size, stream };
             if ptr != 0 {
-                view.copy_from(ptr, size, &view.stream)?;
+                // SAFETY: `ptr` points to `size` bytes, as its user promises.
+                unsafe { view.copy_from_anywhere(ptr, &view.stream)? };
                 if view.stream.raw <= 2 {
                     view.synchronize(&view.stream)?;
                 }

@@ -330,7 +330,8 @@ pub(crate) fn stream_of(argument: &Bound<'_, PyAny>) -> PyResult<Arc<StreamHandl
     }
     let owner = || Some(argument.clone().unbind());
     if argument.is_none() {
-        return Err(PyTypeError::new_err("a stream is wanted, not None; DEFAULT_STREAM is the default one"));
+        let why = "the stream argument cannot be None: leave it out, or pass DEFAULT_STREAM";
+        return Err(PyTypeError::new_err(why));
     }
     if let Some(raw) = number_of(argument)? {
         return Ok(StreamHandle::foreign(raw, None));
@@ -339,7 +340,8 @@ pub(crate) fn stream_of(argument: &Bound<'_, PyAny>) -> PyResult<Arc<StreamHandl
         let answer = if protocol.is_callable() { protocol.call0()? } else { protocol };
         let (version, raw): (u32, usize) = answer.extract()?;
         if version != 0 {
-            return Err(PyValueError::new_err(format!("version {version} of __cuda_stream__ is not known")));
+            let why = format!("`__cuda_stream__` has version: '{version}'; millpond reads version 0");
+            return Err(Failure::unsupported(why).into());
         }
         return Ok(StreamHandle::foreign(raw, owner()));
     }

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use pyo3::exceptions::{PyException, PyMemoryError, PyRuntimeError};
+use pyo3::exceptions::{PyBaseException, PyException, PyMemoryError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
@@ -24,6 +24,16 @@ impl Failure {
     /// An argument that no call of the library's may get.
     pub(crate) fn refused(message: String) -> Self {
         Self { status: 2, message, code: 0, report: None }
+    }
+
+    /// What an object asks for that this version of millpond cannot do.
+    pub(crate) fn unsupported(message: String) -> Self {
+        Self { status: 5, message, code: 0, report: None }
+    }
+
+    /// Whether CUDA refused an argument as invalid, as an address of the host where it wants the device's.
+    pub(crate) fn is_invalid_value(&self) -> bool {
+        self.code == 1
     }
 
     /// Whether the device is lost, so that it runs no work any more.
@@ -54,8 +64,11 @@ impl Raised {
         if error.is_instance_of::<PyMemoryError>(py) {
             return Self::Cause(error);
         }
-        // `KeyboardInterrupt` and `SystemExit` end the program's work, whatever failed.
-        if error.is_instance_of::<PyRuntimeError>(py) || !error.is_instance_of::<PyException>(py) {
+        // `KeyboardInterrupt`, `SystemExit` and a cancelled task end the program's work, whatever failed. A bare
+        // `BaseException` is none of them.
+        let is_end = !error.is_instance_of::<PyException>(py)
+            && !error.get_type(py).is(py.get_type::<PyBaseException>());
+        if error.is_instance_of::<PyRuntimeError>(py) || is_end {
             return Self::Instead(error);
         }
         let made = PyRuntimeError::new_err(error.value(py).to_string());
@@ -179,7 +192,8 @@ impl From<Failure> for PyErr {
             };
             let made = MAKE.get_or_try_init(py, make).and_then(|make| {
                 let (text, json) = failure.report.unzip();
-                make.bind(py).call1((failure.status, failure.message, failure.code, text, json))
+                let raised = cause.as_ref().map(|error| error.to_string());
+                make.bind(py).call1((failure.status, failure.message, failure.code, text, json, raised))
             });
             let error = match made {
                 Ok(error) => Self::from_value(error),

@@ -345,7 +345,7 @@ impl DeviceBuffer {
     ///
     /// Args:
     ///     device: The number of the memory's own device, or -1 for the host. None is the device.
-    ///     stream: The stream of the work; without it, the buffer's own.
+    ///     stream: The stream of the work; without it, and for None, the buffer's own.
     ///
     /// Raises:
     ///     ValueError: `device` is another device.
@@ -355,9 +355,14 @@ impl DeviceBuffer {
     ///     >>> import millpond
     ///     >>> buffer = millpond.DeviceBuffer(size=1000, mr=millpond.mr.ManagedMemoryResource())
     ///     >>> buffer.prefetch()
-    #[pyo3(signature = (device=None, stream=StreamArgument(None)))]
-    fn prefetch(&self, py: Python<'_>, device: Option<i32>, stream: StreamArgument<'_>) -> PyResult<()> {
-        self.migrate(py, device, stream)
+    #[pyo3(signature = (device=None, stream=None))]
+    fn prefetch(
+        &self,
+        py: Python<'_>,
+        device: Option<i32>,
+        stream: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        self.migrate(py, device, StreamArgument(stream))
     }
 
     fn __getitem__<'py>(&self, py: Python<'py>, index: &Bound<'py, PyAny>) -> PyResult<Py<PyAny>> {

@@ -106,6 +106,26 @@ impl View {
         })
     }
 
+    /// Fills the view from an address of the device or, with CUDA, of the host, as `cudaMemcpyDefault` does:
+    /// CUDA refuses to take an address of the host for one of the device. A simulated device refuses it for
+    /// good, because it cannot tell such an address from one of memory that has ended.
+    ///
+    /// # Safety
+    /// `self.size` bytes may be read at `source`.
+    pub(crate) unsafe fn copy_from_anywhere(
+        &self,
+        source: usize,
+        stream: &StreamHandle,
+    ) -> Result<(), Failure> {
+        match self.copy_from(source, self.size, stream) {
+            Err(failure) if failure.is_invalid_value() && !self.device()?.is_simulated() => {
+                // SAFETY: the caller's promise.
+                unsafe { self.write(std::ptr::with_exposed_provenance(source), self.size, stream) }
+            }
+            done => done,
+        }
+    }
+
     /// Copies the first bytes of another view, in the order of `stream`; the other one's block goes back
     /// after the copy.
     pub(crate) fn copy_from_view(

@@ -14,18 +14,18 @@ _NATIVE = (types.GetSetDescriptorType, types.MethodDescriptorType, types.Builtin
 
 
 def modules():
-    """Return the public modules that can be imported, by name."""
+    """Return the public modules that can be imported, by name, those that name others' classes last."""
     found = {"millpond": millpond}
-    for module in pkgutil.iter_modules(millpond.__path__):
-        if not module.name.startswith("_"):
-            name = f"millpond.{module.name}"
+    for module in pkgutil.walk_packages(millpond.__path__, "millpond.", onerror=lambda name: None):
+        name = module.name
+        if "._" not in name:
             try:
                 found[name] = importlib.import_module(name)
             except ImportError as error:
                 # Of a framework that is not installed, as Dask.
                 if "pip install" not in str(error):
                     raise
-    return found
+    return dict(sorted(found.items(), key=lambda item: item[0].startswith("millpond.compat.")))
 
 
 def public():

@@ -82,6 +82,23 @@ fn fake_cuda(root: &Path, target: &Path) -> PathBuf {
     folder
 }
 
+/// Copies the package's sources with its subpackages, without what a build put beside them.
+fn copy_sources(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).expect("the folder can be made");
+    for file in std::fs::read_dir(from).expect("the package is there") {
+        let path = file.expect("the package can be read").path();
+        let target = to.join(path.file_name().expect("a file has a name"));
+        if path.is_dir() && path.join("__init__.py").exists() {
+            copy_sources(&path, &target);
+        } else if ["py", "pyi", "pyx", "typed"]
+            .iter()
+            .any(|it| path.extension().is_some_and(|has| has == *it))
+        {
+            std::fs::copy(&path, target).expect("the file can be copied");
+        }
+    }
+}
+
 /// The library that Cargo built for a crate, beside this test: `deps/` holds what is not asked for by name.
 fn built(deps: &Path, name: &str) -> PathBuf {
     let plain = deps.join(format!("lib{name}.so"));
@@ -108,15 +125,7 @@ fn the_tests_of_the_package_pass() {
     let site = target.join("python/site");
     let package = site.join("millpond");
     let _ = std::fs::remove_dir_all(&site);
-    std::fs::create_dir_all(&package).expect("the folder can be made");
-    for file in std::fs::read_dir(root.join("millpond")).expect("the package is there") {
-        let path = file.expect("the package can be read").path();
-        let kinds = ["py", "pyi", "pyx", "typed"];
-        if path.extension().is_some_and(|extension| kinds.iter().any(|it| extension == *it)) {
-            let name = path.file_name().expect("a file has a name");
-            std::fs::copy(&path, package.join(name)).expect("the file can be copied");
-        }
-    }
+    copy_sources(&root.join("millpond"), &package);
     // As build.rs puts them into a wheel.
     for header in ["millpond.h", "millpond/memory_resource.hpp"] {
         let copy = package.join("include").join(header);

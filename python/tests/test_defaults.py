@@ -67,7 +67,7 @@ def test_streams_of_other_libraries():
         assert stream == own
         assert millpond.to_device(b"abc", other).tobytes() == b"abc"
     assert millpond.Stream(Named(handle=Named(value=None))).is_default()
-    with pytest.raises(ValueError):
+    with pytest.raises(NotImplementedError, match="version: '1'"):
         millpond.Stream(Cuda(1, own.ptr))
     for no_stream in ("stream", object(), 1.5):
         with pytest.raises(TypeError):
@@ -318,12 +318,12 @@ def test_the_context_notices_another_resource():
 def test_levels_of_counters():
     counted = mr.StatisticsResourceAdaptor(mr.CudaMemoryResource())
     first = [millpond.DeviceBuffer(size=10, mr=counted) for _ in range(9)]
-    assert counted.push_counters() == statistics.Statistics(90, 90, 90, 9, 9, 9)
+    assert counted.push_counters() == statistics.Statistics(90, 9, 90, 9, 90, 9)
     second = [millpond.DeviceBuffer(size=10, mr=counted) for _ in range(2)]
     del first[:4]
-    assert counted.allocation_counts == statistics.Statistics(-20, 20, 20, -2, 2, 2)
-    assert counted.pop_counters() == statistics.Statistics(-20, 20, 20, -2, 2, 2)
-    assert counted.allocation_counts == statistics.Statistics(70, 110, 110, 7, 11, 11)
+    assert counted.allocation_counts == statistics.Statistics(-20, -2, 20, 2, 20, 2)
+    assert counted.pop_counters() == statistics.Statistics(-20, -2, 20, 2, 20, 2)
+    assert counted.allocation_counts == statistics.Statistics(70, 7, 110, 11, 110, 11)
     with pytest.raises(IndexError):
         counted.pop_counters()
     assert len(second) == 2
@@ -337,8 +337,8 @@ def test_two_counting_resources_are_apart():
     mr.set_current_device_resource(two)
     second = millpond.DeviceBuffer(size=10)
     del first
-    assert one.allocation_counts == statistics.Statistics(0, 100, 100, 0, 1, 1)
-    assert two.allocation_counts == statistics.Statistics(10, 10, 10, 1, 1, 1)
+    assert one.allocation_counts == statistics.Statistics(0, 0, 100, 1, 100, 1)
+    assert two.allocation_counts == statistics.Statistics(10, 1, 10, 1, 10, 1)
     assert second.mr is two
 
 
@@ -465,7 +465,7 @@ def test_levels_of_the_logger():
     level = millpond.level_enum
     before = millpond.get_logging_level()
     try:
-        for chosen in [known for known in level if known is not level.n_levels]:
+        for chosen in level:
             millpond.set_logging_level(chosen)
             assert millpond.get_logging_level() is chosen
             for asked in (level.trace, level.debug, level.info, level.warn, level.error, level.critical):
@@ -474,8 +474,8 @@ def test_levels_of_the_logger():
         millpond.set_flush_level(level.warn)
         assert millpond.get_flush_level() is level.warn
         for function in (millpond.set_logging_level, millpond.should_log, millpond.set_flush_level):
-            for wrong, error in ((1, TypeError), ("info", TypeError), (level.n_levels, ValueError)):
-                with pytest.raises(error):
+            for wrong in (1, "info", level.n_levels):
+                with pytest.raises(TypeError):
                     function(wrong)
     finally:
         millpond.set_logging_level(before)

@@ -182,7 +182,6 @@ def test_resize_and_reserve():
         lambda b: b.resize(100, None),
         lambda b: b.shrink_to_fit(None),
         lambda b: b.reserve(100, None),
-        lambda b: b.prefetch(0, None),
         lambda b: b.fill(0, None),
         lambda b: b.mr.allocate(10, None),
         lambda b: b.mr.deallocate(0, 10, None),

@@ -107,7 +107,8 @@ def test_numba_reads_the_version_without_a_device(numba_driver):
     assert millpond.numba.manager_class(numba_driver)(context=None).interface_version == 1
 
 
-def test_numba_finds_the_manager_by_the_environment_variable():
+@pytest.mark.parametrize("name", ["millpond", "millpond.numba"])
+def test_numba_finds_the_manager_by_the_environment_variable(name):
     pytest.importorskip("numba.cuda", reason="SKIPPED: numba-cuda is not installed")
     program = (
         "from numba.cuda.cudadrv import driver\n"
@@ -115,7 +116,7 @@ def test_numba_finds_the_manager_by_the_environment_variable():
         "import millpond.numba\n"
         "assert driver._memory_manager is millpond.numba.manager_class(driver), driver._memory_manager\n"
     )
-    environment = os.environ | {"NUMBA_CUDA_MEMORY_MANAGER": "millpond.numba"}
+    environment = os.environ | {"NUMBA_CUDA_MEMORY_MANAGER": name}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

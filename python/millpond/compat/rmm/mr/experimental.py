@@ -1,0 +1,5 @@
+"""RMM's module `rmm.mr.experimental`."""
+
+from ....mr import CudaAsyncManagedMemoryResource
+
+__all__ = ["CudaAsyncManagedMemoryResource"]

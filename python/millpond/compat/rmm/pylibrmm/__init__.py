@@ -1,0 +1,29 @@
+"""RMM's package `rmm.pylibrmm`: the classes behind `rmm`, which a program may import from here."""
+
+from . import (
+    cuda_stream,
+    cuda_stream_pool,
+    device_buffer,
+    helper,
+    logger,
+    memory_resource,
+    stream,
+    utils,
+)
+from .cuda_stream_pool import CudaStreamPool
+from .device_buffer import DeviceBuffer
+from .stream import CudaStreamFlags
+
+__all__ = [
+    "CudaStreamFlags",
+    "CudaStreamPool",
+    "DeviceBuffer",
+    "cuda_stream",
+    "cuda_stream_pool",
+    "device_buffer",
+    "helper",
+    "logger",
+    "memory_resource",
+    "stream",
+    "utils",
+]

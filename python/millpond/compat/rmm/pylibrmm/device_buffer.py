@@ -1,0 +1,215 @@
+"""RMM's module `rmm.pylibrmm.device_buffer`: the buffer, and copies at plain addresses."""
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from .... import Device, _library
+from .... import DeviceBuffer as _DeviceBuffer
+from ....typing import StreamLike
+from .stream import DEFAULT_STREAM
+from .utils import as_stream
+
+
+class DeviceBuffer(_DeviceBuffer):
+    """Bytes of a memory resource, in the order of a stream: `millpond.DeviceBuffer` with RMM's methods.
+
+    Its `__cuda_array_interface__` is of version 0, as RMM's, and names no stream: the program orders its work
+    with that of the buffer's stream.
+
+    Args:
+        ptr: An address of the device or, with CUDA, of the host, from which the bytes are copied; 0 copies
+            none.
+        size: The size in bytes.
+        stream: The stream in whose order the memory is allocated, used, and given back.
+        mr: The resource, else the current one.
+
+    Raises:
+        MemoryError: Memory is out.
+
+    Example:
+        >>> import millpond.compat.rmm as rmm
+        >>> rmm.DeviceBuffer(size=100).nbytes
+        100
+    """
+
+    __slots__ = ()
+
+    @staticmethod
+    def to_device(b: Any, stream: StreamLike = DEFAULT_STREAM) -> "DeviceBuffer":
+        """Return a new buffer with a copy of host bytes, as the function `to_device` does.
+
+        Args:
+            b: An object with the buffer protocol: one dimension, contiguous, items of a byte.
+            stream: The buffer's stream.
+
+        Example:
+            >>> import millpond.compat.rmm as rmm
+            >>> rmm.DeviceBuffer.to_device(b"abc").size
+            3
+        """
+        return to_device(b, stream)
+
+    def copy(self) -> "DeviceBuffer":
+        """Return a copy in new memory of the same resource, for the same stream.
+
+        Example:
+            >>> import millpond.compat.rmm as rmm
+            >>> rmm.to_device(b"abc").copy().tobytes()
+            b'abc'
+        """
+        copy = DeviceBuffer(size=self.size, stream=self.stream, mr=self.mr)
+        copy.copy_from_device(self)
+        return copy
+
+    def __copy__(self) -> "DeviceBuffer":
+        return self.copy()
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> "DeviceBuffer":
+        return self.copy()
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        _, arguments = super().__reduce_ex__(protocol)
+        return to_device, arguments
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        interface = super().__cuda_array_interface__
+        del interface["stream"]
+        return interface | {"version": 0}
+
+
+def to_device(b: Any, stream: StreamLike = DEFAULT_STREAM) -> DeviceBuffer:
+    """Return a new buffer with a copy of host bytes, and wait for the copy.
+
+    Args:
+        b: An object with the buffer protocol: one dimension, contiguous, items of a byte.
+        stream: The buffer's stream.
+
+    Raises:
+        TypeError: `b` has no buffer protocol, or the stream is None.
+        ValueError: `b` has more dimensions, gaps, or larger items; `b.view("u1")` of an array of NumPy's has
+            none.
+        MemoryError: Memory is out.
+
+    Example:
+        >>> import millpond.compat.rmm as rmm
+        >>> bytes(rmm.to_device(b"abc"))
+        b'abc'
+    """
+    host = _bytes_of(b)
+    made = DeviceBuffer(size=len(host), stream=as_stream(stream))
+    made.copy_from_host(host)
+    return made
+
+
+def _bytes_of(host: Any) -> memoryview:
+    view = memoryview(host)
+    if view.ndim != 1 or view.itemsize != 1 or not view.c_contiguous:
+        raise ValueError(
+            "bytes in one contiguous dimension are wanted, not "
+            f"{view.ndim} dimensions of format {view.format!r} with strides {view.strides}"
+        )
+    return view.cast("B")
+
+
+@contextmanager
+def _device() -> Iterator[int | None]:
+    """Lend libmillpond's handle of the current device."""
+    device = _library.find_device(Device().ordinal)
+    try:
+        yield device
+    finally:
+        _library.device_free(device)
+
+
+def copy_ptr_to_host(db: int, hb: Any, stream: StreamLike = DEFAULT_STREAM) -> None:
+    """Copy from an address of the current device to host bytes, and wait for it.
+
+    Args:
+        db: The address, of as many bytes as `hb` has.
+        hb: An object with the buffer protocol that can be written: one dimension, contiguous, items of a
+            byte.
+        stream: The stream in whose order the bytes are read.
+
+    Raises:
+        TypeError: `hb` is no such object, or cannot be written, or the stream is None.
+        millpond.DriverError: The driver does not know the address.
+
+    Example:
+        >>> from millpond.compat.rmm.pylibrmm.device_buffer import copy_ptr_to_host, to_device
+        >>> buffer, host = to_device(b"abc"), bytearray(3)
+        >>> copy_ptr_to_host(buffer.ptr, host)
+        >>> host
+        bytearray(b'abc')
+    """
+    raw, view = as_stream(stream).ptr, _bytes_of(hb)
+    if not view:
+        return
+    target = (ctypes.c_char * len(view)).from_buffer(view)
+    with _device() as device:
+        copied = _library.copy_to_host(device, ctypes.addressof(target), db, len(view), raw)
+        _library.check(copied)
+        _library.check(_library.stream_synchronize(device, raw))
+
+
+def copy_host_to_ptr(hb: Any, db: int, stream: StreamLike = DEFAULT_STREAM) -> None:
+    """Copy host bytes to an address of the current device, and wait for it.
+
+    Args:
+        hb: An object with the buffer protocol: one dimension, contiguous, items of a byte.
+        db: The address, of as many bytes as `hb` has.
+        stream: The stream in whose order the bytes are written.
+
+    Raises:
+        TypeError: `hb` has no buffer protocol, or the stream is None.
+        millpond.DriverError: The driver does not know the address.
+
+    Example:
+        >>> from millpond.compat.rmm.pylibrmm.device_buffer import DeviceBuffer, copy_host_to_ptr
+        >>> buffer = DeviceBuffer(size=3)
+        >>> copy_host_to_ptr(b"abc", buffer.ptr)
+        >>> bytes(buffer)
+        b'abc'
+    """
+    raw, view = as_stream(stream).ptr, _bytes_of(hb)
+    if not view:
+        return
+    kind = ctypes.c_char * len(view)
+    # ctypes tells the address only of what can be written.
+    source = kind.from_buffer_copy(view) if view.readonly else kind.from_buffer(view)
+    with _device() as device:
+        copied = _library.copy_to_device(device, db, ctypes.addressof(source), len(view), raw)
+        _library.check(copied)
+        _library.check(_library.stream_synchronize(device, raw))
+
+
+def copy_device_to_ptr(d_src: int, d_dst: int, count: int, stream: StreamLike = DEFAULT_STREAM) -> None:
+    """Copy between two addresses of the current device, in the order of a stream. Nothing waits for it.
+
+    Args:
+        d_src: The address to read.
+        d_dst: The address to write.
+        count: The number of bytes.
+        stream: The stream in whose order both are used.
+
+    Raises:
+        TypeError: The stream is None.
+        millpond.DriverError: The driver does not know an address.
+
+    Example:
+        >>> import millpond.compat.rmm as rmm
+        >>> from millpond.compat.rmm.pylibrmm.device_buffer import copy_device_to_ptr
+        >>> buffer, source = rmm.DeviceBuffer(size=3), rmm.to_device(b"abc")
+        >>> copy_device_to_ptr(source.ptr, buffer.ptr, 3)
+        >>> bytes(buffer)
+        b'abc'
+    """
+    raw = as_stream(stream).ptr
+    if count:
+        with _device() as device:
+            _library.check(_library.copy_on_device(device, d_dst, d_src, count, raw))
+
+
+__all__ = ["DeviceBuffer", "copy_device_to_ptr", "copy_host_to_ptr", "copy_ptr_to_host", "to_device"]

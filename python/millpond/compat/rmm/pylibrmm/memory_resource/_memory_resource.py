@@ -1,0 +1,13 @@
+"""RMM's module `rmm.pylibrmm.memory_resource._memory_resource`, which is `rmm.mr`."""
+
+from typing import Any
+
+from ... import mr as _mr
+from ...mr import *  # noqa: F403
+
+__all__: list[str] = []
+__all__ += _mr.__all__
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(_mr, name)

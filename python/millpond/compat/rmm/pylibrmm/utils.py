@@ -1,0 +1,23 @@
+"""RMM's module `rmm.pylibrmm.utils`."""
+
+from .... import Stream
+from ....typing import StreamLike
+
+
+def as_stream(stream: StreamLike) -> Stream:
+    """Return a stream of any library as millpond's.
+
+    Args:
+        stream: A `Stream`, an object with `__cuda_stream__`, a stream of CuPy, PyTorch or Numba, or a handle.
+
+    Raises:
+        TypeError: It is None, or no stream.
+
+    Example:
+        >>> from millpond.compat.rmm.pylibrmm.utils import as_stream
+        >>> as_stream(0).is_default()
+        True
+    """
+    if stream is None:
+        raise TypeError("the stream argument cannot be None: leave it out, or pass DEFAULT_STREAM")
+    return stream if isinstance(stream, Stream) else Stream(stream)
