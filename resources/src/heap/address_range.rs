@@ -46,11 +46,6 @@ impl Heap {
         ))
     }
 
-    /// Returns the index of the region that holds an address.
-    fn region_index(&self, addr: u64) -> usize {
-        self.regions.partition_point(|region| region.base <= addr) - 1
-    }
-
     /// Fuses a chunk in use with the next one, which is also in use.
     pub(crate) fn fuse_with_next(&mut self, id: ChunkId) {
         debug_assert!(self.chunks[id].is_in_use() && self.chunks[self.chunks[id].next].is_in_use());
@@ -63,7 +58,7 @@ impl Heap {
         self.take_from_bin(id);
         let id = self.cut_out(id, addr, bytes);
         let Chunk { prev, next, .. } = self.chunks[id];
-        let index = self.region_index(addr);
+        let index = self.regions.partition_point(|region| region.base <= addr) - 1;
         let region = self.regions[index];
         let end = region.base + region.bytes;
         self.regions[index].bytes = addr - region.base;

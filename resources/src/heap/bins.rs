@@ -116,26 +116,20 @@ impl Bins {
             return None;
         }
         let first = bin_of(wanted.bytes);
-        let mut truncated = false;
-        let mut bin = self.next_bin(first.0, first.1);
-        while let Some((level, sub)) = bin {
-            let found = self.scan(chunks, (level, sub), wanted, scan, &mut truncated);
-            if found.is_some() {
-                return found;
+        // A chunk beyond the limit of some bin may fit: then all are compared.
+        for limit in [scan, usize::MAX] {
+            let mut truncated = false;
+            let mut bin = self.next_bin(first.0, first.1);
+            while let Some((level, sub)) = bin {
+                let found = self.scan(chunks, (level, sub), wanted, limit, &mut truncated);
+                if found.is_some() {
+                    return found;
+                }
+                bin = self.next_bin(level, sub + 1);
             }
-            bin = self.next_bin(level, sub + 1);
-        }
-        if !truncated {
-            return None;
-        }
-        // A chunk beyond the limit of some bin may fit, so compare all.
-        let mut bin = self.next_bin(first.0, first.1);
-        while let Some((level, sub)) = bin {
-            let found = self.scan(chunks, (level, sub), wanted, usize::MAX, &mut truncated);
-            if found.is_some() {
-                return found;
+            if !truncated {
+                break;
             }
-            bin = self.next_bin(level, sub + 1);
         }
         None
     }

@@ -1,8 +1,8 @@
-//! Migrates free chunks in steps, a few under each lock.
+//! Makes free chunks unowned in steps, a few under each lock.
 
 use crate::block_map::ChunkId;
 use crate::heap::Heap;
-use crate::stream_order::{Epoch, Owner};
+use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::tuning::CHUNKS_COMPARED;
 
 /// Returns a size in bytes that lies beyond this size's bin: in the next bin, or in one after it.
@@ -11,24 +11,17 @@ pub(crate) fn next_size(bytes: u64) -> u64 {
 }
 
 impl Heap {
-    /// Does the work of [`migrate`](Self::migrate) for a few chunks of about `bytes` or more. Returns the
-    /// size at which the next step continues, if there may be more.
-    pub(crate) fn migrate_step(
-        &mut self,
-        from: Owner,
-        upto: Epoch,
-        to: Owner,
-        epoch: Epoch,
-        bytes: u64,
-    ) -> Option<u64> {
+    /// Makes chunks unowned that were freed in epoch `upto` or before: a few of about `bytes` or more.
+    /// Returns the size from which the next step continues, if there may be more.
+    pub(crate) fn disown_step(&mut self, owner: Owner, upto: Epoch, bytes: u64) -> Option<u64> {
         let mut seen: Vec<ChunkId> =
-            self.free_from(from, bytes).map(|(id, _)| id).take(CHUNKS_COMPARED).collect();
+            self.free_from(owner, bytes).map(|(id, _)| id).take(CHUNKS_COMPARED).collect();
         let last = self.chunks[*seen.last()?].bytes;
         let has_more = seen.len() == CHUNKS_COMPARED;
         seen.retain(|id| self.chunks[*id].epoch() <= upto);
         // Chunks that move leave their bin. If none moves, the next step starts at the next bin.
         let next = if seen.is_empty() { next_size(last) } else { last };
-        self.hand_over(&seen, from, to, epoch);
+        self.hand_over(&seen, owner, ANY_STREAM, 0);
         has_more.then_some(next)
     }
 }
@@ -62,7 +55,7 @@ mod tests {
         let (mut at, mut steps) = (Some(0), 0);
         while let Some(bytes) = at {
             let before = free_chunks(heap, OWNER);
-            at = heap.migrate_step(OWNER, upto, ANY_STREAM, 0, bytes);
+            at = heap.disown_step(OWNER, upto, bytes);
             assert!(before - free_chunks(heap, OWNER) <= CHUNKS_COMPARED, "a step is short");
             steps += 1;
         }

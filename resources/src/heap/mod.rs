@@ -19,7 +19,7 @@ use crate::block_map::{Block, BlockMap, ChunkId, NIL};
 use crate::heap::bins::{Bins, Wanted};
 use crate::heap::chunk::{Chunk, Chunks};
 use crate::heap::owner_bits::OwnerBits;
-use crate::heap::request::Request;
+use crate::heap::request::{Fit, Request, Taken, Whose};
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::tuning::{BY_ADDRESS_SHARE, JOIN_SCAN_LIMIT, LEAST_BY_ADDRESS};
 
@@ -216,19 +216,13 @@ impl Heap {
         &self.chunks[id]
     }
 
-    /// Inserts a chunk in use into the block map, and returns its address.
-    pub(crate) fn insert_block(&mut self, block_map: &BlockMap, block: Block) -> u64 {
-        self.insert_block_as(block_map, block.chunk, block)
-    }
-
-    /// Inserts chunk `id` under the block's own chunk number, and returns its address.
-    pub(crate) fn insert_block_as(&mut self, block_map: &BlockMap, id: ChunkId, block: Block) -> u64 {
+    /// Inserts chunk `id`, in use, into the block map under the block's own chunk number.
+    pub(crate) fn insert_block(&mut self, block_map: &BlockMap, id: ChunkId, block: Block) {
         let chunk = &mut self.chunks[id];
         match chunk.entry() {
             Some(entry) => entry.renew(block),
             None => chunk.set_entry(block_map.insert(chunk.addr, block)),
         }
-        chunk.addr
     }
 
     /// Removes a chunk from the block map.
@@ -260,6 +254,12 @@ impl Heap {
         }
     }
 
+    /// Returns the best fit of `owner` for the request, among the chunks freed in epoch `upto` or before.
+    pub(crate) fn fit(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<Fit> {
+        let chunk = &self.chunks[self.find(owner, upto, request)?];
+        Some(Fit { bytes: chunk.bytes, epoch: chunk.epoch() })
+    }
+
     /// Returns the largest free chunk of `owner`, if it was freed in epoch `upto` or before and fits the
     /// request; otherwise the best one.
     pub(crate) fn largest_for(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<ChunkId> {
@@ -270,6 +270,20 @@ impl Heap {
             return Some(largest);
         }
         self.find(owner, upto, request)
+    }
+
+    /// Hands out the best free bytes for the request.
+    pub(crate) fn take_best(&mut self, whose: Whose, request: &Request) -> Option<Taken> {
+        let found = match whose {
+            Whose::Of(owner, upto) => self.find(owner, upto, request)?,
+            Whose::OwnOrUnowned { owner, is_own_first } => self.find_for(owner, request, is_own_first)?,
+            Whose::Joined(owner) => return self.take_with_unowned(owner, request),
+        };
+        let Chunk { addr, .. } = self.chunks[found];
+        let (was_unowned, epoch) = (self.chunks[found].owner() == ANY_STREAM, self.chunks[found].epoch());
+        let addr = align_up(addr, request.alignment)?;
+        let chunk = self.take_at(found, addr, request.bytes);
+        Some(Taken { chunk, addr, was_unowned, epoch })
     }
 
     /// Hands out `bytes` of a free chunk, starting at the first multiple of `alignment`. The rest stays free.
@@ -350,16 +364,12 @@ impl Heap {
         })
     }
 
-    /// Hands out free neighbours, owned by `owner` or unowned, that together fit the request. Returns the
-    /// block, its address, and the latest epoch in which any neighbour was freed.
-    pub(crate) fn take_with_unowned(
-        &mut self,
-        owner: Owner,
-        request: &Request,
-    ) -> Option<(ChunkId, u64, Epoch)> {
+    /// Hands out free neighbours, owned by `owner` or unowned, that together fit the request.
+    pub(crate) fn take_with_unowned(&mut self, owner: Owner, request: &Request) -> Option<Taken> {
         let (first, addr) = self.find_run(owner, request)?;
         let epoch = self.run(first, owner).map(Chunk::epoch).max()?;
-        Some((self.take_run(first, addr, request.bytes), addr, epoch))
+        let chunk = self.take_run(first, addr, request.bytes);
+        Some(Taken { chunk, addr, was_unowned: false, epoch })
     }
 
     /// Returns the bytes in the free chunks of an owner.

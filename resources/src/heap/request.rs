@@ -1,8 +1,9 @@
 //! Requests to heaps, and their answers.
 
-use millpond_core::{ALLOCATION_ALIGNMENT, Layout};
+use millpond_core::{ALLOCATION_ALIGNMENT, DevicePtr, Layout};
 
-use crate::stream_order::Epoch;
+use crate::block_map::ChunkId;
+use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 
 /// The most bytes of a request or a region, far beyond any device.
 pub(crate) const LARGEST_REQUEST: u64 = Layout::MOST_BYTES;
@@ -36,6 +37,48 @@ impl Request {
     /// Returns enough bytes for an aligned block at any start.
     pub(crate) fn padded_bytes(&self) -> u64 {
         self.bytes + (self.alignment - ALLOCATION_ALIGNMENT)
+    }
+}
+
+/// The owners whose free bytes may serve a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Whose {
+    /// An owner's, freed in this epoch or before.
+    Of(Owner, Epoch),
+    /// An owner's and unowned ones; with `is_own_first` the owner's alone if they serve.
+    OwnOrUnowned { owner: Owner, is_own_first: bool },
+    /// Contiguous bytes of which the owner owns a part and the rest is unowned.
+    Joined(Owner),
+}
+
+impl Whose {
+    /// Returns the owners of which one has such bytes.
+    pub(crate) fn owners(self) -> [Owner; 2] {
+        match self {
+            Self::Of(owner, _) | Self::Joined(owner) => [owner; 2],
+            Self::OwnOrUnowned { owner, .. } => [owner, ANY_STREAM],
+        }
+    }
+
+    /// Returns the last epoch in which such bytes may have been freed.
+    pub(crate) fn upto(self) -> Epoch {
+        if let Self::Of(_, upto) = self { upto } else { Epoch::MAX }
+    }
+}
+
+/// Bytes that were taken for a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taken {
+    pub(crate) chunk: ChunkId,
+    pub(crate) addr: u64,
+    pub(crate) was_unowned: bool,
+    /// The latest epoch in which any of them was freed.
+    pub(crate) epoch: Epoch,
+}
+
+impl Taken {
+    pub(crate) fn ptr(&self) -> DevicePtr {
+        DevicePtr::new(self.addr)
     }
 }
 

@@ -71,6 +71,7 @@ impl Arena {
 
     /// Adds a span, free for `owner`.
     pub(super) fn add_span(&mut self, span: &NewSpan, owner: Owner) {
+        self.heap.next_number = span.region;
         self.heap.add_region(span.base, span.bytes, owner, span.epoch);
         self.spans.insert(span.base, span.chunk);
     }
@@ -157,7 +158,7 @@ impl Arenas {
             return least;
         }
         let more = |made: u8| (made < self.limit).then_some(made + 1);
-        if let Ok(fresh) = self.made.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
+        if let Ok(fresh) = self.made.fetch_update(Ordering::AcqRel, Ordering::Relaxed, more) {
             return fresh;
         }
         if least_users + 1 < users[usize::from(shard)] { least } else { shard }
@@ -175,20 +176,22 @@ impl Arenas {
 
     /// Locks all arenas, one after the other.
     pub(super) fn each(&self) -> impl Iterator<Item = (Shard, SpinGuard<'_, Arena>)> {
-        let made = self.arenas.iter().enumerate();
-        made.filter_map(|(shard, arena)| Some((shard as Shard, arena.get()?.arena.lock())))
+        let made = 0..self.made.load(Ordering::Acquire);
+        made.filter_map(|shard| Some((shard, self.get(usize::from(shard))?)))
     }
 
-    /// Locks the arenas in which an owner may have free blocks, one after the other; or `only` this one.
-    pub(super) fn each_of(
+    /// Locks the arenas in which one of the owners may have free blocks, one after the other; or `only` this
+    /// one.
+    pub(super) fn each_of<const N: usize>(
         &self,
-        owner: Owner,
+        owners: [Owner; N],
         only: Option<Shard>,
     ) -> impl Iterator<Item = (Shard, SpinGuard<'_, Arena>)> {
-        let (first, count) = only.map_or((0, ARENAS), |only| (usize::from(only), 1));
-        (0..).zip(&self.arenas).skip(first).take(count).filter_map(move |(shard, arena)| {
-            let arena = arena.get().filter(|arena| arena.owners.may_have(owner))?;
-            Some((shard, arena.arena.lock()))
+        let made = only.map_or(0..self.made.load(Ordering::Acquire), |only| only..only + 1);
+        made.filter_map(move |shard| {
+            let arena = self.arenas[usize::from(shard)].get()?;
+            let may_have = owners.iter().any(|owner| arena.owners.may_have(*owner));
+            may_have.then(|| (shard, arena.arena.lock()))
         })
     }
 

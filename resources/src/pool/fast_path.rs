@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use millpond_core::{ALLOCATION_ALIGNMENT, DeviceMemoryResource, DevicePtr, Layout, Result, StreamRef};
 
 use crate::block_map::BlockEntry;
-use crate::heap::request::Request;
+use crate::heap::request::{Request, Whose};
 use crate::heap::size_class::BlockSize;
 use crate::pool::PoolMemoryResource;
 use crate::pool::arena::{Arena, Arenas, BatchFree, Shard};
@@ -15,7 +15,6 @@ use crate::pool::cache::stream_cache::StreamCache;
 use crate::pool::cache::thread_cache::{self, Lease};
 use crate::pool::cache::thread_counts::add;
 use crate::pool::heaps::Reclaim;
-use crate::stream_order::ANY_STREAM;
 use crate::sync::spin_lock::SpinGuard;
 
 impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
@@ -141,20 +140,19 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         let thread = &stream_cache.thread;
         thread.begin_allocation(request.bytes);
         let (shard, mut arena) = self.lock_arena(stream_cache);
-        let Some(chunk) = arena.heap.find_for(stream_cache.stream.owner, &request, false) else {
+        let whose = Whose::OwnOrUnowned { owner: stream_cache.stream.owner, is_own_first: false };
+        let Some(taken) = self.shared.take(shard, &mut arena, whose, &request) else {
             thread.cancel_allocation(request.bytes);
             return None;
         };
-        let was_unowned = arena.heap.chunk(chunk).owner() == ANY_STREAM;
-        let ptr = self.shared.take(shard, &mut arena, chunk, &request);
         drop(arena);
         self.shared.note_block(request.bytes);
-        add(if was_unowned { &thread.completed } else { &thread.own_stream }, 1);
+        add(if taken.was_unowned { &thread.completed } else { &thread.own_stream }, 1);
         thread.end_allocation(request.bytes, layout.bytes());
         if thread.exceeds_quota() {
             self.shared.thread_caches.acquire_quota(thread);
         }
-        Some(ptr)
+        Some(taken.ptr())
     }
 
     /// Locks the thread's arena. The thread first moves to another arena if it contends with other threads,
@@ -367,6 +365,7 @@ mod tests {
 
     use super::*;
     use crate::pool::cache::thread_cache::MAX_STREAM_CACHES;
+    use crate::stream_order::ANY_STREAM;
     use crate::{CudaMemoryResource, PagesMode, PoolLayer};
 
     /// The largest block of an arena comes from there without the pool's lock, and a larger one does not.
@@ -381,7 +380,7 @@ mod tests {
             // SAFETY: the block came from the pool with this size and is freed once.
             unsafe { pool.deallocate_bytes(ptr, most, StreamRef::LEGACY) };
         }
-        pool.central.with_heaps(|heaps| _ = heaps.reclaim(Reclaim::Everything));
+        pool.central.with_heaps(|heaps| _ = heaps.reclaim(None, Reclaim::Everything));
         let stream_cache = pool.stream_cache(StreamRef::LEGACY).expect("the stream is used often");
         let from_arena = |bytes, alignment| {
             let layout = Layout::with_alignment(bytes, alignment).expect("a power of two");
@@ -455,14 +454,18 @@ mod tests {
         let owner = stream_cache.stream.owner;
         let counted = || {
             let totals = pool.central.with_heaps(|heaps| heaps.totals());
-            (totals.own_stream, totals.completed)
+            (totals.ladder.own_stream, totals.ladder.completed)
         };
         let (own_stream, completed) = counted();
         let of_owner = |owner| {
             pool.central.with_heaps(|heaps| {
-                _ = heaps.reclaim(Reclaim::Everything);
+                _ = heaps.reclaim(None, Reclaim::Everything);
                 for from in [stream_cache.stream.owner, ANY_STREAM] {
-                    heaps.migrate(from, u64::MAX, owner, 0);
+                    let moves = |(_, mut arena): (_, SpinGuard<'_, Arena>)| {
+                        arena.heap.migrate(from, u64::MAX, owner, 0);
+                    };
+                    heaps.shared.arenas.each().for_each(moves);
+                    heaps.store.migrate(from, u64::MAX, owner, 0);
                 }
             });
             assert!(pool.take_in_arena(stream_cache, Layout::new(BYTES)).is_some());

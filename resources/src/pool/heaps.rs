@@ -9,17 +9,16 @@ use millpond_core::{ALLOCATION_ALIGNMENT, DeviceId, DevicePtr, Layout, LiveBlock
 use crate::block_map::{BlockEntry, BlockMap, ChunkId, HeapId};
 use crate::heap::Heap;
 use crate::heap::chunk::Chunk;
-use crate::heap::request::{Cursor, Fit, Request};
-use crate::pool::arena::{Arena, Arenas, Shard};
+use crate::heap::request::{Fit, Request, Taken, Whose};
+use crate::pool::arena::{Arena, Arenas};
 use crate::pool::cache::thread_cache::ThreadCaches;
 use crate::pool::shared::{CacheLimits, Shared};
 use crate::store::FixedBlocks;
 use crate::store::NoMemory;
 use crate::store::pages::{self, Pages};
-use crate::store::{Committed, Growth, Need, NewSpan, Purpose, Regions, Store, Task, Try, Whose};
+use crate::store::{Committed, Need, Purpose, Regions, Returning, Store, Task, Try};
 use crate::stream_order::streams::StreamCell;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
-use crate::sync::spin_lock::SpinGuard;
 use crate::tuning::{CALLS_PER_RELEASE, DEVICE_PAGE, Policy, SPAN_BYTES};
 
 /// The number of the heap of large blocks in the block map.
@@ -54,23 +53,6 @@ pub(crate) enum Reclaim {
     All,
     /// All blocks.
     Everything,
-}
-
-/// A block that needed no driver call.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Ready {
-    /// A block that the requesting stream owned.
-    Own(DevicePtr),
-    /// An unowned block.
-    Unowned(DevicePtr),
-}
-
-impl Ready {
-    pub(crate) fn ptr(self) -> DevicePtr {
-        match self {
-            Self::Own(ptr) | Self::Unowned(ptr) => ptr,
-        }
-    }
 }
 
 impl Heaps {
@@ -119,42 +101,22 @@ impl Heaps {
         request.bytes <= self.shared.max_arena_block() && request.alignment == ALLOCATION_ALIGNMENT
     }
 
-    fn take_large(&mut self, whose: Whose, request: &Request) -> Option<Ready> {
-        let taken = self.store.take(whose, request)?;
-        let ptr = self.insert(taken.chunk, taken.addr, request);
-        Some(if taken.was_unowned { Ready::Unowned(ptr) } else { Ready::Own(ptr) })
-    }
-
     /// Inserts a large block into the block map.
-    fn insert(&mut self, chunk: ChunkId, addr: u64, request: &Request) -> DevicePtr {
+    fn insert(&mut self, chunk: ChunkId, addr: u64, request: &Request) {
         let block = self.shared.block_for(LARGE, chunk, request);
         self.store.insert_block(&self.shared.block_map, block, addr);
-        DevicePtr::new(addr)
     }
 
-    /// Adds a span to an arena and takes a small block from it.
-    fn take_in_new_span(&mut self, owner: Owner, upto: Epoch, request: &Request) -> Option<DevicePtr> {
+    /// Takes a span for the request's arena, and a small block from it.
+    fn take_in_new_span(&mut self, whose: Whose, request: &Request) -> Option<Taken> {
         let shared = Arc::clone(&self.shared);
         let mut arena = shared.arenas.lock(request.shard);
         let wanted = self.span_wanted(&arena, request);
-        let span = self.store.take_span(Whose::Of(owner, upto), wanted, request, self.is_short)?;
-        self.take_in_span(&mut arena, &span, owner, upto, request)
-    }
-
-    /// Adds a span that is free for `owner` to the request's arena and takes a small block from it, freed in
-    /// epoch `upto` or before: the arena may have others.
-    fn take_in_span(
-        &self,
-        arena: &mut Arena,
-        span: &NewSpan,
-        owner: Owner,
-        upto: Epoch,
-        request: &Request,
-    ) -> Option<DevicePtr> {
-        arena.heap.next_number = span.region;
-        arena.add_span(span, owner);
-        let chunk = arena.heap.find(owner, upto, request)?;
-        Some(self.shared.take(request.shard, arena, chunk, request))
+        let span = self.store.take_span(whose, wanted, request, self.is_short)?;
+        let [owner, _] = whose.owners();
+        arena.add_span(&span, owner);
+        // Freed in that epoch or before: the arena may have others.
+        shared.take(request.shard, &mut arena, Whose::Of(owner, whose.upto()), request)
     }
 
     /// Returns the bytes that a new span for a small request should have.
@@ -170,56 +132,23 @@ impl Heaps {
         if self.shared.over_pages && !are_contended { DEVICE_PAGE } else { SPAN_BYTES }
     }
 
-    /// Takes the small block that `find` finds in an arena.
-    fn take_in_arena(
-        &self,
-        shard: Shard,
-        arena: &mut Arena,
-        request: &Request,
-        find: impl Fn(&Heap) -> Option<ChunkId>,
-    ) -> Option<Ready> {
-        let chunk = find(&arena.heap)?;
-        let was_unowned = arena.heap.chunk(chunk).owner() == ANY_STREAM;
-        let ptr = self.shared.take(shard, arena, chunk, request);
-        Some(if was_unowned { Ready::Unowned(ptr) } else { Ready::Own(ptr) })
+    /// Takes a small block: first one of the thread's arena; then one from a new span; then, if memory is
+    /// short, one of another arena. (Threads that take from each other's arenas contend for them from then
+    /// on.)
+    fn take_small(&mut self, whose: Whose, request: &Request) -> Option<Taken> {
+        let own =
+            self.shared.take(request.shard, &mut self.shared.arenas.lock(request.shard), whose, request);
+        let [owner, other] = whose.owners();
+        let mut in_new_span = |owner| self.take_in_new_span(Whose::Of(owner, whose.upto()), request);
+        own.or_else(|| in_new_span(owner))
+            .or_else(|| if other == owner { None } else { in_new_span(other) })
+            .or_else(|| if self.is_short { self.take_in_arenas(whose, request) } else { None })
     }
 
-    /// Takes a small block: first the one that `find` finds in the thread's arena; then one from a new span
-    /// of the first of `from` that has room; then, if memory is short, one of another arena. (Threads that
-    /// take from each other's arenas contend for them from then on.)
-    fn take_small(
-        &mut self,
-        request: &Request,
-        from: &[(Owner, Epoch)],
-        find: impl Fn(&Heap) -> Option<ChunkId>,
-    ) -> Option<Ready> {
-        let own = {
-            let mut arena = self.shared.arenas.lock(request.shard);
-            self.take_in_arena(request.shard, &mut arena, request, &find)
-        };
-        if own.is_some() {
-            return own;
-        }
-        for (owner, upto) in from {
-            if let Some(ptr) = self.take_in_new_span(*owner, *upto, request) {
-                return Some(if *owner == ANY_STREAM { Ready::Unowned(ptr) } else { Ready::Own(ptr) });
-            }
-        }
-        if !self.is_short {
-            return None;
-        }
-        self.take_in_arenas(request, Some(request.shard), find)
-    }
-
-    /// Takes the block that `find` finds in the first arena that has one, except the arena `skipped`.
-    fn take_in_arenas(
-        &self,
-        request: &Request,
-        skipped: Option<Shard>,
-        find: impl Fn(&Heap) -> Option<ChunkId>,
-    ) -> Option<Ready> {
-        let mut others = self.shared.arenas.each().filter(|(shard, _)| Some(*shard) != skipped);
-        others.find_map(|(shard, mut arena)| self.take_in_arena(shard, &mut arena, request, &find))
+    /// Takes the best block of the first arena that serves the request and has one.
+    fn take_in_arenas(&self, whose: Whose, request: &Request) -> Option<Taken> {
+        let mut arenas = self.shared.arenas.each_of(whose.owners(), self.only_arena(Some(request)));
+        arenas.find_map(|(shard, mut arena)| self.shared.take(shard, &mut arena, whose, request))
     }
 
     /// Frees a block that its user has freed already, to its heap; returns its bytes.
@@ -258,7 +187,7 @@ impl Heaps {
             return needed <= self.most_bytes;
         }
         // The pool's memory may be aligned by chance, and then needs none.
-        self.reclaim(Reclaim::Everything);
+        self.reclaim(None, Reclaim::Everything);
         self.serves_if_merged(request)
     }
 
@@ -283,47 +212,27 @@ impl Heaps {
 
     /// Finds the best fit among the blocks that `owner` freed in epoch `upto` or before.
     pub(crate) fn find(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<Fit> {
-        let fit = |heap: &Heap, chunk| {
-            let chunk: &Chunk = heap.chunk(chunk);
-            Fit { bytes: chunk.bytes, epoch: chunk.epoch() }
-        };
         let in_arenas = || {
-            let of_arena = |(_, arena): (_, SpinGuard<'_, Arena>)| {
-                arena.heap.find(owner, upto, request).map(|chunk| fit(&arena.heap, chunk))
-            };
-            let arenas = self.shared.arenas.each_of(owner, self.only_arena(request));
-            arenas.filter_map(of_arena).min_by_key(|fit| fit.bytes)
+            let arenas = self.shared.arenas.each_of([owner], self.only_arena(Some(request)));
+            arenas.filter_map(|(_, arena)| arena.heap.fit(owner, upto, request)).min_by_key(|fit| fit.bytes)
         };
         let in_large = || self.store.find(owner, upto, request);
         if self.is_small(request) { in_arenas().or_else(in_large) } else { in_large().or_else(in_arenas) }
     }
 
-    /// Allocates the block that [`find`](Self::find) finds.
-    pub(crate) fn take(&mut self, owner: Owner, upto: Epoch, request: &Request) -> Option<DevicePtr> {
-        let find = |heap: &Heap| heap.find(owner, upto, request);
-        let ready = if self.is_small(request) {
-            self.take_small(request, &[(owner, upto)], find)
-        } else {
-            let large = self.take_large(Whose::Of(owner, upto), request);
-            large.or_else(|| self.take_in_arenas(request, None, find))
-        };
-        ready.map(Ready::ptr)
-    }
-
-    /// Allocates an own or an unowned block; an own one first if `is_own_first`.
-    pub(crate) fn take_ready(
-        &mut self,
-        owner: Owner,
-        request: &Request,
-        is_own_first: bool,
-    ) -> Option<Ready> {
-        let find = |heap: &Heap| heap.find_for(owner, request, is_own_first);
+    /// Allocates the best block.
+    pub(crate) fn take(&mut self, whose: Whose, request: &Request) -> Option<Taken> {
         if self.is_small(request) {
-            return self.take_small(request, &[owner, ANY_STREAM].map(|owner| (owner, Epoch::MAX)), find);
+            let Whose::Joined(_) = whose else { return self.take_small(whose, request) };
+            let taken = self.take_in_arenas(whose, request);
+            // A span of joined bytes serves few requests, so it is taken only before an out-of-memory error.
+            return taken
+                .or_else(|| if self.is_short { self.take_in_new_span(whose, request) } else { None });
         }
-        let large = self.take_large(Whose::OwnOrUnowned { owner, is_own_first }, request);
         // An arena may have a free span.
-        large.or_else(|| self.take_in_arenas(request, None, find))
+        let Some(taken) = self.store.take(whose, request) else { return self.take_in_arenas(whose, request) };
+        self.insert(taken.chunk, taken.addr, request);
+        Some(taken)
     }
 
     /// Frees a block in use, or returns why it cannot be freed.
@@ -349,36 +258,9 @@ impl Heaps {
         Ok(())
     }
 
-    /// Allocates neighbouring free blocks that are partly the owner's and partly unowned.
-    pub(crate) fn take_with_unowned(&mut self, owner: Owner, request: &Request) -> Option<DevicePtr> {
-        let shared = Arc::clone(&self.shared);
-        let is_small = self.is_small(request);
-        if !is_small && let Some(ready) = self.take_large(Whose::Joined(owner), request) {
-            return Some(ready.ptr());
-        }
-        for (shard, mut arena) in shared.arenas.each_of(owner, self.only_arena(request)) {
-            if let Some((chunk, ..)) = arena.heap.take_with_unowned(owner, request) {
-                let block = shared.block_for(Arenas::heap_id(shard), chunk, request);
-                return Some(DevicePtr::new(arena.heap.insert_block(&shared.block_map, block)));
-            }
-        }
-        // Such a span serves few requests, so it is taken only before an out-of-memory error.
-        if !is_small || !self.is_short {
-            return None;
-        }
-        let span = self.store.take_span(Whose::Joined(owner), request.bytes, request, true)?;
-        let mut arena = shared.arenas.lock(request.shard);
-        self.take_in_span(&mut arena, &span, owner, Epoch::MAX, request)
-    }
-
     pub(crate) fn largest_free_block(&self) -> u64 {
         let small = self.shared.arenas.each().map(|(_, arena)| arena.heap.largest_free_block()).max();
         self.store.largest_free_block().max(small.unwrap_or(0))
-    }
-
-    /// Returns the sizes of a new region for the request; `None` if the pool's maximum does not allow one.
-    pub(crate) fn growth(&self, request: &Request) -> Option<Growth> {
-        self.store.growth(request)
     }
 
     /// Plans a growth with at most `most_new` bytes of new memory: for a request, or to hold it for later.
@@ -420,40 +302,21 @@ impl Heaps {
             self.set_short(false);
         }
         match self.store.commit(task) {
-            Committed::Block { chunk, addr, request } => Some(self.insert(chunk, addr, &request)),
+            Committed::Block { chunk, addr, request } => {
+                self.insert(chunk, addr, &request);
+                Some(DevicePtr::new(addr))
+            }
             Committed::Span(span, request) => {
-                let shared = Arc::clone(&self.shared);
-                let mut arena = shared.arenas.lock(request.shard);
+                let mut arena = self.shared.arenas.lock(request.shard);
                 arena.add_span(&span, ANY_STREAM);
-                let chunk = arena.heap.find(ANY_STREAM, Epoch::MAX, &request)?;
-                Some(shared.take(request.shard, &mut arena, chunk, &request))
+                let whose = Whose::Of(ANY_STREAM, Epoch::MAX);
+                self.shared.take(request.shard, &mut arena, whose, &request).map(|taken| taken.ptr())
             }
             Committed::Memory(owner, request) => {
                 self.set_cache_limits();
-                self.take(owner, Epoch::MAX, &request?)
+                self.take(Whose::Of(owner, Epoch::MAX), &request?).map(|taken| taken.ptr())
             }
             Committed::Nothing => None,
-        }
-    }
-
-    /// Undoes the plan of a task whose run failed, or that was not run.
-    pub(crate) fn abort(&mut self, task: Task) {
-        self.store.abort(task);
-    }
-
-    /// Plans the return of some unowned memory, while the pool holds more than `keep_bytes`.
-    pub(crate) fn plan_release(&mut self, keep_bytes: u64, most_calls: usize) -> Option<Task> {
-        self.store.plan_release(keep_bytes, most_calls)
-    }
-
-    /// Plans the release of the next free extent, for decay: see [`Pages::plan_step_task`].
-    pub(crate) fn plan_release_step(&mut self, keep_bytes: u64, at: &mut Cursor) -> Option<Task> {
-        match self.store.pages_mut() {
-            Some(pages) => pages.plan_step_task(keep_bytes, at),
-            None => {
-                at.is_at_end = true;
-                None
-            }
         }
     }
 
@@ -473,14 +336,9 @@ impl Heaps {
     }
 
     pub(crate) fn plan_excess(&mut self) -> Option<Task> {
-        self.reclaim(Reclaim::Everything);
-        let calls = self.calls_to_collect();
-        self.store.pages_mut()?.plan_excess_task(calls)
-    }
-
-    /// Plans the removal of mappings that a growth left behind.
-    pub(crate) fn plan_tidying(&mut self) -> Option<Task> {
-        self.store.pages_mut()?.plan_tidying_task()
+        self.reclaim(None, Reclaim::Everything);
+        let calls_of_look = self.calls_to_collect();
+        self.store.plan_release(Returning::Excess { calls_of_look })
     }
 
     /// Plans access of other devices to what is mapped, if no task is under way.
@@ -491,16 +349,6 @@ impl Heaps {
     /// Returns whether no task over pages is under way.
     pub(crate) fn is_at_rest(&self) -> bool {
         self.store.pages().is_none_or(Pages::is_at_rest)
-    }
-
-    /// Plans the release of all memory, in use or not.
-    pub(crate) fn plan_shutdown(&mut self) -> Task {
-        self.store.plan_shutdown()
-    }
-
-    /// Notes that a growth was refused.
-    pub(crate) fn note_refusal(&mut self) {
-        self.set_short(true);
     }
 
     /// Returns the request with its exact size, which is tried before the pool is out of memory.
@@ -531,21 +379,11 @@ impl Heaps {
         self.store.heaps().iter().any(may_have)
     }
 
-    /// Returns the bytes held from upstream or the driver.
-    pub(crate) fn bytes_reserved(&self) -> u64 {
-        self.store.bytes_reserved()
-    }
-
     /// Returns an upper bound of the reserved bytes that are in no block in use, and of those that are on
     /// their way back.
     pub(crate) fn idle_bytes(&self) -> u64 {
         let held = self.store.totals();
         (held.bytes_reserved + held.bytes_returning).saturating_sub(self.shared.least_live_bytes())
-    }
-
-    /// Returns whether at least `bytes` may be idle.
-    pub(crate) fn has_idle(&self, bytes: u64) -> bool {
-        self.store.bytes_free() >= bytes || self.idle_bytes() >= bytes
     }
 }
 

@@ -28,7 +28,6 @@ pub(crate) mod cache;
 pub(crate) mod central;
 mod decay;
 mod diagnose;
-mod exact_size;
 mod fast_path;
 mod handle;
 mod heaps;
@@ -183,7 +182,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
 
     /// Returns the bytes held from upstream or the driver, in use and free.
     pub fn pool_bytes(&self) -> u64 {
-        self.central.inspect(|heaps| heaps.store.bytes_reserved())
+        self.central.with_heaps(|heaps| heaps.store.bytes_reserved())
     }
 
     /// Returns the number of streams that the pool knows. It forgets streams without free blocks when others
@@ -201,7 +200,8 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     /// [maps no pages](Self::maps_pages) has plain memory, which other devices may use once they enabled peer
     /// access.
     pub fn peers(&self) -> Vec<DeviceId> {
-        self.central.inspect(|heaps| heaps.store.pages().map_or(Vec::new(), |pages| pages.backing().peers()))
+        self.central
+            .with_heaps(|heaps| heaps.store.pages().map_or(Vec::new(), |pages| pages.backing().peers()))
     }
 
     /// Gives another device access to the pool's memory: what is mapped now, and what will be. Takes about as
@@ -253,7 +253,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
                      requested from `allocate`, and the pointer that it returned"
                 )));
             }
-            let parts = self.central.inspect(|heaps| heaps.physical_of(ptr.address(), bytes));
+            let parts = self.central.with_heaps(|heaps| heaps.physical_of(ptr.address(), bytes));
             crate::share::ExportedBlock::new(self.central.driver(), &parts)
         };
         export().map_err(|error| error.in_stack(self))
@@ -271,7 +271,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
 
     /// Returns the blocks in use in the region at `base`, if there is one.
     pub(crate) fn live_in(&self, base: u64) -> Option<Vec<LiveBlock>> {
-        self.central.inspect(|heaps| heaps.live_in(base))
+        self.central.with_heaps(|heaps| heaps.live_in(base))
     }
 
     /// Returns the options, with rounded sizes.

@@ -12,58 +12,19 @@ use crate::pool::arena::Shard;
 use crate::pool::cache::stream_cache::StreamCache;
 use crate::pool::cache::thread_cache::ThreadCache;
 use crate::pool::heaps::{Heaps, Reclaim};
-use crate::stream_order::{Epoch, Owner};
+use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::tuning::LITTLE;
 
 impl Heaps {
     /// Returns the only arena that serves the request; `None` if all arenas do.
-    pub(super) fn only_arena(&self, request: &Request) -> Option<Shard> {
-        (!self.is_short && self.is_small(request)).then_some(request.shard)
+    pub(super) fn only_arena(&self, request: Option<&Request>) -> Option<Shard> {
+        request.filter(|request| !self.is_short && self.is_small(request)).map(|request| request.shard)
     }
 
-    /// Reclaims the caches of all threads; returns whether there were any blocks.
-    pub(crate) fn reclaim(&mut self, how: Reclaim) -> bool {
-        self.reclaim_from(None, how)
-    }
-
-    /// Reclaims the caches of the threads whose blocks could serve the request.
-    pub(crate) fn reclaim_for(&mut self, request: Option<&Request>, how: Reclaim) -> bool {
-        self.reclaim_from(request.and_then(|request| self.only_arena(request)), how)
-    }
-
-    /// Moves all blocks that were freed in epoch `upto` or before to another owner.
-    pub(crate) fn migrate(&mut self, from: Owner, upto: Epoch, to: Owner, epoch: Epoch) {
-        self.migrate_in(None, from, upto, to, epoch);
-    }
-
-    /// Moves blocks that could serve the request, or all, to another owner; returns whether
-    /// all of their blocks were moved.
-    pub(crate) fn migrate_for(
-        &mut self,
-        request: Option<&Request>,
-        from: Owner,
-        upto: Epoch,
-        to: Owner,
-        epoch: Epoch,
-    ) -> bool {
-        let only = request.and_then(|request| self.only_arena(request));
-        self.migrate_in(only, from, upto, to, epoch);
-        only.is_none() || !self.shared.arenas.are_contended()
-    }
-
-    /// Returns the bytes of an owner's free blocks.
-    pub(crate) fn free_bytes(&self, owner: Owner) -> u64 {
-        self.free_bytes_in(None, owner)
-    }
-
-    /// Returns the bytes of an owner's free blocks; with a request, only of those that could serve it.
-    pub(crate) fn free_bytes_for(&self, request: Option<&Request>, owner: Owner) -> u64 {
-        self.free_bytes_in(request.and_then(|request| self.only_arena(request)), owner)
-    }
-
-    /// Reclaims the caches of all threads, or of those that use one arena; returns whether there were any
-    /// blocks.
-    fn reclaim_from(&mut self, only: Option<Shard>, how: Reclaim) -> bool {
+    /// Reclaims the caches of all threads; with a request, only of those whose blocks could serve it. Returns
+    /// whether there were any blocks.
+    pub(crate) fn reclaim(&mut self, request: Option<&Request>, how: Reclaim) -> bool {
+        let only = self.only_arena(request);
         let mut any = false;
         let uses = |thread_cache: &ThreadCache| {
             only.is_none_or(|only| thread_cache.counts.shard.load(Ordering::Relaxed) == only)
@@ -77,17 +38,18 @@ impl Heaps {
         };
         let mut thread_caches: Vec<Arc<ThreadCache>> =
             self.shared.thread_caches.lock().iter().filter(has_some).cloned().collect();
-        let held: u64 = thread_caches.iter().map(|thread_cache| thread_cache.counts.small_bytes_held()).sum();
-        let reserved = match only {
-            Some(shard) if self.shared.arenas.are_contended() => {
-                self.shared.arenas.lock(shard).heap.bytes_reserved
-            }
-            _ => self.store.bytes_reserved(),
-        };
         // Over regions, and while threads contend, growing costs less than the loss of their caches.
-        let is_little = !self.shared.saves_memory() && held < reserved / LITTLE;
-        if how == Reclaim::All && !self.is_short && is_little {
-            thread_caches.clear();
+        if how == Reclaim::All && !self.is_short && !self.shared.saves_memory() {
+            let held = thread_caches.iter().map(|thread_cache| thread_cache.counts.small_bytes_held());
+            let reserved = match only {
+                Some(shard) if self.shared.arenas.are_contended() => {
+                    self.shared.arenas.lock(shard).heap.bytes_reserved
+                }
+                _ => self.store.bytes_reserved(),
+            };
+            if held.sum::<u64>() < reserved / LITTLE {
+                thread_caches.clear();
+            }
         }
         for stream_cache in thread_caches.iter().flat_map(|thread_cache| thread_cache.stream_caches()) {
             any |= self.flush(&stream_cache, how);
@@ -121,20 +83,22 @@ impl Heaps {
         any
     }
 
-    /// Moves the blocks that were freed in epoch `upto` or before to another owner: large ones, and those of
-    /// all arenas or one.
-    fn migrate_in(&mut self, only: Option<Shard>, from: Owner, upto: Epoch, to: Owner, epoch: Epoch) {
-        for (_, mut arena) in self.shared.arenas.each_of(from, only) {
-            arena.heap.migrate(from, upto, to, epoch);
+    /// Makes the blocks unowned that were freed in epoch `upto` or before; with a request, only those that
+    /// could serve it. Returns whether there are no others.
+    pub(crate) fn disown(&mut self, request: Option<&Request>, owner: Owner, upto: Epoch) -> bool {
+        let only = self.only_arena(request);
+        for (_, mut arena) in self.shared.arenas.each_of([owner], only) {
+            arena.heap.migrate(owner, upto, ANY_STREAM, 0);
         }
         // Before the large blocks, since spans keep their owner.
         self.take_spans_back();
-        self.store.migrate(from, upto, to, epoch);
+        self.store.migrate(owner, upto, ANY_STREAM, 0);
+        only.is_none() || !self.shared.arenas.are_contended()
     }
 
-    /// Returns the bytes of an owner's free blocks: large ones, and those of all arenas or one.
-    fn free_bytes_in(&self, only: Option<Shard>, owner: Owner) -> u64 {
-        let arenas = self.shared.arenas.each_of(owner, only);
+    /// Returns the bytes of an owner's free blocks; with a request, only of those that could serve it.
+    pub(crate) fn free_bytes(&self, request: Option<&Request>, owner: Owner) -> u64 {
+        let arenas = self.shared.arenas.each_of([owner], self.only_arena(request));
         arenas.map(|(_, arena)| arena.heap.free_bytes(owner)).sum::<u64>() + self.store.free_bytes(owner)
     }
 }

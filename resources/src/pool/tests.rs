@@ -256,7 +256,7 @@ fn a_completed_event_serves_all_arenas() {
         let freed: Vec<(u32, DevicePtr)> = blocks.filter(|(number, _)| number % 2 == 1).collect();
         // SAFETY: they came from this pool with this size, and nothing uses them.
         freed.iter().for_each(|(_, ptr)| unsafe { pool.deallocate_bytes(*ptr, BYTES, donor) });
-        pool.central.with_heaps(|heaps| heaps.reclaim(Reclaim::Everything));
+        pool.central.with_heaps(|heaps| heaps.reclaim(None, Reclaim::Everything));
         freed.into_iter().map(|(_, ptr)| ptr).collect::<Vec<_>>()
     };
     let free: [Vec<DevicePtr>; 2] = [free_in(0), free_in(second)];

@@ -2,42 +2,22 @@
 
 use std::sync::atomic::Ordering;
 
-use millpond_core::FreeCounts;
+use millpond_core::ResourceStatistics;
 
 use crate::pool::heaps::Heaps;
 
-/// The sizes and counts of a pool.
-#[derive(Clone, Copy, Default, Debug)]
-pub(crate) struct PoolTotals {
-    pub(crate) bytes_in_use: u64,
-    pub(crate) bytes_requested: u64,
-    pub(crate) peak_bytes_in_use: u64,
-    pub(crate) bytes_reserved: u64,
-    pub(crate) peak_bytes_reserved: u64,
-    pub(crate) bytes_beyond_slack: u64,
-    pub(crate) blocks_in_use: u64,
-    pub(crate) blocks_free: u64,
-    pub(crate) regions: u64,
-    /// Accepted deallocations so far.
-    pub(crate) deallocations: u64,
-    pub(crate) frees: FreeCounts,
-    /// Allocations without the pool's lock that took a block of their own stream.
-    pub(crate) own_stream: u64,
-    /// Allocations without the pool's lock that took an unowned block.
-    pub(crate) completed: u64,
-}
-
 impl Heaps {
-    /// Returns sizes and counts.
-    pub(crate) fn totals(&self) -> PoolTotals {
+    /// Returns sizes and counts, but not the largest free block. The ladder counts only the allocations that
+    /// took no lock of the pool.
+    pub(crate) fn totals(&self) -> ResourceStatistics {
         let held = self.store.totals();
-        let mut totals = PoolTotals {
+        let mut totals = ResourceStatistics {
             bytes_reserved: held.bytes_reserved,
             peak_bytes_reserved: held.peak_bytes_reserved,
             bytes_beyond_slack: held.beyond_slack,
             blocks_free: held.blocks_free,
             regions: held.regions as u64,
-            ..PoolTotals::default()
+            ..ResourceStatistics::default()
         };
         for (_, arena) in self.shared.arenas.each() {
             totals.blocks_free += arena.heap.blocks_free;
@@ -50,8 +30,8 @@ impl Heaps {
             requested += thread.live_requested;
             blocks_held += thread.blocks_held as i64;
             blocks += thread.allocations as i64 - thread.deallocations as i64;
-            totals.own_stream += thread.own_stream;
-            totals.completed += thread.completed;
+            totals.ladder.own_stream += thread.own_stream;
+            totals.ladder.completed += thread.completed;
             totals.deallocations += thread.deallocations;
             totals.frees += thread.frees;
         });

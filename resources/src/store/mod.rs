@@ -13,13 +13,13 @@ use std::fmt::Debug;
 
 pub(crate) use crate::store::regions::{FixedBlocks, Regions};
 pub(crate) use crate::store::task::{
-    Committed, Need, NewRegion, NewSpan, NoMemory, Purpose, ReturnedRegions, Task, Try,
+    Committed, Need, NewRegion, NewSpan, NoMemory, Purpose, ReturnedRegions, Returning, Task, Try,
 };
 
 use crate::block_map::{Block, BlockMap, ChunkId};
 use crate::heap::Heap;
 use crate::heap::chunk::Chunk;
-use crate::heap::request::{Fit, Request};
+use crate::heap::request::{Fit, Request, Taken, Whose};
 use crate::store::pages::Pages;
 use crate::stream_order::{Epoch, Owner};
 
@@ -48,9 +48,8 @@ pub(crate) trait Store: Debug + Send {
     /// than the need allows.
     fn plan(&mut self, need: &Need) -> Result<Task, NoMemory>;
 
-    /// Plans the return of some unowned memory, while the pool holds more than `keep_bytes`: with about
-    /// `most_calls` driver calls.
-    fn plan_release(&mut self, keep_bytes: u64, most_calls: usize) -> Option<Task>;
+    /// Plans the return of unowned memory.
+    fn plan_release(&mut self, which: Returning<'_>) -> Option<Task>;
 
     /// Plans the release of all memory, in use or not. Afterwards the store is used no more.
     fn plan_shutdown(&mut self) -> Task;
@@ -137,25 +136,6 @@ pub(crate) trait Store: Debug + Send {
     fn set_one_stream(&mut self, has_one_stream: bool) {
         self.heaps_mut().iter_mut().for_each(|heap| heap.has_one_stream = has_one_stream);
     }
-}
-
-/// Whose free bytes may serve a request.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Whose {
-    /// An owner's, freed in this epoch or before.
-    Of(Owner, Epoch),
-    /// An owner's and unowned ones; with `is_own_first` the owner's alone if they serve.
-    OwnOrUnowned { owner: Owner, is_own_first: bool },
-    /// Contiguous bytes of which the owner owns a part and the rest is unowned.
-    Joined(Owner),
-}
-
-/// Bytes that were taken for a request.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Taken {
-    pub(crate) chunk: ChunkId,
-    pub(crate) addr: u64,
-    pub(crate) was_unowned: bool,
 }
 
 /// The sizes in bytes of a new region from upstream.

@@ -1,15 +1,15 @@
 //! A store of regions from upstream.
 
-use millpond_core::ALLOCATION_ALIGNMENT;
+use millpond_core::{ALLOCATION_ALIGNMENT, DevicePtr};
 
 use crate::block_map::{Block, BlockMap, ChunkId};
-use crate::heap::Heap;
 use crate::heap::chunk::Chunk;
-use crate::heap::request::{Fit, Request};
+use crate::heap::request::{Fit, Request, Taken, Whose};
 use crate::heap::size_class::LARGEST_SMALL;
+use crate::heap::{Heap, Region};
 use crate::store::{
-    Committed, Growth, Need, NewRegion, NewSpan, NoMemory, Purpose, ReturnedRegions, Store, Taken, Task,
-    Totals, Try, Whose,
+    Committed, Growth, Need, NewRegion, NewSpan, NoMemory, Purpose, ReturnedRegions, Returning, Store, Task,
+    Totals, Try,
 };
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::tuning::{CHUNKS_COMPARED, DEVICE_PAGE, LITTLE};
@@ -61,25 +61,9 @@ impl Regions {
         }
     }
 
-    fn add(&mut self, base: u64, bytes: u64, owner: Owner, epoch: Epoch) {
-        self.heap.next_number = self.heap.next_number.wrapping_add(1);
-        self.heap.add_region(base, bytes, owner, epoch);
-        self.next_region = self.next_region.saturating_mul(2);
-        self.peak_bytes_reserved = self.peak_bytes_reserved.max(self.heap.bytes_reserved);
-    }
-
-    fn fit(&self, id: ChunkId) -> Fit {
-        let chunk = self.heap.chunk(id);
-        Fit { bytes: chunk.bytes, epoch: chunk.epoch() }
-    }
-
-    /// Removes the oldest region that is free and unowned.
-    fn remove_free(&mut self) -> Option<(u64, u64)> {
-        let (region, ..) = self.heap.remove_free_region(|chunk| chunk.owner() == ANY_STREAM)?;
-        Some((region.base, region.bytes))
-    }
-
-    fn plan_return(&mut self, regions: ReturnedRegions) -> Task {
+    fn plan_return(&mut self, regions: impl IntoIterator<Item = Region>) -> Task {
+        let left: Vec<_> = regions.into_iter().map(|it| (DevicePtr::new(it.base), it.bytes)).collect();
+        let regions = ReturnedRegions { bytes: left.iter().map(|(_, bytes)| bytes).sum(), left };
         self.returning += regions.bytes;
         Task::Return(regions)
     }
@@ -87,23 +71,11 @@ impl Regions {
 
 impl Store for Regions {
     fn find(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<Fit> {
-        self.heap.find(owner, upto, request).map(|id| self.fit(id))
+        self.heap.fit(owner, upto, request)
     }
 
     fn take(&mut self, whose: Whose, request: &Request) -> Option<Taken> {
-        let found = match whose {
-            Whose::Of(owner, upto) => self.heap.find(owner, upto, request)?,
-            Whose::OwnOrUnowned { owner, is_own_first } => {
-                self.heap.find_for(owner, request, is_own_first)?
-            }
-            Whose::Joined(owner) => {
-                let (chunk, addr, _) = self.heap.take_with_unowned(owner, request)?;
-                return Some(Taken { chunk, addr, was_unowned: false });
-            }
-        };
-        let was_unowned = self.heap.chunk(found).owner() == ANY_STREAM;
-        let chunk = self.heap.take(found, request.bytes, request.alignment);
-        Some(Taken { chunk, addr: self.heap.chunk(chunk).addr, was_unowned })
+        self.heap.take_best(whose, request)
     }
 
     fn take_span(
@@ -115,13 +87,13 @@ impl Store for Regions {
     ) -> Option<NewSpan> {
         let (chunk, bytes, epoch) = match whose {
             Whose::Joined(owner) => {
-                let (chunk, _, epoch) = self.heap.take_with_unowned(owner, request)?;
+                let Taken { chunk, epoch, .. } = self.heap.take_with_unowned(owner, request)?;
                 (chunk, request.bytes, epoch)
             }
             Whose::Of(owner, upto) => {
                 let best = self.heap.find(owner, upto, &Request { bytes: wanted, ..*request });
                 let found = best.or_else(|| self.heap.largest_for(owner, upto, request))?;
-                let Fit { bytes, epoch } = self.fit(found);
+                let (bytes, epoch) = (self.heap.chunk(found).bytes, self.heap.chunk(found).epoch());
                 // A rest too small for a large block would serve no request.
                 let is_small_rest = bytes.saturating_sub(wanted) <= LARGEST_SMALL;
                 let bytes = if is_small_rest { bytes } else { wanted };
@@ -135,7 +107,7 @@ impl Store for Regions {
     }
 
     fn insert_block(&mut self, block_map: &BlockMap, block: Block, _addr: u64) {
-        self.heap.insert_block(block_map, block);
+        self.heap.insert_block(block_map, block.chunk, block);
     }
 
     fn free(&mut self, block: ChunkId, owner: Owner, epoch: Epoch) {
@@ -163,15 +135,21 @@ impl Store for Regions {
         Ok(Task::Region(NewRegion::new(bytes, growth.after_refusal(bytes), need.purpose)))
     }
 
-    fn plan_release(&mut self, keep_bytes: u64, _most_calls: usize) -> Option<Task> {
-        // One at a time: until upstream has it, no other thread can use it.
-        let region = if self.heap.bytes_reserved > keep_bytes { self.remove_free() } else { None };
-        region.map(|region| self.plan_return(ReturnedRegions::new([region])))
+    fn plan_release(&mut self, which: Returning<'_>) -> Option<Task> {
+        match which {
+            // One at a time: until upstream has it, no other thread can use it.
+            Returning::Free { keep_bytes, .. } if self.heap.bytes_reserved > keep_bytes => {
+                let (region, ..) = self.heap.remove_free_region(|chunk| chunk.owner() == ANY_STREAM)?;
+                return Some(self.plan_return([region]));
+            }
+            Returning::Step { at, .. } => at.is_at_end = true,
+            Returning::Free { .. } | Returning::Excess { .. } | Returning::Mappings => {}
+        }
+        None
     }
 
     fn plan_shutdown(&mut self) -> Task {
-        let regions = self.heap.remove_all_regions().into_iter();
-        let regions = ReturnedRegions::new(regions.map(|region| (region.base, region.bytes)));
+        let regions = self.heap.remove_all_regions();
         self.plan_return(regions)
     }
 
@@ -179,7 +157,10 @@ impl Store for Regions {
         match task {
             Task::Region(NewRegion { bytes, base, owner: (owner, epoch), purpose, .. }) => {
                 self.growing -= bytes;
-                self.add(base.address(), bytes, owner, epoch);
+                self.heap.next_number = self.heap.next_number.wrapping_add(1);
+                self.heap.add_region(base.address(), bytes, owner, epoch);
+                self.next_region = self.next_region.saturating_mul(2);
+                self.peak_bytes_reserved = self.peak_bytes_reserved.max(self.heap.bytes_reserved);
                 Committed::Memory(owner, purpose.request())
             }
             task => {
@@ -291,7 +272,7 @@ mod tests {
 
     fn regions(bytes: u64) -> Regions {
         let mut regions = Regions::new(u64::MAX, None);
-        regions.add(1 << 40, bytes, ANY_STREAM, 7);
+        regions.heap.add_region(1 << 40, bytes, ANY_STREAM, 7);
         regions
     }
 
@@ -333,7 +314,11 @@ mod tests {
         let Ok(Task::Region(mut region)) = regions.plan(&need) else { panic!("there is room again") };
         region.base = millpond_core::DevicePtr::new(1 << 40);
         assert!(matches!(regions.commit(Task::Region(region)), Committed::Memory(ANY_STREAM, Some(_))));
-        let Some(Task::Return(mut back)) = regions.plan_release(0, 64) else { panic!("it is free") };
+        let Some(Task::Return(mut back)) =
+            regions.plan_release(Returning::Free { keep_bytes: 0, most_calls: 64 })
+        else {
+            panic!("it is free")
+        };
         let held = |regions: &Regions| (regions.bytes_reserved(), regions.totals().bytes_returning);
         assert_eq!(held(&regions), (0, back.bytes));
         assert!(back.bytes >= 10 * MIB);
@@ -342,8 +327,9 @@ mod tests {
         regions.commit(Task::Return(back));
         assert_eq!(held(&regions), (0, 0));
         // What upstream did not take back is the pool's again.
-        regions.add(1 << 40, bytes, ANY_STREAM, 0);
-        let back = regions.plan_release(0, 64).expect("it is free");
+        regions.heap.add_region(1 << 40, bytes, ANY_STREAM, 0);
+        let back =
+            regions.plan_release(Returning::Free { keep_bytes: 0, most_calls: 64 }).expect("it is free");
         regions.abort(back);
         assert_eq!(held(&regions), (bytes, 0));
         regions.validate();

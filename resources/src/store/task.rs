@@ -5,7 +5,7 @@ use millpond_core::driver::{Driver, DriverResult};
 use millpond_core::{DevicePtr, Error, MemoryInfo};
 
 use crate::block_map::ChunkId;
-use crate::heap::request::Request;
+use crate::heap::request::{Cursor, Request};
 use crate::store::pages::{Admission, Plan, Release};
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 
@@ -73,6 +73,19 @@ pub(crate) enum Try {
     AtOnce(u32),
     /// No new memory: stitches free pages only.
     FreeOnly,
+}
+
+/// Which unowned memory a task returns.
+#[derive(Debug)]
+pub(crate) enum Returning<'a> {
+    /// What the pool holds beyond `keep_bytes`: some of it, by about `most_calls` driver calls.
+    Free { keep_bytes: u64, most_calls: usize },
+    /// The next free extent, while the pool holds more than `keep_bytes`; regions do not return in steps.
+    Step { keep_bytes: u64, at: &'a mut Cursor },
+    /// What pages hold beyond their target; a look at all streams took `calls_of_look` driver calls.
+    Excess { calls_of_look: u64 },
+    /// Mappings that a growth left behind.
+    Mappings,
 }
 
 /// A region that the pool takes from upstream.
@@ -152,14 +165,6 @@ impl NewRegion {
     }
 }
 
-impl ReturnedRegions {
-    pub(crate) fn new(regions: impl IntoIterator<Item = (u64, u64)>) -> Self {
-        let left: Vec<(DevicePtr, u64)> =
-            regions.into_iter().map(|(base, bytes)| (DevicePtr::new(base), bytes)).collect();
-        Self { bytes: left.iter().map(|(_, bytes)| bytes).sum(), left }
-    }
-}
-
 impl Task {
     /// Returns whether the task takes memory.
     pub(crate) fn is_growth(&self) -> bool {
@@ -182,7 +187,7 @@ impl Task {
     /// Returns the bytes of new memory that the task takes.
     pub(crate) fn new_bytes(&self) -> u64 {
         match self {
-            Self::Map { plan, .. } => plan.new_bytes(),
+            Self::Map { plan, .. } => plan.work.new_bytes(),
             Self::Region(region) => region.bytes,
             Self::Release(_) | Self::Return(_) | Self::Admit(_) => 0,
         }
@@ -209,14 +214,14 @@ impl Task {
     /// Changes the task to take its new pages in one driver call.
     pub(crate) fn take_at_once(&mut self) {
         if let Self::Map { plan, .. } = self {
-            plan.take_at_once();
+            plan.work.take_at_once();
         }
     }
 
     /// Makes the task's driver calls. Regions come from upstream and return there, which the caller calls.
     pub(crate) fn run(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         match self {
-            Self::Map { plan, .. } => plan.run(driver),
+            Self::Map { plan, .. } => plan.work.run(driver),
             Self::Release(release) => release.run(driver),
             Self::Admit(admission) => admission.run(driver),
             Self::Region(_) | Self::Return(_) => Ok(()),
@@ -226,7 +231,7 @@ impl Task {
     /// Undoes the driver calls of a run that did not return. Regions are with the caller.
     pub(crate) fn undo(&mut self, driver: &dyn Driver) {
         if let Self::Map { plan, .. } = self {
-            plan.undo(driver);
+            plan.work.undo(driver, false);
         }
     }
 }

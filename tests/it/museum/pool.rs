@@ -120,8 +120,9 @@ const MISTAKES: &[Mistake] = &[
     mistake(
         "an arena ignores the owner of a block",
         "pool/fast_path.rs",
-        "= arena.heap.find_for(stream_cache.stream.owner, &request, false) else",
-        "= (0..9).find_map(|owner| arena.heap.find_for(owner, &request, false)) else",
+        "= self.shared.take(shard, &mut arena, whose, &request) else",
+        "= (0..9).map(|owner| Whose::OwnOrUnowned { owner, is_own_first: false }).chain([whose]) \
+         .find_map(|whose| self.shared.take(shard, &mut arena, whose, &request)) else",
         "Device(",
     ),
     mistake(
@@ -155,22 +156,22 @@ const MISTAKES: &[Mistake] = &[
     mistake(
         "a completed event covers later frees",
         "pool/central/collect.rs",
-        "self.heaps.migrate_for(request, owner, epoch, ANY_STREAM, 0)",
-        "self.heaps.migrate_for(request, owner, Epoch::MAX, ANY_STREAM, 0)",
+        "self.heaps.disown(request, owner, epoch)",
+        "self.heaps.disown(request, owner, Epoch::MAX)",
         "Device(",
     ),
     mistake(
         "a stream that waits for another one takes what that one frees later",
         "pool/central/ladder.rs",
-        "self.heaps.take(donor, event.donor.epoch, &ask.request)?",
-        "self.heaps.take(donor, Epoch::MAX, &ask.request)?",
+        "self.heaps.take(Whose::Of(donor, event.donor.epoch), &ask.request)?",
+        "self.heaps.take(Whose::Of(donor, Epoch::MAX), &ask.request)?",
         "Device(",
     ),
     mistake(
         "a small block from a new span may be freed later than its stream was waited for",
         "pool/heaps.rs",
-        "        let chunk = arena.heap.find(owner, upto, request)?;\n",
-        "        let chunk = arena.heap.find(owner, Epoch::MAX, request)?;\n",
+        "&mut arena, Whose::Of(owner, whose.upto()), request)",
+        "&mut arena, Whose::Of(owner, Epoch::MAX), request)",
         "Device(",
     ),
     mistake(
@@ -183,15 +184,15 @@ const MISTAKES: &[Mistake] = &[
     mistake(
         "decay releases memory that a stream still owns",
         "store/pages/release.rs",
-        "free_from(ANY_STREAM, at.bytes.max(self.granularity))",
-        "free_from(1, at.bytes.max(self.granularity))",
+        "free_from(ANY_STREAM, from)",
+        "free_from(1, from)",
         "Device(",
     ),
     mistake(
         "decay unmaps a handle that a block is in, in the primary mapping or in an alias",
         "store/pages/release.rs",
-        "            let end = extent.addr + extent.bytes;\n            // The first",
-        "            let end = extent.addr + extent.bytes + self.granularity;\n            // The first",
+        "let (start, end) = (extent.addr, extent.addr + extent.bytes);",
+        "let (start, end) = (extent.addr, extent.addr + extent.bytes + self.granularity);",
         "Device(",
     ),
     mistake(

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::pool::cache::thread_counts::ThreadTotals;
 use crate::pool::heaps::Heaps;
 use crate::tuning::{
     CACHED_BYTES, CACHED_SHARE, CACHED_SHARE_SAVING, CONTENDED_SHARE, STEADY_AFTER, STEADY_SHARE,
@@ -20,20 +21,22 @@ impl Heaps {
     /// Stitching misses cached blocks, so with pages the limits are low while the pool grows. In the steady
     /// state threads may cache a part of the free bytes.
     pub(crate) fn set_cache_limits(&mut self) {
-        let in_use = self.store.bytes_reserved() - self.store.bytes_free();
-        let (mut stream_caches, mut held) = (0, 0);
+        let held = self.store.totals();
+        let in_use = held.bytes_reserved - held.bytes_free;
+        let (mut stream_caches, mut cached, mut operations) = (0, 0, 0);
         self.shared.thread_caches.each(|thread_cache| {
+            let ThreadTotals { allocations, deallocations, .. } = thread_cache.counts.totals();
+            operations += allocations + deallocations;
             stream_caches += thread_cache.stream_cache_count() as u64;
-            held += thread_cache.counts.small_bytes_held();
+            cached += thread_cache.counts.small_bytes_held();
         });
-        let is_steady =
-            self.live_bytes_and_operations().1.saturating_sub(self.last_growth_at) >= STEADY_AFTER;
+        let is_steady = operations.saturating_sub(self.last_growth_at) >= STEADY_AFTER;
         let (share, least) = match self.shared.saves_memory() {
             false => (CACHED_SHARE, CACHED_BYTES),
             true => (CACHED_SHARE_SAVING, CACHED_BYTES / 4),
         };
         let in_arenas = || self.shared.arenas.each().map(|(_, arena)| arena.heap.bytes_free).sum::<u64>();
-        let free = if is_steady { (self.store.bytes_free() + in_arenas() + held) / STEADY_SHARE } else { 0 };
+        let free = if is_steady { (held.bytes_free + in_arenas() + cached) / STEADY_SHARE } else { 0 };
         let free = if self.shared.arenas.are_contended() { free.min(in_use / CONTENDED_SHARE) } else { free };
         let cached = ((in_use / share).max(free) / stream_caches.max(1)).max(least);
         // With one stream, a thread evicts its large block before it searches, so its stitching misses none.

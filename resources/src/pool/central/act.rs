@@ -273,10 +273,10 @@ impl<R: DeviceMemoryResource> Central<R> {
         };
         if let Err(panic) = catch_unwind(AssertUnwindSafe(tell)) {
             match step {
-                Step::Run(task) => self.state.lock().heaps.abort(task),
+                Step::Run(task) => self.state.lock().heaps.store.abort(task),
                 Step::Collect(mut inquiry) => self.settle_all(&mut inquiry),
                 Step::Served(ptr, tidying) => {
-                    tidying.into_iter().for_each(|task| self.state.lock().heaps.abort(task));
+                    tidying.into_iter().for_each(|task| self.state.lock().heaps.store.abort(task));
                     self.free_again(ptr, &ask.request, ask.stream);
                 }
                 _ => {}

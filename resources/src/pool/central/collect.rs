@@ -126,7 +126,7 @@ impl State {
     /// Returns the streams that own free blocks; with a request, only those that could serve it.
     pub(crate) fn donors(&self, request: Option<&Request>) -> Vec<Donor> {
         let donor = |(owner, slot): (Owner, &Slot)| {
-            let bytes = self.heaps.free_bytes_for(request, owner);
+            let bytes = self.heaps.free_bytes(request, owner);
             (bytes > 0).then(|| Donor { id: slot.id, epoch: slot.epoch(), bytes })
         };
         self.streams.iter().filter_map(donor).collect()
@@ -227,7 +227,7 @@ impl State {
     pub(crate) fn complete(&mut self, recorded: &RecordedEvent, request: Option<&Request>) {
         if let Some((owner, slot)) = self.streams.find_mut(recorded.donor.id) {
             let epoch = recorded.donor.epoch;
-            let is_all = self.heaps.migrate_for(request, owner, epoch, ANY_STREAM, 0);
+            let is_all = self.heaps.disown(request, owner, epoch);
             // Otherwise the event is still needed for the remaining blocks.
             if is_all && slot.recorded_epoch == Some(epoch) {
                 slot.recorded_epoch = None;

@@ -9,7 +9,7 @@ use millpond_core::{Result, StreamId};
 use crate::heap::request::Cursor;
 use crate::pool::central::collect::Donor;
 use crate::pool::central::{CentralCore, State};
-use crate::stream_order::ANY_STREAM;
+use crate::store::Returning;
 
 impl CentralCore {
     /// Makes completed blocks unowned, stream by stream.
@@ -42,7 +42,7 @@ impl CentralCore {
             let mut state = self.state.lock();
             let State { heaps, streams, .. } = &mut *state;
             let Some((owner, slot)) = streams.find_mut(id) else { return Ok(()) };
-            if heaps.free_bytes(owner) == 0 {
+            if heaps.free_bytes(None, owner) == 0 {
                 return Ok(());
             }
             Donor { id, epoch: slot.epoch(), bytes: 0 }
@@ -59,7 +59,7 @@ impl CentralCore {
             let mut state = self.state.lock();
             let State { heaps, streams, .. } = &mut *state;
             let Some((owner, _)) = streams.find_mut(id) else { return Ok(()) };
-            heaps.migrate_step(owner, recorded_event.donor.epoch, ANY_STREAM, 0, &mut at);
+            heaps.disown_step(owner, recorded_event.donor.epoch, &mut at);
         }
         Ok(())
     }
@@ -77,7 +77,8 @@ impl CentralCore {
             if !turn.is_mine() || self.is_closed_or_lost() {
                 break;
             }
-            let task = self.state.lock().heaps.plan_release_step(keep_bytes, &mut at);
+            let step = Returning::Step { keep_bytes, at: &mut at };
+            let task = self.state.lock().heaps.store.plan_release(step);
             released += task.map_or(Ok(0), |task| self.run_task(task, None))?;
             // A thread that waits to grow goes first.
             turn.hand_on();

@@ -9,13 +9,13 @@ use std::cmp::Reverse;
 
 use millpond_core::{ErrorKind, StreamRef};
 
-use crate::heap::request::Request;
+use crate::heap::request::{Request, Whose};
 use crate::pool::central::State;
 use crate::pool::central::ask::{Answer, Ask, Look, Rung, Step};
 use crate::pool::central::collect::{Donor, RecordedEvent};
 use crate::pool::central::device_books::Reading;
 use crate::pool::heaps::Reclaim;
-use crate::store::{NoMemory, Task, Try};
+use crate::store::{NoMemory, Returning, Task, Try};
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::tuning::{CALLS_PER_RELEASE, LITTLE, RETRIES};
 
@@ -25,7 +25,9 @@ impl State {
         let exact = self.heaps.exact(&request);
         let mut ask = Ask::new(request, exact, true, stream);
         ask.is_impossible = !self.heaps.can_ever_serve(&exact);
-        ask.idle = (!self.heaps.has_idle(exact.bytes)).then(|| self.heaps.idle_bytes());
+        if self.heaps.store.bytes_free() < exact.bytes {
+            ask.idle = Some(self.heaps.idle_bytes()).filter(|idle| *idle < exact.bytes);
+        }
         ask
     }
 
@@ -65,13 +67,13 @@ impl State {
                 if may_learn { self.collect(&request, true) } else { None }
             }
             Rung::MakeRoom if may_wait && self.sets_a_peak(ask) && !self.backlog.is_long() => {
-                self.release(ask, self.heaps.bytes_reserved().saturating_sub(request.bytes))
+                self.release(ask, self.heaps.store.bytes_reserved().saturating_sub(request.bytes))
             }
             Rung::Grow => self.grow(ask),
             Rung::Short => {
                 ask.reading = None;
-                self.heaps.note_refusal();
-                self.heaps.reclaim(Reclaim::All);
+                self.heaps.set_short(true);
+                self.heaps.reclaim(None, Reclaim::All);
                 self.take(ask)
             }
             Rung::Completed if may_wait && self.rules.reuse.completed => self.collect(&request, false),
@@ -150,7 +152,7 @@ impl State {
             }
             if is_impossible || is_beyond_device {
                 ask.told = Some("it is more than there can be");
-                self.heaps.reclaim(Reclaim::Everything);
+                self.heaps.reclaim(None, Reclaim::Everything);
                 return Some(Step::Refuse(NoMemory::Impossible(reading.and_then(|reading| reading.info))));
             }
         }
@@ -176,9 +178,9 @@ impl State {
     /// Takes a block without a driver call.
     fn take(&mut self, ask: &Ask) -> Option<Step> {
         let ptr = self.take_ready(ask.owner, &ask.request).or_else(|| {
-            let ptr = self.heaps.take_with_unowned(ask.owner, &ask.request)?;
+            let taken = self.heaps.take(Whose::Joined(ask.owner), &ask.request)?;
             self.ladder.own_stream += 1;
-            Some(ptr)
+            Some(taken.ptr())
         })?;
         Some(Step::Served(ptr, None))
     }
@@ -187,7 +189,7 @@ impl State {
     fn flush_and_take(&mut self, ask: &mut Ask, how: Reclaim) -> Option<Step> {
         // The driver may refuse to grow during a capture, so all caches are flushed before.
         let only_for = (!ask.is_capturing).then_some(&ask.request);
-        ask.has_flushed = self.heaps.reclaim_for(only_for, how);
+        ask.has_flushed = self.heaps.reclaim(only_for, how);
         if ask.has_flushed { self.take(ask) } else { None }
     }
 
@@ -212,7 +214,7 @@ impl State {
         if self.streams.len() < 2 {
             return false;
         }
-        let free_bytes = |owner| self.heaps.free_bytes_for(Some(request), owner);
+        let free_bytes = |owner| self.heaps.free_bytes(Some(request), owner);
         let others = self.streams.iter().map(|(owner, _)| owner).filter(|owner| *owner != taker);
         let others: u64 = others.map(free_bytes).sum();
         others > 0 && others + free_bytes(ANY_STREAM) + free_bytes(taker) >= request.bytes
@@ -222,13 +224,13 @@ impl State {
     /// called since.
     fn unreachable_bytes(&self) -> u64 {
         let unreachable = self.streams.iter().filter(|(_, slot)| slot.cell.is_record_requested());
-        unreachable.map(|(owner, _)| self.heaps.free_bytes(owner)).sum()
+        unreachable.map(|(owner, _)| self.heaps.free_bytes(None, owner)).sum()
     }
 
     /// Returns whether streams that may be destroyed own so much that all streams are worth waiting for. Some
     /// may have called since they were counted first, or their work may be completed.
     fn should_wait_for_unreachable(&self, ask: &Ask) -> bool {
-        let are_many = |bytes| bytes > 0 && bytes > self.heaps.bytes_reserved() / LITTLE;
+        let are_many = |bytes| bytes > 0 && bytes > self.heaps.store.bytes_reserved() / LITTLE;
         are_many(ask.unreachable_bytes) && are_many(self.unreachable_bytes()) && !self.backlog.is_long()
     }
 
@@ -238,7 +240,7 @@ impl State {
         if self.rules.maps_pages || self.rules.upstream_is_ordered {
             return false;
         }
-        let growth = self.heaps.growth(&ask.request).map_or(0, |growth| growth.preferred);
+        let growth = self.heaps.store.growth(&ask.request).map_or(0, |growth| growth.preferred);
         let held = self.heaps.store.totals();
         held.bytes_reserved + growth > held.peak_bytes_reserved
     }
@@ -246,7 +248,8 @@ impl State {
     /// Returns free memory until no more than `keep_bytes` is left, one task after the other.
     fn release(&mut self, ask: &mut Ask, keep_bytes: u64) -> Option<Step> {
         ask.keep_bytes = keep_bytes;
-        self.heaps.plan_release(keep_bytes, CALLS_PER_RELEASE).map(Step::Run)
+        let free = Returning::Free { keep_bytes, most_calls: CALLS_PER_RELEASE };
+        self.heaps.store.plan_release(free).map(Step::Run)
     }
 
     /// Takes new memory, and the block from it.
@@ -318,14 +321,14 @@ impl State {
                 if ask.rung == Rung::Admit { None } else { self.release(ask, ask.keep_bytes) }
             }
             Answer::TooLittle(reading) => {
-                self.heaps.abort(task);
+                self.heaps.store.abort(task);
                 self.plan(ask, Some(reading))
             }
             Answer::Failed(error) => {
                 // An upstream that bounds its requests reports an invalid argument for larger ones.
                 let is_too_large =
                     task.is_region() && next.is_some() && error.kind() == ErrorKind::InvalidArgument;
-                self.heaps.abort(task);
+                self.heaps.store.abort(task);
                 if !is_growth || !(error.is_out_of_memory() || is_too_large) {
                     return Some(Step::Fail(error));
                 }
@@ -338,7 +341,7 @@ impl State {
                 self.try_again(ask, next)
             }
             _ => {
-                self.heaps.abort(task);
+                self.heaps.store.abort(task);
                 None
             }
         }
@@ -362,7 +365,7 @@ impl State {
             Rung::GrowFromCompleted => self.ladder.completed += 1,
             _ => self.ladder.reclaim += 1,
         }
-        Some(Step::Served(ptr, self.heaps.plan_tidying()))
+        Some(Step::Served(ptr, self.heaps.store.plan_release(Returning::Mappings)))
     }
 
     /// Returns the other streams that have a block that fits, the best fit last.
@@ -387,17 +390,17 @@ impl State {
         }
         let (donor, _) = self.streams.find_mut(event.donor.id)?;
         self.streams.waited(ask.owner, donor, event.donor.epoch, &event.seen);
-        let ptr = self.heaps.take(donor, event.donor.epoch, &ask.request)?;
+        let taken = self.heaps.take(Whose::Of(donor, event.donor.epoch), &ask.request)?;
         self.ladder.waited += 1;
-        Some(Step::Served(ptr, None))
+        Some(Step::Served(taken.ptr(), None))
     }
 
     /// Takes a block after all streams were waited for.
     fn take_synchronized(&mut self, ask: &Ask) -> Option<Step> {
-        match self.heaps.take(ANY_STREAM, Epoch::MAX, &ask.request) {
-            Some(ptr) => {
+        match self.heaps.take(Whose::Of(ANY_STREAM, Epoch::MAX), &ask.request) {
+            Some(taken) => {
                 self.ladder.reclaim += 1;
-                Some(Step::Served(ptr, None))
+                Some(Step::Served(taken.ptr(), None))
             }
             // Another thread may have freed a block on this stream meanwhile.
             None => self.take(ask),
@@ -406,7 +409,7 @@ impl State {
 
     /// Tries the waits again, a few times, while any stream has a block that fits.
     fn retry(&mut self, ask: &mut Ask) -> Option<Step> {
-        self.heaps.reclaim(Reclaim::All);
+        self.heaps.reclaim(None, Reclaim::All);
         if ask.retries == RETRIES as usize || ask.is_capturing || !self.any_fits(&ask.request) {
             return None;
         }

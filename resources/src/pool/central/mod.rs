@@ -66,11 +66,10 @@ use std::time::Instant;
 
 use crate::block_map::BlockEntry;
 use crate::driver_memory::CudaMemoryResource;
-use crate::heap::request::Request;
+use crate::heap::request::{Request, Whose};
 use crate::pool::central::device_books::{Device, Returns};
 use crate::pool::central::turns::Turns;
 use crate::pool::heaps::Heaps;
-use crate::pool::heaps::Ready;
 use crate::process::Origin;
 use crate::stream_order::backlog::Backlog;
 use crate::stream_order::streams::StreamCell;
@@ -164,28 +163,22 @@ impl State {
     /// Forgets streams that own no free block, once there are many.
     fn forget_idle_streams(&mut self) {
         let Self { heaps, streams, .. } = self;
-        streams.sweep(|owner| heaps.free_bytes(owner));
+        streams.sweep(|owner| heaps.free_bytes(None, owner));
         heaps.set_streams(streams.len());
     }
 
     /// Takes a block by the steps that make no driver call.
     fn take_ready(&mut self, owner: Owner, request: &Request) -> Option<DevicePtr> {
-        match self.heaps.take_ready(owner, request, self.backlog.is_long()) {
-            Some(Ready::Own(ptr)) => {
-                self.ladder.own_stream += 1;
-                Some(ptr)
-            }
-            Some(Ready::Unowned(ptr)) => {
-                self.ladder.completed += 1;
-                Some(ptr)
-            }
-            None => {
-                let (other, upto) = self.find_ordered(owner, request)?;
-                let ptr = self.heaps.take(other, upto, request)?;
-                self.ladder.ordered += 1;
-                Some(ptr)
-            }
+        let whose = Whose::OwnOrUnowned { owner, is_own_first: self.backlog.is_long() };
+        if let Some(taken) = self.heaps.take(whose, request) {
+            let LadderCounts { completed, own_stream, .. } = &mut self.ladder;
+            *(if taken.was_unowned { completed } else { own_stream }) += 1;
+            return Some(taken.ptr());
         }
+        let (other, upto) = self.find_ordered(owner, request)?;
+        let taken = self.heaps.take(Whose::Of(other, upto), request)?;
+        self.ladder.ordered += 1;
+        Some(taken.ptr())
     }
 
     /// Returns the stream that `owner` has waited for and that has the best fit, and up to which epoch.
@@ -451,24 +444,14 @@ impl<R: DeviceMemoryResource> Central<R> {
         let state = self.state.lock();
         let totals = state.heaps.totals();
         let mut ladder = state.ladder;
-        ladder.own_stream += totals.own_stream;
-        ladder.completed += totals.completed;
+        ladder.own_stream += totals.ladder.own_stream;
+        ladder.completed += totals.ladder.completed;
         ResourceStatistics {
-            bytes_in_use: totals.bytes_in_use,
-            bytes_requested: totals.bytes_requested,
-            peak_bytes_in_use: totals.peak_bytes_in_use,
-            bytes_reserved: totals.bytes_reserved,
-            peak_bytes_reserved: totals.peak_bytes_reserved,
-            bytes_beyond_slack: totals.bytes_beyond_slack,
             largest_free_block: state.heaps.largest_free_block(),
-            blocks_in_use: totals.blocks_in_use,
-            blocks_free: totals.blocks_free,
-            regions: totals.regions,
             allocations: ladder.served(),
-            deallocations: totals.deallocations,
             misuses: self.misuses.load(Ordering::Relaxed),
             ladder,
-            frees: totals.frees,
+            ..totals
         }
     }
 
@@ -487,15 +470,10 @@ impl<R: DeviceMemoryResource> Central<R> {
         self.state.lock().heaps.can_ever_serve(request)
     }
 
-    /// Runs `read` under the lock.
-    pub(crate) fn inspect<T>(&self, read: impl FnOnce(&Heaps) -> T) -> T {
-        read(&self.state.lock().heaps)
-    }
-
     /// Panics if an invariant of the pool does not hold. No thread may be in a call meanwhile.
     pub(crate) fn validate(&self) {
         let state = self.state.lock();
-        state.streams.validate(|owner| state.heaps.free_bytes(owner));
+        state.streams.validate(|owner| state.heaps.free_bytes(None, owner));
         state.heaps.validate();
     }
 

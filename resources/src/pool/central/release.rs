@@ -11,16 +11,14 @@ use crate::pool::central::collect::Donor;
 use crate::pool::central::trace::event;
 use crate::pool::central::{Central, CentralCore, State};
 use crate::pool::heaps::Reclaim;
-use crate::store::ReturnedRegions;
-use crate::store::Task;
-use crate::stream_order::ANY_STREAM;
+use crate::store::{ReturnedRegions, Returning, Task};
 use crate::tuning::CALLS_PER_RELEASE;
 use millpond_core::trim_upstream;
 
 impl State {
     /// Returns the free bytes that streams own; with a request, only those that could serve it.
     pub(crate) fn owned_free_bytes(&self, request: Option<&Request>) -> u64 {
-        self.streams.iter().map(|(owner, _)| self.heaps.free_bytes_for(request, owner)).sum()
+        self.streams.iter().map(|(owner, _)| self.heaps.free_bytes(request, owner)).sum()
     }
 }
 
@@ -28,7 +26,7 @@ impl CentralCore {
     /// Takes all blocks of the threads' caches back.
     pub(super) fn flush_caches(&self) {
         let flushed = self.with_heaps(|heaps| {
-            heaps.reclaim(Reclaim::Everything);
+            heaps.reclaim(None, Reclaim::Everything);
             std::mem::take(&mut heaps.flushed)
         });
         self.trace_flush(flushed);
@@ -73,7 +71,7 @@ impl CentralCore {
             let State { heaps, streams, .. } = &mut *state;
             uncovered
                 .iter()
-                .any(|id| streams.find_mut(*id).is_some_and(|(owner, _)| heaps.free_bytes(owner) > 0))
+                .any(|id| streams.find_mut(*id).is_some_and(|(owner, _)| heaps.free_bytes(None, owner) > 0))
         };
         if some_are_owned { self.wait_for_device().map(|_| ()) } else { Ok(()) }
     }
@@ -102,7 +100,7 @@ impl CentralCore {
                 if slot.recorded_epoch.is_some_and(|epoch| epoch <= donor.epoch) {
                     slot.recorded_epoch = None;
                 }
-                heaps.migrate(owner, donor.epoch, ANY_STREAM, 0);
+                heaps.disown(None, owner, donor.epoch);
             }
         }
         Ok(true)
@@ -114,7 +112,7 @@ impl CentralCore {
     }
 
     pub(crate) fn bytes_reserved(&self) -> u64 {
-        self.state.lock().heaps.bytes_reserved()
+        self.state.lock().heaps.store.bytes_reserved()
     }
 
     /// Runs a task by foreign code: upstream, the driver, a subscriber. If that panics, the task is undone by
@@ -130,7 +128,7 @@ impl CentralCore {
             Err(panic) => {
                 // What is not undone, since this panics as well, the task keeps out of the pool.
                 let _ = catch_unwind(AssertUnwindSafe(|| undo(&mut task)));
-                self.state.lock().heaps.abort(task);
+                self.state.lock().heaps.store.abort(task);
                 self.note_return();
                 resume_unwind(panic)
             }
@@ -195,7 +193,7 @@ impl CentralCore {
         match outcome {
             Ok(()) => _ = state.heaps.commit(task),
             Err(error) => {
-                state.heaps.abort(task);
+                state.heaps.store.abort(task);
                 return Err(error);
             }
         }
@@ -205,7 +203,8 @@ impl CentralCore {
     /// Releases unowned memory, if the pool holds more than `keep_bytes`, by one task. Returns the bytes,
     /// which are 0 if it only removed mappings; `None` if there is nothing to release, or the task failed.
     fn release_some(&self, keep_bytes: u64, below: Below<'_>) -> Option<u64> {
-        let task = self.state.lock().heaps.plan_release(keep_bytes, CALLS_PER_RELEASE)?;
+        let free = Returning::Free { keep_bytes, most_calls: CALLS_PER_RELEASE };
+        let task = self.state.lock().heaps.store.plan_release(free)?;
         let warn = |error: &Error| event!(self, WARN, "memory could not be released", %error);
         self.run_task(task, Some(below)).inspect_err(warn).ok()
     }

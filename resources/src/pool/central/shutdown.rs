@@ -33,7 +33,7 @@ impl<R: DeviceMemoryResource> Drop for Central<R> {
             return;
         }
         let mut state = self.core.state.lock();
-        let shutdown = state.heaps.plan_shutdown();
+        let shutdown = state.heaps.store.plan_shutdown();
         let events = if was_reset { Vec::new() } else { state.streams.drain_events() };
         drop(state);
         if shutdown.is_empty() && events.is_empty() {

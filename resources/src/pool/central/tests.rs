@@ -58,7 +58,7 @@ impl Setup {
     fn free_bytes(&self, of: impl Fn(&mut State) -> Owner) -> u64 {
         let mut state = self.pool.central.state.lock();
         let owner = of(&mut state);
-        state.heaps.free_bytes(owner)
+        state.heaps.free_bytes(None, owner)
     }
 }
 
@@ -85,7 +85,7 @@ fn another_streams_block_serves_before_the_caches_are_flushed() {
             free(ptr, 64 << 10, first);
         }
         free(large, LARGE, first);
-        pool.central.with_heaps(|heaps| _ = heaps.reclaim(Reclaim::Large));
+        pool.central.with_heaps(|heaps| _ = heaps.reclaim(None, Reclaim::Large));
         let held = || pool.shared.thread_caches.my_cache(pool.id).counts.totals().blocks_held;
         let before = held();
         assert!(before > 0, "small blocks are cached");
@@ -152,7 +152,7 @@ fn room_is_made_only_for_a_growth_that_sets_a_peak() {
         for (bytes, sets_a_peak) in [(2 * MIB, false), (peak - held, false), (peak - held + 256, true)] {
             let request = request(bytes);
             if pages == PagesMode::Off {
-                let growth = setup.pool.central.with_heaps(|heaps| heaps.growth(&request));
+                let growth = setup.pool.central.with_heaps(|heaps| heaps.store.growth(&request));
                 let grown = held + growth.expect("no maximum").preferred;
                 assert_eq!(grown.cmp(&peak).is_gt(), sets_a_peak, "{bytes} bytes");
                 assert!(bytes == 2 * MIB || grown == peak || sets_a_peak);

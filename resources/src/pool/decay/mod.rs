@@ -181,21 +181,14 @@ fn take_span_back(heaps: &mut Heaps, shard: usize) -> Option<bool> {
 }
 
 impl Heaps {
-    /// Moves some blocks that were freed in epoch `upto` or before to another owner: first those of the large
-    /// heaps, then those of the arenas.
-    pub(crate) fn migrate_step(
-        &mut self,
-        from: Owner,
-        upto: Epoch,
-        to: Owner,
-        epoch: Epoch,
-        at: &mut Cursor,
-    ) {
+    /// Makes some blocks unowned that were freed in epoch `upto` or before: first those of the large heaps,
+    /// then those of the arenas.
+    pub(crate) fn disown_step(&mut self, owner: Owner, upto: Epoch, at: &mut Cursor) {
         let large = self.store.heaps_mut();
         let next = match at.part.checked_sub(large.len()) {
-            None => large[at.part].migrate_step(from, upto, to, epoch, at.bytes),
+            None => large[at.part].disown_step(owner, upto, at.bytes),
             Some(shard) => match self.shared.arenas.get(shard) {
-                Some(mut arena) => arena.heap.migrate_step(from, upto, to, epoch, at.bytes),
+                Some(mut arena) => arena.heap.disown_step(owner, upto, at.bytes),
                 None => return at.is_at_end = true,
             },
         };

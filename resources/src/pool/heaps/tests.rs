@@ -75,7 +75,7 @@ fn totals_count_what_the_pool_holds() {
         let free = |ptr| unsafe { pool.deallocate_bytes(ptr, 30 * MIB, StreamRef::LEGACY) };
         free(blocks[0]);
         pool.central.with_heaps(|heaps| {
-            _ = heaps.reclaim(Reclaim::Everything);
+            _ = heaps.reclaim(None, Reclaim::Everything);
             assert!((30 * MIB..60 * MIB).contains(&heaps.store.bytes_free()), "{pages}");
         });
         let released = pool.trim(0).expect("the device is there");
@@ -130,7 +130,7 @@ fn the_physical_parts_of_a_block_are_its_bytes() {
     let stitched = allocate(32 * MIB);
     for (ptr, bytes) in [(stitched, 32 * MIB), (blocks[1], 16 * MIB)] {
         let parts_of = |bytes| {
-            let parts = pool.central.inspect(|heaps| heaps.physical_of(ptr.address(), bytes));
+            let parts = pool.central.with_heaps(|heaps| heaps.physical_of(ptr.address(), bytes));
             assert!(parts.iter().all(|it| it.bytes > 0 && it.offset + it.bytes <= it.handle_bytes));
             parts.iter().map(|part| part.bytes).collect::<Vec<u64>>()
         };

@@ -211,7 +211,7 @@ fn whole_pages_between_blocks_in_use_are_free() {
             unsafe { pool.deallocate_bytes(ptr, MIB, StreamRef::LEGACY) };
         }
     }
-    pool.central.with_heaps(|heaps| _ = heaps.reclaim(Reclaim::Everything));
+    pool.central.with_heaps(|heaps| _ = heaps.reclaim(None, Reclaim::Everything));
     for (mib, pages) in [(1, Some(1)), (2, Some(1)), (3, Some(2)), (10, Some(5)), (11, None)] {
         assert_eq!(needed(mib, &room), pages, "{mib} MiB");
     }
@@ -265,7 +265,7 @@ fn the_free_ends_of_handles_are_what_no_block_covers() {
     let held = pool.pool_bytes();
     let ends = || {
         pool.central.with_heaps(|heaps| {
-            _ = heaps.reclaim(Reclaim::Everything);
+            _ = heaps.reclaim(None, Reclaim::Everything);
             let parts = Memory::of(heaps, None).parts(heaps);
             assert_eq!(parts.iter().map(|part| part.bytes).sum::<u64>(), held);
             let sum = |of: fn(&Part) -> u64| parts.iter().map(of).sum::<u64>();

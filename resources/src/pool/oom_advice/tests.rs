@@ -586,7 +586,7 @@ fn the_free_memory_of_all_owners_is_what_statistics_say() {
     for bytes in [256, 1000, 300_000, 3 * MIB, 5 * MIB] {
         pool.allocate(Layout::new(bytes), StreamRef::LEGACY).unwrap();
     }
-    let of_owners = pool.central.inspect(super::free_by_owner);
+    let of_owners = pool.central.with_heaps(|heaps| super::free_by_owner(heaps));
     let said = pool.statistics().unwrap();
     assert!(said.blocks_free > 0);
     assert_eq!(of_owners.iter().map(|free| free.blocks).sum::<u64>(), said.blocks_free);

@@ -5,7 +5,6 @@ use millpond_driver::sim::{SimConfig, SimDevice};
 
 use super::*;
 use crate::pool::arena::ARENAS;
-use crate::stream_order::ANY_STREAM;
 use crate::{CudaMemoryResource, PagesMode, PoolLayer, PoolMemoryResource};
 
 const MIB: u64 = 1 << 20;
@@ -55,7 +54,7 @@ fn large() -> Request {
 fn the_free_bytes_for_a_request_are_those_of_its_arena_and_the_large_ones() {
     let pool = pool(PagesMode::Off);
     let owner = owner_in(&pool);
-    let free_bytes = || pool.central.with_heaps(|heaps| heaps.free_bytes(owner));
+    let free_bytes = || pool.central.with_heaps(|heaps| heaps.free_bytes(None, owner));
     assert_eq!(free_bytes(), 0);
     let some = |count: usize| (0..2 * count).map(|_| take(&pool, SMALL)).collect::<Vec<DevicePtr>>();
     let in_first = some(4);
@@ -65,7 +64,7 @@ fn the_free_bytes_for_a_request_are_those_of_its_arena_and_the_large_ones() {
     // Some blocks stay in use, so that no span is free.
     let freed = in_first.into_iter().step_by(2).chain(in_second.into_iter().step_by(2));
     freed.for_each(|ptr| give(&pool, ptr, SMALL));
-    pool.central.with_heaps(|heaps| _ = heaps.reclaim(Reclaim::Everything));
+    pool.central.with_heaps(|heaps| _ = heaps.reclaim(None, Reclaim::Everything));
     assert_eq!(free_bytes(), 8 * MIB + 11 * SMALL);
     for is_short in [false, true] {
         pool.central.with_heaps(|heaps| {
@@ -77,13 +76,13 @@ fn the_free_bytes_for_a_request_are_those_of_its_arena_and_the_large_ones() {
                 (Some(small_in(0)), if is_short { all } else { 8 * MIB + 4 * SMALL }),
                 (Some(small_in(second)), if is_short { all } else { 8 * MIB + 7 * SMALL }),
             ] {
-                let counted = heaps.free_bytes_for(request.as_ref(), owner);
+                let counted = heaps.free_bytes(request.as_ref(), owner);
                 assert_eq!(counted, bytes, "{request:?}, short: {is_short}");
             }
-            assert_eq!(heaps.free_bytes(owner), all);
+            assert_eq!(heaps.free_bytes(None, owner), all);
         });
     }
-    pool.central.with_heaps(|heaps| heaps.migrate(owner, u64::MAX, ANY_STREAM, 0));
+    pool.central.with_heaps(|heaps| heaps.disown(None, owner, u64::MAX));
     assert_eq!(free_bytes(), 0);
     pool.validate();
 }
@@ -102,12 +101,12 @@ fn all_blocks_are_moved_but_those_of_other_arenas() {
             let blocks = [(); 8].map(|()| take(&pool, SMALL));
             blocks.into_iter().step_by(2).for_each(|ptr| give(&pool, ptr, SMALL));
             pool.central.with_heaps(|heaps| {
-                heaps.reclaim(Reclaim::Everything);
-                assert!(heaps.free_bytes(owner) >= 4 * SMALL);
-                let moved = heaps.migrate_for(request.as_ref(), owner, u64::MAX, ANY_STREAM, 0);
+                heaps.reclaim(None, Reclaim::Everything);
+                assert!(heaps.free_bytes(None, owner) >= 4 * SMALL);
+                let moved = heaps.disown(request.as_ref(), owner, u64::MAX);
                 assert_eq!(moved, moves_all, "{request:?}, contended: {is_contended}");
-                assert_eq!(heaps.free_bytes(owner) == 0, moves_all);
-                heaps.migrate(owner, u64::MAX, ANY_STREAM, 0);
+                assert_eq!(heaps.free_bytes(None, owner) == 0, moves_all);
+                heaps.disown(None, owner, u64::MAX);
             });
         }
     }
@@ -141,12 +140,12 @@ fn caches_are_flushed_if_they_hold_a_part_of_what_is_reserved() {
             let held = || pool.shared.thread_caches.my_cache(pool.id).counts.small_bytes_held();
             let (before, reserved) = (held(), pool.pool_bytes());
             assert!(before >= 8 * SMALL, "{before} bytes are cached");
-            pool.central.with_heaps(|heaps| _ = heaps.reclaim(Reclaim::All));
+            pool.central.with_heaps(|heaps| _ = heaps.reclaim(None, Reclaim::All));
             assert_eq!(held() == 0, before >= reserved / share, "{pages}, {before} of {reserved}");
             flushed.push(held() == 0);
             pool.central.with_heaps(|heaps| {
                 heaps.set_short(true);
-                heaps.reclaim(Reclaim::All);
+                heaps.reclaim(None, Reclaim::All);
             });
             assert_eq!(held(), 0, "all are flushed while memory is short");
             pool.validate();
@@ -167,7 +166,7 @@ fn a_small_request_compares_the_caches_of_its_arena_with_that() {
     let (before, arena) = (held(), pool.shared.arenas.lock(second).heap.bytes_reserved);
     assert!(before >= arena / LITTLE, "{before} of {arena}");
     for (shard, is_flushed) in [(0, false), (second, true)] {
-        pool.central.with_heaps(|heaps| _ = heaps.reclaim_for(Some(&small_in(shard)), Reclaim::All));
+        pool.central.with_heaps(|heaps| _ = heaps.reclaim(Some(&small_in(shard)), Reclaim::All));
         assert_eq!(held() == 0, is_flushed, "arena {shard}");
     }
 }

@@ -104,8 +104,8 @@ mod tests {
         let device = SimDevice::new(SimConfig::h200());
         let mut pages = Pages::new(2 << 20, 1 << 30, u64::MAX, Policy::default());
         let mut plan = pages.plan_reserve(BYTES, u64::MAX).expect("no maximum");
-        plan.run(&*device).expect("the device has room");
-        pages.commit_reserve(plan);
+        plan.work.run(&*device).expect("the device has room");
+        pages.add_handles(&plan);
         assert!(pages.handles.iter().count() > 1);
         let admission = pages.plan_admission(&[device.device()], true).expect("there is mapped memory");
         let bytes: Vec<u64> = admission.ranges.iter().map(|(_, bytes)| *bytes).collect();

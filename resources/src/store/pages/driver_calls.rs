@@ -6,8 +6,7 @@ use millpond_core::DevicePtr;
 use millpond_core::driver::{Driver, DriverResult, PhysicalHandle};
 
 use crate::store::pages::access::Backing;
-use crate::store::pages::handles::AddressRange;
-use crate::store::pages::handles::HandleId;
+use crate::store::pages::handles::{AddressRange, HandleId};
 
 /// Where the addresses of new mappings come from.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +44,7 @@ pub(super) enum Source {
 
 /// The driver calls of a plan, and those made so far.
 #[derive(Debug)]
-pub(super) struct Work {
+pub(crate) struct Work {
     backing: Arc<Backing>,
     pub(super) granularity: u64,
     /// Sizes of the new handles in bytes, and the addresses of their primary mappings.
@@ -140,12 +139,12 @@ impl Work {
     }
 
     /// Returns the bytes of new memory.
-    pub(super) fn new_bytes(&self) -> u64 {
+    pub(crate) fn new_bytes(&self) -> u64 {
         self.sizes.iter().sum()
     }
 
     /// Makes the new memory one handle.
-    pub(super) fn take_at_once(&mut self) {
+    pub(crate) fn take_at_once(&mut self) {
         let new = self.new_bytes();
         self.sizes.clear();
         self.sizes.extend((new > 0).then_some(new));
@@ -197,7 +196,11 @@ impl Work {
     }
 
     /// Makes the driver calls. If one fails, those before it are undone.
-    pub(super) fn run(&mut self, driver: &dyn Driver) -> DriverResult<()> {
+    ///
+    /// # Errors
+    /// The driver's error. If the driver refuses a handle although it has enough memory, smaller handles are
+    /// tried first.
+    pub(crate) fn run(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         let outcome = self.map_primaries(driver).and_then(|()| self.map_alias(driver));
         if let Err(error) = &outcome {
             self.undo(driver, error.is_sticky());
@@ -283,7 +286,7 @@ impl Work {
     }
 
     /// Unmaps and releases everything mapped and created. Reservations stay for the next plan.
-    pub(super) fn undo(&mut self, driver: &dyn Driver, is_lost: bool) {
+    pub(crate) fn undo(&mut self, driver: &dyn Driver, is_lost: bool) {
         let mut primary = self.primaries_at().unwrap_or(0);
         let mut retired = Vec::new();
         for new in std::mem::take(&mut self.created) {

@@ -1,15 +1,16 @@
 //! Finds free bytes for a request, in the primary mappings and in aliases, and hands them out.
 
-use millpond_core::ALLOCATION_ALIGNMENT;
+use millpond_core::{ALLOCATION_ALIGNMENT, align_up};
 
 use crate::block_map::{ChunkId, NIL};
-use crate::heap::request::Request;
-use crate::store::pages::free_ends::{FreeEnds, OwnerFilter, Piece};
-use crate::store::pages::free_extents::FreeExtent;
+use crate::heap::Heap;
+use crate::heap::request::{Request, Taken, Whose};
+use crate::store::pages::free_ends::{FreeEnds, Piece};
 use crate::store::pages::handles::{AddressRange, AliasId};
 use crate::store::pages::plan::Kept;
 use crate::store::pages::state::{Pages, pack};
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
+use crate::tuning::DEVICE_PAGE;
 
 /// Free bytes that serve a request.
 #[derive(Clone, Debug)]
@@ -29,7 +30,54 @@ enum Location {
     Alias { alias: AliasId, pieces: Vec<Piece>, addr: u64 },
 }
 
+/// A free extent in the primary mapping that a block will be taken from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FreeExtent {
+    pub(super) range: AddressRange,
+    pub(super) chunk: ChunkId,
+    /// Bytes of the free extent.
+    pub(super) bytes: u64,
+    /// The address of the block in it.
+    pub(super) addr: u64,
+}
+
+impl FreeExtent {
+    /// Returns a key by which the better of two extents is the smaller, whatever their owners.
+    pub(super) fn rank(&self) -> impl Ord + use<> {
+        (self.range == AddressRange::Large, self.bytes, self.addr)
+    }
+}
+
 impl Pages {
+    /// Returns the address range that serves a request.
+    pub(super) fn range_of(&self, request: &Request) -> AddressRange {
+        let is_small = request.bytes < DEVICE_PAGE && request.alignment == ALLOCATION_ALIGNMENT;
+        if is_small { AddressRange::Small } else { AddressRange::Large }
+    }
+
+    fn extent(&self, range: AddressRange, chunk: ChunkId, request: &Request) -> Option<FreeExtent> {
+        let extent = self.heap(range).chunk(chunk);
+        let addr = align_up(extent.addr, request.alignment)?;
+        Some(FreeExtent { range, chunk, bytes: extent.bytes, addr })
+    }
+
+    /// Finds the best free extent of `owner` in the primary mapping. A small request takes one of the large
+    /// address range only where the pool may not grow.
+    pub(super) fn find_in_primary(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<FreeExtent> {
+        let find = |range| {
+            let chunk = self.heap(range).find(owner, upto, request)?;
+            self.extent(range, chunk, request)
+        };
+        if self.range_of(request) == AddressRange::Small {
+            let small = find(AddressRange::Small);
+            if small.is_some() || (self.may_grow() && !self.is_short) {
+                return small;
+            }
+        }
+        // Before an out-of-memory error, a large request may use free handles of the small address range.
+        find(AddressRange::Large).or_else(|| if self.is_short { find(AddressRange::Small) } else { None })
+    }
+
     fn found_in_primary(&self, extent: FreeExtent) -> Found {
         let chunk = self.heap(extent.range).chunk(extent.chunk);
         Found {
@@ -40,19 +88,19 @@ impl Pages {
         }
     }
 
-    fn find_in_aliases(&self, filter: OwnerFilter, request: &Request) -> Option<Found> {
+    fn find_in_aliases(&self, whose: Whose, request: &Request) -> Option<Found> {
         let is_plain =
             request.alignment == ALLOCATION_ALIGNMENT && self.range_of(request) == AddressRange::Large;
-        let (owner, free) = match filter {
-            OwnerFilter::Only(owner, _) => (owner, self.free_of(owner)),
-            OwnerFilter::With(owner) => (owner, self.free_of(owner) + self.free_of(ANY_STREAM)),
-        };
+        let [owner, other] = whose.owners();
+        let free_in =
+            |heap: &Heap| heap.free_bytes(owner) + if other == owner { 0 } else { heap.free_bytes(other) };
+        let free: u64 = self.heaps.iter().map(free_in).sum();
         if !is_plain || free < request.bytes || self.aliases.mappings == 0 {
             return None;
         }
-        let ends = FreeEnds::of(self, filter);
+        let ends = FreeEnds::of(self, whose);
         let run = ends.oldest_run(&self.handles, &self.aliases, request.bytes)?;
-        let (pieces, addr) = ends.pieces(&self.handles, &self.aliases, &run, request.bytes);
+        let (pieces, addr) = ends.pieces(&self.aliases, &run, request.bytes);
         let epoch = pieces.iter().map(|piece| piece.epoch).max()?;
         let is_unowned =
             |piece: &Piece| !piece.joins && self.heap(piece.range).chunk(piece.run).owner() == ANY_STREAM;
@@ -65,36 +113,35 @@ impl Pages {
         })
     }
 
-    /// Finds the best free bytes of `owner` for a request, among those freed in epoch `upto` or before.
-    pub(super) fn find_of(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<Found> {
-        match self.find_in_primary(owner, upto, request) {
-            Some(extent) => Some(self.found_in_primary(extent)),
-            None => self.find_in_aliases(OwnerFilter::Only(owner, upto), request),
-        }
-    }
-
-    /// Finds the best free bytes among the owner's and the unowned ones; with `is_own_first`, among the
-    /// owner's alone if one of its free extents serves.
-    pub(crate) fn find_for(&self, owner: Owner, request: &Request, is_own_first: bool) -> Option<Found> {
-        let own = self.find_in_primary(owner, Epoch::MAX, request);
-        if let Some(own) = own.filter(|own| is_own_first || own.bytes == request.bytes) {
-            return Some(self.found_in_primary(own));
-        }
-        let unowned =
-            if owner == ANY_STREAM { None } else { self.find_in_primary(ANY_STREAM, Epoch::MAX, request) };
-        let best = match (own, unowned) {
-            (Some(own), Some(unowned)) if unowned.rank() < own.rank() => Some(unowned),
-            (own, unowned) => own.or(unowned),
+    /// Finds the best free bytes for a request: in the primary mapping, or else in an alias.
+    pub(super) fn find_best(&self, whose: Whose, request: &Request) -> Option<Found> {
+        let extent = match whose {
+            Whose::Of(owner, upto) => self.find_in_primary(owner, upto, request),
+            Whose::OwnOrUnowned { owner, is_own_first } => self.find_for(owner, request, is_own_first),
+            Whose::Joined(_) => return None,
         };
-        match best {
-            Some(best) => Some(self.found_in_primary(best)),
-            None => self.find_in_aliases(OwnerFilter::With(owner), request),
-        }
+        let found = extent.map(|extent| self.found_in_primary(extent));
+        found.or_else(|| self.find_in_aliases(whose, request))
     }
 
-    /// Hands out what was found, and returns the block and its address. The caller holds the lock since then.
-    pub(super) fn take_found(&mut self, found: Found, request: &Request) -> (ChunkId, u64) {
-        let taken = match found.place {
+    /// Finds the best free extent among the owner's and the unowned ones; with `is_own_first`, among the
+    /// owner's alone if one of them serves.
+    fn find_for(&self, owner: Owner, request: &Request, is_own_first: bool) -> Option<FreeExtent> {
+        let own = self.find_in_primary(owner, Epoch::MAX, request);
+        if owner == ANY_STREAM || own.is_some_and(|own| is_own_first || own.bytes == request.bytes) {
+            return own;
+        }
+        let unowned = self.find_in_primary(ANY_STREAM, Epoch::MAX, request);
+        own.into_iter().chain(unowned).min_by_key(FreeExtent::rank)
+    }
+
+    /// Hands out the best free bytes for a request.
+    pub(super) fn take_best(&mut self, whose: Whose, request: &Request) -> Option<Taken> {
+        if let Whose::Joined(owner) = whose {
+            return self.take_with_unowned(owner, request);
+        }
+        let Found { epoch, owner, place, .. } = self.find_best(whose, request)?;
+        let (chunk, addr) = match place {
             Location::Primary(FreeExtent { range, chunk, addr, .. }) => {
                 let heap = self.heap_mut(range);
                 let id = heap.take_at(chunk, addr, request.bytes);
@@ -103,13 +150,13 @@ impl Pages {
             }
             Location::Alias { alias, pieces, addr } => {
                 self.aliases.note_block(alias);
-                let taken = self.take_pieces(&pieces, found.owner);
+                let taken = self.take_pieces(&pieces, owner);
                 let pieces: Vec<ChunkId> = taken.iter().map(|kept| kept.id).collect();
                 (self.link(&pieces), addr)
             }
         };
         self.note_use();
-        taken
+        Some(Taken { chunk, addr, was_unowned: owner == ANY_STREAM, epoch })
     }
 
     /// Takes pieces out of free chunks.
@@ -180,20 +227,16 @@ impl Pages {
     }
 
     /// Takes contiguous bytes of the large address range of which the owner owns a part and the rest is
-    /// unowned. Returns the block, its address, and the latest epoch in which any of the bytes was freed.
-    pub(crate) fn take_with_unowned(
-        &mut self,
-        owner: Owner,
-        request: &Request,
-    ) -> Option<(ChunkId, u64, Epoch)> {
+    /// unowned.
+    pub(super) fn take_with_unowned(&mut self, owner: Owner, request: &Request) -> Option<Taken> {
         if self.range_of(request) == AddressRange::Small && self.may_grow() && !self.is_short {
             return None;
         }
         let heap = self.heap_mut(AddressRange::Large);
-        let (id, addr, epoch) = heap.take_with_unowned(owner, request)?;
-        heap.set_link(id, NIL);
+        let taken = heap.take_with_unowned(owner, request)?;
+        heap.set_link(taken.chunk, NIL);
         self.note_use();
-        Some((pack(AddressRange::Large, id), addr, epoch))
+        Some(Taken { chunk: pack(AddressRange::Large, taken.chunk), ..taken })
     }
 }
 

@@ -1,49 +1,32 @@
 //! Finds the free bytes at the ends of handles, and runs of them in alias mappings.
 
 use crate::block_map::ChunkId;
+use crate::heap::chunk::Chunk;
+use crate::heap::request::Whose;
 use crate::store::pages::aliases::{Alias, Aliases};
-use crate::store::pages::handles::AddressRange;
-use crate::store::pages::handles::{AliasId, HandleId, Handles, NONE};
+use crate::store::pages::handles::{AddressRange, AliasId, HandleId, Handles, NONE};
 use crate::store::pages::state::Pages;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::tuning::LEAST_PIECE;
 
-/// Which owners' free bytes count.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum OwnerFilter {
-    /// Bytes of one owner, freed in this epoch or before.
-    Only(Owner, Epoch),
-    /// Bytes of an owner, and unowned ones.
-    With(Owner),
-}
-
-/// Contiguous free bytes at one end of a handle.
+/// Contiguous free bytes in the primary mapping: those at one end of a handle, or a piece for a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Part {
+pub(super) struct Piece {
+    pub(super) range: AddressRange,
+    pub(super) addr: u64,
     pub(super) bytes: u64,
     /// The first chunk of the run of free chunks that holds these bytes.
-    run: ChunkId,
+    pub(super) run: ChunkId,
     /// Whether the run has more than one chunk.
-    joins: bool,
-    epoch: Epoch,
+    pub(super) joins: bool,
+    pub(super) epoch: Epoch,
 }
 
 /// The free bytes at the start and at the end of a handle; a wholly free handle has both.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Ends {
-    pub(super) prefix: Part,
-    pub(super) suffix: Part,
-}
-
-/// A piece for a block: free bytes in the primary mapping.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Piece {
-    pub(super) range: AddressRange,
-    pub(super) addr: u64,
-    pub(super) bytes: u64,
-    pub(super) run: ChunkId,
-    pub(super) joins: bool,
-    pub(super) epoch: Epoch,
+    pub(super) prefix: Piece,
+    pub(super) suffix: Piece,
 }
 
 /// Contiguous free mappings of an alias: the end of one handle, whole handles, and the start of one.
@@ -55,7 +38,7 @@ pub(super) struct Run {
     pub(super) bytes: u64,
 }
 
-/// The free ends of all handles, for one owner filter.
+/// The free ends of all handles, for one owner.
 #[derive(PartialEq, Eq, Debug, Default)]
 pub(super) struct FreeEnds {
     /// By handle: the number of its entry, from 1; 0 for none.
@@ -66,13 +49,13 @@ pub(super) struct FreeEnds {
 impl FreeEnds {
     /// Collects the ends of free chunks of at least [`LEAST_PIECE`] bytes. In the small address range only
     /// wholly free handles count.
-    pub(super) fn of(pages: &Pages, filter: OwnerFilter) -> Self {
+    pub(super) fn of(pages: &Pages, whose: Whose) -> Self {
         let mut ends = Self { index: vec![0; pages.handles.numbers()], entries: Vec::new() };
         let least = LEAST_PIECE;
         for range in AddressRange::ALL {
-            match filter {
-                OwnerFilter::Only(owner, upto) => ends.collect_only(pages, range, owner, upto, least),
-                OwnerFilter::With(owner) => {
+            match whose {
+                Whose::Of(owner, upto) => ends.collect_only(pages, range, owner, upto, least),
+                Whose::OwnOrUnowned { owner, .. } | Whose::Joined(owner) => {
                     ends.collect_with(pages, range, owner, owner, least);
                     if owner != ANY_STREAM {
                         ends.collect_with(pages, range, owner, ANY_STREAM, least);
@@ -86,8 +69,9 @@ impl FreeEnds {
     fn collect_only(&mut self, pages: &Pages, range: AddressRange, owner: Owner, upto: Epoch, least: u64) {
         for (id, chunk) in pages.heap(range).free_from(owner, least) {
             if chunk.bytes >= least && chunk.epoch() <= upto {
-                let part = Part { bytes: 0, run: id, joins: false, epoch: chunk.epoch() };
-                self.add_part(&pages.handles, range, chunk.addr, chunk.addr + chunk.bytes, part);
+                let Chunk { addr, bytes, .. } = *chunk;
+                let extent = Piece { range, addr, bytes, run: id, joins: false, epoch: chunk.epoch() };
+                self.add_ends(&pages.handles, extent);
             }
         }
     }
@@ -109,25 +93,28 @@ impl FreeEnds {
                 chunks += 1;
                 epoch = chunk.epoch().max(epoch);
             }
-            let part = Part { bytes: 0, run: first, joins: chunks > 1, epoch };
-            self.add_part(&pages.handles, range, start, end, part);
+            let (addr, bytes) = (start, end - start);
+            let extent = Piece { range, addr, bytes, run: first, joins: chunks > 1, epoch };
+            self.add_ends(&pages.handles, extent);
         }
     }
 
-    fn add_part(&mut self, handles: &Handles, range: AddressRange, start: u64, end: u64, part: Part) {
+    /// Adds the ends of handles in a free extent.
+    fn add_ends(&mut self, handles: &Handles, extent: Piece) {
+        let (start, end) = (extent.addr, extent.addr + extent.bytes);
         for (id, handle) in handles.within(start, end) {
             let (from, to) = (start.max(handle.primary), end.min(handle.end()));
-            if range == AddressRange::Small && to - from < handle.bytes {
+            if extent.range == AddressRange::Small && to - from < handle.bytes {
                 continue;
             }
-            let part = Part { bytes: to - from, ..part };
+            let piece = Piece { addr: from, bytes: to - from, ..extent };
             if from == handle.primary || to == handle.end() {
                 let ends = self.entry(id);
                 if from == handle.primary {
-                    ends.prefix = part;
+                    ends.prefix = piece;
                 }
                 if to == handle.end() {
-                    ends.suffix = part;
+                    ends.suffix = piece;
                 }
             }
         }
@@ -216,37 +203,26 @@ impl FreeEnds {
     }
 
     /// Returns a piece of `bytes` at the free start of a handle.
-    pub(super) fn start_of(&self, handles: &Handles, id: HandleId, bytes: u64) -> Piece {
-        let (handle, part) = (handles.get(id), self.get(id).prefix);
-        debug_assert!(bytes <= part.bytes);
-        let Part { run, joins, epoch, .. } = part;
-        Piece { range: handle.range, addr: handle.primary, bytes, run, joins, epoch }
+    pub(super) fn start_of(&self, id: HandleId, bytes: u64) -> Piece {
+        Piece { bytes, ..self.get(id).prefix }
     }
 
     /// Returns a piece of `bytes` at the free end of a handle.
-    pub(super) fn end_of(&self, handles: &Handles, id: HandleId, bytes: u64) -> Piece {
-        let (handle, part) = (handles.get(id), self.get(id).suffix);
-        debug_assert!(bytes <= part.bytes);
-        let Part { run, joins, epoch, .. } = part;
-        Piece { range: handle.range, addr: handle.end() - bytes, bytes, run, joins, epoch }
+    pub(super) fn end_of(&self, id: HandleId, bytes: u64) -> Piece {
+        let free = self.get(id).suffix;
+        Piece { addr: free.addr + free.bytes - bytes, bytes, ..free }
     }
 
     /// Returns the pieces of a block in a run, and its address. The rest of the run stays free at its end.
-    pub(super) fn pieces(
-        &self,
-        handles: &Handles,
-        aliases: &Aliases,
-        run: &Run,
-        bytes: u64,
-    ) -> (Vec<Piece>, u64) {
+    pub(super) fn pieces(&self, aliases: &Aliases, run: &Run, bytes: u64) -> (Vec<Piece>, u64) {
         let alias = aliases.get(run.alias);
         let first = alias.maps[run.first];
         let of_first = self.get(first.handle).suffix.bytes;
-        let mut pieces = vec![self.end_of(handles, first.handle, of_first)];
+        let mut pieces = vec![self.end_of(first.handle, of_first)];
         let mut rest = bytes - of_first;
         for map in &alias.maps[run.first + 1..=run.last] {
             let piece = rest.min(self.get(map.handle).prefix.bytes);
-            pieces.push(self.start_of(handles, map.handle, piece));
+            pieces.push(self.start_of(map.handle, piece));
             rest -= piece;
         }
         debug_assert_eq!(rest, 0);
@@ -277,9 +253,9 @@ mod tests {
     /// Handle 0 is in use, the last half of handle 1 is free, and all of the others.
     fn ends() -> FreeEnds {
         let mut ends = FreeEnds { index: vec![0; 4], entries: Vec::new() };
-        ends.entry(1).suffix = Part { bytes: UNIT / 2, ..Part::default() };
+        ends.entry(1).suffix = Piece { bytes: UNIT / 2, ..Piece::default() };
         for handle in [2, 3] {
-            let whole = Part { bytes: UNIT, ..Part::default() };
+            let whole = Piece { bytes: UNIT, ..Piece::default() };
             *ends.entry(handle) = Ends { prefix: whole, suffix: whole };
         }
         ends

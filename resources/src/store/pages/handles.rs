@@ -5,9 +5,10 @@ use millpond_core::driver::PhysicalHandle;
 use crate::store::pages::address_space::Space;
 
 /// An address range of primary mappings.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum AddressRange {
     /// Spans of small blocks, and requests below [`DEVICE_PAGE`](crate::tuning::DEVICE_PAGE).
+    #[default]
     Small = 0,
     Large = 1,
 }
@@ -105,22 +106,12 @@ impl Handles {
         self.table.len() - self.vacant.len()
     }
 
-    fn granules_in(&self, bytes: u64) -> usize {
-        (bytes >> self.shift) as usize
-    }
-
-    /// Returns the reservation that holds an address, and the granule in it.
-    fn granule(&self, addr: u64) -> Option<(usize, usize)> {
-        self.granules.iter().enumerate().find_map(|(index, (base, granules))| {
-            let granule = self.granules_in(addr.checked_sub(*base)?);
-            (granule < granules.len()).then_some((index, granule))
-        })
-    }
-
     /// Returns the handle whose primary mapping holds the address.
     pub(super) fn at(&self, addr: u64) -> Option<HandleId> {
-        let (index, granule) = self.granule(addr)?;
-        Some(self.granules[index].1[granule]).filter(|id| *id != NONE)
+        let in_reservation = |(base, granules): &(u64, Vec<HandleId>)| {
+            granules.get((addr.checked_sub(*base)? >> self.shift) as usize).copied()
+        };
+        self.granules.iter().find_map(in_reservation).filter(|id| *id != NONE)
     }
 
     /// Returns the handles whose primary mappings overlap an interval of addresses, by address.

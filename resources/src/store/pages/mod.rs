@@ -26,9 +26,9 @@
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `free_extents` | finds a free extent in the primary mapping |
+//! | `find` | finds free bytes in the primary mapping and in aliases |
 //! | `free_ends`, `aliases` | free ends of handles; runs of them in alias mappings |
-//! | `stitch`, `plan`, `commit` | which pieces make a block, how much memory is new; the three steps |
+//! | `stitch`, `plan` | which pieces make a block, how much memory is new; commit and abort |
 //! | `release` | returns memory to the driver |
 //! | `driver_calls` | the driver calls of plans and releases |
 //! | `access` | how physical memory is made, and which devices have access to it |
@@ -39,13 +39,10 @@ mod access;
 mod address_space;
 mod admission;
 mod aliases;
-mod commit;
 mod driver_calls;
 mod find;
 mod free_ends;
-mod free_extents;
 mod handles;
-mod oom;
 mod plan;
 mod policy;
 mod release;

@@ -1,17 +1,16 @@
-//! Plans growth and stitching: keeps free pieces and addresses, and lists the driver calls.
+//! Plans growth and stitching: keeps free pieces and addresses, lists the driver calls, and commits or aborts
+//! them.
 
-use millpond_core::ALLOCATION_ALIGNMENT;
-use millpond_core::driver::{Driver, DriverResult};
+use millpond_core::{ALLOCATION_ALIGNMENT, align_up};
 
-use crate::block_map::ChunkId;
+use crate::block_map::{ChunkId, NIL};
 use crate::heap::chunk::Chunk;
-use crate::heap::request::Request;
-use crate::store::pages::driver_calls::{Addresses, Source, Work};
-use crate::store::pages::free_ends::{FreeEnds, OwnerFilter, Piece};
-use crate::store::pages::handles::AddressRange;
-use crate::store::pages::handles::{AliasId, Handle, HandleId};
+use crate::heap::request::{Request, Whose};
+use crate::store::pages::driver_calls::{Addresses, Created, Source, Work, upper_range};
+use crate::store::pages::free_ends::{FreeEnds, Piece};
+use crate::store::pages::handles::{AddressRange, AliasId, Handle, HandleId};
 use crate::store::pages::policy::{most_bytes, target_bytes};
-use crate::store::pages::state::Pages;
+use crate::store::pages::state::{Pages, pack, unpack};
 use crate::store::pages::stitch::Stitching;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::tuning::{ADDRESS_FACTOR, SPANS_SHARE};
@@ -21,21 +20,21 @@ pub(super) const CALLS_FOR_HANDLE: u64 = 3;
 
 /// A block under way: the pieces and addresses kept for it, and the driver calls that it needs.
 ///
-/// [`Pages::commit_block`] or [`Pages::commit_reserve`] ends a plan that was run, [`Pages::abort_plan`] any
+/// [`Pages::commit_block`] or [`Pages::add_handles`] ends a plan that was run, [`Pages::abort_plan`] any
 /// other.
 #[derive(Debug)]
 #[must_use = "a plan keeps memory until it is committed or aborted"]
 pub(crate) struct Plan {
     pub(super) range: AddressRange,
-    /// Pieces before the new memory, and the one behind it.
-    pub(super) before: Vec<Kept>,
-    pub(super) after: Option<Kept>,
+    /// The free pieces that the block uses, and how many of them lie before the new memory.
+    pub(super) kept: Vec<Kept>,
+    pub(super) kept_before: usize,
     /// Bytes of the new memory that the block uses, and the alignment of its address.
     pub(super) used: u64,
     pub(super) alignment: u64,
     /// Where the block lies, if not in the primary mapping.
     pub(super) alias: Option<InAlias>,
-    pub(super) work: Work,
+    pub(crate) work: Work,
     /// Bytes of the new memory beyond the target: the budget of driver calls did not allow to stitch them.
     pub(super) beyond_slack: u64,
 }
@@ -59,40 +58,9 @@ pub(super) struct InAlias {
     pub(super) slot: u64,
 }
 
-/// A plan was refused: it needs more new memory than the pool may take.
+/// A plan was refused: the block needs this number of bytes of new memory, and the pool may take fewer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Refused {
-    /// Bytes of new memory that the block would need.
-    pub(crate) needed: u64,
-    /// Bytes that the pool may still take.
-    pub(crate) available: u64,
-}
-
-impl Plan {
-    /// Returns the bytes of new memory.
-    pub(crate) fn new_bytes(&self) -> u64 {
-        self.work.new_bytes()
-    }
-
-    /// Makes the new memory one handle: the driver creates all of it, or nothing.
-    pub(crate) fn take_at_once(&mut self) {
-        self.work.take_at_once();
-    }
-
-    /// Makes the driver calls, without the pool's lock. If one fails, those before it are undone.
-    ///
-    /// # Errors
-    /// The driver's error. If the driver refuses a handle although it has enough memory, smaller handles are
-    /// tried first.
-    pub(crate) fn run(&mut self, driver: &dyn Driver) -> DriverResult<()> {
-        self.work.run(driver)
-    }
-
-    /// Undoes the driver calls of a run, whole or not. What cannot be undone is left to the next release.
-    pub(crate) fn undo(&mut self, driver: &dyn Driver) {
-        self.work.undo(driver, false);
-    }
-}
+pub(crate) struct Refused(pub(crate) u64);
 
 impl Pages {
     /// Returns the bytes that the pool may take from the driver, in whole granules.
@@ -155,7 +123,7 @@ impl Pages {
             growth = growth.max(at_once.min(self.available(most_new)));
         }
         if range == AddressRange::Large && growth > room {
-            let ends = FreeEnds::of(self, OwnerFilter::With(owner));
+            let ends = FreeEnds::of(self, Whose::Joined(owner));
             let chosen = self.choose(&ends, request.bytes, room);
             if !chosen.before.is_empty() || chosen.last.is_some() {
                 return self.plan_stitching(owner, &ends, chosen, request, most_new);
@@ -170,7 +138,7 @@ impl Pages {
     }
 
     /// Plans `bytes` of free memory, in whole granules, and no block: for
-    /// [`commit_reserve`](Self::commit_reserve). If the pool's maximum ends within the last granule, the plan
+    /// [`add_handles`](Self::add_handles). If the pool's maximum ends within the last granule, the plan
     /// leaves that granule out.
     ///
     /// # Errors
@@ -185,7 +153,7 @@ impl Pages {
 
     /// Returns whether the pool's maximum refused a plan.
     pub(crate) fn is_at_limit(&self, refused: &Refused) -> bool {
-        refused.needed > self.available(u64::MAX)
+        refused.0 > self.available(u64::MAX)
     }
 
     /// Returns the free end of an address range.
@@ -210,8 +178,7 @@ impl Pages {
     }
 
     fn refuse(&self, needed: u64, most_new: u64) -> Result<(), Refused> {
-        let available = self.available(most_new);
-        if needed > available { Err(Refused { needed, available }) } else { Ok(()) }
+        if needed > self.available(most_new) { Err(Refused(needed)) } else { Ok(()) }
     }
 
     /// Returns the sizes of new handles, about equal, of `new` bytes together, and the calls of the budget
@@ -276,18 +243,20 @@ impl Pages {
         let is_contiguous = matches!(primaries, Addresses::At(base) if Some(base) == end);
         if tail.is_some() && !is_contiguous {
             // The new memory does not follow the free end, so the whole block must be new.
-            self.free_addresses(range, &primaries, new);
+            if let Addresses::At(base) = primaries {
+                self.handles.spaces[range as usize].free(base, new);
+            }
             return self.plan_growth(range, self.whole_granules(whole), None, whole, most_new);
         }
-        let before = tail.map_or(Vec::new(), |(tail, owner)| self.take_pieces(&[tail], owner));
-        self.extra_pieces += before.len() as u64;
+        let kept = tail.map_or(Vec::new(), |(tail, owner)| self.take_pieces(&[tail], owner));
+        self.extra_pieces += kept.len() as u64;
         self.planned += new;
         let sizes = self.sizes(range, new, whole.max(new));
         let work = Work::new(&self.backing, self.granularity, sizes, primaries);
         Ok(Plan {
             range,
-            before,
-            after: None,
+            kept_before: kept.len(),
+            kept,
             used,
             alignment: ALLOCATION_ALIGNMENT,
             alias: None,
@@ -300,12 +269,6 @@ impl Pages {
         let new = self.needed_alone(request);
         let plan = self.plan_growth(AddressRange::Large, new, None, request.bytes, most_new)?;
         Ok(Plan { alignment: request.alignment, ..plan })
-    }
-
-    fn free_addresses(&mut self, range: AddressRange, primaries: &Addresses, bytes: u64) {
-        if let Addresses::At(base) = primaries {
-            self.handles.spaces[range as usize].free(*base, bytes);
-        }
     }
 
     /// Chooses what the block is stitched from; it extends an alias only where its addresses suffice.
@@ -331,13 +294,11 @@ impl Pages {
     ) -> Result<Plan, Refused> {
         self.refuse(chosen.new, most_new)?;
         let free = |id| ends.get(id).suffix.bytes;
-        let mut pieces: Vec<Piece> =
-            chosen.before.iter().map(|id| ends.end_of(&self.handles, *id, free(*id))).collect();
+        let mut pieces: Vec<Piece> = chosen.before.iter().map(|id| ends.end_of(*id, free(*id))).collect();
         let missing = request.bytes - pieces.iter().map(|piece| piece.bytes).sum::<u64>();
         let used = missing.min(chosen.new);
         let offset = chosen.before.first().map_or(0, |id| self.handles.get(*id).bytes - free(*id));
-        let has_last = chosen.last.is_some();
-        pieces.extend(chosen.last.map(|id| ends.start_of(&self.handles, id, missing - used)));
+        pieces.extend(chosen.last.map(|id| ends.start_of(id, missing - used)));
         let is_one_piece = pieces.len() + usize::from(used > 0) == 1;
 
         let primaries = if chosen.new > 0 {
@@ -349,13 +310,12 @@ impl Pages {
         let mut work = Work::new(&self.backing, self.granularity, sizes, primaries);
         let alias = (!is_one_piece).then(|| self.plan_alias(&chosen, offset, &mut work));
         self.planned += chosen.new;
-        let mut before = self.take_pieces(&pieces, owner);
-        let after = if has_last { before.pop() } else { None };
-        self.extra_pieces += (before.len() + usize::from(after.is_some())) as u64;
+        let kept = self.take_pieces(&pieces, owner);
+        self.extra_pieces += kept.len() as u64;
         Ok(Plan {
             range: AddressRange::Large,
-            before,
-            after,
+            kept_before: chosen.before.len(),
+            kept,
             used,
             alignment: request.alignment,
             alias,
@@ -389,6 +349,136 @@ impl Pages {
     }
 }
 
+/// The end of plans: new handles and aliases enter the tables, or everything kept is freed.
+impl Pages {
+    /// Commits a plan that was run, and returns the block and its address.
+    pub(super) fn commit_block(&mut self, plan: Plan) -> (ChunkId, u64) {
+        let created = self.add_handles(&plan);
+        self.budget.spend(plan.work.alias_calls());
+        self.beyond_slack += plan.beyond_slack;
+        let new = self.take_new(&plan);
+        self.note_use();
+        self.extra_pieces -= plan.kept.len() as u64;
+        let mut pieces: Vec<ChunkId> = plan.kept.iter().map(|kept| kept.id).collect();
+        pieces.splice(plan.kept_before..plan.kept_before, new);
+        let addr = match &plan.alias {
+            Some(alias) => self.extend_alias(alias, &plan.work, &created),
+            None => {
+                let (range, first) = unpack(pieces[0]);
+                if pieces.len() > 1 {
+                    // The free end of the address range and the new memory behind it are contiguous.
+                    self.heap_mut(range).fuse_with_next(first);
+                    pieces.truncate(1);
+                }
+                self.heap(range).chunk(first).addr
+            }
+        };
+        (self.link(&pieces), addr)
+    }
+
+    /// Frees what a plan kept that was not run, or whose run failed.
+    pub(super) fn abort_plan(&mut self, mut plan: Plan) {
+        self.add_reservations(&plan);
+        self.budget.give_back(plan.work.spent_calls);
+        self.extra_pieces -= plan.kept.len() as u64;
+        for Kept { id, owner, epoch } in plan.kept {
+            let (range, chunk) = unpack(id);
+            self.heap_mut(range).free(chunk, owner, epoch);
+        }
+        let new = plan.work.new_bytes();
+        self.planned -= new;
+        let left = std::mem::take(&mut plan.work.left);
+        // Mappings that could not be unmapped still occupy their addresses, which are not used again.
+        let is_free = |base: u64, bytes: u64| {
+            let mut mappings = left.iter().flat_map(|retired| &retired.mappings);
+            !mappings.any(|(addr, _)| *addr >= base && *addr - base < bytes)
+        };
+        if let Some(base) = plan.work.primaries_at().filter(|base| new > 0 && is_free(*base, new)) {
+            self.handles.spaces[plan.range as usize].free(base, new);
+        }
+        if let (Some(alias), Some(base)) = (plan.alias, plan.work.alias_at()) {
+            let is_free = is_free(base, plan.work.alias_bytes());
+            match alias.alias {
+                Some(id) => self.aliases.end_work(id, is_free),
+                None if is_free => self.aliases.space.free(base, plan.work.slot_bytes(alias.slot)),
+                None => {}
+            }
+        }
+        self.retiring += left.iter().map(|retired| retired.bytes).sum::<u64>();
+        self.unfinished.extend(left);
+    }
+
+    /// Adds the reservations that a plan made, and takes the addresses that the plan itself uses.
+    fn add_reservations(&mut self, plan: &Plan) {
+        if let (Some((base, bytes)), Some(primaries)) =
+            (plan.work.reserved_primaries, plan.work.primaries_at())
+        {
+            self.handles.reserved.push((base, bytes));
+            if let Addresses::ReserveBoth { .. } = plan.work.primaries {
+                let lower = upper_range(bytes, self.granularity);
+                self.handles.add_reservation(AddressRange::Small, base, lower);
+                self.handles.add_reservation(AddressRange::Large, base + lower, bytes - lower);
+            } else {
+                self.handles.add_reservation(plan.range, base, bytes);
+            }
+            self.handles.spaces[plan.range as usize].take_at(primaries, plan.work.new_bytes());
+        }
+        if let (Some((base, bytes)), Some(alias)) = (plan.work.reserved_alias, &plan.alias) {
+            self.aliases.space.add(base, bytes, self.granularity);
+            self.aliases.space.take_at(base, plan.work.slot_bytes(alias.slot));
+        }
+    }
+
+    /// Adds new handles, whose memory is unowned. That is all that a plan of
+    /// [`plan_reserve`](Self::plan_reserve) gives which was run.
+    pub(super) fn add_handles(&mut self, plan: &Plan) -> Vec<HandleId> {
+        self.add_reservations(plan);
+        let new = plan.work.new_bytes();
+        let Some(base) = plan.work.primaries_at().filter(|_| new > 0) else { return Vec::new() };
+        let (range, mut primary) = (plan.range, base);
+        let add = |created: &Created| {
+            let Created { physical, bytes, .. } = *created;
+            let id = self.handles.add(Handle { physical, primary, bytes, range, aliases: Vec::new() });
+            primary += bytes;
+            id
+        };
+        let created = plan.work.created.iter().map(add).collect();
+        self.planned -= new;
+        self.heap_mut(range).extend(base, new, ANY_STREAM, 0);
+        self.peak_bytes_reserved = self.peak_bytes_reserved.max(self.held());
+        created
+    }
+
+    /// Takes the block's part of the new memory, which is now the end of the address range.
+    fn take_new(&mut self, plan: &Plan) -> Option<ChunkId> {
+        let base = plan.work.primaries_at().filter(|_| plan.used > 0)?;
+        let addr = align_up(base, plan.alignment)?;
+        let heap = self.heap_mut(plan.range);
+        let id = heap.take_at(heap.tail()?, addr, plan.used);
+        heap.set_link(id, NIL);
+        Some(pack(plan.range, id))
+    }
+
+    /// Adds the new mappings to their alias, and returns the block's address.
+    fn extend_alias(&mut self, alias: &InAlias, work: &Work, created: &[HandleId]) -> u64 {
+        let base = work.alias_at().expect("a plan that was run has addresses");
+        let id = alias.alias.unwrap_or_else(|| self.aliases.add(base, work.slot_bytes(alias.slot)));
+        for source in &work.sources {
+            match source {
+                Source::Old { id: handle, .. } => self.aliases.push(&mut self.handles, id, *handle),
+                Source::New => {
+                    created.iter().for_each(|handle| self.aliases.push(&mut self.handles, id, *handle));
+                }
+            }
+        }
+        self.aliases.note_block(id);
+        if alias.alias.is_some() {
+            self.aliases.end_work(id, true);
+        }
+        self.aliases.get(id).base + alias.offset
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use millpond_core::Layout;
@@ -406,12 +496,12 @@ mod tests {
         let device = SimDevice::new(SimConfig::h200());
         let mut pages = Pages::new(2 * MIB, 1 << 30, u64::MAX, Policy::default());
         let mut reserve = pages.plan_reserve(4 * MIB, u64::MAX).expect("no maximum");
-        reserve.run(&*device).expect("the device has room");
-        pages.commit_reserve(reserve);
+        reserve.work.run(&*device).expect("the device has room");
+        pages.add_handles(&reserve);
         let request = Request::new(Layout::new(10 * MIB)).expect("not too large");
         let mut plan = pages.plan_block(1, &request, false, 0, u64::MAX).expect("no maximum");
-        assert_eq!(plan.new_bytes(), 6 * MIB);
-        plan.run(&*device).expect("the device has room");
+        assert_eq!(plan.work.new_bytes(), 6 * MIB);
+        plan.work.run(&*device).expect("the device has room");
         let (block, _) = pages.commit_block(plan);
         assert_eq!((pages.bytes_of(block), pages.totals().bytes_reserved), (10 * MIB, 10 * MIB));
         assert_eq!(pages.totals().mappings, 0, "nothing is stitched");

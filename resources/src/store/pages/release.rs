@@ -8,11 +8,11 @@ use millpond_core::driver::{Driver, DriverResult};
 use rustc_hash::FxHashSet;
 
 use crate::block_map::ChunkId;
+use crate::heap::chunk::Chunk;
 use crate::heap::request::Cursor;
 use crate::heap::{Heap, next_size};
 use crate::store::pages::driver_calls::Retired;
-use crate::store::pages::handles::{AddressRange, RANGES};
-use crate::store::pages::handles::{AliasId, Handle, HandleId, Handles};
+use crate::store::pages::handles::{AddressRange, AliasId, Handle, HandleId, Handles, RANGES};
 use crate::store::pages::plan::CALLS_FOR_HANDLE;
 use crate::store::pages::policy::target_bytes;
 use crate::store::pages::state::Pages;
@@ -23,7 +23,7 @@ use crate::tuning::{CALLS_PER_RELEASE, CHUNKS_COMPARED, FEW_COMPARED, LITTLE};
 const CALLS_FOR_RETURN: u64 = 2 + CALLS_FOR_HANDLE;
 
 /// Memory that returns to the driver, until [`Pages::commit_release`].
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[must_use = "a release must be committed, even if its run failed"]
 pub(crate) struct Release {
     retired: Vec<Retired>,
@@ -31,15 +31,6 @@ pub(crate) struct Release {
     aliases: Vec<AliasId>,
     /// Reservations to free in the end: base and bytes.
     reservations: Vec<(u64, u64)>,
-}
-
-/// An unowned, wholly free handle, and the chunk that it is in.
-struct Free {
-    range: AddressRange,
-    chunk: ChunkId,
-    primary: u64,
-    bytes: u64,
-    id: HandleId,
 }
 
 impl Release {
@@ -105,58 +96,60 @@ impl Pages {
     pub(crate) fn plan_excess(&mut self, calls_of_look: u64) -> Option<Release> {
         self.budget.spend(calls_of_look);
         let calls = self.budget.available(&self.policy).min(CALLS_PER_RELEASE as u64);
-        let release = self.plan_release_by(self.target_bytes(), calls as usize, |free| Reverse(free.primary));
+        let release = self.plan_release_of(self.target_bytes(), calls as usize, true);
         let handles = release.as_ref().map_or(0, |release| release.retired.len() as u64);
         self.budget.spend(handles * CALLS_FOR_RETURN);
         release
     }
 
-    /// Plans to release unowned, wholly free handles, large ones first, while at least `keep_bytes` stay and
-    /// about `most_calls` driver calls suffice. Where there are too many alias mappings, free handles that
-    /// stay leave their aliases. Returns `None` where there is nothing to do.
+    /// Plans to release unowned, wholly free handles, large ones or (`by_address`) the last ones first, while
+    /// at least `keep_bytes` stay and about `most_calls` driver calls suffice. Where there are too many alias
+    /// mappings, free handles that stay leave their aliases. Returns `None` where there is nothing to do.
     ///
     /// Releases that failed before are tried again first, and alone: one may hold a mapping of a handle that
     /// is free now.
-    pub(super) fn plan_release_of(&mut self, keep_bytes: u64, most_calls: usize) -> Option<Release> {
-        self.plan_release_by(keep_bytes, most_calls, |free| (Reverse(free.bytes), Reverse(free.primary)))
-    }
-
-    /// Does what [`plan_release_of`](Self::plan_release_of) does, with the handles in the order of `key`.
-    fn plan_release_by<K: Ord>(
+    pub(super) fn plan_release_of(
         &mut self,
         keep_bytes: u64,
         most_calls: usize,
-        key: impl FnMut(&Free) -> K,
+        by_address: bool,
     ) -> Option<Release> {
-        let retired = std::mem::take(&mut self.unfinished);
-        let mut release = Release { retired, aliases: Vec::new(), reservations: Vec::new() };
+        let mut release = Release { retired: std::mem::take(&mut self.unfinished), ..Release::default() };
         if !release.retired.is_empty() {
             return Some(release);
         }
-        let mut free = self.free_handles();
-        free.sort_unstable_by_key(key);
+        let free_in = |range| {
+            let extents = self.heap(range).free_from(ANY_STREAM, self.granularity);
+            extents.flat_map(|(chunk, extent)| self.whole_in(extent).map(move |(id, _)| (chunk, id)))
+        };
+        let mut free: Vec<(ChunkId, HandleId)> = AddressRange::ALL.into_iter().flat_map(free_in).collect();
+        free.sort_unstable_by_key(|(_, id)| {
+            let Handle { bytes, primary, .. } = self.handles.get(*id);
+            Reverse((if by_address { 0 } else { *bytes }, *primary))
+        });
         let mut left = self.handles.bytes.saturating_sub(keep_bytes);
-        let mut chosen = Vec::new();
         let mut calls = 0;
         let mut kept = FxHashSet::default();
-        for free in free {
-            let calls_of_handle = self.handles.get(free.id).aliases.len() + 2;
+        free.retain(|(_, id)| {
+            let handle = self.handles.get(*id);
+            let calls_of_handle = handle.aliases.len() + 2;
             // A handle that takes more calls than `most_calls` is released, too, but alone.
-            if free.bytes <= left && (calls == 0 || calls + calls_of_handle <= most_calls) {
+            let is_chosen = handle.bytes <= left && (calls == 0 || calls + calls_of_handle <= most_calls);
+            if is_chosen {
                 calls += calls_of_handle;
-                left -= free.bytes;
-                chosen.push(free);
+                left -= handle.bytes;
             } else {
-                kept.insert(free.id);
+                kept.insert(*id);
             }
-        }
+            is_chosen
+        });
         if self.has_too_many_mappings() {
             self.thin_aliases(&kept, most_calls.saturating_sub(calls), &mut release);
         }
         // The last handle of a chunk first: the bytes before it keep the chunk's number.
-        chosen.sort_unstable_by_key(|free| Reverse(free.primary));
-        for free in chosen {
-            self.retire(&free, &mut release);
+        free.sort_unstable_by_key(|(_, id)| Reverse(self.handles.get(*id).primary));
+        for (chunk, id) in free {
+            self.retire(chunk, id, &mut release);
         }
         (!release.retired.is_empty()).then_some(release)
     }
@@ -164,40 +157,23 @@ impl Pages {
     /// Plans to release one unowned, wholly free handle, if at least `keep_bytes` stay, among a few free
     /// chunks from the cursor on. A release that failed before is tried again first.
     pub(crate) fn plan_release_step(&mut self, keep_bytes: u64, at: &mut Cursor) -> Option<Release> {
-        let mut release = Release { retired: Vec::new(), aliases: Vec::new(), reservations: Vec::new() };
         if let Some(retired) = self.unfinished.pop() {
-            release.retired.push(retired);
-            return Some(release);
+            return Some(Release { retired: vec![retired], ..Release::default() });
         }
         let left = self.handles.bytes.saturating_sub(keep_bytes);
         if left < self.granularity {
             at.is_at_end = true;
             return None;
         }
-        let range = AddressRange::ALL[at.part];
-        let (mut seen, mut last, mut found) = (0, 0, None);
-        for (chunk, extent) in
-            self.heap(range).free_from(ANY_STREAM, at.bytes.max(self.granularity)).take(CHUNKS_COMPARED)
-        {
+        let (mut seen, mut last) = (0, 0);
+        let from = at.bytes.max(self.granularity);
+        let extents = self.heap(AddressRange::ALL[at.part]).free_from(ANY_STREAM, from);
+        let found = extents.take(CHUNKS_COMPARED).find_map(|(chunk, extent)| {
             (seen, last) = (seen + 1, extent.bytes);
-            let end = extent.addr + extent.bytes;
-            // The first handle may lie in the free extent in part.
-            let mut handles = self.handles.within(extent.addr, end).take(FEW_COMPARED);
-            let whole = handles.find(|(_, handle)| {
-                handle.primary >= extent.addr && handle.end() <= end && handle.bytes <= left
-            });
-            found = whole.map(|(id, handle)| Free {
-                range,
-                chunk,
-                primary: handle.primary,
-                bytes: handle.bytes,
-                id,
-            });
-            if found.is_some() {
-                break;
-            }
-        }
-        let Some(free) = found else {
+            let mut handles = self.whole_in(extent).take(FEW_COMPARED);
+            handles.find(|(_, handle)| handle.bytes <= left).map(|(id, _)| (chunk, id))
+        });
+        let Some((chunk, id)) = found else {
             if seen < CHUNKS_COMPARED {
                 at.end_part(RANGES)
             } else {
@@ -207,13 +183,18 @@ impl Pages {
         };
         // The rest of the free extent is smaller, so it comes earlier.
         at.bytes = 0;
-        self.retire(&free, &mut release);
+        let mut release = Release::default();
+        self.retire(chunk, id, &mut release);
         Some(release)
     }
 
     /// Plans to unmap free handles from aliases where there are too many mappings, which slow searches down.
     pub(crate) fn plan_tidying(&mut self) -> Option<Release> {
-        if self.has_too_many_mappings() { self.plan_release_of(u64::MAX, CALLS_PER_RELEASE) } else { None }
+        if self.has_too_many_mappings() {
+            self.plan_release_of(u64::MAX, CALLS_PER_RELEASE, false)
+        } else {
+            None
+        }
     }
 
     fn has_too_many_mappings(&self) -> bool {
@@ -239,19 +220,12 @@ impl Pages {
         }
     }
 
-    fn free_handles(&self) -> Vec<Free> {
-        let mut free = Vec::new();
-        for range in AddressRange::ALL {
-            for (chunk, extent) in self.heap(range).free_from(ANY_STREAM, self.granularity) {
-                let end = extent.addr + extent.bytes;
-                for (id, handle) in self.handles.within(extent.addr, end) {
-                    if handle.primary >= extent.addr && handle.end() <= end {
-                        free.push(Free { range, chunk, primary: handle.primary, bytes: handle.bytes, id });
-                    }
-                }
-            }
-        }
-        free
+    /// Returns the handles that lie in a free chunk as a whole.
+    fn whole_in(&self, extent: &Chunk) -> impl Iterator<Item = (HandleId, &Handle)> {
+        let (start, end) = (extent.addr, extent.addr + extent.bytes);
+        let is_whole =
+            move |(_, handle): &(HandleId, &Handle)| handle.primary >= start && handle.end() <= end;
+        self.handles.within(start, end).filter(is_whole)
     }
 
     /// Removes a mapping of an alias from the tables, and returns its address and bytes.
@@ -265,20 +239,17 @@ impl Pages {
         (self.aliases.forget(alias, place as usize), map.bytes)
     }
 
-    fn retire(&mut self, free: &Free, release: &mut Release) {
-        let mut mappings = vec![(free.primary, free.bytes)];
-        for (alias, place) in self.handles.get(free.id).aliases.clone() {
+    fn retire(&mut self, chunk: ChunkId, id: HandleId, release: &mut Release) {
+        let Handle { physical, primary, bytes, range, aliases } = self.handles.get(id).clone();
+        let mut mappings = vec![(primary, bytes)];
+        for (alias, place) in aliases {
             mappings.push(self.remove_mapping(alias, place, &mut release.aliases));
         }
-        self.heap_mut(free.range).remove_range(free.chunk, free.primary, free.bytes);
-        let Handle { physical, bytes, primary, range, .. } = self.handles.remove(free.id);
+        self.heap_mut(range).remove_range(chunk, primary, bytes);
+        self.handles.remove(id);
         self.retiring += bytes;
-        release.retired.push(Retired {
-            physical: Some(physical),
-            bytes,
-            mappings,
-            primary: Some((range, primary)),
-        });
+        let (physical, primary) = (Some(physical), Some((range, primary)));
+        release.retired.push(Retired { physical, bytes, mappings, primary });
     }
 
     /// Commits a release, however far its run came: frees its addresses, and keeps what failed for the next
@@ -318,7 +289,7 @@ impl Pages {
         self.handles = Handles::new(self.granularity);
         self.heaps = [(); RANGES].map(|()| Heap::new(CHUNKS_COMPARED));
         (self.planned, self.retiring, self.extra_pieces) = (0, 0, 0);
-        Release { retired, aliases: Vec::new(), reservations }
+        Release { retired, reservations, ..Release::default() }
     }
 }
 
@@ -366,7 +337,7 @@ mod tests {
             assert!(pages.has_too_many_mappings());
             // The last handle is in use.
             let free = FxHashSet::from_iter(ids[..2].iter().copied());
-            let mut release = Release { retired: Vec::new(), aliases: Vec::new(), reservations: Vec::new() };
+            let mut release = Release::default();
             pages.thin_aliases(&free, most_calls, &mut release);
             assert_eq!(pages.aliases.mappings, 19 - removed);
             let unmapped: usize = release.retired.iter().map(|it| it.mappings.len()).sum();
@@ -406,7 +377,7 @@ mod tests {
             let (mut pages, ids) = with_handles(6, 100);
             let base = pages.handles.get(ids[0]).primary;
             pages.heap_mut(AddressRange::Large).add_region(base, 12 * UNIT, ANY_STREAM, 0);
-            let release = pages.plan_release_of(0, most_calls).expect("all is free");
+            let release = pages.plan_release_of(0, most_calls, false).expect("all is free");
             assert_eq!(release.retired.len(), taken, "{most_calls} calls");
         }
     }

@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 
 use crate::block_map::ChunkId;
 use crate::heap::Heap;
-use crate::heap::request::Request;
+use crate::heap::request::{Request, Whose};
 use crate::heap::size_class::rounded;
 use crate::store::Store;
 use crate::store::pages::state::Pages;
@@ -87,7 +87,7 @@ impl Bench {
         let plan = self.pages.plan_block(OWNER, request, is_span, self.live, u64::MAX);
         let mut plan = plan.expect("the pool has no maximum");
         let start = Instant::now();
-        plan.run(&*self.device).expect("the device is large enough");
+        plan.work.run(&*self.device).expect("the device is large enough");
         self.in_driver += start.elapsed();
         let block = self.pages.commit_block(plan);
         if let Some(mut release) = self.pages.plan_tidying() {
@@ -114,12 +114,13 @@ impl Bench {
         if bytes <= IN_ARENA {
             return Block::Small(self.allocate_small(&request));
         }
-        if let Some(found) = self.pages.find_for(OWNER, &request, false) {
-            return Block::Large(self.pages.take_found(found, &request).0);
+        let whose = Whose::OwnOrUnowned { owner: OWNER, is_own_first: false };
+        if let Some(taken) = self.pages.take_best(whose, &request) {
+            return Block::Large(taken.chunk);
         }
         self.reclaim();
-        if let Some(found) = self.pages.find_for(OWNER, &request, false) {
-            return Block::Large(self.pages.take_found(found, &request).0);
+        if let Some(taken) = self.pages.take_best(whose, &request) {
+            return Block::Large(taken.chunk);
         }
         Block::Large(self.grow(&request, false).0)
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::block_map::{Block, BlockMap, ChunkId, NIL};
+use crate::block_map::{ChunkId, NIL};
 use crate::heap::Heap;
 use crate::heap::chunk::Chunk;
 use crate::store::pages::access::Backing;
@@ -139,17 +139,6 @@ impl Pages {
         })
     }
 
-    /// Inserts a block that is handed out at an address into the block map.
-    pub(super) fn insert_block_at(&mut self, block_map: &BlockMap, block: Block, addr: u64) {
-        let (range, chunk) = unpack(block.chunk);
-        let heap = self.heap_mut(range);
-        if heap.chunk(chunk).addr == addr {
-            heap.insert_block_as(block_map, chunk, block);
-        } else {
-            block_map.insert(addr, Block { is_in_alias: true, ..block });
-        }
-    }
-
     /// Removes a block from the block map.
     pub(crate) fn remove_block(&mut self, block: ChunkId) {
         let (range, chunk) = unpack(block);
@@ -171,11 +160,6 @@ impl Pages {
     /// Returns the bytes of physical memory, including plans and releases under way.
     pub(super) fn held(&self) -> u64 {
         self.handles.bytes + self.planned + self.retiring
-    }
-
-    /// Returns the bytes in the free chunks of an owner.
-    pub(super) fn free_of(&self, owner: Owner) -> u64 {
-        self.heaps.iter().map(|heap| heap.free_bytes(owner)).sum()
     }
 
     /// Sets how new memory is made, and which devices have access to it.

@@ -166,9 +166,8 @@ mod tests {
 
     use super::*;
     use crate::block_map::ChunkId;
-    use crate::heap::request::Request;
+    use crate::heap::request::{Request, Whose};
     use crate::store::Store;
-    use crate::store::pages::free_ends::OwnerFilter;
     use crate::stream_order::ANY_STREAM;
     use crate::tuning::Policy;
 
@@ -203,7 +202,7 @@ mod tests {
         let request = Request::new(Layout::new(mib * MIB)).expect("not too large");
         let most_new = if may_grow { u64::MAX } else { 0 };
         let mut plan = pages.plan_block(1, &request, false, 0, most_new).expect("there is room");
-        plan.run(device).expect("the device has room");
+        plan.work.run(device).expect("the device has room");
         let (block, _) = pages.commit_block(plan);
         pages.validate_all();
         block
@@ -220,7 +219,7 @@ mod tests {
         blocks.iter().step_by(2).for_each(|block| pages.free_block(*block, 1, 1));
         let stitched = [12, 10].map(|mib| take(&mut pages, &device, mib, false));
         let best = |pages: &Pages, bytes| {
-            let ends = FreeEnds::of(pages, OwnerFilter::With(1));
+            let ends = FreeEnds::of(pages, Whose::Joined(1));
             let best = pages.best_free_end(&ends, bytes);
             best.map(|(id, alias, (place, free))| {
                 assert_eq!(ends.free_end(alias), Some((place, free)));
@@ -231,7 +230,7 @@ mod tests {
         assert_eq!(best(&pages, u64::MAX), Some(2), "the rest of the last handle");
         assert_eq!((best(&pages, 2 * MIB), best(&pages, 2 * MIB + 1)), (None, Some(2)));
         stitched.iter().for_each(|block| pages.free_block(*block, 1, 2));
-        let ends = FreeEnds::of(&pages, OwnerFilter::With(1));
+        let ends = FreeEnds::of(&pages, Whose::Joined(1));
         let mut free: Vec<u64> =
             pages.aliases.iter().filter_map(|(_, alias)| Some(ends.free_end(alias)?.1)).collect();
         free.sort_unstable();
@@ -266,13 +265,12 @@ mod tests {
             (ANY_STREAM, 5, 12, false),
             (1, 5, 13, false),
         ] {
-            let found = pages.find_of(owner, upto, &request(mib));
+            let found = pages.find_best(Whose::Of(owner, upto), &request(mib));
             let found = found.map(|found| (found.owner, found.epoch, found.bytes >= mib * MIB));
             assert_eq!(found, is_found.then_some((1, 5, true)), "{mib} MiB of {owner}, up to {upto}");
         }
-        let found = pages.find_of(1, 5, &request(12)).expect("as before");
-        let (block, _) = pages.take_found(found, &request(12));
-        assert_eq!(pages.bytes_of(block), 12 * MIB);
+        let taken = pages.take_best(Whose::Of(1, 5), &request(12)).expect("as before");
+        assert_eq!(pages.bytes_of(taken.chunk), 12 * MIB);
         pages.validate_all();
     }
 }

@@ -1,54 +1,48 @@
 //! The store of pages, as the pool sees it.
 
-use millpond_core::DeviceId;
+use millpond_core::{ALLOCATION_ALIGNMENT, DeviceId};
 
 use crate::block_map::{Block, BlockMap, ChunkId};
 use crate::heap::Heap;
 use crate::heap::chunk::Chunk;
-use crate::heap::request::{Cursor, Fit, Request};
+use crate::heap::request::{Fit, Request, Taken, Whose};
 use crate::store::pages::Refused;
+use crate::store::pages::handles::{AddressRange, Handle};
 use crate::store::pages::state::{Pages, unpack};
-use crate::store::{Committed, Need, NewSpan, NoMemory, Purpose, Store, Taken, Task, Totals, Try, Whose};
+use crate::store::{Committed, Need, NewSpan, NoMemory, Purpose, Returning, Store, Task, Totals, Try};
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
-use crate::tuning::DEVICE_PAGE;
+use crate::tuning::{DEVICE_PAGE, LEAST_PIECE};
 
 impl Pages {
     fn no_memory(&self, refused: &Refused) -> NoMemory {
         if self.is_at_limit(refused) { NoMemory::OwnLimit } else { NoMemory::Below(None) }
     }
 
-    fn begin(&mut self, task: Option<Task>) -> Option<Task> {
-        self.under_way += u32::from(task.is_some());
-        task
-    }
-
-    /// Plans the release of excess memory; see [`plan_excess`](Self::plan_excess).
-    pub(crate) fn plan_excess_task(&mut self, calls_of_look: u64) -> Option<Task> {
-        let release = if self.admissions > 0 { None } else { self.plan_excess(calls_of_look) };
-        self.begin(release.map(Task::Release))
-    }
-
-    /// Plans the removal of mappings that a growth left behind.
-    pub(crate) fn plan_tidying_task(&mut self) -> Option<Task> {
-        let release = if self.admissions > 0 { None } else { self.plan_tidying() };
-        self.begin(release.map(Task::Release))
-    }
-
-    /// Plans the release of the next free extent, while the pool holds more than `keep_bytes`.
-    pub(crate) fn plan_step_task(&mut self, keep_bytes: u64, at: &mut Cursor) -> Option<Task> {
-        if self.admissions > 0 {
-            at.is_at_end = true;
-            return None;
-        }
-        let release = self.plan_release_step(keep_bytes, at);
-        self.begin(release.map(Task::Release))
-    }
-
     /// Plans access of other devices, if no task is under way.
     pub(crate) fn plan_admission_task(&mut self, devices: &[DeviceId], is_asked: bool) -> Option<Task> {
-        let admission = self.plan_admission(devices, is_asked);
-        self.admissions += u32::from(admission.is_some());
-        self.begin(admission.map(Task::Admit))
+        let admission = self.plan_admission(devices, is_asked)?;
+        (self.under_way, self.admissions) = (self.under_way + 1, self.admissions + 1);
+        Some(Task::Admit(admission))
+    }
+
+    /// Returns the least bytes at the free end of a handle with which a stitched block may begin or end;
+    /// `None` for a request that is never stitched.
+    pub(crate) fn least_piece(&self, request: &Request) -> Option<u64> {
+        let is_plain =
+            request.alignment == ALLOCATION_ALIGNMENT && self.range_of(request) == AddressRange::Large;
+        is_plain.then_some(LEAST_PIECE)
+    }
+
+    /// Returns whether chunks of one stream and unowned ones join when a block beside them is freed: in the
+    /// heap of large blocks, but not in that of spans.
+    pub(crate) fn joins_with_unowned(heap: usize) -> bool {
+        heap == AddressRange::Large as usize
+    }
+
+    /// Returns the bytes of new memory that serve the request without any free bytes.
+    pub(crate) fn needed_alone(&self, request: &Request) -> u64 {
+        let is_aligned = request.alignment <= self.granularity;
+        self.whole_granules(if is_aligned { request.bytes } else { request.padded_bytes() })
     }
 
     /// Returns whether no task is under way.
@@ -59,28 +53,19 @@ impl Pages {
 
 impl Store for Pages {
     fn find(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<Fit> {
-        self.find_of(owner, upto, request).map(|found| Fit { bytes: found.bytes, epoch: found.epoch })
+        let found = self.find_best(Whose::Of(owner, upto), request)?;
+        Some(Fit { bytes: found.bytes, epoch: found.epoch })
     }
 
     fn take(&mut self, whose: Whose, request: &Request) -> Option<Taken> {
-        let found = match whose {
-            Whose::Of(owner, upto) => self.find_of(owner, upto, request)?,
-            Whose::OwnOrUnowned { owner, is_own_first } => self.find_for(owner, request, is_own_first)?,
-            Whose::Joined(owner) => {
-                let (chunk, addr, _) = self.take_with_unowned(owner, request)?;
-                return Some(Taken { chunk, addr, was_unowned: false });
-            }
-        };
-        let was_unowned = found.owner == ANY_STREAM;
-        let (chunk, addr) = self.take_found(found, request);
-        Some(Taken { chunk, addr, was_unowned })
+        self.take_best(whose, request)
     }
 
     fn take_span(&mut self, whose: Whose, wanted: u64, request: &Request, anywhere: bool) -> Option<NewSpan> {
         let (chunk, base, bytes, epoch) = match whose {
             Whose::Joined(owner) => {
-                let (chunk, base, epoch) = self.take_with_unowned(owner, request)?;
-                (chunk, base, request.bytes, epoch)
+                let Taken { chunk, addr, epoch, .. } = self.take_with_unowned(owner, request)?;
+                (chunk, addr, request.bytes, epoch)
             }
             Whose::Of(owner, upto) => self.cut_span_of(owner, upto, wanted, request, anywhere)?,
             Whose::OwnOrUnowned { .. } => return None,
@@ -91,7 +76,13 @@ impl Store for Pages {
     }
 
     fn insert_block(&mut self, block_map: &BlockMap, block: Block, addr: u64) {
-        self.insert_block_at(block_map, block, addr);
+        let (range, chunk) = unpack(block.chunk);
+        let heap = self.heap_mut(range);
+        if heap.chunk(chunk).addr == addr {
+            heap.insert_block(block_map, chunk, block);
+        } else {
+            block_map.insert(addr, Block { is_in_alias: true, ..block });
+        }
     }
 
     fn free(&mut self, block: ChunkId, owner: Owner, epoch: Epoch) {
@@ -129,9 +120,21 @@ impl Store for Pages {
         Ok(Task::Map { plan, purpose })
     }
 
-    fn plan_release(&mut self, keep_bytes: u64, most_calls: usize) -> Option<Task> {
-        let release = if self.admissions > 0 { None } else { self.plan_release_of(keep_bytes, most_calls) };
-        self.begin(release.map(Task::Release))
+    fn plan_release(&mut self, which: Returning<'_>) -> Option<Task> {
+        if self.admissions > 0 {
+            if let Returning::Step { at, .. } = which {
+                at.is_at_end = true;
+            }
+            return None;
+        }
+        let release = match which {
+            Returning::Free { keep_bytes, most_calls } => self.plan_release_of(keep_bytes, most_calls, false),
+            Returning::Step { keep_bytes, at } => self.plan_release_step(keep_bytes, at),
+            Returning::Excess { calls_of_look } => self.plan_excess(calls_of_look),
+            Returning::Mappings => self.plan_tidying(),
+        }?;
+        self.under_way += 1;
+        Some(Task::Release(release))
     }
 
     fn plan_shutdown(&mut self) -> Task {
@@ -155,7 +158,7 @@ impl Store for Pages {
                         Committed::Span(NewSpan { chunk, region: 0, base, bytes, epoch: 0 }, request)
                     }
                     Purpose::Reserve { .. } => {
-                        self.commit_reserve(plan);
+                        self.add_handles(&plan);
                         Committed::Nothing
                     }
                 }
@@ -234,7 +237,8 @@ impl Store for Pages {
     }
 
     fn parts(&self) -> Vec<(u64, u64, bool)> {
-        self.primaries().collect()
+        let part = |(_, it): (_, &Handle)| (it.primary, it.bytes, it.range == AddressRange::Large);
+        self.handles.iter().map(part).collect()
     }
 
     fn needed(&mut self, owner: Owner, request: &Request, is_span: bool) -> u64 {
@@ -243,7 +247,7 @@ impl Store for Pages {
                 self.abort_plan(plan);
                 0
             }
-            Err(Refused { needed, .. }) => needed,
+            Err(Refused(needed)) => needed,
         }
     }
 
@@ -272,6 +276,7 @@ impl Store for Pages {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::heap::request::Cursor;
     use crate::tuning::Policy;
 
     const MIB: u64 = 1 << 20;
@@ -303,9 +308,11 @@ mod tests {
     fn an_admission_keeps_releases_away() {
         let mut pages = pages();
         pages.admissions = 1;
-        assert!(pages.plan_release(0, 64).is_none() && pages.plan_tidying_task().is_none());
+        let all = Returning::Free { keep_bytes: 0, most_calls: 64 };
+        assert!(pages.plan_release(all).is_none() && pages.plan_release(Returning::Mappings).is_none());
         let mut at = Cursor::default();
-        assert!(pages.plan_step_task(0, &mut at).is_none() && at.is_at_end);
+        let step = Returning::Step { keep_bytes: 0, at: &mut at };
+        assert!(pages.plan_release(step).is_none() && at.is_at_end);
     }
 
     /// `validate()` looks at the heaps.

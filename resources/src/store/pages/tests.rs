@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use crate::block_map::ChunkId;
 use crate::heap::Heap;
 use crate::heap::chunk::Chunk;
-use crate::heap::request::Request;
+use crate::heap::request::{Request, Whose};
 use crate::store::Store;
 use crate::store::pages::handles::AddressRange;
 use crate::store::pages::{Pages, Plan, Refused, Release};
@@ -105,17 +105,15 @@ impl Bench {
     }
 
     fn find(&mut self, owner: Owner, request: &Request) -> bool {
-        let block = match self.pages.find_for(owner, request, self.is_own_first) {
-            Some(found) => {
-                assert!(found.bytes >= request.bytes);
-                Some(self.pages.take_found(found, request))
-            }
-            None => self.pages.take_with_unowned(owner, request).map(|(block, addr, _)| (block, addr)),
-        };
-        if let Some(block) = block {
-            self.lend(owner, block, request);
+        let whose = Whose::OwnOrUnowned { owner, is_own_first: self.is_own_first };
+        let found = self.pages.find_best(whose, request);
+        assert!(found.as_ref().is_none_or(|found| found.bytes >= request.bytes));
+        let whose = if found.is_some() { whose } else { Whose::Joined(owner) };
+        let taken = self.pages.take_best(whose, request);
+        if let Some(taken) = taken {
+            self.lend(owner, (taken.chunk, taken.addr), request);
         }
-        block.is_some()
+        taken.is_some()
     }
 
     /// Allocates as a pool does, and returns whether it succeeded.
@@ -128,7 +126,7 @@ impl Bench {
             return false;
         };
         self.device.set_faults(faults);
-        let outcome = plan.run(&*self.device);
+        let outcome = plan.work.run(&*self.device);
         self.device.set_faults(FaultPlan::none());
         if outcome.is_err() {
             self.pages.abort_plan(plan);
@@ -174,7 +172,7 @@ impl Bench {
         }
         let Some(at) = index.checked_rem(self.under_way.len()) else { return };
         let (mut plan, owner, request) = self.under_way.remove(at);
-        if runs && plan.run(&*self.device).is_ok() {
+        if runs && plan.work.run(&*self.device).is_ok() {
             let block = self.pages.commit_block(plan);
             self.lend(owner, block, &request);
         } else {
@@ -193,7 +191,7 @@ impl Bench {
         }
         let span = request(wanted, 8);
         let Ok(mut plan) = self.pages.plan_block(owner, &span, true, self.live, u64::MAX) else { return };
-        match plan.run(&*self.device) {
+        match plan.work.run(&*self.device) {
             Ok(()) => {
                 let block = self.pages.commit_block(plan);
                 self.lend(owner, block, &span);
@@ -236,7 +234,7 @@ impl Bench {
     }
 
     fn release(&mut self, keep: u64, calls: usize, faults: FaultPlan) {
-        let Some(release) = self.pages.plan_release_of(keep, calls) else { return };
+        let Some(release) = self.pages.plan_release_of(keep, calls, false) else { return };
         self.end_release(release, faults);
     }
 
@@ -340,15 +338,17 @@ fn run(bench: &mut Bench, step: Step) {
         Step::Span { owner, bytes, wanted } => bench.span(owner, bytes, wanted.next_multiple_of(256)),
         Step::Reserve { bytes } => {
             let Ok(mut plan) = bench.pages.plan_reserve(bytes, u64::MAX) else { return };
-            match plan.run(&*bench.device) {
-                Ok(()) => bench.pages.commit_reserve(plan),
+            match plan.work.run(&*bench.device) {
+                Ok(()) => _ = bench.pages.add_handles(&plan),
                 Err(_) => bench.pages.abort_plan(plan),
             }
         }
         Step::Free { index } => bench.free(index),
         Step::Migrate { from, to } => bench.migrate(from, to),
         Step::Release { keep, calls, waits: false } => bench.release(keep, calls, FaultPlan::none()),
-        Step::Release { keep, calls, .. } => bench.releasing.extend(bench.pages.plan_release_of(keep, calls)),
+        Step::Release { keep, calls, .. } => {
+            bench.releasing.extend(bench.pages.plan_release_of(keep, calls, false))
+        }
         Step::FailRelease { call, persistent } => {
             bench.release(0, usize::MAX, faults(call, persistent, DriverError::INVALID_VALUE));
         }
@@ -481,9 +481,10 @@ fn small_requests_leave_large_extents_alone_while_the_pool_may_grow() {
     assert!(bench.allocate(1, &request(10 * MIB, 8), FaultPlan::none()));
     bench.free(0);
     let small = request(100_000, 8);
-    assert!(bench.pages.find_for(1, &small, false).is_some(), "the pool has reached its peak");
+    let whose = Whose::OwnOrUnowned { owner: 1, is_own_first: false };
+    assert!(bench.pages.find_best(whose, &small).is_some(), "the pool has reached its peak");
     bench.pages.note_live(100 * MIB);
-    assert!(bench.pages.find_for(1, &small, false).is_none());
+    assert!(bench.pages.find_best(whose, &small).is_none());
     assert!(bench.pages.take_with_unowned(1, &small).is_none());
 }
 
@@ -492,9 +493,11 @@ fn the_maximum_holds_and_refusals_name_it() {
     let mut bench = Bench::new(16 << 30, 20 * MIB);
     assert!(bench.allocate(1, &request(10 * MIB, 8), FaultPlan::none()));
     let refused = bench.pages.plan_block(1, &request(12 * MIB, 8), false, 10 * MIB, u64::MAX);
-    assert_eq!(refused.err(), Some(Refused { needed: 12 * MIB, available: 10 * MIB }));
+    assert_eq!(refused.err(), Some(Refused(12 * MIB)));
+    assert!(bench.pages.is_at_limit(&Refused(12 * MIB)));
     let refused = bench.pages.plan_block(1, &request(9 * MIB, 8), false, 10 * MIB, 4 * MIB);
-    assert_eq!(refused.err(), Some(Refused { needed: 10 * MIB, available: 4 * MIB }));
+    assert_eq!(refused.err(), Some(Refused(10 * MIB)));
+    assert!(!bench.pages.is_at_limit(&Refused(10 * MIB)));
     assert!(bench.allocate(1, &request(9 * MIB, 8), FaultPlan::none()));
     bench.end();
 }
@@ -503,8 +506,8 @@ fn the_maximum_holds_and_refusals_name_it() {
 fn a_release_keeps_the_bytes_it_should_within_its_calls() {
     let mut bench = Bench::new(16 << 30, u64::MAX);
     let mut plan = bench.pages.plan_reserve(64 * MIB, u64::MAX).expect("no maximum");
-    plan.run(&*bench.device).expect("room");
-    bench.pages.commit_reserve(plan);
+    plan.work.run(&*bench.device).expect("room");
+    bench.pages.add_handles(&plan);
     bench.validate();
     bench.release(64 * MIB - 1, usize::MAX, FaultPlan::none());
     assert_eq!(bench.device.live_bytes(), 64 * MIB, "a release went below the bytes to keep");

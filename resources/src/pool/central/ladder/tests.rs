@@ -105,7 +105,7 @@ impl Setup {
             Step::Synchronize { .. } if self.script.cannot_wait => Answer::Skipped,
             Step::Synchronize { .. } => {
                 let owners: Vec<Owner> = self.state.streams.iter().map(|(owner, _)| owner).collect();
-                owners.iter().for_each(|owner| self.state.heaps.migrate(*owner, Epoch::MAX, ANY_STREAM, 0));
+                owners.iter().for_each(|owner| _ = self.state.heaps.disown(None, *owner, Epoch::MAX));
                 Answer::Done
             }
             Step::AskPeers if self.peers_asked < self.script.peers => {
