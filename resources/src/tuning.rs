@@ -146,7 +146,7 @@ pub(crate) const HANDLE_SHARE: u64 = 17;
 /// values, so that short programs reach every path.
 ///
 /// A handle costs the same to create and to map at any size, and cannot be mapped in part. So large handles
-/// waste memory, and small ones waste time. `docs/PAGES.md` has the study behind these figures.
+/// waste memory, and small ones waste time. `docs/lab/pages.md` has the study behind these figures.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Policy {
     /// The largest handle for a large block has this many bytes, or more by [`HANDLE_SHARE`] (4 MiB: bytes
@@ -190,7 +190,7 @@ pub(crate) const JOIN_SCAN_LIMIT: usize = 4096;
 /// A stream is far behind if its last recorded event is older than this, in nanoseconds, and not yet reached.
 ///
 /// A host that is four kernels of 100 µs ahead stays below this limit, even if streams wait for each other. A
-/// host that never waits is 15 to 60 ms ahead (docs/BENCHMARKS.md, "With work in flight").
+/// host that never waits is 15 to 60 ms ahead (docs/lab/benchmarks.md, "With work in flight").
 pub(crate) const FAR_BEHIND_NS: u64 = 1_000_000;
 
 /// A backlog counts until this many looks in a row find none. Otherwise a program that is far ahead most of

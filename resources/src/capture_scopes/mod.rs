@@ -1,7 +1,8 @@
 //! Scopes for captured graphs: they keep a graph's memory until the owner drops the scope.
 //!
 //! A [`CaptureScope`] is made from the layer `capture_scopes`. Its memory comes from below that layer: from a
-//! pool, a pool of the driver, or plain memory. docs/DESIGN.md, *Scopes for captures*, gives the reasons.
+//! pool, a pool of the driver, or plain memory. docs/book/src/design/decisions.md, *Scopes for captures*,
+//! gives the reasons.
 
 mod inner;
 mod layer;

@@ -1,7 +1,7 @@
-//! Arenas: heaps of small blocks, in spans of large blocks, each with a lock of its own.
+//! Arenas: heaps of small blocks, in spans cut from large blocks. Each has its own lock.
 //!
 //! One arena serves all threads at first. If two threads repeatedly use an arena at the same time, one of
-//! them moves to another arena, which is made if needed.
+//! them moves to another arena. The pool creates it if needed.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -19,14 +19,14 @@ use crate::tuning::{FEW_COMPARED, LEAST_PIECE, LITTLE, SPAN_BYTES};
 /// The number of an arena.
 pub(super) type Shard = u8;
 
-/// Entries of the tables that have one for each arena.
+/// The number of entries in tables with one entry for each arena.
 pub(super) const ARENAS: usize = 64;
 
 /// All arenas of a pool.
 #[derive(Debug)]
 pub(super) struct Arenas {
     arenas: [OnceLock<Padded>; ARENAS],
-    /// The number of arenas made so far.
+    /// The number of arenas created so far.
     made: AtomicU8,
     limit: u8,
 }
@@ -118,11 +118,11 @@ impl Arena {
 impl Arenas {
     pub(super) fn new() -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        // Two for each thread that can run at once: a thread that moves finds an unused one.
+        // Two for each thread that can run at once, so that a thread that moves finds an unused one.
         Self::with_limit((2 * threads).min(ARENAS) as u8)
     }
 
-    /// Creates one arena; `limit` is the most that may be made.
+    /// Creates one arena; at most `limit` may exist.
     pub(super) fn with_limit(limit: u8) -> Self {
         let arenas = std::array::from_fn(|_| OnceLock::new());
         Self { arenas, made: AtomicU8::new(1), limit }
@@ -144,9 +144,9 @@ impl Arenas {
         self.mutex(shard).try_lock()
     }
 
-    /// Returns the arena that a contending thread should move to: an unused one, or else a new one, or, at
-    /// the limit, one that fewer threads use. A thread that has its arena to itself stays. `users` is the
-    /// number of threads that use each arena.
+    /// Returns the arena that a contending thread should move to: an unused one, else a new one, or, at the
+    /// limit, one that fewer threads use. A thread that is alone in its arena stays. `users` is the number of
+    /// threads that use each arena.
     pub(super) fn next(&self, shard: Shard, users: &[u32; ARENAS]) -> Shard {
         if users[usize::from(shard)] < 2 {
             return shard;
@@ -169,7 +169,7 @@ impl Arenas {
         self.made.load(Ordering::Relaxed) > 1
     }
 
-    /// Locks an arena, if it was made.
+    /// Locks an arena, if it was created.
     pub(super) fn get(&self, shard: usize) -> Option<SpinGuard<'_, Arena>> {
         Some(self.arenas.get(shard)?.get()?.arena.lock())
     }
@@ -180,8 +180,8 @@ impl Arenas {
         made.filter_map(|shard| Some((shard, self.get(usize::from(shard))?)))
     }
 
-    /// Locks the arenas in which one of the owners may have free blocks, one after the other; or `only` this
-    /// one.
+    /// Locks the arenas in which one of the owners may have free blocks, one after the other. With `only`, it
+    /// locks no other arena.
     pub(super) fn each_of<const N: usize>(
         &self,
         owners: [Owner; N],
@@ -208,7 +208,7 @@ impl Arenas {
     }
 }
 
-/// Frees blocks to their arenas; holds the lock of an arena from one of its blocks to the next.
+/// Frees blocks to their arenas. It holds an arena's lock until a block of another arena comes.
 pub(super) struct BatchFree<'a> {
     arenas: &'a Arenas,
     at: Option<(Shard, SpinGuard<'a, Arena>)>,
@@ -265,7 +265,7 @@ mod tests {
             assert_eq!(batch.has_excess(), had_excess);
         }
         assert!(had_excess);
-        // All is taken again but one block.
+        // All blocks except one are taken again.
         let (_, arena) = batch.at.as_mut().expect("an arena is locked");
         let mut last = None;
         loop {

@@ -1,4 +1,4 @@
-//! Finds out why a free is refused.
+//! Finds out why a free was refused.
 
 use millpond_core::misuse::MisuseKind;
 
@@ -8,8 +8,8 @@ use crate::pool::heaps::Heaps;
 use crate::sync::spin_lock::SpinGuard;
 
 impl Heaps {
-    /// Diagnoses the free of a pointer that is no block in use. Walks the region, since this is an error
-    /// path.
+    /// Diagnoses the free of a pointer that is not a block in use. It walks the region; only error paths call
+    /// it.
     pub(super) fn diagnose_invalid_free(&self, addr: u64) -> MisuseKind {
         let Some(chunk) = self.store.chunk_at(addr) else { return MisuseKind::ForeignPointer };
         if chunk.is_free() {

@@ -1,4 +1,4 @@
-//! The path of an allocation and of a free: through the stream cache, the arena, or the pool's lock.
+//! The paths of an allocation and a free: through the stream cache, the arena, or the pool's lock.
 
 use std::ptr;
 use std::sync::Arc;
@@ -66,8 +66,8 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         self.pop(self.stream_cache(stream)?, layout, BlockSize::of(layout.bytes()))
     }
 
-    /// Frees to the calling thread's stream cache, if it takes the block and evicts none; returns whether it
-    /// did.
+    /// Frees a block to the calling thread's stream cache, if that takes it without an eviction; returns
+    /// whether it did.
     #[inline]
     pub(crate) fn deallocate_to_cache(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) -> bool {
         let Some(stream_cache) = self.stream_cache(stream) else { return false };
@@ -113,7 +113,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         fits && stream_cache.push(ptr.address(), bytes, size, entry, class_room)
     }
 
-    /// Frees a large block to the stream cache, and evicts the one before; returns whether it did.
+    /// Frees a large block to the stream cache, and evicts the previous one; returns whether it did.
     fn push_large(&self, stream_cache: &StreamCache, ptr: DevicePtr, entry: &BlockEntry, bytes: u64) -> bool {
         let most = self.shared.limits.max_large_block.load(Ordering::Relaxed);
         let size = self.shared.block_size(bytes);
@@ -187,8 +187,8 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         shard
     }
 
-    /// Returns the calling thread's stream cache for a stream, if it may be used now; makes it if the stream
-    /// is used often.
+    /// Returns the calling thread's stream cache for a stream, if it may be used now. Creates it if the
+    /// stream is used often.
     fn stream_cache_or_new(&self, thread_cache: &Lease, stream: StreamRef) -> Option<&StreamCache> {
         let stream_cache = if thread_cache.is_permanent() {
             self.stream_cache_of(thread_cache, stream)?
@@ -200,7 +200,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         (!stream_cache.stream.is_record_requested() && !self.central.health.is_lost()).then_some(stream_cache)
     }
 
-    /// Allocates from the arena, or under the pool's lock, if the stream cache has no block.
+    /// Allocates from the arena, or under the pool's lock, after the stream cache had no block.
     #[inline(never)]
     fn allocate_past_cache(
         &self,
@@ -211,7 +211,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         if let Some(ptr) = self.take_in_arena(stream_cache, layout) {
             return Ok(ptr);
         }
-        // The cached block may be large enough, or join a free neighbour.
+        // The cached block may be large enough, or may join a free neighbour.
         let is_large = layout.bytes() > 0 && !self.shared.block_size(layout.bytes()).is_small();
         let evicted = if is_large { stream_cache.evict_large() } else { None };
         let shard = stream_cache.thread.shard.load(Ordering::Relaxed);
@@ -243,7 +243,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         Ok(ptr)
     }
 
-    /// Frees a block that the stream cache does not take as a small one.
+    /// Frees a block that the stream cache did not take as a small one.
     #[inline(never)]
     fn deallocate_past_cache(
         &self,
@@ -284,7 +284,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         }
     }
 
-    /// Frees a block on a stream that the thread has a stream cache for.
+    /// Frees a block on a stream for which the thread has a stream cache.
     #[inline(always)]
     fn deallocate_through_cache(
         &self,
@@ -300,7 +300,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         }
     }
 
-    /// Frees a block to its heap, if it is in use with this size; returns whether it is.
+    /// Frees a block to its heap, if it is in use with this size; returns whether it was.
     fn free_past_cache(&self, stream_cache: &StreamCache, entry: &BlockEntry, bytes: u64) -> bool {
         if bytes == 0 || !self.shared.claim(entry, bytes) {
             return false;
@@ -340,7 +340,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         self.central.trace_eviction(stream_cache.id, evicted);
     }
 
-    /// Returns the thread's stream cache for a stream; makes it if the stream is used often.
+    /// Returns the thread's stream cache for a stream; creates it if the stream is used often.
     fn stream_cache_of(&self, thread_cache: &Lease, stream: StreamRef) -> Option<*const StreamCache> {
         if let Some(stream_cache) = thread_cache.stream_cache(self.id, stream.id()) {
             return Some(stream_cache);
@@ -375,7 +375,7 @@ mod tests {
         let pool = cuda.layer(PoolLayer::new().pages(PagesMode::Off)).expect("an empty pool");
         let most = pool.shared.max_arena_block();
         let blocks = [(); 6].map(|()| pool.allocate_bytes(most, StreamRef::LEGACY).expect("there is room"));
-        // Two are in a span, which the other one keeps.
+        // A span holds two blocks, and the other block keeps the span.
         for ptr in blocks.into_iter().step_by(2) {
             // SAFETY: the block came from the pool with this size and is freed once.
             unsafe { pool.deallocate_bytes(ptr, most, StreamRef::LEGACY) };
@@ -406,7 +406,7 @@ mod tests {
         [(); N].map(|()| pool.allocate_bytes(bytes, StreamRef::LEGACY).expect("there is room"))
     }
 
-    /// A free to the cache alone evicts no block: the caller holds what an eviction would need.
+    /// A free to the cache alone evicts no block, since the caller may hold a lock that an eviction needs.
     #[test]
     fn a_free_to_the_cache_takes_a_large_block_only_into_an_empty_place() {
         const BYTES: u64 = 3 << 20;
@@ -422,7 +422,7 @@ mod tests {
         pool.validate();
     }
 
-    /// A block that is larger than the limit, or that is not of the size that is freed, is not cached.
+    /// A block is not cached if it is larger than the limit, or if it is freed with a wrong size.
     #[test]
     fn only_a_block_within_the_limit_becomes_the_last_large_one() {
         const BYTES: u64 = 3 << 20;
@@ -498,7 +498,7 @@ mod tests {
         pool.validate();
     }
 
-    /// Blocks that are freed past the cache leave no free spans in an arena of which half is free.
+    /// Blocks freed past the cache leave no free spans in an arena that is half free.
     #[test]
     fn frees_past_the_cache_return_free_spans() {
         const BYTES: u64 = 64 << 10;
@@ -516,7 +516,7 @@ mod tests {
         pool.validate();
     }
 
-    /// A size class is not looked at any more once a request has found it empty; others stay.
+    /// Once a request has found a size class empty, later requests skip it. Other classes stay.
     #[test]
     fn a_size_class_is_forgotten_once_it_was_found_empty() {
         const SIZES: [u64; 3] = [1024, 4096, 16384];
@@ -542,7 +542,7 @@ mod tests {
         pool.validate();
     }
 
-    /// A thread that needs more stream caches than it may have finds none of those that it gave up.
+    /// A thread that needs too many stream caches does not find the ones that it gave up.
     #[test]
     fn stream_caches_that_are_given_up_are_not_found() {
         let pool = pool(PagesMode::Off);

@@ -1,4 +1,4 @@
-//! The trait [`Pool`], by which callers reach a pool in a stack of unknown type.
+//! The trait [`Pool`], with which callers reach a pool in a stack of unknown type.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use millpond_core::{DeviceId, DevicePtr, Layout, Result, StreamRef};
 
 use crate::pool::options::PoolOptions;
 
-/// The calls of a [`PoolMemoryResource`](crate::PoolMemoryResource), for a stack whose type the caller does
-/// not name: see [`find_trait`](millpond_core::find_trait).
+/// The calls of a [`PoolMemoryResource`](crate::PoolMemoryResource), for callers that do not know the type of
+/// the stack: see [`find_trait`](millpond_core::find_trait).
 ///
 /// ```
 /// use millpond_core::stack::{LayerTable, StackSpec};
@@ -72,11 +72,12 @@ pub trait Pool {
 
     /// Allocates a block that the calling thread has cached for the stream; `None` if it has none.
     ///
-    /// It calls neither the driver nor upstream, and waits for no lock under which others do. So a caller may
-    /// hold a lock of its own that those calls need, as Python's.
+    /// It calls neither the driver nor upstream, and waits for no lock that is held during such calls. So a
+    /// caller may hold its own lock that those calls need, such as Python's.
     fn allocate_cached(&self, layout: Layout, stream: StreamRef) -> Option<DevicePtr>;
 
-    /// Frees a block into the calling thread's cache for the stream, in the same way; returns whether it did.
+    /// Frees a block into the calling thread's cache for the stream, with the same promises; returns whether
+    /// it did.
     ///
     /// # Safety
     /// As for [`DeviceMemoryResource::deallocate`](millpond_core::DeviceMemoryResource::deallocate).

@@ -1,4 +1,4 @@
-//! The heaps that the pool's lock guards: large blocks, and the spans that arenas cut small blocks from.
+//! The heaps under the pool's lock: large blocks, and the spans from which arenas cut small blocks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,16 +40,16 @@ pub(crate) struct Heaps {
     pub(super) last_growth_at: u64,
     /// Large allocations while the pool held excess memory.
     pub(super) allocations_with_excess: u32,
-    /// Blocks that were flushed from the threads' caches since the last event about them.
+    /// Blocks flushed from the threads' caches since the last event that reported flushes.
     pub(super) flushed: u64,
 }
 
 /// How much to reclaim from the threads' caches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Reclaim {
-    /// The last large blocks only.
+    /// Only the last large blocks.
     Large,
-    /// All blocks, if they are many enough to be worth a flush.
+    /// All blocks, if there are enough to be worth a flush.
     All,
     /// All blocks.
     Everything,
@@ -57,7 +57,7 @@ pub(crate) enum Reclaim {
 
 impl Heaps {
     /// Creates empty heaps: over pages with the granularity `pages`, or over regions. `device_total` is the
-    /// device's memory, if the pool takes all of its memory from there.
+    /// device's memory, if all of the pool's memory comes from there.
     pub(super) fn new(
         maximum_bytes: Option<u64>,
         pages: Option<u64>,
@@ -115,7 +115,7 @@ impl Heaps {
         let span = self.store.take_span(whose, wanted, request, self.is_short)?;
         let [owner, _] = whose.owners();
         arena.add_span(&span, owner);
-        // Freed in that epoch or before: the arena may have others.
+        // Only blocks freed in that epoch or before: the arena may also have later ones.
         shared.take(request.shard, &mut arena, Whose::Of(owner, whose.upto()), request)
     }
 
@@ -126,15 +126,14 @@ impl Heaps {
         arena.span_wanted(most, are_contended).max(request.bytes.next_power_of_two() * 2).min(most)
     }
 
-    /// Returns the most bytes of a span. Over pages it is one handle, which can be released alone, unless
-    /// threads contend: then growth costs more than the memory.
+    /// Returns the most bytes of a span. Over pages a span is one handle, which can be released alone. If
+    /// threads contend, it is larger, since growth then costs more than the memory.
     fn largest_span(&self, are_contended: bool) -> u64 {
         if self.shared.over_pages && !are_contended { DEVICE_PAGE } else { SPAN_BYTES }
     }
 
-    /// Takes a small block: first one of the thread's arena; then one from a new span; then, if memory is
-    /// short, one of another arena. (Threads that take from each other's arenas contend for them from then
-    /// on.)
+    /// Takes a small block: first from the thread's arena, then from a new span, and then, if memory is
+    /// short, from another arena. (Threads that take from each other's arenas contend for them from then on.)
     fn take_small(&mut self, whose: Whose, request: &Request) -> Option<Taken> {
         let own =
             self.shared.take(request.shard, &mut self.shared.arenas.lock(request.shard), whose, request);
@@ -151,7 +150,7 @@ impl Heaps {
         arenas.find_map(|(shard, mut arena)| self.shared.take(shard, &mut arena, whose, request))
     }
 
-    /// Frees a block that its user has freed already, to its heap; returns its bytes.
+    /// Frees a block to its heap, after its user has freed it; returns its bytes.
     pub(super) fn free_entry(
         store: &mut dyn Store,
         shared: &Shared,
@@ -179,14 +178,14 @@ impl Heaps {
     }
 
     /// Returns whether the request fits the device and the pool's maximum, or free memory of the pool. To
-    /// find that out, it may reclaim the threads' caches.
+    /// find out, it may reclaim the threads' caches.
     pub(crate) fn can_ever_serve(&mut self, request: &Request) -> bool {
-        // The driver aligns to pages only: for a larger alignment, new memory needs padding.
+        // The driver aligns only to pages. For a larger alignment, new memory needs padding.
         let needed = if request.alignment > DEVICE_PAGE { request.padded_bytes() } else { request.bytes };
         if needed <= self.most_bytes || request.bytes > self.most_bytes {
             return needed <= self.most_bytes;
         }
-        // The pool's memory may be aligned by chance, and then needs none.
+        // The pool's own memory may be aligned by chance, and then needs no padding.
         self.reclaim(None, Reclaim::Everything);
         self.serves_if_merged(request)
     }
@@ -225,7 +224,8 @@ impl Heaps {
         if self.is_small(request) {
             let Whose::Joined(_) = whose else { return self.take_small(whose, request) };
             let taken = self.take_in_arenas(whose, request);
-            // A span of joined bytes serves few requests, so it is taken only before an out-of-memory error.
+            // A span of joined bytes serves few requests, so the pool takes it only before an out-of-memory
+            // error.
             return taken
                 .or_else(|| if self.is_short { self.take_in_new_span(whose, request) } else { None });
         }
@@ -263,7 +263,7 @@ impl Heaps {
         self.store.largest_free_block().max(small.unwrap_or(0))
     }
 
-    /// Plans a growth with at most `most_new` bytes of new memory: for a request, or to hold it for later.
+    /// Plans a growth with at most `most_new` bytes of new memory, for a request or for later requests.
     ///
     /// # Errors
     /// [`NoMemory::OwnLimit`] or [`NoMemory::Below`].
@@ -296,7 +296,7 @@ impl Heaps {
         Purpose::Span(*request, self.span_wanted(&arena, request))
     }
 
-    /// Notes in the heaps what a task has done; returns the block, if the task allocates one.
+    /// Notes the result of a task in the heaps; returns the block, if the task allocates one.
     pub(crate) fn commit(&mut self, task: Task) -> Option<DevicePtr> {
         if task.is_growth() {
             self.set_short(false);
@@ -322,7 +322,7 @@ impl Heaps {
 
     /// Returns whether the pool should release excess memory now.
     pub(crate) fn has_excess(&mut self) -> bool {
-        // Contending threads lose more by a flush of their caches than the memory is worth.
+        // For contending threads, a flush of their caches costs more than the memory is worth.
         let has_excess = self.store.pages().is_some_and(Pages::has_excess);
         if !has_excess || self.shared.arenas.are_contended() {
             return false;
@@ -341,7 +341,7 @@ impl Heaps {
         self.store.plan_release(Returning::Excess { calls_of_look })
     }
 
-    /// Plans access of other devices to what is mapped, if no task is under way.
+    /// Plans access of other devices to mapped memory, if no task is under way.
     pub(crate) fn plan_admission(&mut self, devices: &[DeviceId], is_asked: bool) -> Option<Task> {
         self.store.pages_mut()?.plan_admission_task(devices, is_asked)
     }
@@ -351,7 +351,7 @@ impl Heaps {
         self.store.pages().is_none_or(Pages::is_at_rest)
     }
 
-    /// Returns the request with its exact size, which is tried before the pool is out of memory.
+    /// Returns the request with its exact size, which the pool tries before it is out of memory.
     pub(crate) fn exact(&self, request: &Request) -> Request {
         if self.shared.fixed.is_some() { *request } else { request.exact() }
     }
@@ -367,20 +367,20 @@ impl Heaps {
         Some(heap.region_chunks(region).filter_map(live).collect())
     }
 
-    /// Returns the parts of handles that hold the bytes of a block; none over regions.
+    /// Returns the parts of handles that hold the bytes of a block. Over regions there are none.
     #[cfg(unix)]
     pub(crate) fn physical_of(&self, addr: u64, bytes: u64) -> Vec<pages::Part> {
         self.store.pages().map_or(Vec::new(), |pages| pages.physical_of(addr, bytes))
     }
 
-    /// Returns whether a region may be free as a whole, whichever streams own its parts.
+    /// Returns whether a region may be wholly free, whichever streams own its parts.
     pub(crate) fn may_have_free_region(&self) -> bool {
         let may_have = |heap: &Heap| heap.regions().iter().any(|region| region.bytes <= heap.bytes_free);
         self.store.heaps().iter().any(may_have)
     }
 
-    /// Returns an upper bound of the reserved bytes that are in no block in use, and of those that are on
-    /// their way back.
+    /// Returns an upper bound of the reserved bytes outside of blocks in use, plus the bytes that are being
+    /// returned.
     pub(crate) fn idle_bytes(&self) -> u64 {
         let held = self.store.totals();
         (held.bytes_reserved + held.bytes_returning).saturating_sub(self.shared.least_live_bytes())

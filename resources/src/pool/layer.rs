@@ -11,7 +11,7 @@ use crate::pool::options::{PagesMode, PoolOptions};
 use crate::pool::peers::{Peers, Share};
 use crate::stream_order::Reuse;
 
-/// Builds the layer `pool` from text.
+/// The entry that builds the layer `pool` from text.
 pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "pool",
     about: "best fit with coalescing, growing, in stream order",
@@ -21,12 +21,12 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
             "max",
             "bytes to hold at most (default: what upstream gives); a size, or a percentage of free memory",
         ),
-        ("pages", "take physical pages from the driver: auto (default: if upstream is cuda), on, off"),
-        ("decay", "time over which memory that is not needed goes back: 10s (default), 500ms, 2min, off"),
+        ("pages", "map physical pages from the driver: auto (default: if upstream is cuda), on, off"),
+        ("decay", "time over which unneeded memory returns to the driver: 10s (default), 500ms, 2min, off"),
         (
             "peers",
-            "other devices that may use what the pool maps: auto (default: those with an active context), \
-             none, or numbers as 0/1",
+            "other devices that may use the pool's mapped memory: auto (default: those with an active \
+             context), none, or device numbers such as 0/1",
         ),
         ("share", "whether blocks can be exported to other processes: none (default), fd"),
         ("reuse", "steps between streams: ordered/completed/waited (default), some of them, or own"),
@@ -46,9 +46,9 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
     }),
 };
 
-/// Puts a [`PoolMemoryResource`] on top of a resource.
+/// Builds a [`PoolMemoryResource`] on top of another resource.
 ///
-/// Sizes are bytes, or a share of what the device has free when the layer is put on:
+/// Sizes are bytes, or a percentage of the device's free memory when the pool is built:
 ///
 /// ```
 /// use millpond_core::{ByteSize, DeviceMemoryResourceExt};
@@ -68,7 +68,7 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
 pub struct PoolLayer {
     initial: ByteSize,
     maximum: Option<ByteSize>,
-    /// The other options; its two sizes are unused.
+    /// The other options. Their two sizes are unused.
     options: PoolOptions,
 }
 
@@ -79,48 +79,48 @@ impl Default for PoolLayer {
 }
 
 impl PoolLayer {
-    /// Creates the layer of a pool that starts empty and grows as far as upstream allows.
+    /// Returns the layer with default options: the pool starts empty and grows as far as upstream allows.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes this size when the pool is created.
+    /// Sets the size that the pool takes when it is created.
     pub fn initial_bytes(mut self, size: impl Into<ByteSize>) -> Self {
         self.initial = size.into();
         self
     }
 
-    /// Holds this size at most.
+    /// Sets the most memory that the pool may hold.
     pub fn maximum_bytes(mut self, size: impl Into<ByteSize>) -> Self {
         self.maximum = Some(size.into());
         self
     }
 
-    /// Maps pages, or does not.
+    /// Sets whether the pool maps pages.
     pub fn pages(mut self, pages: PagesMode) -> Self {
         self.options.pages = pages;
         self
     }
 
-    /// Returns memory that the pool does not need over this time, or never.
+    /// Sets the time over which the pool returns memory that it does not need.
     pub fn decay(mut self, decay: Decay) -> Self {
         self.options.decay = decay;
         self
     }
 
-    /// Gives these other devices access to the memory that the pool maps.
+    /// Sets the other devices that get access to the memory that the pool maps.
     pub fn peers(mut self, peers: Peers) -> Self {
         self.options.peers = peers;
         self
     }
 
-    /// Makes blocks that can be exported to other processes, or not.
+    /// Sets whether blocks can be exported to other processes.
     pub fn share(mut self, share: Share) -> Self {
         self.options.share = share;
         self
     }
 
-    /// Allows these steps of the reuse ladder.
+    /// Sets the steps of the reuse ladder that the pool may take.
     pub fn reuse(mut self, reuse: Reuse) -> Self {
         self.options.reuse = reuse;
         self

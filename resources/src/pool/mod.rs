@@ -16,12 +16,12 @@
 //!
 //! Read it in this order: [`PoolMemoryResource`] and `fast_path`; `cache/`; `heap/`; `arena` and `heaps`;
 //! `store/` (regions and pages); `block_map/` (from an address to its block); `central/` (reuse between
-//! streams, and growth: `ladder` decides, `act` does); `decay/` (returns idle memory); `oom_advice` (what
-//! would have helped a request that failed).
+//! streams, and growth: `ladder` decides, `act` makes the calls); `decay/` (returns idle memory);
+//! `oom_advice` (what would have helped a request that failed).
 //!
 //! A freed block goes to the stream cache first, where neighbours do not join. Before the pool grows, it
-//! flushes the stream caches, so that neighbours join, and returns free spans to the large heap; see
-//! `reclaim` for what it leaves.
+//! flushes the stream caches, so that neighbours join, and returns free spans to the large heap. `reclaim`
+//! documents the exceptions.
 
 pub(crate) mod arena;
 pub(crate) mod cache;
@@ -75,21 +75,23 @@ use crate::pool::decay::{DecayHandle, PoolDecay};
 use crate::pool::shared::Shared;
 use crate::process;
 
-/// A pool: takes large regions from upstream, or maps pages, and allocates blocks in them, in stream order.
+/// A pool that takes large regions from upstream, or maps pages, and allocates blocks in them, in stream
+/// order.
 ///
 /// A stream reuses its own freed blocks without a driver call. If none fits, the pool tries other streams'
 /// blocks, and then grows: see [`Reuse`](crate::Reuse). Over regions the pool starts with
-/// [`initial_bytes`](PoolOptions::initial_bytes) and grows in regions that double, up to an eighth of what it
-/// holds; if upstream refuses, it asks for less, down to the request itself. It returns fully free regions on
-/// [`trim`](DeviceMemoryResource::trim), and before it is out of memory.
+/// [`initial_bytes`](PoolOptions::initial_bytes) and grows by regions that double in size, up to an eighth of
+/// its memory. If upstream refuses, it asks for less, down to the request itself. It returns fully free
+/// regions on [`trim`](DeviceMemoryResource::trim), before it grows to a new peak, and before a request
+/// fails.
 ///
-/// Requests are rounded up to 256 bytes, and between 16 KiB and 1 MiB to one of 32 sizes per power of two (at
-/// most 3.1 % more). The pool refuses to free a pointer that is not the start of a block in use, or a layout
-/// of another size.
+/// The pool rounds requests up to a multiple of 256 bytes, and between 16 KiB and 1 MiB to one of 32 sizes
+/// per power of two (at most 3.1 % more). It refuses to free a pointer that is not the start of a block in
+/// use, or a block with a different size.
 ///
-/// Graphs that any thread captures meanwhile stay valid. But a block that is freed during the capture of a
-/// graph may be allocated again, and the graph writes to it at each launch: see "Captured graphs" of
-/// [`DeviceMemoryResource`].
+/// The pool's calls keep the graphs valid that any thread captures at the same time. But a block that is
+/// freed during a capture may be allocated again, and the graph still writes to it at each launch: see
+/// "Captured graphs" of [`DeviceMemoryResource`].
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
@@ -112,12 +114,12 @@ pub struct PoolMemoryResource<R: DeviceMemoryResource> {
     options: PoolOptions,
     /// The layer's text.
     layer: String,
-    /// Dropped last. After that, the decay thread makes no more calls for this pool.
+    /// Dropped last. After that, the decay thread makes no calls for this pool.
     decay: Option<DecayHandle>,
 }
 
-/// Warns that a layer between the pool and `cuda` prevents pages, which the caller may not expect. Over
-/// another pool there would be none.
+/// Warns that a layer between the pool and `cuda` prevents pages, which the caller may not expect. It does
+/// not warn over another pool, where pages are not expected.
 fn warn_of_a_wrapper(upstream: &dyn DeviceMemoryResource) {
     let is_cuda = |resource| downcast::<CudaMemoryResource>(resource).is_some();
     let base = iter::successors(Some(upstream), |resource| resource.upstream()).last();
@@ -125,8 +127,8 @@ fn warn_of_a_wrapper(upstream: &dyn DeviceMemoryResource) {
         tracing::warn!(
             target: "millpond::stack",
             %upstream,
-            "the pool maps no pages, and so holds more memory, since there is a layer between it and \
-             `cuda`; put the layer above the pool (cuda+pool+…), or write pages=off"
+            "the pool maps no pages and so holds more memory, because a layer lies between it and `cuda`; \
+             put the layer above the pool (cuda+pool+…), or write pages=off"
         );
     }
 }
@@ -136,9 +138,9 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the initial size exceeds the
-    /// maximum, or the maximum exceeds the device and the host does not reach upstream's memory;
+    /// maximum, or if the maximum exceeds the device's memory and the host cannot access upstream's memory;
     /// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if there is too little memory for the initial
-    /// size; what the driver reports.
+    /// size; or the driver's error.
     pub fn new(upstream: R, options: PoolOptions) -> Result<Self> {
         let options = options.checked(&upstream)?;
         let layer = format!("pool{options}");
@@ -180,13 +182,13 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         Ok(pool)
     }
 
-    /// Returns the bytes held from upstream or the driver, in use and free.
+    /// Returns the bytes that the pool holds from upstream or the driver, in use and free.
     pub fn pool_bytes(&self) -> u64 {
         self.central.with_heaps(|heaps| heaps.store.bytes_reserved())
     }
 
-    /// Returns the number of streams that the pool knows. It forgets streams without free blocks when others
-    /// come.
+    /// Returns the number of streams that the pool knows. It forgets streams without free blocks when new
+    /// streams come.
     pub fn known_streams(&self) -> usize {
         self.central.streams()
     }
@@ -197,20 +199,20 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     }
 
     /// Returns the other devices to which the pool gives access to its memory; see [`Peers`]. A pool that
-    /// [maps no pages](Self::maps_pages) has plain memory, which other devices may use once they enabled peer
-    /// access.
+    /// [maps no pages](Self::maps_pages) has plain memory, which other devices may use once they have enabled
+    /// peer access.
     pub fn peers(&self) -> Vec<DeviceId> {
         self.central
             .with_heaps(|heaps| heaps.store.pages().map_or(Vec::new(), |pages| pages.backing().peers()))
     }
 
-    /// Gives another device access to the pool's memory: what is mapped now, and what will be. Takes about as
-    /// long as `cuMemSetAccess` for each handle that the pool has.
+    /// Gives another device access to the pool's memory, mapped now or later. This takes about as long as one
+    /// `cuMemSetAccess` for each handle of the pool.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for a device that cannot use this one's
-    /// memory; [`Unsupported`](millpond_core::ErrorKind::Unsupported) where the pool maps no pages; what the
-    /// driver reports.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for a device that cannot use this
+    /// device's memory; [`Unsupported`](millpond_core::ErrorKind::Unsupported) if the pool maps no pages; or
+    /// the driver's error.
     pub fn add_peer(&self, device: DeviceId) -> Result<()> {
         let driver = self.central.driver();
         let add = || {
@@ -230,13 +232,13 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         add().map_err(|error| error.in_stack(self))
     }
 
-    /// Exports a block in use to another process: see [`share`](crate::share). `bytes` is the size of its
-    /// request.
+    /// Exports a block in use to another process: see [`share`](crate::share). `bytes` is the block's
+    /// requested size.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) unless `ptr` is a block of this pool in
-    /// use that was requested with `bytes`; [`Unsupported`](millpond_core::ErrorKind::Unsupported) if the
-    /// pool was not built with [`Share::Fd`]; what the driver reports.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) unless `ptr` is a block in use of this
+    /// pool that was requested with `bytes`; [`Unsupported`](millpond_core::ErrorKind::Unsupported) if the
+    /// pool was not built with [`Share::Fd`]; or the driver's error.
     #[cfg(unix)]
     pub fn export_block(&self, ptr: DevicePtr, bytes: u64) -> Result<crate::share::ExportedBlock> {
         let export = || {
@@ -249,8 +251,8 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
             let entry = self.shared.block_map.find(ptr.address());
             if bytes == 0 || entry.is_none_or(|entry| entry.requested() != bytes) {
                 return Err(Error::invalid_argument(format!(
-                    "{ptr} is no block of {bytes} bytes that this pool allocated; pass the size that was \
-                     requested from `allocate`, and the pointer that it returned"
+                    "{ptr} is not a block of {bytes} bytes from this pool; pass the pointer that `allocate` \
+                     returned, and the size that was requested"
                 )));
             }
             let parts = self.central.with_heaps(|heaps| heaps.physical_of(ptr.address(), bytes));
@@ -260,7 +262,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     }
 
     /// Returns all fully free regions to upstream; returns their bytes. For a request on a stream that
-    /// captures a graph, only unowned regions.
+    /// captures a graph, it returns only unowned regions.
     pub(crate) fn release_regions(&self, request: Option<StreamRef>) -> Result<u64> {
         let may_wait = match request {
             Some(stream) => !self.central.is_capturing(stream)?,
@@ -279,25 +281,26 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         self.options
     }
 
-    /// Returns memory to the driver that was not needed recently, as the pool's [`Decay`] says; returns the
-    /// bytes. `now` is the time since a moment that is the same for all calls. Does not wait for the device.
+    /// Makes a step of the pool's [`Decay`]: returns recently unneeded memory to the driver. Returns the
+    /// bytes. `now` is the time since a fixed moment, the same for all calls. The step does not wait for the
+    /// device.
     ///
-    /// On a real device a thread of the library makes these steps, by its own clock. On a simulated device
-    /// only the caller makes them. A step less than a sixteenth of the decay's time after the last one does
-    /// nothing.
+    /// On a real device, a thread of the library makes these steps by its own clock. On a simulated device,
+    /// only the caller makes them. A step does nothing if the last one was less than a sixteenth of the
+    /// decay's time ago.
     ///
     /// # Errors
-    /// What the driver reports. Memory that was returned before the error stays returned.
+    /// The driver's error. Memory that was returned before the error stays returned.
     pub fn decay_step(&self, now: Duration) -> Result<u64> {
         let step = |decay: &DecayHandle| decay.decay().step(now).map_err(|error| error.in_stack(self));
         self.decay.as_ref().map_or(Ok(0), step)
     }
 
-    /// Returns a part of the memory that the pool holds beyond `keep_bytes` and that no block uses, as far as
-    /// the work on it is done; returns the bytes, 0 if there is no more. Unlike
-    /// [`trim`](DeviceMemoryResource::trim) it does not wait for the device, and makes a bounded number of
-    /// driver calls. It does nothing over regions, whose return waits, while the pool is busy with another
-    /// request, and while `stream` captures a graph.
+    /// Returns a part of the pool's unused memory beyond `keep_bytes`, as far as the work on it is done.
+    /// Returns the bytes, 0 if there are no more. Unlike [`trim`](DeviceMemoryResource::trim), it does not
+    /// wait for the device, and makes a bounded number of driver calls. It does nothing if the pool holds
+    /// regions (returning one waits for the device), while the pool is busy with another request, or while
+    /// `stream` captures a graph.
     ///
     /// ```
     /// use millpond_core::{DeviceMemoryResourceExt, StreamRef};
@@ -314,16 +317,17 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     /// ```
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub fn release_unused(&self, keep_bytes: u64, stream: StreamRef) -> Result<u64> {
         self.central.release_unused(keep_bytes, stream).map_err(|error| error.in_stack(self))
     }
 
-    /// Checks the invariants of docs/INVARIANTS.md, in time proportional to the number of blocks. No other
-    /// thread may be in a call of the pool: changes that threads make without a lock would look like errors.
+    /// Checks the invariants of docs/book/src/design/invariants.md, in time proportional to the number of
+    /// blocks. No other thread may be in a call of the pool: its changes without a lock would look like
+    /// errors.
     ///
     /// # Panics
-    /// If an invariant does not hold, which is a bug of the pool.
+    /// If an invariant does not hold, which is a bug in the pool.
     pub fn validate(&self) {
         self.central.validate();
     }
@@ -396,7 +400,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PoolMemoryResource
     fn provide(&self, traits: &mut Traits) {
         traits.add::<Self, dyn Pool>(|it| it).add::<Self, dyn ReportsMemory>(|it| it);
         traits.add::<Self, dyn PoolBelow>(|it| it);
-        // SAFETY: threads may share all parts but the upstream.
+        // SAFETY: threads may share all parts except the upstream.
         unsafe { traits.share_over(&[self.central.upstream()]) };
     }
 }

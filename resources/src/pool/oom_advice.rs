@@ -1,7 +1,7 @@
 //! Finds out what would have helped a request that failed: which blocks to free, and how much new memory.
 //!
-//! Only failing requests come here, and large alignments for which the pool has no room to grow, so it walks
-//! all of the pool.
+//! Only failing requests come here, and requests with large alignments for which the pool has no room to
+//! grow. So it may walk the whole pool.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ use crate::tuning::DEVICE_PAGE;
 pub(crate) struct Room {
     /// The requesting stream.
     pub(crate) owner: Owner,
-    /// Whether that stream captures a graph: then the pool does not wait for other streams.
+    /// Whether that stream captures a graph. Then the pool does not wait for other streams.
     pub(crate) is_capturing: bool,
     /// The device's free bytes, if the pool takes memory from the device and returns it there.
     pub(crate) device_free: Option<u64>,
@@ -51,7 +51,7 @@ pub(crate) struct Shortage {
     pub(crate) free: Vec<FreeOf>,
     /// Whether the free blocks would serve the request if all were unowned.
     pub(crate) merging_suffices: bool,
-    /// Blocks in use without which the request could be served, if there are any such blocks.
+    /// Blocks in use that, once freed, would let the pool serve the request; empty if there are none.
     pub(crate) in_the_way: Vec<LiveBlock>,
     /// The number of free pages that would serve the request if the pool mapped pages.
     pub(crate) pages: Option<u64>,
@@ -78,7 +78,7 @@ enum What {
     Block(usize),
     /// A span of small blocks, by its address.
     Span(u64),
-    /// No caller can free it now.
+    /// No caller can free this chunk now.
     Fixed,
 }
 
@@ -92,7 +92,7 @@ struct Block {
 
 /// The memory of a pool when a request failed.
 struct Memory {
-    /// The rows of the large heaps first.
+    /// The rows of the large heaps come first.
     rows: Vec<Row>,
     large_rows: usize,
     blocks: Vec<Block>,
@@ -104,9 +104,9 @@ struct Memory {
 struct Part {
     base: u64,
     bytes: u64,
-    /// What is in use in it.
+    /// The chunks in use in this part.
     what: Vec<What>,
-    /// The bytes of the blocks in use in it, including their pieces in other parts.
+    /// The bytes of the blocks in use in this part, including their pieces in other parts.
     cost: u64,
     /// The free bytes at both ends, where a stitched block may end or begin.
     free_start: u64,
@@ -126,7 +126,7 @@ impl Heaps {
         let needed = needed(self, request, room.owner);
         let heaps = &*self;
         let in_the_way = choose(heaps, request, room, room.is_capturing);
-        // If all free blocks were unowned: then no block in use may be in the way.
+        // Whether the request would fit if all free blocks were unowned. Then no block in use is in the way.
         let merging_suffices = room.is_capturing
             && choose(heaps, request, room, false).is_some_and(|(_, choice)| choice.what.is_empty());
         let in_the_way = in_the_way.map_or(Vec::new(), |(memory, choice)| blocks_of(heaps, &memory, &choice));
@@ -151,7 +151,7 @@ impl Heaps {
         memory.rows.iter().filter_map(|row| memory.cheapest_in(row, request)).any(|choice| choice.bytes == 0)
     }
 
-    /// Returns the bytes of the device's pages that hold the pool's memory: all of a page counts if a region
+    /// Returns the bytes of the device's pages that hold the pool's memory. A page counts in full if a region
     /// ends in it.
     fn device_pages(&self) -> u64 {
         if self.shared.over_pages {
@@ -167,8 +167,8 @@ impl Heaps {
         pages.sum()
     }
 
-    /// Returns the bytes of whole regions or handles that are free: of those that are free for any stream,
-    /// and of all. Blocks that threads cache count as in use.
+    /// Returns the bytes of wholly free regions or handles: first the ones that are free for any stream, then
+    /// all. Blocks that threads cache count as in use.
     pub(crate) fn reclaimable_bytes(&self) -> (u64, u64) {
         let free_parts = |only| {
             let memory = Memory::of(self, only);
@@ -183,7 +183,7 @@ impl Heaps {
 fn needed(heaps: &mut Heaps, request: &Request, owner: Owner) -> u64 {
     let span = heaps.is_small(request).then(|| {
         let arena = heaps.shared.arenas.lock(request.shard);
-        // A growth takes a larger span where it fits.
+        // A growth takes a larger span if it fits.
         Request { bytes: heaps.span_wanted(&arena, request).min(DEVICE_PAGE), ..*request }
     });
     match span {
@@ -192,8 +192,9 @@ fn needed(heaps: &mut Heaps, request: &Request, owner: Owner) -> u64 {
     }
 }
 
-/// Returns the blocks with the fewest bytes whose free would serve the request: blocks between free chunks of
-/// a row, or the blocks of whole regions or handles, whose memory the device could provide in one piece.
+/// Returns the blocks in use, with the fewest bytes, that must be freed to serve the request. They lie
+/// between free chunks of a row, or they fill whole regions or handles, whose memory the device could then
+/// provide in one piece.
 ///
 /// While a stream captures, only its own and unowned blocks are free, and no memory returns to the device.
 fn choose(heaps: &Heaps, request: &Request, room: &Room, is_capturing: bool) -> Option<(Memory, Choice)> {
@@ -257,7 +258,7 @@ impl Memory {
         }
     }
 
-    /// Adds the chunks of the spans: a request that is not small is served from one, too, if it fits.
+    /// Adds the chunks of the spans. A span also serves a request that is not small, if it fits.
     fn add_arenas(&mut self, heaps: &Heaps, only: Option<Owner>) {
         for (_, arena) in heaps.shared.arenas.each() {
             let mut small = FxHashMap::default();
@@ -283,7 +284,7 @@ impl Memory {
         }
     }
 
-    /// Returns the neighbours of a row with the fewest bytes in use that are large enough together.
+    /// Returns the neighbours of a row that are large enough together and have the fewest bytes in use.
     fn cheapest_in(&self, row: &Row, request: &Request) -> Option<Choice> {
         let mut best: Option<(u64, usize, usize)> = None;
         let (mut cost, mut end) = (0, 0);
@@ -294,7 +295,7 @@ impl Memory {
             }
             let from = align_up(row[start].addr, request.alignment)?;
             let reaches = |end: usize| row[end - 1].addr + row[end - 1].bytes >= from + request.bytes;
-            // Takes at least the first chunk, which is not fixed.
+            // It takes at least the first chunk, which is not fixed.
             while (end <= start || !reaches(end)) && row.get(end).is_some_and(|it| it.what != What::Fixed) {
                 cost += self.cost(row[end].what);
                 end += 1;
@@ -309,9 +310,9 @@ impl Memory {
         Some(Choice { bytes, what: what.collect() })
     }
 
-    /// Returns the blocks of the regions or handles with the fewest bytes in use per byte of memory whose
-    /// release, together with the device's free memory, would serve the request. With pages, the largest free
-    /// ends of two handles may be the start and the end of the block.
+    /// Returns the blocks of the regions or handles to release so that, with the device's free memory, the
+    /// request would be served. It chooses the ones with the fewest bytes in use per byte of memory. With
+    /// pages, the largest free ends of two handles may be the start and the end of the block.
     fn cheapest_anew(&self, heaps: &Heaps, request: &Request, room: &Room) -> Option<Choice> {
         let device = room.device_free?;
         let limit = heaps.maximum_bytes.saturating_sub(heaps.store.bytes_reserved());
@@ -330,7 +331,7 @@ impl Memory {
         anew.into_iter().chain(stitched).min_by_key(|choice| choice.bytes)
     }
 
-    /// Returns the regions or handles, and what is in use in each.
+    /// Returns the regions or handles, and the chunks in use in each.
     fn parts(&self, heaps: &Heaps) -> Vec<Part> {
         let mut pieces: Vec<&Piece> = self.rows[..self.large_rows].iter().flatten().collect();
         pieces.sort_unstable_by_key(|piece| piece.addr);
@@ -354,8 +355,8 @@ impl Memory {
     }
 }
 
-/// Removes the part with a free end and the part with a free start that have the most free bytes together, of
-/// at least `least` bytes each, if there are any. Returns those free bytes.
+/// Removes the two parts whose free end and free start have the most bytes together, with at least `least`
+/// bytes each, if there are any. Returns those free bytes.
 fn take_ends(parts: &mut Vec<Part>, least: u64) -> u64 {
     let enough = |bytes: u64| if bytes >= least { bytes } else { 0 };
     let mut starts: Vec<(u64, usize)> = parts.iter().map(|part| enough(part.free_start)).zip(0..).collect();
@@ -373,8 +374,8 @@ fn take_ends(parts: &mut Vec<Part>, least: u64) -> u64 {
 
 /// Returns the regions to empty so that the device has `short` more free bytes, and the pool `over` fewer.
 ///
-/// A region counts as its own bytes, as others may share its last page. Only if all regions are too few that
-/// way, they count as whole pages.
+/// A region counts as its own bytes, since others may share its last page. Regions count as whole pages only
+/// if all of them together have too few bytes otherwise.
 fn emptied_regions(regions: Vec<Part>, short: u64, over: u64) -> Option<Choice> {
     let choice = emptied(&regions, short.max(over));
     if choice.is_some() || short <= over {
@@ -383,13 +384,13 @@ fn emptied_regions(regions: Vec<Part>, short: u64, over: u64) -> Option<Choice> 
     let sum = |parts: &[Part]| parts.iter().map(|part| part.bytes).sum::<u64>();
     let of_regions = sum(&regions);
     let pages = whole_pages(regions);
-    // The pool counts the regions' own bytes, which are at most `rounding` fewer.
+    // The pool counts the regions' own bytes, at most `rounding` fewer.
     let rounding = sum(&pages) - of_regions;
     emptied(&pages, short.max(over + rounding))
 }
 
-/// Joins the regions that share a page, which returns to the device with the last of them, and counts them as
-/// their whole pages.
+/// Joins regions that share a page, since the page returns to the device with the last of them. Counts them
+/// as whole pages.
 fn whole_pages(mut regions: Vec<Part>) -> Vec<Part> {
     regions.sort_unstable_by_key(|region| region.base);
     let mut joined: Vec<Part> = Vec::new();
@@ -408,7 +409,7 @@ fn whole_pages(mut regions: Vec<Part>) -> Vec<Part> {
     joined
 }
 
-/// Returns the parts with the fewest bytes in use per byte that have at least `missing` bytes together.
+/// Returns parts of at least `missing` bytes together, with the fewest bytes in use per byte.
 fn emptied(parts: &[Part], missing: u64) -> Option<Choice> {
     let mut parts: Vec<&Part> = parts.iter().filter(|part| !part.what.contains(&What::Fixed)).collect();
     if missing == 0 {
@@ -425,7 +426,7 @@ fn emptied(parts: &[Part], missing: u64) -> Option<Choice> {
     if sum < missing {
         return None;
     }
-    // The last parts may be large enough to do without earlier ones.
+    // The last parts may be large enough to make earlier ones needless.
     parts.sort_by_key(|part| std::cmp::Reverse(part.cost));
     parts.retain(|part| {
         let is_needed = sum - part.bytes < missing;
@@ -478,8 +479,8 @@ pub(crate) fn free_by_owner(heaps: &Heaps) -> Vec<FreeOf> {
     all.into_values().collect()
 }
 
-/// Returns how many free pages of the regions would serve the request if the pool mapped pages, together with
-/// the device's free memory; `None` if there are too few.
+/// Returns how many free pages of the regions, together with the device's free memory, would serve the
+/// request if the pool mapped pages. Returns `None` if there are too few.
 fn pages_needed(heaps: &Heaps, request: &Request, room: &Room) -> Option<u64> {
     let ([heap], Some(page), false) = (heaps.store.heaps(), room.page_bytes, room.is_capturing) else {
         return None;

@@ -2,7 +2,7 @@
 
 use crate::heap::Heap;
 
-/// The cells of the line.
+/// The number of cells in the line.
 const WIDTH: usize = 80;
 
 /// Returns the memory in address order, each cell as `#` (in use), `+` (partly in use) or `.` (free); `None`
@@ -31,7 +31,7 @@ fn picture(heaps: &[Heap], width: usize) -> String {
     used.iter().map(letter).collect()
 }
 
-/// Adds the range of `bytes` from `at` on to the cells that it covers.
+/// Adds a range, `bytes` from `at` on, to the cells that it covers.
 fn spread(cells: &mut [u64], at: u64, bytes: u64, total: u64) {
     let (cell, end) = (total.div_ceil(cells.len() as u64), at + bytes);
     for index in at / cell..end.div_ceil(cell) {

@@ -26,36 +26,37 @@ pub struct PoolOptions {
     pub maximum_bytes: Option<u64>,
     /// Whether the pool maps physical memory itself.
     pub pages: PagesMode,
-    /// Over which time the pool returns memory that it does not need.
+    /// The time over which the pool returns memory that it does not need.
     pub decay: Decay,
     /// Which other devices may use the memory that the pool maps.
     pub peers: Peers,
     /// Whether blocks can be exported to other processes.
     pub share: Share,
-    /// Which steps of the reuse ladder between streams may be taken.
+    /// Which steps of the reuse ladder between streams the pool may take.
     pub reuse: Reuse,
 }
 
-/// Whether a pool maps physical memory itself, by the driver's virtual memory management, or takes regions
+/// Whether a pool maps physical memory itself, with the driver's virtual memory management, or takes regions
 /// from upstream.
 ///
-/// With pages, free memory in several places can become one block, so that the pool holds little more than
-/// the bytes in use. CUDA's legacy IPC handles cannot share blocks of such a pool with another process, and
-/// need `pages=off`; with `share=fd`, file descriptors can.
+/// A pool that maps pages can combine free memory from several places into one block, so it holds little more
+/// than the bytes in use. CUDA's legacy IPC handles cannot share its blocks with other processes. Use
+/// `pages=off` for these handles, or share blocks through file descriptors with `share=fd`.
 ///
-/// A pool maps pages only directly over `cuda`. Over a wrapper (`cuda+statistics+pool`) `auto` is `off`, with
-/// a warning: put wrappers above the pool.
+/// A pool maps pages only directly over `cuda`. Over a wrapper (`cuda+statistics+pool`), `auto` means `off`,
+/// and the pool logs a warning: put wrappers above the pool.
 ///
 /// In text: `pages=auto` (the default), `pages=on`, `pages=off`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum PagesMode {
-    /// If upstream is plain CUDA memory, the driver supports it, and the pool's maximum is large enough.
+    /// Maps pages if upstream is plain CUDA memory, the driver supports it, and the pool's maximum is large
+    /// enough.
     #[default]
     Auto,
-    /// Always; if that is not possible, the pool cannot be built.
+    /// Always maps pages. If that is not possible, the pool cannot be built.
     On,
-    /// Never.
+    /// Never maps pages.
     Off,
 }
 
@@ -83,8 +84,8 @@ impl fmt::Display for PagesMode {
 }
 
 impl PoolOptions {
-    /// Returns how the pool creates its pages and which devices have access; `has_pages` is whether it maps
-    /// any.
+    /// Returns how the pool creates its pages and which devices have access. `has_pages` says whether it maps
+    /// pages.
     pub(super) fn backing(&self, driver: &dyn Driver, has_pages: bool) -> Result<Backing> {
         let share_fd = self.share == Share::Fd;
         if share_fd && !has_pages {
@@ -115,7 +116,7 @@ impl PoolOptions {
         }
     }
 
-    /// Returns the granularity of mappings in bytes, if the pool is to map pages.
+    /// Returns the granularity of mappings in bytes, if the pool will map pages.
     pub(super) fn pages_over(&self, upstream: &dyn DeviceMemoryResource) -> Result<Option<u64>> {
         if self.pages == PagesMode::Off {
             return Ok(None);
@@ -128,14 +129,14 @@ impl PoolOptions {
             _ => Ok(None),
         };
         if downcast::<CudaMemoryResource>(upstream).is_none() {
-            return refuse("its upstream must be cuda, from whose driver they come");
+            return refuse("its upstream is not `cuda`");
         }
         if !has(&**driver, DeviceAttribute::VirtualMemoryManagementSupported)? {
             return refuse("the device has no virtual memory management");
         }
         let granularity = call(&**driver, |driver| driver.mem_get_allocation_granularity())?;
         if !granularity.is_power_of_two() {
-            return refuse("the driver's granularity is no power of two");
+            return refuse("the driver's granularity is not a power of two");
         }
         let most = self.maximum_bytes.unwrap_or(u64::MAX);
         if most < granularity || (self.pages == PagesMode::Auto && most / LEAST_PAGES < granularity) {
@@ -149,7 +150,7 @@ impl PoolOptions {
         let rounded = self.initial_bytes.checked_next_multiple_of(ALLOCATION_ALIGNMENT);
         let initial_bytes = rounded.filter(|bytes| *bytes <= LARGEST_REQUEST).ok_or_else(|| {
             Error::invalid_argument(
-                "the pool's initial size is larger than any device; write for example initial=1GiB",
+                "the pool's initial size is larger than any device's memory; write for example initial=1GiB",
             )
         })?;
         let maximum_bytes = self.maximum_bytes.map(|bytes| bytes & !(ALLOCATION_ALIGNMENT - 1));
@@ -163,7 +164,7 @@ impl PoolOptions {
             }
             let driver = upstream.driver();
             let total = call(&**driver, |driver| driver.mem_get_info())?.total;
-            // Memory that the host reaches may exceed the device's.
+            // Memory that the host can access may exceed the device's.
             if maximum > total && !upstream.accessibility().host {
                 return Err(Error::invalid_argument(format!(
                     "the pool's maximum of {} exceeds the {} that {} has; lower `max`, or leave it out",
@@ -177,8 +178,8 @@ impl PoolOptions {
     }
 }
 
-/// Returns whether the device has what an attribute names. A driver that cannot say so has it not; one that
-/// lost the device is an error.
+/// Returns whether the device has an attribute. If the driver does not know the attribute, the device lacks
+/// it. The loss of the device is an error.
 fn has(driver: &dyn Driver, attribute: DeviceAttribute) -> Result<bool> {
     match call(driver, |driver| driver.attribute(attribute)) {
         Err(error) if error.is_sticky() => Err(error),
@@ -186,7 +187,7 @@ fn has(driver: &dyn Driver, attribute: DeviceAttribute) -> Result<bool> {
     }
 }
 
-/// Writes the parameters of the layer's text; nothing for the defaults.
+/// Writes the parameters of the layer's text, without the defaults.
 impl fmt::Display for PoolOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let maximum = self.maximum_bytes.map(ByteSize::Bytes);
@@ -194,7 +195,7 @@ impl fmt::Display for PoolOptions {
     }
 }
 
-/// The parameters of a pool with the sizes as they were given.
+/// The parameters of a pool, with the sizes as the caller gave them.
 struct Parameters<'a> {
     options: &'a PoolOptions,
     initial: ByteSize,
@@ -217,7 +218,7 @@ impl fmt::Display for Parameters<'_> {
 }
 
 impl PoolOptions {
-    /// The parameters of the layer's text, with the sizes as they were given.
+    /// Returns the parameters of the layer's text, with the sizes as the caller gave them.
     pub(crate) fn text(&self, initial: ByteSize, maximum: Option<ByteSize>) -> String {
         Parameters { options: self, initial, maximum }.to_string()
     }
@@ -273,7 +274,7 @@ mod tests {
         assert!(pages_with(PagesMode::On, PAGE - 256).is_err());
     }
 
-    /// A device is asked what it has; one that cannot say has it not.
+    /// A device is asked for its attributes. If it does not know one, it lacks it.
     #[test]
     fn a_device_without_virtual_memory_has_no_pages() {
         let device = SimDevice::new(SimConfig::h200());
@@ -291,7 +292,7 @@ mod tests {
         assert!(!has(&*device, DeviceAttribute::Integrated).expect("it answers"));
     }
 
-    /// Sizes count in blocks of 256 bytes: the initial one is rounded up, the maximum down.
+    /// Sizes are multiples of 256 bytes: the initial size is rounded up, the maximum down.
     #[test]
     fn sizes_are_rounded_to_what_the_pool_can_hold() {
         let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::with_capacity(1 << 30)));

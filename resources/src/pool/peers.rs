@@ -6,24 +6,24 @@ use std::str::FromStr;
 use millpond_core::driver::call;
 use millpond_core::{DeviceId, Driver, Error, Result};
 
-/// Which other devices of the machine may use a pool's memory, if the pool maps pages itself.
+/// Which other devices of the machine may use a pool's memory, if the pool maps pages.
 ///
-/// Another device can use mapped memory only if the mapping gives it access: enabling peer access
-/// (`cudaDeviceEnablePeerAccess`) is not enough. For each device with access, each mapping takes as much
-/// longer as `cuMemSetAccess` takes for one.
+/// Another device can use mapped memory only if the mapping gives it access. Enabling peer access
+/// (`cudaDeviceEnablePeerAccess`) is not enough. Each device with access makes each mapping slower, by the
+/// time of one `cuMemSetAccess`.
 ///
-/// In text: `peers=auto` (the default), `peers=none`, or the numbers of devices, as `peers=0/1`.
+/// In text: `peers=auto` (the default), `peers=none`, or device numbers such as `peers=0/1`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Peers {
     /// Devices that can access the memory and whose primary context is active when it is mapped. A device
-    /// that becomes active later gets access at the pool's next call that needs the driver, or by
+    /// that becomes active later gets access at the pool's next call that needs the driver, or through
     /// [`add_peer`](crate::PoolMemoryResource::add_peer).
     #[default]
     Auto,
     /// Only devices passed to [`add_peer`](crate::PoolMemoryResource::add_peer).
     None,
-    /// These devices, whether their contexts are active or not. The pool's own device may be among them.
+    /// These devices, whether or not their contexts are active. The list may contain the pool's own device.
     Only(PeerList),
 }
 
@@ -37,7 +37,7 @@ pub struct PeerList {
 impl PeerList {
     const MOST: usize = 16;
 
-    /// Creates the list of these devices.
+    /// Creates a list of these devices.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for more than 16.
@@ -70,14 +70,15 @@ impl Peers {
     }
 }
 
-/// Fails unless another device can use memory of the driver's device.
+/// Fails unless `device` can use memory of the driver's device.
 pub(super) fn check(device: DeviceId, driver: &dyn Driver) -> Result<()> {
     if call(driver, |driver| driver.can_be_accessed_by(device))? {
         return Ok(());
     }
     Err(Error::invalid_argument(format!(
-        "{device} cannot use memory of {own}: there is no such device, or no direct way between the two \
-         (cuDeviceCanAccessPeer); name others, or copy with cuMemcpyPeer, which needs no access",
+        "{device} cannot use memory of {own}: {device} does not exist, or there is no direct path between \
+         the two (cuDeviceCanAccessPeer); name other devices, or copy with cuMemcpyPeer, which needs no \
+         access",
         own = driver.device()
     )))
 }
@@ -93,7 +94,7 @@ impl FromStr for Peers {
                 let ordinals: std::result::Result<Vec<u32>, _> =
                     list.split('/').map(|ordinal| ordinal.trim().parse()).collect();
                 let ordinals = ordinals.map_err(|_| {
-                    let wrong = format!("peers are auto, none, or numbers of devices as 0/1, not `{list}`");
+                    let wrong = format!("peers are auto, none, or device numbers such as 0/1, not `{list}`");
                     Error::invalid_argument(wrong)
                 })?;
                 Ok(Self::Only(PeerList::new(&ordinals)?))
@@ -121,11 +122,11 @@ impl fmt::Display for Peers {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Share {
-    /// Not at all.
+    /// Blocks cannot be exported.
     #[default]
     None,
-    /// As POSIX file descriptors, by [`export_block`](crate::PoolMemoryResource::export_block); the pool must
-    /// map pages.
+    /// Blocks can be exported as POSIX file descriptors, with
+    /// [`export_block`](crate::PoolMemoryResource::export_block). The pool must map pages.
     Fd,
 }
 

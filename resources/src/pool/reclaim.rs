@@ -1,8 +1,8 @@
 //! Reclaims cached and stream-owned free blocks before the pool grows.
 //!
-//! Unless memory is short, a small request is served from its thread's arena only, and then caches and arenas
-//! of other threads stay as they are. Blocks left in an unused arena are reclaimed by large requests, trim,
-//! decay, and before an out-of-memory error.
+//! Unless memory is short, only the thread's own arena serves a small request, and the caches and arenas of
+//! other threads stay untouched. Large requests, trim and decay reclaim blocks left in an unused arena, and
+//! so does the pool before an out-of-memory error.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,8 +21,8 @@ impl Heaps {
         request.filter(|request| !self.is_short && self.is_small(request)).map(|request| request.shard)
     }
 
-    /// Reclaims the caches of all threads; with a request, only of those whose blocks could serve it. Returns
-    /// whether there were any blocks.
+    /// Reclaims the caches of all threads; with a request, only the caches whose blocks could serve it.
+    /// Returns whether there were any blocks.
     pub(crate) fn reclaim(&mut self, request: Option<&Request>, how: Reclaim) -> bool {
         let only = self.only_arena(request);
         let mut any = false;
@@ -30,7 +30,7 @@ impl Heaps {
             only.is_none_or(|only| thread_cache.counts.shard.load(Ordering::Relaxed) == only)
         };
         let has_some = |thread_cache: &&Arc<ThreadCache>| match how {
-            // Of all threads: a large block may become a span.
+            // From all threads, since a large block may become a span.
             Reclaim::Large => thread_cache.counts.may_have_large(),
             Reclaim::All | Reclaim::Everything => {
                 uses(thread_cache) && thread_cache.counts.totals().blocks_held > 0
@@ -38,7 +38,7 @@ impl Heaps {
         };
         let mut thread_caches: Vec<Arc<ThreadCache>> =
             self.shared.thread_caches.lock().iter().filter(has_some).cloned().collect();
-        // Over regions, and while threads contend, growing costs less than the loss of their caches.
+        // Over regions, and while threads contend, growth costs less than the loss of the caches.
         if how == Reclaim::All && !self.is_short && !self.shared.saves_memory() {
             let held = thread_caches.iter().map(|thread_cache| thread_cache.counts.small_bytes_held());
             let reserved = match only {
@@ -83,8 +83,8 @@ impl Heaps {
         any
     }
 
-    /// Makes the blocks unowned that were freed in epoch `upto` or before; with a request, only those that
-    /// could serve it. Returns whether there are no others.
+    /// Makes the owner's blocks unowned that were freed in epoch `upto` or before; with a request, only the
+    /// ones that could serve it. Returns whether it made all of them unowned.
     pub(crate) fn disown(&mut self, request: Option<&Request>, owner: Owner, upto: Epoch) -> bool {
         let only = self.only_arena(request);
         for (_, mut arena) in self.shared.arenas.each_of([owner], only) {
@@ -96,7 +96,7 @@ impl Heaps {
         only.is_none() || !self.shared.arenas.are_contended()
     }
 
-    /// Returns the bytes of an owner's free blocks; with a request, only of those that could serve it.
+    /// Returns the bytes of an owner's free blocks; with a request, only of blocks that could serve it.
     pub(crate) fn free_bytes(&self, request: Option<&Request>, owner: Owner) -> u64 {
         let arenas = self.shared.arenas.each_of([owner], self.only_arena(request));
         arenas.map(|(_, arena)| arena.heap.free_bytes(owner)).sum::<u64>() + self.store.free_bytes(owner)

@@ -1,4 +1,4 @@
-//! What a pool says about its memory at any time.
+//! Reports a pool's memory at any time.
 
 use millpond_core::{BlockInfo, DeviceMemoryResource, DevicePtr, LayerMemory, ReportsMemory};
 
@@ -27,7 +27,7 @@ mod tests {
     use super::*;
     use crate::{CudaMemoryResource, PoolLayer};
 
-    /// A block is found at its start while it is in use, also after a cache had it.
+    /// A block is found at its start while it is in use, even if it comes from a cache.
     #[test]
     fn a_block_is_found_while_it_is_in_use() {
         let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
@@ -48,7 +48,7 @@ mod tests {
         assert_eq!((held, block_at(last.expect("there were blocks"))), (1, None));
     }
 
-    /// The debug text names what the pool is over.
+    /// The debug text names the pool's upstream.
     #[test]
     fn the_debug_text_shows_upstream_and_no_blocks() {
         let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));

@@ -27,11 +27,12 @@ pub(super) struct Shared {
     pub(super) fixed: Option<FixedBlocks>,
     /// The bytes by which the threads' counters exceed the sizes of the blocks in use of exact sizes.
     pub(super) saved_by_exact_size: AtomicU64,
-    /// The bytes of the largest block so far. Blocks from a stream cache were allocated without one before.
+    /// The bytes of the largest block so far. A block from a stream cache was counted here when it was first
+    /// allocated.
     pub(super) largest_block: AtomicU64,
 }
 
-/// The cache limits, in bytes: threads read them in each call, so they have cache lines of their own.
+/// The cache limits, in bytes. Threads read them in each call, so they have their own cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(super) struct CacheLimits {
@@ -58,7 +59,7 @@ impl Shared {
         self.largest_block.load(Ordering::Relaxed)
     }
 
-    /// Returns the largest block in bytes that comes from an arena.
+    /// Returns the bytes of the largest block that comes from an arena.
     pub(super) fn max_arena_block(&self) -> u64 {
         self.limits.max_arena_block.load(Ordering::Relaxed)
     }
@@ -72,7 +73,7 @@ impl Shared {
         }
     }
 
-    /// Returns whether saving memory comes before speed: with pages, while threads do not contend.
+    /// Returns whether saving memory comes before speed. It does with pages, while threads do not contend.
     #[inline]
     pub(super) fn saves_memory(&self) -> bool {
         self.over_pages && !self.arenas.are_contended()
@@ -105,7 +106,7 @@ impl Shared {
 }
 
 /// Blocks of exact sizes: rounded to 256 bytes and not to a size class, when memory is nearly out. Threads
-/// count each block with the size that its request is rounded to; this counts by how much that is too much.
+/// count each block with its usual, rounded size; this counts the excess.
 impl Shared {
     /// Returns the usual size of a block for a request.
     pub(super) fn block_size(&self, requested: u64) -> BlockSize {
@@ -144,7 +145,7 @@ impl Shared {
         Block { heap, chunk, requested: request.requested, is_exact_size, is_in_alias: false }
     }
 
-    /// Ends the use of a block, if it is in use with this size; returns whether it is.
+    /// Ends the use of a block, if it is in use with this size; returns whether it was.
     pub(super) fn claim(&self, entry: &BlockEntry, bytes: u64) -> bool {
         let claimed = entry.claim(bytes);
         if claimed && entry.is_exact_size() {

@@ -1,4 +1,4 @@
-//! Tests of the heaps and arenas that need no public call, or look below one.
+//! Tests of heaps and arenas that use internal calls.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -192,7 +192,7 @@ fn neighbours_of_different_streams_join_once_both_are_unowned() {
     assert_eq!((region.base, region.bytes), (1 << 40, 2048));
 }
 
-/// Before memory is out, a request takes free blocks of other arenas, caches and streams.
+/// Before a request fails, it takes free blocks of other arenas, caches and streams.
 #[test]
 fn blocks_of_other_arenas_are_reclaimed_before_memory_is_out() {
     const MOST: u64 = if cfg!(miri) { 16 << 20 } else { 128 << 20 };
@@ -232,8 +232,8 @@ fn blocks_of_other_arenas_are_reclaimed_before_memory_is_out() {
     }
 }
 
-/// A completed event serves a request of one arena, and then one of another, although its stream has new work
-/// by then.
+/// A completed event serves a request of one arena, and then a request of another arena, although its stream
+/// has new work by then.
 #[test]
 fn a_completed_event_serves_all_arenas() {
     const BYTES: u64 = 100_000;
@@ -269,7 +269,7 @@ fn a_completed_event_serves_all_arenas() {
     }
 }
 
-/// Returns the number of users of each arena: the `first` ones as given, and 0 for the others.
+/// Returns the number of users of each arena: `first` for the first arenas, and 0 for the others.
 fn users(first: &[u32]) -> [u32; ARENAS] {
     std::array::from_fn(|shard| first.get(shard).copied().unwrap_or(0))
 }
@@ -286,19 +286,19 @@ fn a_thread_that_moves_prefers_an_unused_arena() {
     assert_eq!(arenas.next(0, &users(&[2, 1, 1])), 0, "a move would not help");
 }
 
-/// Lets 16 threads run one after the other, each with 1000 blocks and an arena of its own, up to the limit of
-/// arenas. Returns the reserved bytes in thousandths of the sum of each thread's most live bytes.
+/// Runs 16 threads one after the other, each with 1000 blocks and its own arena, up to the limit of arenas.
+/// Returns the reserved bytes in thousandths of the sum of the threads' peaks of live bytes.
 fn reserved_by_threads_apart(pages: PagesMode) -> u64 {
     const THREADS: usize = 16;
     let device = SimDevice::new(SimConfig::h200());
     let streams: Vec<StreamRef> =
         (0..THREADS).map(|_| device.stream_create(StreamFlags::NON_BLOCKING).expect("a stream")).collect();
     let pool = CudaMemoryResource::new(device).layer(PoolLayer::new().pages(pages)).expect("a pool");
-    // Makes a second arena, as if two threads had contended.
+    // Creates a second arena, as if two threads had contended.
     pool.shared.arenas.next(0, &users(&[2]));
     let (turn, end) = (Mutex::new(()), Mutex::new(()));
     let live = AtomicU64::new(0);
-    // A new thread takes over the arena of one that has ended, so no thread ends before the last has run.
+    // A new thread takes over the arena of an ended one, so no thread ends before the last one has run.
     let hold = end.lock();
     thread::scope(|scope| {
         let (running, none_runs) = channel::<()>();
@@ -358,12 +358,12 @@ fn threads_in_arenas_of_their_own_reserve_little_more_than_they_use() {
     for pages in [PagesMode::On, PagesMode::Off] {
         let reserved = reserved_by_threads_apart(pages);
         println!("{pages:?}: {reserved} thousandths");
-        // With spans of 4 to 16 MiB it was 1337 over regions, with an arena for each thread.
+        // With spans of 4 to 16 MiB, and an arena for each thread, it was 1337 over regions.
         assert!(reserved <= 1250, "{pages:?}: {reserved} thousandths of the live bytes");
     }
 }
 
-/// The memory of two driver calls never becomes one block, even if the driver placed it side by side.
+/// The memory of two driver calls never becomes one block, even if the driver placed it contiguously.
 #[test]
 fn regions_that_lie_side_by_side_do_not_join() {
     let mut heap = heap();
@@ -382,8 +382,8 @@ fn regions_that_lie_side_by_side_do_not_join() {
     assert!(heap.find(ANY_STREAM, 0, &request(4096)).is_none());
 }
 
-/// The heap takes the block of the older region among equal ones, and removes the older of two free regions,
-/// whatever their addresses are.
+/// Among equal blocks, the heap takes the one in the older region. Of two free regions, it removes the older
+/// one. Addresses do not matter.
 #[test]
 fn choices_do_not_depend_on_addresses() {
     for bases in [[1 << 40, 2 << 40], [2 << 40, 1 << 40]] {
@@ -399,7 +399,8 @@ fn choices_do_not_depend_on_addresses() {
     }
 }
 
-/// Blocks of a region that is larger than any device are found, too: managed memory may be.
+/// The heap also finds blocks in a region that is larger than any device, since managed memory may be that
+/// large.
 #[test]
 fn a_free_block_of_any_size_is_found() {
     let (mut heap, shifts) = (heap(), 8..55);
@@ -422,7 +423,7 @@ fn validate_finds_a_size_that_is_no_multiple_of_256() {
     heap.validate();
 }
 
-/// A span is not cut from the smallest block that the request fits, which would make many small spans.
+/// A span is not cut from the smallest block that fits the request, since that would create many small spans.
 #[test]
 fn an_arena_returns_spans_if_several_are_free_and_more_than_half_of_it_is() {
     const SPAN: u64 = 1 << 20;
@@ -448,7 +449,7 @@ fn pool_over_cuda(pages: PagesMode) -> PoolMemoryResource<CudaMemoryResource> {
     cuda.layer(PoolLayer::new().pages(pages)).expect("an empty pool")
 }
 
-/// A thread that frees more blocks of one size than it caches frees half of them at once: under one lock, so
+/// A thread that frees more blocks of one size than it caches frees half of them at once, under one lock, so
 /// that neighbours join.
 #[test]
 fn a_full_stack_is_freed_by_half() {
@@ -506,14 +507,14 @@ fn a_pool_over_pages_saves_memory_until_threads_contend() {
             pool.shared.max_arena_block()
         };
         assert_eq!((largest_of_arenas(), pool.shared.saves_memory()), (alone, pages == PagesMode::On));
-        // Makes a second arena, as if two threads had contended.
+        // Creates a second arena, as if two threads had contended.
         pool.shared.arenas.next(0, &users(&[2]));
         assert_eq!((largest_of_arenas(), pool.shared.saves_memory()), (LARGEST_SMALL, false));
     }
 }
 
-/// An upstream may report an invalid argument for a region beyond what it hands out. The pool then tries
-/// smaller ones, and passes the error on only if the request itself is refused.
+/// An upstream may report an invalid argument for a region that exceeds its limit. The pool then tries
+/// smaller regions, and passes the error on only if upstream refuses the request itself.
 #[test]
 fn a_region_that_upstream_calls_invalid_is_tried_in_smaller_sizes() {
     const MOST: u64 = 1 << 20;
@@ -534,7 +535,7 @@ fn a_region_that_upstream_calls_invalid_is_tried_in_smaller_sizes() {
     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
 }
 
-/// What the pool holds and no caller uses is free.
+/// Memory that the pool holds and no caller uses is free.
 #[test]
 fn memory_info_counts_what_the_pool_holds_as_free() {
     const MIB: u64 = 1 << 20;
@@ -560,7 +561,7 @@ fn a_pool_found_by_its_trait_answers_as_the_pool_itself() {
     assert_eq!((found.pool_bytes(), found.options()), (pool.pool_bytes(), pool.options()));
 }
 
-/// The pool makes a stream wait for another one only where `waited` is one of its steps; otherwise the host
+/// The pool makes a stream wait for another one only if `waited` is one of its steps. Otherwise the host
 /// waits, once memory is out.
 #[test]
 fn a_stream_waits_for_another_one_only_if_it_may() {

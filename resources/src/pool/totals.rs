@@ -7,8 +7,8 @@ use millpond_core::ResourceStatistics;
 use crate::pool::heaps::Heaps;
 
 impl Heaps {
-    /// Returns sizes and counts, but not the largest free block. The ladder counts only the allocations that
-    /// took no lock of the pool.
+    /// Returns sizes and counts, but not the largest free block. Its ladder counts cover only allocations
+    /// that did not take the pool's lock.
     pub(crate) fn totals(&self) -> ResourceStatistics {
         let held = self.store.totals();
         let mut totals = ResourceStatistics {
@@ -22,7 +22,8 @@ impl Heaps {
         for (_, arena) in self.shared.arenas.each() {
             totals.blocks_free += arena.heap.blocks_free;
         }
-        // Threads change their counters meanwhile: a sum may miss one side of a block that two threads use.
+        // Threads change their counters meanwhile, so a sum may miss one side of a block that two threads
+        // use.
         let (mut live, mut requested, mut blocks_held, mut blocks) = (0, 0, 0, 0);
         self.shared.thread_caches.each(|thread_cache| {
             let thread = thread_cache.counts.totals();

@@ -1,5 +1,5 @@
-//! Checks the invariants between the parts of a pool; each part checks its own. The numbers are those of
-//! docs/INVARIANTS.md.
+//! Checks the invariants between the parts of a pool; each part checks its own.
+//! docs/book/src/design/invariants.md defines their numbers.
 
 use std::sync::atomic::Ordering;
 
@@ -32,7 +32,7 @@ impl Sum {
 #[derive(Default)]
 struct Listed {
     in_use: Sum,
-    /// The bytes by which the counters exceed the sizes of blocks of exact sizes.
+    /// The bytes by which the counters exceed the true bytes of blocks with exact sizes.
     saved: u64,
     /// The number of blocks, by heap.
     blocks: FxHashMap<u8, u64>,
@@ -67,7 +67,7 @@ fn validate_block_map(heaps: &Heaps) -> Listed {
         let requested = entry.requested();
         if requested != 0 {
             *listed.blocks.entry(entry.block().0).or_default() += 1;
-            // The counters count a block of an exact size as if it had the usual one.
+            // The counters count a block with an exact size as if it had the usual size.
             let usual = heaps.shared.block_bytes(requested);
             listed.in_use.add(usual, requested);
             listed.saved += usual - bytes_of(heaps, entry);
@@ -191,8 +191,8 @@ mod tests {
 
     type TestPool = PoolMemoryResource<CudaMemoryResource>;
 
-    /// Returns what [`validate`](Heaps::validate) says of a pool with three blocks in use, of which the first
-    /// is at the address, after `change`.
+    /// Returns the complaint of [`validate`](Heaps::validate) about a pool with three blocks in use, after
+    /// `change`. The address is the first block's.
     fn complaint(change: impl FnOnce(&TestPool, u64)) -> String {
         let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
         let pool = cuda.layer(PoolLayer::new()).expect("an empty pool");
@@ -200,7 +200,7 @@ mod tests {
         pool.validate();
         change(&pool, first.address());
         let said = catch_unwind(AssertUnwindSafe(|| pool.validate())).expect_err("the pool is broken");
-        // Its own check at its end would fail, too.
+        // The pool's own check at its end would fail too.
         std::mem::forget(pool);
         said.downcast_ref::<String>().expect("an assertion with figures").clone()
     }

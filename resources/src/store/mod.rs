@@ -1,9 +1,9 @@
 //! The memory of a pool: large blocks, and the spans that arenas cut small blocks from.
 //!
-//! A [`Store`] holds memory in chunks, and says which of them serves a request. It has two implementations:
-//! [`Regions`] takes regions from upstream, and [`Pages`] maps physical memory itself. Neither makes a call:
-//! a change of its memory is a [`Task`], which the store plans under the pool's lock, the caller runs without
-//! it, and the store commits or aborts under it again.
+//! A [`Store`] holds memory in chunks, and chooses the one that serves a request. It has two implementations:
+//! [`Regions`] takes regions from upstream, and [`Pages`] maps physical memory itself. Neither calls the
+//! driver or upstream. Each change of its memory is a [`Task`]: the store plans it under the pool's lock, the
+//! caller runs it without the lock, and the store commits or aborts it under the lock.
 
 pub(crate) mod pages;
 mod regions;
@@ -31,7 +31,7 @@ pub(crate) trait Store: Debug + Send {
     /// Takes the best free bytes for the request. The caller inserts the block into the block map.
     fn take(&mut self, whose: Whose, request: &Request) -> Option<Taken>;
 
-    /// Takes a span of `wanted` contiguous bytes, or of as many as there are, but enough for the request.
+    /// Takes a span of `wanted` contiguous bytes, or as many as there are, but enough for the request.
     /// `anywhere` lets small blocks use memory for large blocks.
     fn take_span(&mut self, whose: Whose, wanted: u64, request: &Request, anywhere: bool) -> Option<NewSpan>;
 
@@ -54,10 +54,10 @@ pub(crate) trait Store: Debug + Send {
     /// Plans the release of all memory, in use or not. Afterwards the store is used no more.
     fn plan_shutdown(&mut self) -> Task;
 
-    /// Notes what a task that was run has done.
+    /// Notes the outcome of a task that was run.
     fn commit(&mut self, task: Task) -> Committed;
 
-    /// Undoes the plan of a task whose run failed, or that was not run.
+    /// Undoes the plan of a task that failed or was not run.
     fn abort(&mut self, task: Task);
 
     /// Returns the heaps that hold all chunks.
@@ -73,7 +73,7 @@ pub(crate) trait Store: Debug + Send {
     /// Returns the bytes of a block in use.
     fn bytes_of(&self, block: ChunkId) -> u64;
 
-    /// Returns the chunks of a block in use, the first of them first.
+    /// Returns the chunks of a block in use, in order.
     fn pieces_of(&self, block: ChunkId) -> Vec<&Chunk>;
 
     /// Returns the first chunk of a block, if there is such a chunk.
@@ -86,8 +86,8 @@ pub(crate) trait Store: Debug + Send {
     /// Returns the regions or handles: address, bytes, and whether a stitched block may begin or end there.
     fn parts(&self) -> Vec<(u64, u64, bool)>;
 
-    /// Returns the bytes of new memory that would serve the request beside the owner's free bytes; of a span,
-    /// if it is for a small block.
+    /// Returns the bytes of new memory that would serve the request together with the owner's free bytes. For
+    /// a small block they are a span's bytes.
     fn needed(&mut self, owner: Owner, request: &Request, is_span: bool) -> u64;
 
     /// Notes whether memory is short: then small blocks may use memory for large ones.
@@ -105,7 +105,7 @@ pub(crate) trait Store: Debug + Send {
         None
     }
 
-    /// Returns the store as pages, for what only pages can do.
+    /// Returns the store as pages, for operations that only pages support.
     fn pages(&self) -> Option<&Pages> {
         None
     }
@@ -132,7 +132,7 @@ pub(crate) trait Store: Debug + Send {
         self.heaps_mut().iter_mut().for_each(|heap| heap.migrate(from, upto, to, epoch));
     }
 
-    /// Sets whether one stream alone uses the pool.
+    /// Sets whether only one stream uses the pool.
     fn set_one_stream(&mut self, has_one_stream: bool) {
         self.heaps_mut().iter_mut().for_each(|heap| heap.has_one_stream = has_one_stream);
     }
@@ -155,7 +155,7 @@ pub(crate) struct Totals {
     /// Bytes taken from upstream or the driver, including tasks under way.
     pub(crate) bytes_reserved: u64,
     pub(crate) peak_bytes_reserved: u64,
-    /// Bytes that are no longer reserved and that upstream or the driver does not have yet.
+    /// Bytes that are no longer reserved, but that upstream or the driver does not have yet.
     pub(crate) bytes_returning: u64,
     pub(crate) bytes_free: u64,
     pub(crate) blocks_free: u64,

@@ -14,7 +14,7 @@ use crate::store::{
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::tuning::{CHUNKS_COMPARED, DEVICE_PAGE, LITTLE};
 
-/// The blocks of a pool in which all have one size.
+/// The blocks of a pool in which all blocks have one size.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FixedBlocks {
     /// Bytes of a block, a multiple of 256.
@@ -33,7 +33,7 @@ pub(crate) struct Regions {
     /// The size of all blocks, if they have only one.
     fixed: Option<FixedBlocks>,
     peak_bytes_reserved: u64,
-    /// Bytes of regions that tasks under way take, and of those that they return.
+    /// Bytes of regions that tasks under way take, and bytes of regions that they return.
     growing: u64,
     returning: u64,
 }
@@ -137,7 +137,7 @@ impl Store for Regions {
 
     fn plan_release(&mut self, which: Returning<'_>) -> Option<Task> {
         match which {
-            // One at a time: until upstream has it, no other thread can use it.
+            // One region at a time: until upstream has it, no other thread can use it.
             Returning::Free { keep_bytes, .. } if self.heap.bytes_reserved > keep_bytes => {
                 let (region, ..) = self.heap.remove_free_region(|chunk| chunk.owner() == ANY_STREAM)?;
                 return Some(self.plan_return([region]));
@@ -245,7 +245,7 @@ impl Store for Regions {
 
     fn growth(&self, request: &Request) -> Option<Growth> {
         if let Some(FixedBlocks { block_bytes, blocks_per_region }) = self.fixed {
-            // As many blocks as are in use, which bounds the free ones by that.
+            // As many blocks as are in use: so no more blocks are free than are in use.
             let blocks = self.heap.blocks_in_use.clamp(1, blocks_per_region);
             return Some(Growth { preferred: blocks * block_bytes, least: block_bytes, unit: block_bytes });
         }
@@ -284,7 +284,7 @@ mod tests {
         Need { owner: ANY_STREAM, purpose, how, most_new: u64::MAX, live_bytes: 0, operations: 0 }
     }
 
-    /// A span has the bytes wanted, or all of a free block whose rest would serve no large request.
+    /// A span has the wanted bytes, or takes a whole free block if its rest would serve no large request.
     #[test]
     fn a_span_takes_a_rest_that_would_serve_no_request() {
         let of_any = Whose::Of(ANY_STREAM, 7);
@@ -303,7 +303,8 @@ mod tests {
         assert!(regions(64 * MIB).take_span(of_any, 65 * MIB, &request(65 * MIB), false).is_none());
     }
 
-    /// A region counts for the pool's maximum while it is on its way, and as returning until upstream has it.
+    /// A region counts for the pool's maximum while a task takes it, and as returning until upstream has it
+    /// back.
     #[test]
     fn regions_count_from_their_plan_to_their_end() {
         let mut regions = Regions::new(16 * MIB, None);
@@ -326,7 +327,7 @@ mod tests {
         back.left.clear();
         regions.commit(Task::Return(back));
         assert_eq!(held(&regions), (0, 0));
-        // What upstream did not take back is the pool's again.
+        // A region that upstream did not take back belongs to the pool again.
         regions.heap.add_region(1 << 40, bytes, ANY_STREAM, 0);
         let back =
             regions.plan_release(Returning::Free { keep_bytes: 0, most_calls: 64 }).expect("it is free");
@@ -335,7 +336,7 @@ mod tests {
         regions.validate();
     }
 
-    /// After each refusal a region is tried in half its size, down to the least and no further.
+    /// After each refusal the pool tries half the size, down to the least size.
     #[test]
     fn refused_sizes_become_smaller_down_to_the_least() {
         let sizes = |preferred, least, unit| {

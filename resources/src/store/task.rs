@@ -1,5 +1,5 @@
-//! The tasks of a store at the driver or upstream: planned and committed under the pool's lock, run without
-//! it.
+//! Tasks of a store that call the driver or upstream. They are planned and committed under the pool's lock,
+//! and run without it.
 
 use millpond_core::driver::{Driver, DriverResult};
 use millpond_core::{DevicePtr, Error, MemoryInfo};
@@ -31,13 +31,13 @@ pub(crate) enum Task {
 pub(crate) enum NoMemory {
     /// The pool's maximum does not allow new memory.
     OwnLimit,
-    /// The device or upstream has too little: its error, if it was asked for memory.
+    /// The device or upstream has too little. Holds its error, if it was asked for memory.
     Below(Option<Error>),
-    /// The request exceeds all memory that could become free: the device's answer, if it was asked.
+    /// The request exceeds all memory that could become free. Holds the device's answer, if it was asked.
     Impossible(Option<MemoryInfo>),
 }
 
-/// What new memory is for.
+/// The purpose of new memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Purpose {
     /// A large block.
@@ -48,7 +48,7 @@ pub(crate) enum Purpose {
     Reserve { bytes: u64 },
 }
 
-/// What a store needs to know of a growth.
+/// The inputs of a growth.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Need {
     pub(crate) owner: Owner,
@@ -69,7 +69,7 @@ pub(crate) enum Try {
     /// As a region of at most this many bytes, since a larger one was refused.
     AtMost(u64),
     /// As pages from one driver call, after another process took some of the free memory: so one of two
-    /// rivals succeeds. The number is how often it may be repeated.
+    /// rivals succeeds. The number says how often this may be repeated.
     AtOnce(u32),
     /// No new memory: stitches free pages only.
     FreeOnly,
@@ -78,11 +78,11 @@ pub(crate) enum Try {
 /// Which unowned memory a task returns.
 #[derive(Debug)]
 pub(crate) enum Returning<'a> {
-    /// What the pool holds beyond `keep_bytes`: some of it, by about `most_calls` driver calls.
+    /// A part of the memory beyond `keep_bytes`, with about `most_calls` driver calls.
     Free { keep_bytes: u64, most_calls: usize },
-    /// The next free extent, while the pool holds more than `keep_bytes`; regions do not return in steps.
+    /// The next free extent, while the pool holds more than `keep_bytes`. Regions do not return in steps.
     Step { keep_bytes: u64, at: &'a mut Cursor },
-    /// What pages hold beyond their target; a look at all streams took `calls_of_look` driver calls.
+    /// The pages beyond the target. The check of all streams took `calls_of_look` driver calls.
     Excess { calls_of_look: u64 },
     /// Mappings that a growth left behind.
     Mappings,
@@ -105,7 +105,7 @@ pub(crate) struct NewRegion {
 #[derive(Debug)]
 pub(crate) struct ReturnedRegions {
     pub(crate) bytes: u64,
-    /// Base and bytes of those that upstream does not have yet.
+    /// Base and bytes of the regions that upstream does not have yet.
     pub(crate) left: Vec<(DevicePtr, u64)>,
 }
 
@@ -121,7 +121,7 @@ pub(crate) struct NewSpan {
     pub(crate) epoch: Epoch,
 }
 
-/// What a committed task gave.
+/// The result of a committed task.
 #[derive(Debug)]
 pub(crate) enum Committed {
     /// A block, to be inserted into the block map at its address.
@@ -193,8 +193,8 @@ impl Task {
         }
     }
 
-    /// Returns how to try after this growth was refused, which was tried in the way `how`: in a smaller
-    /// region, or with pages in the next way.
+    /// Returns how to try again after this growth was refused in the way `how`: with a smaller region, or
+    /// with pages in the next way.
     pub(crate) fn after_refusal(&self, how: Try) -> Option<Try> {
         match self {
             Self::Region(region) => region.smaller.map(Try::AtMost),
@@ -218,7 +218,8 @@ impl Task {
         }
     }
 
-    /// Makes the task's driver calls. Regions come from upstream and return there, which the caller calls.
+    /// Makes the task's driver calls. It does not call upstream: the caller takes regions there and returns
+    /// them.
     pub(crate) fn run(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         match self {
             Self::Map { plan, .. } => plan.work.run(driver),
@@ -228,7 +229,7 @@ impl Task {
         }
     }
 
-    /// Undoes the driver calls of a run that did not return. Regions are with the caller.
+    /// Undoes the driver calls of a run that did not return. The caller handles regions.
     pub(crate) fn undo(&mut self, driver: &dyn Driver) {
         if let Self::Map { plan, .. } = self {
             plan.work.undo(driver, false);
@@ -240,8 +241,8 @@ impl Task {
 mod tests {
     use super::*;
 
-    /// Pages are tried at once after a refusal, twice, and then free ones alone; a region in smaller sizes,
-    /// as long as there are any.
+    /// After a refusal, pages are tried twice in one driver call, and then only free pages are stitched. A
+    /// region is tried in smaller sizes, while there are any.
     #[test]
     fn a_refused_growth_is_tried_again_in_other_ways() {
         let ways = std::iter::successors(Some(Try::Preferred), |how| how.next_way());

@@ -2,7 +2,8 @@
 //!
 //! loom runs a model in every possible order of its threads, and with every value that a load may return.
 //!
-//! The models lie next to the code, in files named `models.rs`. docs/INVARIANTS.md says how to run them.
+//! The models lie next to the code, in files named `models.rs`. docs/book/src/design/invariants.md says how
+//! to run them.
 
 pub(crate) mod spin_lock;
 

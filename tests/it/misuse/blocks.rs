@@ -128,9 +128,9 @@ pub(crate) const POOLS: &[Program] = &[
             let pool = CudaMemoryResource::new(bench.driver()).layer(PoolLayer::new()).unwrap();
             error(pool.add_peer(millpond::DeviceId::cuda(77)))
         },
-        "invalid argument in `cuda+pool`: cuda:77 cannot use memory of DEVICE: there is no such device, or \
-         no direct way between the two (cuDeviceCanAccessPeer); name others, or copy with cuMemcpyPeer, \
-         which needs no access",
+        "invalid argument in `cuda+pool`: cuda:77 cannot use memory of DEVICE: cuda:77 does not exist, \
+         or there is no direct path between the two (cuDeviceCanAccessPeer); name other devices, or copy \
+         with cuMemcpyPeer, which needs no access",
     ),
     program(
         "a block of a pool that shares none is exported",
@@ -150,8 +150,8 @@ pub(crate) const POOLS: &[Program] = &[
             assert_eq!(bench.free(&pool, ptr, 1000), "");
             error(pool.export_block(ptr, 1000))
         },
-        "invalid argument in `cuda+pool:share=fd`: P is no block of 1000 bytes that this pool allocated; \
-         pass the size that was requested from `allocate`, and the pointer that it returned",
+        "invalid argument in `cuda+pool:share=fd`: P is not a block of 1000 bytes from this pool; pass \
+         the pointer that `allocate` returned, and the size that was requested",
     ),
 ];
 

@@ -141,8 +141,8 @@ pub(crate) const STACKS: &[Program] = &[
     text!(
         "pages over managed memory",
         "managed+pool:pages=on",
-        "invalid argument in `managed+pool:pages=on`: the pool cannot map pages: its upstream must be cuda, \
-         from whose driver they come; leave pages=on out"
+        "invalid argument in `managed+pool:pages=on`: the pool cannot map pages: its upstream is not `cuda`; \
+         leave pages=on out"
     ),
     text!(
         "pages with a tiny maximum",
@@ -166,7 +166,7 @@ pub(crate) const STACKS: &[Program] = &[
         "a peer that is no number",
         "cuda+pool:peers=all",
         "invalid stack in `cuda+pool:peers=all`: `peers=all` of `pool`: invalid argument: peers are auto, \
-         none, or numbers of devices as 0/1, not `all`"
+         none, or device numbers such as 0/1, not `all`"
     ),
     text!(
         "a decay in no time",

@@ -1,13 +1,13 @@
-//! Detects that a thread shares its arena with threads that run at the same time.
+//! Detects whether a thread shares its arena with threads that run at the same time.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use crate::tuning::CONTENTION_PER_BLOCK;
 
-/// Decides whether a thread should move to another arena. Only the thread itself writes it.
+/// Decides whether a thread should move to another arena. Only the thread itself writes this.
 ///
 /// Threads that take turns share an arena well. A thread that finds its arena locked runs at the same time as
-/// another one; then each block that the other takes moves the arena's cache lines away, which costs more
+/// another thread. Then each block that the other takes moves the arena's cache lines away, which costs more
 /// than the wait for the lock.
 #[derive(Debug, Default)]
 pub(crate) struct Contention {
@@ -19,7 +19,7 @@ pub(crate) struct Contention {
 }
 
 impl Contention {
-    /// Returns whether the thread takes a block from an arena for the first time.
+    /// Returns whether this is the first block that the thread takes from an arena.
     pub(crate) fn is_first(&self) -> bool {
         let is_first = !self.has_taken.load(Ordering::Relaxed);
         if is_first {
@@ -33,7 +33,7 @@ impl Contention {
         self.window.store(u8::MAX, Ordering::Relaxed);
     }
 
-    /// Notes that the thread takes a block, and whether another thread took the last one; returns whether the
+    /// Notes that the thread takes a block, and whether another thread took the last one. Returns whether the
     /// thread should move to another arena.
     pub(crate) fn should_move(&self, was_others: bool) -> bool {
         let window = self.window.load(Ordering::Relaxed);
@@ -53,11 +53,11 @@ impl Contention {
 mod tests {
     use super::*;
 
-    /// Blocks of others, one after the other, after which a thread moves.
+    /// The number of consecutive blocks of other threads after which a thread moves.
     const NEEDED: u8 = u8::MAX / CONTENTION_PER_BLOCK + 1;
 
-    /// A thread whose arena was locked while it ran moves once others took enough of the blocks before its
-    /// own, and not where they took turns.
+    /// A thread that found its arena locked moves once other threads took enough of the blocks before its
+    /// own. It stays if they only took turns.
     #[test]
     fn a_thread_moves_if_others_take_blocks_while_it_runs() {
         let contention = Contention::default();

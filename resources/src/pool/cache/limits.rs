@@ -1,4 +1,4 @@
-//! Sets the cache limits: how much each thread may hold in its stream caches.
+//! Sets the cache limits: how many bytes each thread may hold in its stream caches.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,8 +18,8 @@ fn set(limit: &AtomicU64, value: u64) {
 impl Heaps {
     /// Sets the cache limits.
     ///
-    /// Stitching misses cached blocks, so with pages the limits are low while the pool grows. In the steady
-    /// state threads may cache a part of the free bytes.
+    /// Stitching cannot use cached blocks, so with pages the limits are low while the pool grows. In the
+    /// steady state threads may cache a part of the free bytes.
     pub(crate) fn set_cache_limits(&mut self) {
         let held = self.store.totals();
         let in_use = held.bytes_reserved - held.bytes_free;
@@ -39,7 +39,8 @@ impl Heaps {
         let free = if is_steady { (held.bytes_free + in_arenas() + cached) / STEADY_SHARE } else { 0 };
         let free = if self.shared.arenas.are_contended() { free.min(in_use / CONTENDED_SHARE) } else { free };
         let cached = ((in_use / share).max(free) / stream_caches.max(1)).max(least);
-        // With one stream, a thread evicts its large block before it searches, so its stitching misses none.
+        // With one stream, a thread evicts its large block before it searches, so stitching can use all
+        // blocks.
         let large = if self.streams < 2 { u64::MAX } else { in_use / CACHED_SHARE_SAVING };
         let limits = &self.shared.limits;
         set(&limits.max_cached_bytes, cached);
@@ -48,8 +49,8 @@ impl Heaps {
         set(&limits.max_arena_block, self.shared.current_max_arena_block());
     }
 
-    /// Returns the most driver calls that it takes to find out what all streams have completed: a record and
-    /// a query each.
+    /// Returns the most driver calls needed to find out what all streams have completed: a record and a query
+    /// for each stream.
     pub(crate) fn calls_to_collect(&self) -> u64 {
         2 * self.streams as u64
     }

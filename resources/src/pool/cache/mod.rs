@@ -1,4 +1,4 @@
-//! Keeps free blocks per thread and stream, which the thread takes and frees without a lock.
+//! Caches free blocks per thread and stream. The thread takes and frees them without a lock.
 
 pub(crate) mod contention;
 mod limits;

@@ -2,37 +2,38 @@
 //!
 //! The peak is exact if one thread at a time calls the pool, and up to 2 % too high if several do.
 //!
-//! Each thread has a **quota**: the live bytes that it may have. The quotas and an unassigned **reserve** add
-//! up to the peak. A thread that exceeds its quota takes from the reserve, and then from the unused quota of
-//! other threads; the peak rises only if none is left. This is the escrow method (O'Neil, "The escrow
-//! transactional method", ACM TODS 11, 1986) for a bound that can rise. A thread with much unused quota,
-//! since other threads free its blocks, adds it to the reserve.
+//! Each thread has a **quota**: the most live bytes that it may have. The quotas and an unassigned
+//! **reserve** add up to the peak. A thread that exceeds its quota takes from the reserve, and then from the
+//! unused quota of other threads; the peak rises only if no quota is left. This is the escrow method (O'Neil,
+//! "The escrow transactional method", ACM TODS 11, 1986) for a bound that can rise. If other threads free a
+//! thread's blocks, its unused quota grows, and it adds this quota to the reserve.
 //!
-//! A thread's live bytes are those that it took past its stream caches, less those in its caches. A pop must
-//! cost no more than a comparison, so the quota is stored as the least bytes that the caches must hold: the
-//! thread's **floor**, plus the quota that it **lent** to others. Only the thread itself changes its cached
-//! bytes and its floor; only other threads, one at a time, change what it lent. Of a thread that takes a
-//! block and one that borrows from it at the same time, at least one sees the other's store: each stores,
-//! passes a full fence (the exchange of the pop, or of the arena's lock), and then loads. If the
-//! borrower sees the block, it returns the quota that the other thread needs. If the other thread sees the
-//! loan, it acquires quota, which waits for the borrower.
+//! A thread's live bytes are the bytes that it took past its stream caches, less the bytes in its caches. A
+//! pop must cost no more than a comparison. So the quota is stored as the least bytes that the caches must
+//! hold: the thread's **floor**, plus the quota that it **lent** to others. Only the thread itself changes
+//! its cached bytes and its floor; only other threads, one at a time, change its lent quota. A thread may
+//! take a block while another thread borrows from it. Each stores, passes a full fence (the exchange of the
+//! pop, or of the arena's lock), and then loads, so at least one sees the other's store. If the borrower sees
+//! the block, it returns the quota that the other thread needs. If the other thread sees the loan, it
+//! acquires quota, which waits for the borrower.
 //!
-//! For example: a thread took 10 bytes past its caches, caches 4 of them, and may have 8 live. Its floor is
-//! 2: it has 6 live bytes, and may pop blocks until its caches hold 2.
+//! For example, a thread took 10 bytes past its caches, caches 4 of them, and may have 8 live bytes. It has 6
+//! live bytes. Its floor is 2, so it may pop blocks until its caches hold 2 bytes.
 
 use crate::pool::cache::thread_counts::ThreadCounts;
 use crate::sync::{AtomicI64, Ordering, fence};
 use crate::tuning::{READINGS, RESERVE_SHARE};
 
-/// The peak of live bytes, and the quota that no thread has.
+/// The peak of live bytes, and the unassigned quota.
 #[derive(Debug)]
 pub(crate) struct Peak {
     /// The most live bytes so far. Changed under the lock of all caches.
     pub(super) bytes: AtomicI64,
-    /// A thread takes this many bytes of quota more than it needs from the reserve, and keeps as many when it
-    /// returns quota.
+    /// A thread takes this many more bytes of quota from the reserve than it needs. When it returns quota, it
+    /// keeps this many.
     pub(super) quantum: AtomicI64,
-    /// Consecutive searches that found other threads busy. Changed under the lock of all caches.
+    /// The number of consecutive searches that found other threads busy. Changed under the lock of all
+    /// caches.
     busy: AtomicI64,
     pub(super) reserve: Reserve,
 }
@@ -52,7 +53,7 @@ impl Default for Peak {
 
 impl Peak {
     /// Takes the quota that the thread is missing, and some spare quota, if the reserve has at least `least`
-    /// bytes; returns whether the thread then has enough.
+    /// bytes; returns whether the thread has enough afterwards.
     pub(super) fn take_from_reserve(&self, counts: &ThreadCounts, least: i64) -> bool {
         let missing = -counts.quota_left();
         let wanted = missing.saturating_add(self.quantum.load(Ordering::Relaxed));
@@ -100,8 +101,8 @@ impl Peak {
         }
     }
 
-    /// Notes whether other threads were busy during a search; returns whether that was the last of
-    /// [`READINGS`] in a row. Called under the lock of all caches.
+    /// Notes whether other threads were busy during a search; returns whether they were busy [`READINGS`]
+    /// times in a row. Called under the lock of all caches.
     pub(super) fn is_busy_for_long(&self, is_busy: bool) -> bool {
         let scans = if is_busy { self.busy.load(Ordering::Relaxed) + 1 } else { 0 };
         let for_long = scans >= READINGS as i64;
@@ -141,8 +142,8 @@ impl ThreadCounts {
         self.floor.store(self.floor.load(Ordering::Relaxed).wrapping_sub(bytes), Ordering::Relaxed);
     }
 
-    /// Borrows unused quota of another thread: `most` bytes, or half of it if that is more. The calling
-    /// thread is `self`, and holds the lock of all caches.
+    /// Borrows unused quota of another thread: `most` bytes, or half of it if that is more. `self` belongs to
+    /// the calling thread, which holds the lock of all caches.
     pub(super) fn borrow_from(&self, other: &Self, most: i64) {
         let left = other.quota_left();
         if left <= 0 {
@@ -172,8 +173,8 @@ mod tests {
         assert!(!counts.exceeds_quota());
     }
 
-    /// The peak rises for the reserve after searches in a row that found other threads busy, and not before:
-    /// it would be too high for nothing.
+    /// The peak rises for the reserve only after several searches in a row found other threads busy.
+    /// Otherwise it would be too high for no reason.
     #[test]
     fn only_busy_searches_in_a_row_count() {
         let peak = Peak::default();
@@ -185,7 +186,7 @@ mod tests {
         assert_eq!(times_for_long(2 * READINGS), 2);
     }
 
-    /// The peak is what all threads may have and the reserve, also where it rises for the reserve.
+    /// The peak is the sum of all quotas and the reserve, even after it rises for the reserve.
     #[test]
     fn the_peak_rises_by_what_is_missing_and_for_the_reserve() {
         let (peak, counts) = (Peak::default(), ThreadCounts::default());
@@ -198,7 +199,7 @@ mod tests {
         }
     }
 
-    /// A thread takes what it needs and a quantum more, or all that there is.
+    /// A thread takes the bytes it needs and a quantum more, or the whole reserve.
     #[test]
     fn a_thread_takes_no_more_from_the_reserve_than_it_needs_and_a_quantum() {
         let (peak, counts) = (Peak::default(), ThreadCounts::default());
@@ -218,7 +219,7 @@ mod tests {
         assert!(!peak.has_surplus(&counts));
     }
 
-    /// A thread has a surplus if half of what it has left is more than a quantum.
+    /// A thread has a surplus if half of its unused quota is more than a quantum.
     #[test]
     fn a_surplus_is_more_than_two_quanta() {
         let (peak, counts) = (Peak::default(), ThreadCounts::default());
@@ -229,7 +230,7 @@ mod tests {
         }
     }
 
-    /// Threads share a part of the peak as quota; one thread alone takes all that there is.
+    /// Threads share a part of the peak as quota; a single thread takes the whole reserve.
     #[test]
     fn the_quantum_is_a_part_of_the_peak_for_each_of_several_threads() {
         let peak = Peak::default();
@@ -244,7 +245,7 @@ mod tests {
         }
     }
 
-    /// A thread borrows what it needs or half of what is left, and no more than is left.
+    /// A thread borrows the bytes it needs or half of the unused quota, but never more than that quota.
     #[test]
     fn a_thread_borrows_at_least_half_of_what_is_left() {
         for (left, most, borrowed) in

@@ -1,4 +1,4 @@
-//! Lets a thread have more live bytes: from the reserve, from other threads, or by raising the peak.
+//! Gives a thread more quota of live bytes: from the reserve, from other threads, or by raising the peak.
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ impl ThreadCaches {
         }
     }
 
-    /// Gives the calling thread, which exceeds its quota, the quota that it is missing.
+    /// Gives the calling thread the missing quota after it exceeded its own.
     #[cold]
     pub(crate) fn acquire_quota(&self, counts: &ThreadCounts) {
         let peak = &self.peak;
@@ -59,7 +59,7 @@ impl ThreadCaches {
         peak.note_threads(all.len());
     }
 
-    /// Borrows the quota that the thread is missing from others; returns whether it then has enough.
+    /// Borrows the quota that the thread is missing from others; returns whether it has enough afterwards.
     fn borrow_from_others(&self, all: &[Arc<ThreadCache>], counts: &ThreadCounts) -> bool {
         others(all, counts).any(|other| {
             counts.borrow_from(other, -counts.quota_left());
@@ -87,8 +87,9 @@ impl ThreadCaches {
     }
 }
 
-/// Returns whether the peak may rise after a search without success: two readings of what other threads did
-/// and of the reserve are equal, so at one moment no quota was unused, or enough searches were tried.
+/// Returns whether the peak may rise after a search without success. It may if two readings of the other
+/// threads' activity and of the reserve are equal, so that at one moment no quota was unused. It also may
+/// after enough searches.
 fn may_rise(scan: usize, last: Option<(u64, i64)>, now: (u64, i64)) -> bool {
     last == Some(now) || scan >= READINGS
 }
@@ -111,7 +112,7 @@ fn others<'a>(
 mod tests {
     use super::*;
 
-    /// `validate()` finds quota that came from nowhere.
+    /// `validate()` finds quota that no thread and no reserve gave up.
     #[test]
     #[should_panic(expected = "I32: the quotas and the reserve add up to the peak")]
     fn validate_finds_quota_beyond_the_peak() {
@@ -123,7 +124,7 @@ mod tests {
         caches.validate_peak();
     }
 
-    /// One search that finds nothing proves nothing: a block may pass from thread to thread meanwhile.
+    /// One search without success proves nothing: a block may pass from thread to thread meanwhile.
     #[test]
     fn the_peak_rises_if_nothing_happened_between_two_searches_or_after_many() {
         for scan in 0..READINGS {
@@ -135,7 +136,7 @@ mod tests {
         assert!(may_rise(READINGS, Some((1, 2)), (3, 4)));
     }
 
-    /// Of three threads, one frees what it had, and another one then has as much: the peak stays.
+    /// One of three threads frees its blocks, and another one then takes as many bytes: the peak stays.
     #[test]
     fn a_thread_has_the_quota_that_another_one_no_longer_needs() {
         let caches = ThreadCaches::default();
@@ -154,7 +155,7 @@ mod tests {
         caches.validate_peak();
     }
 
-    /// What the calling thread does itself says nothing about the others.
+    /// The calling thread's own calls do not count as activity of others.
     #[test]
     fn the_activity_is_that_of_the_other_threads() {
         let caches = ThreadCaches::default();

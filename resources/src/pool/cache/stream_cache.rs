@@ -12,12 +12,12 @@
 //!
 //! A slot holds a block's address, or 0. Only the cache's thread puts blocks in, by a plain store, and it
 //! takes the topmost one by exchanging it with 0. Any thread may do the same with any slot
-//! ([`StreamCache::flush`]) when memory is short. So exactly one of two threads gets a block, and neither
-//! waits.
+//! ([`StreamCache::flush`]) when memory is short. So if two threads want one block, exactly one gets it, and
+//! neither waits.
 //!
 //! A cached block is free for its stream only. The free was in that stream's order, so an allocation on the
-//! same stream needs no further ordering. A block that leaves the cache otherwise counts as freed at that
-//! moment, which is later than the free and therefore safe.
+//! same stream needs no further ordering. If a block leaves the cache in another way, it counts as freed at
+//! that moment. That is later than the real free, and therefore safe.
 
 mod idle;
 
@@ -32,7 +32,7 @@ use crate::pool::cache::thread_counts::{ThreadCounts, add_signed};
 use crate::stream_order::streams::StreamCell;
 use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering, bounded};
 
-/// Blocks of one size class, at most.
+/// The most blocks of one size class.
 pub(crate) const DEPTH: usize = bounded(32, 2);
 
 /// Holds at most one block.
@@ -74,7 +74,7 @@ impl Stack {
     }
 }
 
-/// The last large block: the one that was freed last.
+/// The large block that was freed last.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct LastLarge {
@@ -90,7 +90,7 @@ struct LastLarge {
 pub(crate) struct StreamCache {
     pub(crate) id: StreamId,
     pub(crate) stream: Arc<StreamCell>,
-    /// The counters of the thread, which all its stream caches share.
+    /// The thread's counters, which all its stream caches share.
     pub(crate) thread: Arc<ThreadCounts>,
     small: Box<[AtomicPtr<Stack>; CLASSES]>,
     /// A bit for each size class that may have blocks. Only the cache's thread writes it.
@@ -135,7 +135,7 @@ impl StreamCache {
         taken
     }
 
-    /// Takes out the topmost block of a size class.
+    /// Takes the topmost block of a size class.
     #[inline(always)]
     fn take_small(&self, size: BlockSize) -> Option<(u64, &CacheSlot)> {
         let class = size.class();
@@ -163,8 +163,8 @@ impl StreamCache {
         None
     }
 
-    /// Pushes a small block that was freed on the cache's stream. Caches at most `room` bytes per size class,
-    /// but always one block.
+    /// Pushes a small block that was freed on the cache's stream. It caches at most `room` bytes per size
+    /// class, but at least one block.
     #[inline(always)]
     pub(crate) fn push(
         &self,
@@ -214,7 +214,7 @@ impl StreamCache {
         self.large.bytes.load(Ordering::Relaxed) != 0
     }
 
-    /// Takes out the last large block, to be freed; returns its entry.
+    /// Takes the last large block out to free it; returns its entry.
     pub(crate) fn evict_large(&self) -> Option<&BlockEntry> {
         let bytes = self.large.bytes.load(Ordering::Relaxed);
         self.take_large()?;
@@ -223,7 +223,7 @@ impl StreamCache {
         Some(unsafe { &*self.large.slot.entry.load(Ordering::Relaxed) })
     }
 
-    /// Pushes a large block that was freed on the cache's stream. The caller has evicted the one before.
+    /// Pushes a large block that was freed on the cache's stream. The caller has evicted the previous one.
     pub(crate) fn push_large(&self, addr: u64, bytes: u64, rounded: u64, entry: &BlockEntry) {
         debug_assert_eq!(self.large.bytes.load(Ordering::Relaxed), 0);
         entry.set_requested(0);
@@ -261,7 +261,7 @@ impl StreamCache {
         true
     }
 
-    /// Takes every block out, or only the large one, and calls `free` with each address; `free` returns the
+    /// Takes all blocks out, or only the large one, and calls `free` with each address; `free` returns the
     /// block's bytes. Any thread may call it.
     pub(crate) fn flush(&self, large_only: bool, mut free: impl FnMut(u64) -> u64) {
         let mut take = |slot: &CacheSlot| {
@@ -314,7 +314,7 @@ impl StreamCache {
     }
 }
 
-/// Returns the part; makes it if needed. Only the cache's thread calls it.
+/// Returns the part; creates it if needed. Only the cache's thread calls it.
 #[inline]
 fn get_or_make<T: Default>(part: &AtomicPtr<T>) -> &T {
     #[cold]
@@ -325,7 +325,7 @@ fn get_or_make<T: Default>(part: &AtomicPtr<T>) -> &T {
     }
     let made = part.load(Ordering::Relaxed);
     let made = if made.is_null() { make(part) } else { made };
-    // SAFETY: `make` made it, in this call or before, and it lives as long as the stream cache.
+    // SAFETY: `make` created it, in this call or before, and it lives as long as the stream cache.
     unsafe { &*made }
 }
 

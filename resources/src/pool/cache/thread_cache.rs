@@ -1,9 +1,9 @@
 //! Finds the calling thread's stream caches.
 //!
 //! A thread has one [`ThreadCache`] in each pool that it calls, with a stream cache for each stream that it
-//! uses often. A thread-local table of recently used stream caches finds one in a few loads, without a lock;
-//! it has no destructor and makes no allocation. When a thread ends, its thread caches are orphaned: their
-//! blocks stay cached, and the pool's next new thread takes the cache over.
+//! uses often. A thread finds a stream cache in a thread-local table of recently used ones, with a few loads
+//! and no lock. The table has no destructor and makes no allocation. When a thread ends, its thread caches
+//! are orphaned: their blocks stay cached, and the pool's next new thread takes them over.
 
 use std::cell::{Cell, RefCell};
 use std::ptr;
@@ -19,17 +19,17 @@ use crate::pool::cache::thread_counts::ThreadCounts;
 use crate::sync::{Mutex, Ordering, bounded, per_thread};
 use crate::tuning::READINGS;
 
-/// A pool's number, given once in the life of the process.
+/// A pool's number, unique in the life of the process.
 pub(crate) type PoolId = u64;
 
-/// The binary logarithm of the size of a thread's table of recently used stream caches. Any other stream
-/// cache costs a call some 80 ns more; with 9 bits, one call in eight of a thread on 256 streams paid that.
-/// The table is small under Miri: each pool that ends clears it.
+/// The binary logarithm of the size of a thread's table of recently used stream caches. A stream cache that
+/// is not in the table costs a call about 80 ns more. With 9 bits, a thread on 256 streams paid that in one
+/// of eight calls. The table is small under Miri: each pool that ends clears it.
 const TABLE_BITS: u32 = bounded(if cfg!(miri) { 6 } else { 10 }, 6) as u32;
 const TABLE_SIZE: usize = 1 << TABLE_BITS;
 
-/// Stream caches of a thread in one pool, so that most are found in the table; a thread that needs more
-/// flushes all of them.
+/// The most stream caches of a thread in one pool, so that most calls find them in the table. A thread that
+/// needs more flushes all of them.
 pub(crate) const MAX_STREAM_CACHES: usize = TABLE_SIZE / 2;
 
 /// An entry of that table.
@@ -76,7 +76,7 @@ fn recent_index(pool: PoolId, stream: StreamId) -> usize {
     (mixed >> (u64::BITS - TABLE_BITS)) as usize
 }
 
-/// Returns the calling thread's stream cache for a stream, if it was used recently. The pointer is valid
+/// Returns the calling thread's stream cache for a stream, if it was used recently. The pointer stays valid
 /// until the thread adds another stream cache.
 #[inline]
 pub(crate) fn stream_cache(pool: PoolId, stream: StreamId) -> Option<*const StreamCache> {
@@ -143,7 +143,7 @@ pub(crate) struct ThreadCaches {
 }
 
 impl ThreadCaches {
-    /// Returns the calling thread's cache; makes it if needed.
+    /// Returns the calling thread's cache; creates it if needed.
     pub(crate) fn my_cache(&self, pool: PoolId) -> Lease {
         match LOCAL_CACHES.try_with(|local| local.borrow().thread_caches.get(&pool).cloned()) {
             Ok(Some(thread_cache)) => Lease { thread_cache, is_temporary: false },
@@ -153,7 +153,7 @@ impl ThreadCaches {
         }
     }
 
-    /// Takes over an orphaned cache, or makes a new one.
+    /// Takes over an orphaned cache, or creates a new one.
     pub(crate) fn unused_cache(&self) -> Arc<ThreadCache> {
         let mut all = self.all.lock();
         let orphan =
@@ -189,7 +189,7 @@ impl ThreadCaches {
         self.all.lock().iter().for_each(|thread_cache| visit(thread_cache));
     }
 
-    /// Returns the live bytes of all threads at one moment; `None` if the threads change them during each
+    /// Returns the live bytes of all threads at one moment; `None` if threads change them during every
     /// reading.
     pub(crate) fn live_bytes(&self) -> Option<u64> {
         let read = || {
@@ -223,7 +223,7 @@ impl ThreadCaches {
         users
     }
 
-    /// Marks the pool as dropped: threads drop their caches of it later.
+    /// Marks the pool as dropped. Threads drop their caches of it later.
     pub(crate) fn close(&self) {
         self.each(|thread_cache| thread_cache.counts.is_closed.store(true, Ordering::Relaxed));
     }
@@ -237,8 +237,8 @@ impl ThreadCache {
         })
     }
 
-    /// Adds a stream cache; returns it, and those that it replaces, which the caller flushes. Only the
-    /// cache's thread may call it.
+    /// Adds a stream cache. Returns it and the stream caches that it replaces; the caller flushes these. Only
+    /// the cache's thread may call it.
     pub(crate) fn add(
         &self,
         pool: PoolId,
@@ -255,7 +255,8 @@ impl ThreadCache {
         (remember(pool, stream_cache), replaced)
     }
 
-    /// Returns the thread's stream caches, sorted by owner: the order does not depend on stream handles.
+    /// Returns the thread's stream caches, sorted by owner, so that the order does not depend on stream
+    /// handles.
     pub(crate) fn stream_caches(&self) -> Vec<Arc<StreamCache>> {
         let mut stream_caches: Vec<Arc<StreamCache>> = self.stream_caches.lock().values().cloned().collect();
         stream_caches.sort_unstable_by_key(|stream_cache| stream_cache.stream.owner);
@@ -273,7 +274,7 @@ mod tests {
 
     use super::*;
 
-    /// A pool that is dropped says so to its threads, which drop their caches of it later.
+    /// A dropped pool marks its threads' caches as closed, and the threads drop them later.
     #[test]
     fn a_dropped_pool_closes_the_caches_of_its_threads() {
         use crate::{CudaMemoryResource, PoolLayer};
@@ -288,8 +289,8 @@ mod tests {
         assert!(counts.is_closed.load(Ordering::Relaxed));
     }
 
-    /// The pools and the streams of a program are spread over the table, where two in one place push each
-    /// other out.
+    /// The pools and the streams of a program are spread over the table, since two in one place evict each
+    /// other.
     #[test]
     fn pools_and_streams_have_places_of_their_own() {
         const ADDR: u64 = 0x7f12_3456_7800;

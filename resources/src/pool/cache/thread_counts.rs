@@ -23,12 +23,12 @@ pub(crate) fn add_signed(counter: &AtomicI64, by: i64) {
 
 /// Counters of a thread in one pool, which only that thread writes and all threads read.
 ///
-/// The stream caches count the bytes that they hold, and the pool those that it allocates and frees past
-/// them; the live bytes are the difference. So a push or a pop costs few stores.
+/// The stream caches count the bytes that they hold. The pool counts the bytes that it allocates and frees
+/// past them. The live bytes are the difference. So a push or a pop costs few stores.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct ThreadCounts {
-    /// Bytes pushed to stream caches, less bytes that the thread popped.
+    /// Bytes pushed to stream caches, less the bytes that the thread popped.
     pub(crate) cached_bytes: AtomicI64,
     /// The part of `cached_bytes` in large blocks.
     pub(super) large_bytes: AtomicI64,
@@ -37,7 +37,7 @@ pub(crate) struct ThreadCounts {
     pub(crate) floor: AtomicI64,
     /// Quota in bytes that other threads borrowed from this one. Written by those threads.
     pub(crate) lent: AtomicI64,
-    /// `cached_bytes` in the sizes of the requests, before rounding.
+    /// Like `cached_bytes`, but counts the sizes of requests before rounding.
     cached_requested: AtomicI64,
     pops: AtomicU64,
     pushes: AtomicU64,
@@ -45,14 +45,15 @@ pub(crate) struct ThreadCounts {
     evicted_blocks: AtomicU64,
     /// Blocks freed past the stream caches when the cache limits were last updated.
     limits_set_at: AtomicU64,
-    /// Bytes allocated less bytes freed past the stream caches on this thread; may be negative.
+    /// Bytes that this thread allocated past the stream caches, less the bytes that it freed past them; may
+    /// be negative.
     live_bytes: AtomicI64,
     live_requested: AtomicI64,
     allocations: AtomicU64,
     deallocations: AtomicU64,
-    /// The deallocations that gave a block to an arena without the pool's lock.
+    /// Deallocations that freed a block to an arena without the pool's lock.
     pub(crate) freed_to_arena: AtomicU64,
-    /// Allocations from an arena that took a block of their own stream.
+    /// Allocations from an arena that took a block of the requesting stream.
     pub(crate) own_stream: AtomicU64,
     /// Allocations from an arena that took an unowned block.
     pub(crate) completed: AtomicU64,
@@ -78,7 +79,7 @@ struct Flushed {
 /// The sums of a thread's counters.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct ThreadTotals {
-    /// Bytes allocated less bytes freed on this thread; may be negative.
+    /// Bytes that this thread allocated, less the bytes that it freed; may be negative.
     pub(crate) live_bytes: i64,
     pub(crate) live_requested: i64,
     pub(crate) allocations: u64,
@@ -92,7 +93,7 @@ pub(crate) struct ThreadTotals {
 
 impl ThreadCounts {
     /// Counts `bytes` that the thread is about to allocate past the stream caches. The caller then takes a
-    /// lock, whose exchange is the fence between this and [`exceeds_quota`](Self::exceeds_quota).
+    /// lock. Its exchange is the fence between this call and [`exceeds_quota`](Self::exceeds_quota).
     pub(crate) fn begin_allocation(&self, bytes: u64) {
         add_signed(&self.floor, bytes as i64);
         compiler_fence(Ordering::SeqCst);
@@ -118,8 +119,7 @@ impl ThreadCounts {
         add(&self.deallocations, 1);
     }
 
-    /// Returns whether the cache limits should be updated, since the thread freed enough blocks past its
-    /// stream caches.
+    /// Returns whether the thread freed enough blocks past its stream caches to update the cache limits.
     pub(crate) fn are_limits_due(&self) -> bool {
         let (freed, are_due) = self.frees_for_limits();
         if are_due {
@@ -128,14 +128,15 @@ impl ThreadCounts {
         are_due
     }
 
-    /// Returns the frees so far, and whether [`are_limits_due`](Self::are_limits_due) will say yes.
+    /// Returns the number of frees so far, and whether [`are_limits_due`](Self::are_limits_due) will return
+    /// `true`.
     pub(crate) fn frees_for_limits(&self) -> (u64, bool) {
         let freed = self.deallocations.load(Ordering::Relaxed) + self.evicted_blocks.load(Ordering::Relaxed);
         (freed, freed >= self.limits_set_at.load(Ordering::Relaxed) + FREES_PER_LIMITS)
     }
 
-    /// Returns counters of which at least one changes with each call of the thread: two equal results mean
-    /// that the thread made no call in between.
+    /// Returns counters that show the thread's activity: each call of the thread changes at least one. So two
+    /// equal results mean that the thread made no call in between.
     pub(crate) fn activity(&self) -> ([i64; 2], [u64; 5]) {
         let bytes = [&self.cached_bytes, &self.floor];
         let counts = [&self.pops, &self.pushes, &self.evicted_blocks, &self.allocations, &self.deallocations];
@@ -161,8 +162,8 @@ impl ThreadCounts {
         add(&self.pushes, 1);
     }
 
-    /// Counts a block that the thread is about to pop. The caller then takes it by an exchange, which is the
-    /// fence between this and [`exceeds_quota`](Self::exceeds_quota).
+    /// Counts a block that the thread is about to pop. The caller then takes it by an exchange. That is the
+    /// fence between this call and [`exceeds_quota`](Self::exceeds_quota).
     #[inline]
     pub(crate) fn begin_pop(&self, bytes: u64) {
         add_signed(&self.cached_bytes, -(bytes as i64));
@@ -248,8 +249,8 @@ mod tests {
         assert!(!counts.are_limits_due());
     }
 
-    /// A search for quota takes two equal readings for proof that the thread did nothing in between, also
-    /// where a call undoes what the one before it did.
+    /// A search for quota treats two equal readings as proof that the thread did nothing in between. So a
+    /// call must show even if it undoes the previous one.
     #[test]
     fn the_activity_is_never_the_same_again() {
         let counts = ThreadCounts::default();

@@ -1,7 +1,7 @@
-//! Does the steps of the slow path: makes the calls of the driver and of upstream, without the pool's lock.
+//! Does the steps of the slow path: calls the driver and upstream, without the pool's lock.
 //!
-//! The [ladder](crate::pool::central::ladder) decides what to do. What a step has begun under the lock, a
-//! task or a record, is ended if the step panics.
+//! The [ladder](crate::pool::central::ladder) decides the steps. A step may begin a task or a record under
+//! the lock. If the step panics, that task or record is ended too.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -21,28 +21,28 @@ use crate::pool::central::{Central, CentralCore};
 use crate::store::{Task, Try};
 use crate::tuning::DEVICE_PAGE;
 
-/// What a call on the slow path holds while its steps are done.
+/// The state of a call on the slow path between its steps.
 #[derive(Default)]
 struct Call<'a> {
     turn: Option<Turn<'a>>,
-    /// How often memory had been returned before this attempt, which may have missed what came later.
+    /// How often memory had been returned before this attempt. The attempt may have missed later returns.
     returns: Returns,
     peers: PeerReclaim,
 }
 
-/// What came of a growth's request for a promise of the device's memory.
+/// The outcome of a growth's request for a promise of the device's memory.
 enum Promised<'a> {
-    /// It may go on, with a promise if the pool keeps the device's books.
+    /// The growth may go on, with a promise if the pool uses the device's books.
     Yes(Option<Promise<'a>>),
     TooLittle(Reading),
 }
 
 impl<R: DeviceMemoryResource> Central<R> {
     /// Serves a request that found no free block, step by step. Returns the block, or `None` for a request to
-    /// hold memory.
+    /// reserve memory.
     ///
     /// # Errors
-    /// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory); what the driver or upstream reports.
+    /// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory), or an error of the driver or upstream.
     #[cold]
     pub(crate) fn serve(&self, mut ask: Ask) -> Result<Option<DevicePtr>> {
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
@@ -74,7 +74,8 @@ impl<R: DeviceMemoryResource> Central<R> {
     /// Returns the next step.
     fn decide(&self, ask: &mut Ask, step: Step, answer: Answer) -> Step {
         let mut state = self.state.lock();
-        // No thread uses the events of the forgotten streams: that takes a call here or a pending record.
+        // No thread uses the events of the forgotten streams, since only a call here or a pending record
+        // would.
         if matches!(step, Step::Look) && self.turns.is_alone() {
             state.forget_idle_streams();
         }
@@ -83,7 +84,7 @@ impl<R: DeviceMemoryResource> Central<R> {
         next
     }
 
-    /// Does a step, and returns it with what came of it.
+    /// Does a step, and returns it with its answer.
     fn act<'a>(&'a self, ask: &mut Ask, step: Step, call: &mut Call<'a>) -> (Step, Answer) {
         let stream = ask.stream;
         let answer = match step {
@@ -118,7 +119,7 @@ impl<R: DeviceMemoryResource> Central<R> {
                 Ok(if ended { Answer::Done } else { Answer::Skipped })
             }
             Step::AskPeers => {
-                // A peer pool may be asking this one at the same time, so this one has no turn here.
+                // A peer pool may be asking this one at the same time, so this call gives up its turn here.
                 call.turn = None;
                 match self.ask_peer_pools(&mut call.peers, call.returns, &ask.usual, stream) {
                     Ok(true) => return (Step::Look, self.look(ask, call).unwrap_or_else(Answer::Failed)),
@@ -133,7 +134,7 @@ impl<R: DeviceMemoryResource> Central<R> {
     /// Begins an attempt: takes a turn, and looks at the device and the stream.
     fn look<'a>(&'a self, ask: &Ask, call: &mut Call<'a>) -> Result<Answer> {
         if call.turn.is_none() {
-            // Read first: the request may miss memory that is returned after this.
+            // Read this first: the request may miss memory that is returned later.
             call.returns = self.returns();
             call.turn = Some(self.turns.enter());
         }
@@ -205,7 +206,7 @@ impl<R: DeviceMemoryResource> Central<R> {
     fn promise(&self, ask: &mut Ask, task: &mut Task) -> Result<Promised<'_>> {
         let bytes = task.new_bytes();
         let Some(device) = self.device.as_ref().filter(|_| bytes > 0) else { return Ok(Promised::Yes(None)) };
-        // The driver serves regions below a page from pages that it has.
+        // The driver serves regions below a page from pages that it already has.
         let is_in_page = task.is_region() && bytes < DEVICE_PAGE;
         loop {
             let earlier = ask.reading.take();
@@ -213,7 +214,7 @@ impl<R: DeviceMemoryResource> Central<R> {
             let is_at_once = matches!(ask.growth, Try::AtOnce(_));
             let most_new = if is_at_once { now.available } else { now.most_new() };
             if bytes > most_new && !is_in_page {
-                // The device may have more since an earlier reading.
+                // The device may have more memory since an earlier reading.
                 if earlier.is_some() {
                     continue;
                 }
@@ -239,7 +240,7 @@ impl<R: DeviceMemoryResource> Central<R> {
         task.run(&*self.driver).map_err(|error| self.driver_error(error))
     }
 
-    /// Undoes a growth whose run panicked: its region returns to upstream, or its driver calls are undone.
+    /// Undoes a growth whose run panicked: returns its region to upstream, or undoes its driver calls.
     fn undo_growth(&self, task: &mut Task, stream: StreamRef) {
         match task {
             Task::Region(region) if region.base != DevicePtr::NULL => {
@@ -250,8 +251,8 @@ impl<R: DeviceMemoryResource> Central<R> {
         }
     }
 
-    /// Runs the task that a served request leaves: the removal of mappings. The request has its block, so an
-    /// error does not fail it.
+    /// Runs the task that remains after a request is served: the removal of mappings. The request has its
+    /// block, so an error does not fail it.
     fn tidy(&self, ask: &Ask, ptr: DevicePtr, tidying: Option<Task>) {
         let Some(task) = tidying else { return };
         self.free_if_panics(ptr, &ask.request, ask.stream, || {
@@ -261,8 +262,8 @@ impl<R: DeviceMemoryResource> Central<R> {
         });
     }
 
-    /// Reports flushed blocks, and why a growth was not tried. If a subscriber panics, what the step has
-    /// begun is ended, and a block is free again.
+    /// Reports flushed blocks, and why a growth was not tried. If a subscriber panics, the step's task or
+    /// record is ended, and its block is free again.
     fn tell(&self, ask: &mut Ask, step: Step) -> Step {
         let (why, flushed) = (ask.told.take(), std::mem::take(&mut ask.flushed));
         let tell = || {
@@ -286,11 +287,11 @@ impl<R: DeviceMemoryResource> Central<R> {
         step
     }
 
-    /// Holds new memory for later requests: `bytes`, rounded up to whole pages if the pool maps pages.
+    /// Reserves `bytes` of new memory for later requests, rounded up to whole pages if the pool maps pages.
     ///
     /// # Errors
-    /// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if there is too little; what the driver or
-    /// upstream reports.
+    /// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if there is too little, or an error of the
+    /// driver or upstream.
     pub(crate) fn reserve(&self, bytes: u64) -> Result<()> {
         let layout = Layout::new(bytes);
         let too_large = || Error::request_too_large(layout, StreamRef::LEGACY);
@@ -301,13 +302,13 @@ impl<R: DeviceMemoryResource> Central<R> {
 
 impl CentralCore {
     /// Reads the device's free memory, if it matters to the request. Returns whether the request exceeds that
-    /// and all idle memory of the process's pools; `own_idle` are the bytes of this one.
+    /// memory plus all idle memory of the process's pools. `own_idle` are this pool's idle bytes.
     ///
-    /// Idle memory becomes free memory when it is returned. It is read first, so memory that moves meanwhile
-    /// counts twice and is never missed.
+    /// Returned idle memory becomes free memory. Idle memory is read first, so memory that is returned
+    /// meanwhile counts twice and is never missed.
     fn exceeds_device(&self, request: &Request, own_idle: u64) -> Result<(Option<Reading>, bool)> {
         let Some(device) = &self.device else { return Ok((None, false)) };
-        // The driver serves small allocations from pages that it has, even if no page is free.
+        // The driver serves small allocations from pages that it already has, even if no page is free.
         if !self.maps_pages() && request.bytes < DEVICE_PAGE {
             return Ok((None, false));
         }
@@ -334,7 +335,7 @@ impl CentralCore {
         device.read(&*self.driver, wanted).map_err(|error| self.driver_error(error))
     }
 
-    /// Returns the devices with an active context, if they get access as they come.
+    /// Returns the devices with an active context, if devices get access when they become active.
     ///
     /// # Errors
     /// If the device is lost.
@@ -348,7 +349,7 @@ impl CentralCore {
         }
     }
 
-    /// Reports the error of a change of the pool's memory that no request waits for.
+    /// Reports the error of a memory change that no request waits for.
     fn warn_of(&self, task: &Task, error: &Error) {
         if task.is_admission() {
             event!(

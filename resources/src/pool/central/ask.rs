@@ -1,7 +1,7 @@
-//! The values of the slow path: what a request knows, what is to be done for it next, and what came of that.
+//! The values of the slow path: the state of a request, its next step, and the step's answer.
 //!
 //! [`ladder`](crate::pool::central::ladder) turns an answer into the next step, under the pool's lock and
-//! without any call; [`act`](crate::pool::central::act) does a step and decides nothing.
+//! without any foreign call; [`act`](crate::pool::central::act) does a step and decides nothing.
 
 use millpond_core::{DeviceId, DevicePtr, Error, StreamRef};
 
@@ -11,51 +11,52 @@ use crate::pool::central::device_books::Reading;
 use crate::store::{NoMemory, Task, Try};
 use crate::stream_order::{ANY_STREAM, Owner};
 
-/// A request that found no free block: it lives until it is served or refused.
+/// A request that found no free block, until it is served or refused.
 #[derive(Debug)]
 pub(crate) struct Ask {
-    /// The request in the size that is tried now: in its usual size first, and then in its exact one.
+    /// The request with the size that is tried now: first its usual size, then its exact size.
     pub(crate) request: Request,
     pub(crate) usual: Request,
     pub(crate) exact: Request,
-    /// Whether it is for a block, and not to hold memory for later requests.
+    /// Whether the request is for a block. Otherwise it reserves memory for later requests.
     pub(crate) serves: bool,
     pub(crate) stream: StreamRef,
     /// The stream's number. No call forgets the stream while this one is on the slow path.
     pub(crate) owner: Owner,
-    /// The pool's idle bytes when it was read last, if they are fewer than the request's: then the device
-    /// decides whether the request is possible.
+    /// The pool's idle bytes at the last reading, if they are fewer than the request's bytes. Then the
+    /// device's memory decides whether the request is possible.
     pub(crate) idle: Option<u64>,
     pub(crate) rung: Rung,
-    /// Whether the stream captures a graph: then it waits for no other stream, and no record is made on it.
+    /// Whether the stream captures a graph. Then it waits for no other stream, and the pool records no event
+    /// on it.
     pub(crate) is_capturing: bool,
-    /// The device's answer of a moment ago, if it was asked and no memory came or went since.
+    /// The device's recent answer, if it was asked and no memory came or went since.
     pub(crate) reading: Option<Reading>,
     /// How new memory is tried, and how often the call has waited for other growths.
     pub(crate) growth: Try,
     pub(crate) waits: u32,
-    /// The error of the memory that this growth was refused.
+    /// The error with which this growth was refused memory.
     pub(crate) failed: Option<Error>,
-    /// What the last growth that was refused lacked.
+    /// Why the last refused growth got no memory.
     pub(crate) refused: NoMemory,
     /// Whether all caches were flushed in this attempt.
     pub(crate) has_flushed: bool,
-    /// The bytes to keep while free memory is returned, and whether any was.
+    /// The bytes to keep while free memory is returned, and whether any was returned.
     pub(crate) keep_bytes: u64,
     pub(crate) has_released: bool,
-    /// The bytes of streams that may be destroyed, before other streams were asked.
+    /// The free bytes of streams that may be destroyed, counted before the other streams were asked.
     pub(crate) unreachable_bytes: u64,
     /// The streams with a block that fits, the worst fit first.
     pub(crate) donors: Vec<Donor>,
     pub(crate) retries: usize,
-    /// Errors that the request no longer needs. Their ends are foreign code, as their causes may be, so they
-    /// end without the lock.
+    /// Errors that the request no longer needs. Dropping an error may run foreign code, so they are dropped
+    /// without the lock.
     pub(crate) discarded: Vec<Error>,
-    /// Whether no memory could ever serve the request when it was looked at last: then nothing else is asked.
+    /// Whether, at the last look, no memory could ever serve the request. Then the pool tries nothing else.
     pub(crate) is_impossible: bool,
     /// Why no memory was taken, for the next event.
     pub(crate) told: Option<&'static str>,
-    /// The blocks that were flushed from the threads' caches, for the next event.
+    /// The number of blocks flushed from the threads' caches, for the next event.
     pub(crate) flushed: u64,
 }
 
@@ -89,20 +90,20 @@ impl Ask {
         }
     }
 
-    /// Notes the error of a growth that was refused memory, or that there is none.
+    /// Notes the error of a growth that was refused memory, if there is an error.
     pub(crate) fn set_failed(&mut self, error: Option<Error>) {
         let before = std::mem::replace(&mut self.failed, error);
         self.discarded.extend(before);
     }
 
-    /// Notes what a growth lacked.
+    /// Notes why a growth was refused.
     pub(crate) fn set_refused(&mut self, lack: NoMemory) {
         if let NoMemory::Below(Some(before)) = std::mem::replace(&mut self.refused, lack) {
             self.discarded.push(before);
         }
     }
 
-    /// Returns the step that refuses the request, for what the last growth lacked.
+    /// Returns the step that refuses the request, with the reason of the last refused growth.
     pub(crate) fn refuse(&mut self) -> Step {
         Step::Refuse(std::mem::replace(&mut self.refused, NoMemory::Below(None)))
     }
@@ -113,45 +114,45 @@ impl Ask {
 pub(crate) enum Rung {
     /// Refuses a request that exceeds all memory that could become free.
     Possible,
-    /// Gives devices that came since access to the pool's memory.
+    /// Gives newly active devices access to the pool's memory.
     Admit,
     /// Takes a free block: another thread may have freed one, or grown the pool, while this one waited.
     Free,
-    /// Takes the large blocks of the threads' caches back: to take back all is expensive.
+    /// Takes back the large blocks of the threads' caches. Taking back all blocks is expensive.
     LargeCaches,
     /// Asks which work of other streams is done.
     Others,
-    /// Takes all blocks of the threads' caches back.
+    /// Takes back all blocks of the threads' caches.
     AllCaches,
-    /// Asks again, for what the caches held.
+    /// Asks again, about the blocks that were in the caches.
     OthersAgain,
     /// Waits for streams that may be destroyed, if they own much.
     Unreachable,
-    /// Finds out which regions are free, if growth would set a new peak,
+    /// If growth would set a new peak, finds out which regions are free.
     Room,
-    /// and returns them: one larger region may serve where several smaller ones did not.
+    /// Returns these regions: one larger region may serve even if several smaller ones did not.
     MakeRoom,
     /// Takes new memory.
     Grow,
-    /// Memory is short: takes back what is in the threads' caches.
+    /// Memory is short: takes back all cached blocks of the threads.
     Short,
-    /// Asks which work of other streams is done, though they are far behind,
+    /// Asks which work of other streams is done, even if they are far behind.
     Completed,
-    /// and grows from what is unowned now.
+    /// Grows from the memory that is unowned now.
     GrowFromCompleted,
     /// Makes the stream wait for another one.
     Wait,
-    /// Waits for all streams,
+    /// Waits for all streams.
     Synchronize,
-    /// and grows from what is unowned now.
+    /// Grows from the memory that is unowned now.
     GrowFromAll,
-    /// Returns free memory,
+    /// Returns free memory.
     Release,
-    /// and takes it anew.
+    /// Grows after free memory was returned.
     GrowAnew,
-    /// Tries the waits again while some block fits: other threads may have freed it meanwhile.
+    /// Tries the waits again while some block fits, which another thread may have freed meanwhile.
     Retry,
-    /// Tries all again with the request's exact size.
+    /// Tries everything again with the request's exact size.
     Exact,
     /// Asks the device's other pools.
     Peers,
@@ -194,14 +195,14 @@ impl Rung {
     }
 }
 
-/// What is to be done next.
+/// The next step for a request.
 #[derive(Debug)]
 pub(crate) enum Step {
     /// Look at the device and the stream.
     Look,
     /// Ask the driver which work of other streams is done.
     Collect(Inquiry),
-    /// Make the stream wait for another one, unless that one's work is done.
+    /// Make the stream wait for another one, unless the other's work is done.
     WaitFor(Donor),
     /// Wait for all streams that own free blocks. If it `may_fail`, only a lost device is an error.
     Synchronize { may_fail: bool },
@@ -211,7 +212,7 @@ pub(crate) enum Step {
     AwaitRivals(Reading),
     /// Ask the device's other pools to release memory.
     AskPeers,
-    /// The block; and a task that is to be run beside it.
+    /// The block, and a task to run after the request is served.
     Served(DevicePtr, Option<Task>),
     /// The pool holds the memory that it was to reserve.
     Reserved,
@@ -221,31 +222,32 @@ pub(crate) enum Step {
     Fail(Error),
 }
 
-/// What came of a step.
+/// The answer to a step.
 #[derive(Debug)]
 pub(crate) enum Answer {
     Looked(Look),
-    /// The donor's recorded event, and whether the device has reached it; else the stream waits for it now.
+    /// The donor's recorded event, and whether the device has reached it. If not, the stream waits for it
+    /// now.
     Ordered {
         event: RecordedEvent,
         is_reached: bool,
     },
-    /// A growth needs more than the device has: what that is.
+    /// A growth needs more than the device has. Holds the reading of the device.
     TooLittle(Reading),
-    /// What the step was for was done.
+    /// The step was done.
     Done,
-    /// It was not done, which is no error.
+    /// The step was not done, which is not an error.
     Skipped,
     Failed(Error),
 }
 
-/// What the driver says of the device and of the request's stream.
+/// The driver's answers about the device and the request's stream.
 #[derive(Debug, Default)]
 pub(crate) struct Look {
     pub(crate) reading: Option<Reading>,
     /// Whether the request exceeds the device's free memory and all idle memory of the process's pools.
     pub(crate) is_beyond_device: bool,
     pub(crate) is_capturing: bool,
-    /// Devices with an active context, if they get access as they come.
+    /// Devices with an active context, if devices get access when they become active.
     pub(crate) active_peers: Vec<DeviceId>,
 }

@@ -1,9 +1,9 @@
-//! Learns which work of other streams is done, so that a request may take their free blocks.
+//! Finds out which work of other streams is done, so that a request may take their free blocks.
 //!
-//! What to ask is a value, made under the lock ([`State::inquire`]); the driver is asked without it
-//! ([`CentralCore::ask`]), and its answers are noted under the lock again ([`State::learn`]). The pool can
-//! also serve a request by growth. So an error of the driver is reported to the caller only if the device is
-//! lost; otherwise the pool goes on without that stream's event.
+//! The pool makes an [`Inquiry`] under the lock ([`State::inquire`]), asks the driver without it
+//! ([`CentralCore::ask`]), and notes the answers under the lock ([`State::learn`]). Growth can also serve a
+//! request. So the pool reports a driver error to the caller only if the device is lost; otherwise it goes on
+//! without that stream's event.
 
 use std::cmp::Reverse;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -23,9 +23,9 @@ use crate::tuning::{FEW_STREAMS, STREAMS_ASKED_PERCENT};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Donor {
     pub(crate) id: StreamId,
-    /// Means the blocks that were freed in this epoch or before.
+    /// Stands for the blocks freed in this epoch or before.
     pub(crate) epoch: Epoch,
-    /// The bytes for which the stream was chosen: of its free blocks, or of the best fit.
+    /// The bytes that made it a donor: all its free blocks, or the best fit.
     pub(crate) bytes: u64,
 }
 
@@ -34,13 +34,14 @@ pub(crate) struct Donor {
 pub(crate) struct RecordedEvent {
     pub(crate) donor: Donor,
     pub(crate) event: Event,
-    /// What the donor had waited for when the event was recorded. The event may be recorded again after the
-    /// donor has waited for more, which a stream that waits for this record must not inherit.
+    /// The epochs that the donor had waited for when the event was recorded. The event may be recorded again
+    /// after the donor has waited for more. A stream that waits for this record must not inherit the later
+    /// waits.
     pub(crate) seen: Vec<(Owner, Epoch)>,
     recorded_ns: u64,
 }
 
-/// A record of a donor's event that is under way, and what became of it.
+/// A record of a donor's event that is under way, and its outcome.
 #[derive(Debug)]
 pub(crate) struct Record {
     pending: PendingRecord,
@@ -64,7 +65,7 @@ enum Outcome {
 pub(crate) enum Begun {
     Recorded(RecordedEvent),
     Pending(Record),
-    /// Not now: the stream's own next call makes the record, or the stream is forgotten.
+    /// No event now: the stream's own next call makes the record, or the stream is forgotten.
     Left,
 }
 
@@ -73,9 +74,10 @@ pub(crate) enum Begun {
 pub(crate) struct Inquiry {
     /// Recorded events, and the epoch that an event should cover.
     known: Vec<(RecordedEvent, Epoch)>,
-    /// Records to make; whether the device has reached them is asked once all are made.
+    /// Records to make. After all of them are made, the pool asks which ones the device has reached.
     records: Vec<Record>,
-    /// Streams that are asked only if no block fits after this: they own little, and each costs two calls.
+    /// Streams that the pool asks only if no block fits after this inquiry: they own little, and each costs
+    /// two calls.
     later: Vec<Donor>,
     /// Whether blocks of streams stay owned while any stream is far behind.
     may_stay: bool,
@@ -84,9 +86,9 @@ pub(crate) struct Inquiry {
     behind_ns: u64,
     /// Events that the device has reached.
     done: Vec<RecordedEvent>,
-    /// Streams whose reached event covers not all of their blocks.
+    /// Streams whose reached event does not cover all of their blocks.
     uncovered: Vec<Donor>,
-    /// The error of a device that is lost.
+    /// The error that says that the device is lost.
     lost: Option<Error>,
 }
 
@@ -104,7 +106,7 @@ fn last_recorded_event(slot: &Slot, donor: Donor) -> Option<RecordedEvent> {
     Some(RecordedEvent { donor: Donor { epoch, ..donor }, event, seen, recorded_ns })
 }
 
-/// Takes the streams to ask first out of `donors`: those that own most bytes, if there are many.
+/// Takes the streams to ask first out of `donors`: if there are many, the ones that own most bytes.
 fn take_first(donors: &mut Vec<Donor>) -> Vec<Donor> {
     if donors.len() <= FEW_STREAMS {
         return std::mem::take(donors);
@@ -123,7 +125,7 @@ fn take_first(donors: &mut Vec<Donor>) -> Vec<Donor> {
 }
 
 impl State {
-    /// Returns the streams that own free blocks; with a request, only those that could serve it.
+    /// Returns the streams that own free blocks; with a request, only the ones that could serve it.
     pub(crate) fn donors(&self, request: Option<&Request>) -> Vec<Donor> {
         let donor = |(owner, slot): (Owner, &Slot)| {
             let bytes = self.heaps.free_bytes(request, owner);
@@ -132,8 +134,8 @@ impl State {
         self.streams.iter().filter_map(donor).collect()
     }
 
-    /// Returns what to ask of the streams that own free blocks; with a request, only of those that could
-    /// serve it. With `may_stay`, blocks of streams stay owned while any stream is far behind.
+    /// Returns the questions about streams that own free blocks; with a request, only about streams that
+    /// could serve it. With `may_stay`, blocks of streams stay owned while any stream is far behind.
     pub(crate) fn inquire(&mut self, request: Option<&Request>, may_stay: bool) -> Inquiry {
         let mut donors = self.donors(request);
         let first = if request.is_some() { take_first(&mut donors) } else { std::mem::take(&mut donors) };
@@ -190,8 +192,8 @@ impl State {
         recorded.filter(|_| is_recorded)
     }
 
-    /// Notes what the driver said: how far behind the host the streams are, and which blocks are unowned now.
-    /// Returns what to ask next, if anything.
+    /// Notes the driver's answers: how far behind the host the streams are, and which blocks are unowned now.
+    /// Returns the next questions, if there are any.
     ///
     /// # Errors
     /// If the device is lost.
@@ -223,7 +225,8 @@ impl State {
         Ok((!fits && !later.is_empty()).then(|| self.inquire_of(later, Vec::new(), inquiry.may_stay)))
     }
 
-    /// Makes the blocks that a reached event covers unowned; with a request, only those that could serve it.
+    /// Makes the blocks that a reached event covers unowned; with a request, only the ones that could serve
+    /// it.
     pub(crate) fn complete(&mut self, recorded: &RecordedEvent, request: Option<&Request>) {
         if let Some((owner, slot)) = self.streams.find_mut(recorded.donor.id) {
             let epoch = recorded.donor.epoch;
@@ -282,7 +285,7 @@ impl CentralCore {
         }
     }
 
-    /// Ends the records of an inquiry that is given up.
+    /// Settles the records of an abandoned inquiry.
     pub(crate) fn settle_all(&self, inquiry: &mut Inquiry) {
         let mut state = self.state.lock();
         for record in std::mem::take(&mut inquiry.records) {
@@ -309,7 +312,7 @@ impl CentralCore {
             }
             done.push(recorded);
         }
-        // All events are recorded before the first query: the device takes a moment to reach each.
+        // All events are recorded before the first query, because the device takes a moment to reach each.
         for record in &mut *records {
             self.record(record, stream)?;
         }
@@ -327,8 +330,8 @@ impl CentralCore {
         Ok(())
     }
 
-    /// Makes a record. `stream` is the stream of the call in progress, if there is one, which is certainly
-    /// alive. The stream of another thread is recorded on only while it is alive, too.
+    /// Makes a record. `stream` is the stream of the call in progress, if there is one, and is certainly
+    /// alive. On another thread's stream, an event is recorded only while that stream is alive.
     fn record(&self, record: &mut Record, stream: Option<StreamRef>) -> Result<()> {
         let id = record.pending.id;
         let create = || self.driver.event_create(EventFlags::default());
@@ -349,7 +352,7 @@ impl CentralCore {
         Ok(())
     }
 
-    /// Makes a record, and ends it. If that panics, the record has failed.
+    /// Makes a record, and settles it. If that panics, the record has failed.
     fn record_and_settle(
         &self,
         mut record: Record,
@@ -378,8 +381,8 @@ impl CentralCore {
         }
     }
 
-    /// Returns [`recorded_event_of`](Self::recorded_event_of), or, if none can be recorded, the donor's last
-    /// one, which covers an earlier epoch.
+    /// Returns the event of [`recorded_event_of`](Self::recorded_event_of). If none can be recorded, returns
+    /// the donor's last event, which covers an earlier epoch.
     pub(crate) fn recorded_event_or_last(
         &self,
         donor: Donor,
@@ -392,21 +395,21 @@ impl CentralCore {
         Ok(state.streams.find_mut(donor.id).and_then(|(_, slot)| last_recorded_event(slot, donor)))
     }
 
-    /// Records the calling stream's event, because another stream requested the record.
+    /// Records the calling stream's event that another stream requested.
     #[cold]
     pub(crate) fn record_for_others(&self, pending: PendingRecord, stream: StreamRef) {
         let donor = Donor { id: pending.id, epoch: pending.epoch, bytes: 0 };
         let mut record = Record::new(pending, stream, donor);
         record.may_be_left = false;
-        // Without the event the blocks stay with their stream, so an error fails no call. A lost device is
-        // noted.
+        // Without the event the blocks stay with their stream, so an error fails no call. The loss of a
+        // device is noted.
         let _ = self.record_and_settle(record, |record| {
             let _captures = CaptureModeGuard::relaxed(&*self.driver);
             if self.health.is_lost() { Ok(()) } else { self.record(record, Some(stream)) }
         });
     }
 
-    /// Returns whether all work before the recorded event is done; `false` if the driver cannot say.
+    /// Returns whether all work before the recorded event is done; `false` if the driver does not know.
     pub(crate) fn is_reached(&self, recorded: &RecordedEvent) -> Result<bool> {
         self.driver
             .event_query(recorded.event)

@@ -1,15 +1,15 @@
-//! Keeps a device's books: the promises and returns of all resources of this process that take memory from
-//! it.
+//! Keeps a device's books: the promises to and returns from all resources of this process that take its
+//! memory.
 //!
-//! A growth makes several driver calls, one for each handle. Before the first it asks the driver how much is
-//! free and gets a promise of what it needs; the other resources of this process count that as taken. So no
-//! resource takes memory that cannot suffice, and of two that need the same memory exactly one gets it. Other
-//! processes, and allocations past millpond, see no promise: if they leave too little, the growth returns
-//! what it took.
+//! A growth makes several driver calls, one for each handle. Before the first call it asks the driver how
+//! much is free and gets a promise of the bytes it needs. The other resources of this process count these
+//! bytes as taken. So no resource takes memory that cannot suffice, and if two need the same memory, exactly
+//! one gets it. Other processes, and allocations outside millpond, see no promises: if they leave too little,
+//! the growth returns the memory it took.
 //!
-//! A promise ends when its driver calls have returned. From then on the driver counts the memory as taken;
-//! until then a part may count twice, and none is missed. A resource that finds too little while others hold
-//! promises waits for one to end and reads again.
+//! A promise ends when its driver calls have returned. From then on the driver counts the memory as taken.
+//! Until then a part may count twice, but no memory is missed. A resource that finds too little while others
+//! hold promises waits for one to end and reads again.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -28,13 +28,13 @@ static DEVICES: Mutex<Vec<(DeviceId, Weak<Device>)>> = Mutex::new(Vec::new());
 
 /// The books of one device.
 pub(crate) struct Device {
-    /// Whether an allocation may succeed beyond the free memory that the driver reports: the device shares
+    /// Whether an allocation may exceed the free memory that the driver reports, because the device shares
     /// its memory with the host, or the system pages device memory out.
     is_a_hint: bool,
     books: Mutex<Books>,
     /// Signals the end of a promise.
     ended: Condvar,
-    /// How often memory was returned to the driver, or was promised and not taken.
+    /// How often memory was returned to the driver, or a promise was not used.
     returned: AtomicU64,
     peer_pools: Mutex<Vec<Weak<dyn PeerPool>>>,
 }
@@ -43,12 +43,12 @@ pub(crate) struct Device {
 struct Books {
     /// Bytes of all promises.
     promised: u64,
-    /// The number of promises made, and of those that ended.
+    /// The number of promises made, and the number of ended promises.
     begun: u64,
     ended: u64,
 }
 
-/// How much memory was free at a moment.
+/// The free memory at one moment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reading {
     /// The driver's answer; `None` if it failed.
@@ -93,7 +93,8 @@ impl Returns {
     }
 }
 
-/// Bytes that a growth may take. It ends when the growth has taken them, or has returned what it took.
+/// Bytes that a growth may take. The promise ends when the growth has taken them, or has returned the bytes
+/// it took.
 pub(crate) struct Promise<'a> {
     device: &'a Device,
     bytes: u64,
@@ -127,7 +128,7 @@ impl Device {
             peer_pools: Mutex::default(),
         });
         let mut devices = DEVICES.lock();
-        // Another thread may have made them while no lock was held for the driver call.
+        // Another thread may have created the books while no lock was held for the driver call.
         Self::known(&mut devices, id).unwrap_or_else(|| {
             devices.push((id, Arc::downgrade(&device)));
             device
@@ -140,7 +141,7 @@ impl Device {
         devices.iter().find(|(known, _)| *known == id).and_then(|(_, device)| device.upgrade())
     }
 
-    /// Adds a pool from which the others may reclaim memory.
+    /// Adds a pool from which other pools may reclaim memory.
     pub(crate) fn add_peer_pool(&self, peer_pool: Weak<dyn PeerPool>) {
         let mut peer_pools = self.peer_pools.lock();
         peer_pools.retain(|peer_pool| peer_pool.strong_count() > 0);
@@ -152,8 +153,8 @@ impl Device {
         self.peer_pools.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Reads the device's free memory. If that is less than `wanted`, counts the free memory of the driver's
-    /// default pool too, which the driver reclaims before it is out of memory.
+    /// Reads the device's free memory. If it is less than `wanted`, also counts the free memory of the
+    /// driver's default pool, which the driver reclaims before it is out of memory.
     ///
     /// # Errors
     /// If the device is lost. After other errors the reading is a hint.
@@ -162,7 +163,7 @@ impl Device {
             let books = self.books.lock();
             (books.promised, books.begun, books.ended)
         };
-        // After the books: memory that is taken in between counts twice, and is not missed.
+        // Read after the books, so memory that is taken in between counts twice and is not missed.
         let info = match driver.mem_get_info() {
             Ok(info) => Some(info),
             Err(error) if error.is_sticky() => return Err(error),
@@ -188,8 +189,8 @@ impl Device {
         Some(Promise { device: self, bytes })
     }
 
-    /// Waits until a promise ends that the reading counted, for at most [`TURN_PATIENCE`]; returns `false` if
-    /// it counted none, if the caller waited often enough, or if the promise may be the thread's own.
+    /// Waits at most [`TURN_PATIENCE`] until a promise ends that the reading counted. Returns `false` if it
+    /// counted none, if the caller has waited often enough, or if the promise may be the thread's own.
     pub(crate) fn wait_for_rivals(&self, reading: &Reading, waits: &mut u32) -> bool {
         *waits += 1;
         if reading.promised == 0 || *waits > RETRIES || turns::is_nested() {
@@ -207,7 +208,7 @@ impl Device {
         true
     }
 
-    /// Notes that memory was returned to the driver, or was promised and is free again.
+    /// Notes that memory was returned to the driver, or that promised memory is free again.
     pub(crate) fn note_return(&self) {
         self.returned.fetch_add(1, Ordering::Release);
     }
@@ -239,7 +240,7 @@ mod tests {
 
     const CAPACITY: u64 = 1 << 30;
 
-    /// A growth waits for the end of each promise that its reading counted, and not for ever.
+    /// A growth waits for the end of each promise that its reading counted, but not for ever.
     #[test]
     fn a_growth_waits_for_others_a_number_of_times() {
         let driver = SimDevice::new(SimConfig::with_capacity(CAPACITY));
@@ -258,7 +259,7 @@ mod tests {
         assert_eq!(waits_of(&read()), 0, "the promise has ended");
     }
 
-    /// The promise may be the thread's own, of an outer call: it would wait for nothing.
+    /// The promise may belong to an outer call of the same thread, so a wait would be useless.
     #[test]
     fn a_growth_inside_of_another_call_waits_for_no_promise() {
         let driver = SimDevice::new(SimConfig::with_capacity(CAPACITY));
@@ -273,7 +274,7 @@ mod tests {
         assert!(!device.wait_for_rivals(&during, &mut 0));
     }
 
-    /// Of two growths that read the same, one gets a promise, and the other one reads again.
+    /// If two growths read the same, one gets a promise, and the other reads again.
     #[test]
     fn promised_memory_is_not_promised_again() {
         let driver = SimDevice::new(SimConfig::with_capacity(CAPACITY));
@@ -293,7 +294,7 @@ mod tests {
         assert!(device.promise(300, &read()).is_some());
     }
 
-    /// Where the driver's answer is missing or says too little, an allocation may succeed beyond it.
+    /// If the driver's answer is missing or too low, an allocation may succeed beyond it.
     #[test]
     fn a_reading_bounds_a_growth_only_if_the_driver_answers_for_all_memory() {
         let driver = SimDevice::new(SimConfig::with_capacity(CAPACITY));
@@ -315,7 +316,7 @@ mod tests {
         assert_eq!((reading.most_new(), reading.free_at_most()), (u64::MAX, None));
     }
 
-    /// Only what others returned since is a reason to try again.
+    /// Only memory that others returned since is a reason to try again.
     #[test]
     fn own_returns_are_not_those_of_others() {
         let returns = |all, own| Returns { all, own };
@@ -342,7 +343,7 @@ mod tests {
         assert_eq!((known(&driver), known(&other)), (1, 0), "the books of the other device are gone");
     }
 
-    /// What the driver's default pool keeps counts as free only where the device alone has too little.
+    /// Memory in the driver's default pool counts as free only if the device alone has too little.
     #[test]
     fn free_memory_of_the_default_pool_counts_if_it_is_needed() {
         let driver = SimDevice::new(SimConfig::with_capacity(CAPACITY));

@@ -1,8 +1,8 @@
 //! Releases memory in the background, in small steps, for decay.
 //!
 //! The pool's lock is held for a bounded number of blocks at a time, and a turn on the slow path lasts for
-//! one stream's driver queries or one task. Nothing here waits for the device. If the turn does not come, the
-//! rest is left to a later step.
+//! one stream's driver queries or one task. Nothing here waits for the device. If it gets no turn, it leaves
+//! the rest to a later step.
 
 use millpond_core::{Result, StreamId};
 
@@ -96,7 +96,7 @@ mod tests {
 
     use crate::{CudaMemoryResource, PoolLayer};
 
-    /// A step inside of another call has no turn, and leaves the rest to a later step.
+    /// A step inside another call gets no turn, and leaves the rest to a later step.
     #[test]
     fn a_step_without_a_turn_asks_the_driver_nothing() {
         let device = SimDevice::new(SimConfig::h200());

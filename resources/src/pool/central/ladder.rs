@@ -1,8 +1,8 @@
-//! The reuse ladder: what to do next for a request that found no free block.
+//! The reuse ladder: decides the next step for a request that found no free block.
 //!
 //! [`State::next`] runs under the pool's lock. It makes no driver call, reads no clock, calls no foreign
-//! code, and takes only the locks of arenas and of the list of threads' caches, one at a time. It notes what
-//! the last step gave, and goes down the rungs until one needs a step. Each rung is a row of
+//! code, and takes only the locks of arenas and of the list of threads' caches, one at a time. It notes the
+//! answer of the last step, and goes down the rungs until one needs a step. Each rung is a row of
 //! [`State::try_rung`]; the rungs are tried from top to bottom.
 
 use std::cmp::Reverse;
@@ -20,7 +20,7 @@ use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::tuning::{CALLS_PER_RELEASE, LITTLE, RETRIES};
 
 impl State {
-    /// Returns what the slow path begins with.
+    /// Returns the initial state of a request on the slow path.
     pub(super) fn ask(&mut self, request: Request, stream: StreamRef) -> Ask {
         let exact = self.heaps.exact(&request);
         let mut ask = Ask::new(request, exact, true, stream);
@@ -50,7 +50,7 @@ impl State {
         match ask.rung {
             Rung::Possible | Rung::Admit => None,
             Rung::Free => self.take(ask).or_else(|| {
-                // Counted before records are requested: a stream that is asked from now on may still call.
+                // Counted before new records are requested, because those streams may still call.
                 ask.unreachable_bytes = self.unreachable_bytes();
                 None
             }),
@@ -107,7 +107,7 @@ impl State {
         }
     }
 
-    /// Notes what a step gave; returns the next one, or `None` to go on with the rung below.
+    /// Notes the answer of a step. Returns the next step, or `None` to go on with the rung below.
     fn note(&mut self, ask: &mut Ask, step: Step, answer: Answer) -> Option<Step> {
         match (step, answer) {
             (Step::Look, Answer::Looked(look)) => self.begin(ask, look),
@@ -144,7 +144,7 @@ impl State {
                 return Some(Step::Look);
             }
             if is_beyond_device && !is_impossible {
-                // Threads may have freed memory since the device was asked: then it is asked again.
+                // Threads may have freed memory since the device was asked, so it is asked again.
                 let idle = Some(self.heaps.idle_bytes());
                 if idle > std::mem::replace(&mut ask.idle, idle) {
                     return Some(Step::Look);
@@ -166,7 +166,7 @@ impl State {
         self.heaps.plan_admission(&active_peers, false).map(Step::Run)
     }
 
-    /// Starts at the first rung that takes blocks, with the request in this size.
+    /// Starts at the first rung that takes blocks, with this request size.
     fn start(&mut self, ask: &mut Ask, request: Request) {
         if ask.request != request {
             ask.reading = None;
@@ -185,7 +185,7 @@ impl State {
         Some(Step::Served(ptr, None))
     }
 
-    /// Takes blocks back from the threads' caches, and then one of them.
+    /// Takes blocks back from the threads' caches, and then takes one that fits.
     fn flush_and_take(&mut self, ask: &mut Ask, how: Reclaim) -> Option<Step> {
         // The driver may refuse to grow during a capture, so all caches are flushed before.
         let only_for = (!ask.is_capturing).then_some(&ask.request);
@@ -193,8 +193,8 @@ impl State {
         if ask.has_flushed { self.take(ask) } else { None }
     }
 
-    /// Asks which work of other streams is done, if their blocks could serve. Only that finds out that a
-    /// backlog has ended.
+    /// Asks which work of other streams is done, if their blocks could serve. It also asks during a backlog,
+    /// since only that shows that the backlog has ended.
     fn ask_others(&mut self, ask: &Ask) -> Option<Step> {
         let may_ask = self.rules.reuse.completed && !ask.is_capturing;
         let should_ask =
@@ -202,8 +202,8 @@ impl State {
         if should_ask { self.collect(&ask.request, true) } else { None }
     }
 
-    /// Asks the streams whose blocks could serve the request, if there are any. To find out that a backlog
-    /// has ended, asks in any case.
+    /// Asks about the streams whose blocks could serve the request, if there are any. During a backlog it
+    /// always asks, to find out whether the backlog has ended.
     fn collect(&mut self, request: &Request, may_stay: bool) -> Option<Step> {
         let inquiry = self.inquire(Some(request), may_stay);
         (!inquiry.is_empty() || self.backlog.is_long()).then_some(Step::Collect(inquiry))
@@ -220,22 +220,23 @@ impl State {
         others > 0 && others + free_bytes(ANY_STREAM) + free_bytes(taker) >= request.bytes
     }
 
-    /// Returns the free bytes of streams that may be destroyed: a record was requested, and they have not
-    /// called since.
+    /// Returns the free bytes of streams that may be destroyed: those with a requested record and no call
+    /// since.
     fn unreachable_bytes(&self) -> u64 {
         let unreachable = self.streams.iter().filter(|(_, slot)| slot.cell.is_record_requested());
         unreachable.map(|(owner, _)| self.heaps.free_bytes(None, owner)).sum()
     }
 
-    /// Returns whether streams that may be destroyed own so much that all streams are worth waiting for. Some
-    /// may have called since they were counted first, or their work may be completed.
+    /// Returns whether streams that may be destroyed own enough to make waiting for all streams worthwhile.
+    /// Counts again, since some may have called or completed their work since the first count.
     fn should_wait_for_unreachable(&self, ask: &Ask) -> bool {
         let are_many = |bytes| bytes > 0 && bytes > self.heaps.store.bytes_reserved() / LITTLE;
         are_many(ask.unreachable_bytes) && are_many(self.unreachable_bytes()) && !self.backlog.is_long()
     }
 
-    /// Returns whether growth would set a new peak of reserved bytes. Upstream waits for the device to free
-    /// its regions, so an upstream in stream order is not asked to.
+    /// Returns whether growth would set a new peak of reserved bytes. Before such a growth, free regions
+    /// return to upstream, which waits for the device to free them. An upstream in stream order is not asked
+    /// to do that.
     pub(super) fn sets_a_peak(&self, ask: &Ask) -> bool {
         if self.rules.maps_pages || self.rules.upstream_is_ordered {
             return false;
@@ -245,21 +246,21 @@ impl State {
         held.bytes_reserved + growth > held.peak_bytes_reserved
     }
 
-    /// Returns free memory until no more than `keep_bytes` is left, one task after the other.
+    /// Returns free memory until at most `keep_bytes` are left, one task after the other.
     fn release(&mut self, ask: &mut Ask, keep_bytes: u64) -> Option<Step> {
         ask.keep_bytes = keep_bytes;
         let free = Returning::Free { keep_bytes, most_calls: CALLS_PER_RELEASE };
         self.heaps.store.plan_release(free).map(Step::Run)
     }
 
-    /// Takes new memory, and the block from it.
+    /// Takes new memory, and takes the block from it.
     fn grow(&mut self, ask: &mut Ask) -> Option<Step> {
         (ask.growth, ask.waits) = (Try::Preferred, 0);
         ask.set_failed(None);
         self.plan(ask, None)
     }
 
-    /// Plans a growth within what the device was found to have.
+    /// Plans a growth within the device's available memory, if it is known.
     fn plan(&mut self, ask: &mut Ask, limit: Option<Reading>) -> Option<Step> {
         let most_new = match (ask.growth, &limit) {
             (Try::FreeOnly, _) => 0,
@@ -279,8 +280,8 @@ impl State {
         }
     }
 
-    /// Goes on where no growth can be planned: without memory, unless some was refused before. Then smaller
-    /// plans may still serve.
+    /// Goes on if no growth can be planned. If memory was refused before, smaller plans may still serve;
+    /// otherwise the rung fails.
     fn lacks(&mut self, ask: &mut Ask, lack: NoMemory) -> Option<Step> {
         ask.told = Some(match lack {
             NoMemory::OwnLimit => "its own maximum",
@@ -325,7 +326,7 @@ impl State {
                 self.plan(ask, Some(reading))
             }
             Answer::Failed(error) => {
-                // An upstream that bounds its requests reports an invalid argument for larger ones.
+                // An upstream with a maximum request size reports an invalid argument for larger requests.
                 let is_too_large =
                     task.is_region() && next.is_some() && error.kind() == ErrorKind::InvalidArgument;
                 self.heaps.store.abort(task);
@@ -368,7 +369,7 @@ impl State {
         Some(Step::Served(ptr, self.heaps.store.plan_release(Returning::Mappings)))
     }
 
-    /// Returns the other streams that have a block that fits, the best fit last.
+    /// Returns the other streams that have a fitting block, the best fit last.
     fn donors_with_fit(&self, ask: &Ask) -> Vec<Donor> {
         let others = self.streams.iter().filter(|(owner, _)| *owner != ask.owner);
         let mut donors: Vec<Donor> = others
@@ -382,7 +383,8 @@ impl State {
         donors
     }
 
-    /// Takes a block that a donor's event covers, which the device has reached or the stream waits for.
+    /// Takes a block that a donor's event covers. The device has reached the event, or the stream waits for
+    /// it.
     fn take_ordered(&mut self, ask: &Ask, event: &RecordedEvent, is_reached: bool) -> Option<Step> {
         if is_reached {
             self.complete(event, Some(&ask.request));
@@ -395,7 +397,7 @@ impl State {
         Some(Step::Served(taken.ptr(), None))
     }
 
-    /// Takes a block after all streams were waited for.
+    /// Takes a block after the pool waited for all streams.
     fn take_synchronized(&mut self, ask: &Ask) -> Option<Step> {
         match self.heaps.take(Whose::Of(ANY_STREAM, Epoch::MAX), &ask.request) {
             Some(taken) => {

@@ -1,44 +1,45 @@
-//! Stream-ordered reuse of free blocks under the pool's lock, and the slow path where no free block fits.
+//! Stream-ordered reuse of free blocks under the pool's lock, and the slow path if no free block fits.
 //!
 //! Every free block has an *owner*: the stream on which it was freed. Once all work on a block is known to be
 //! done, it is unowned ([`ANY_STREAM`](crate::stream_order::ANY_STREAM)). The owner's stream takes its blocks
-//! without a driver call. Another stream goes down the **reuse ladder**, which counts each step
-//! ([`LadderCounts`]):
+//! without a driver call. Another stream goes down the **reuse ladder**. The pool counts which step served
+//! each request ([`LadderCounts`]):
 //!
 //! | step | the block | driver calls |
 //! |---|---|---|
 //! | own stream | was freed on this stream (or is unowned: counted as completed) | none |
 //! | ordered | belongs to a stream that this one has waited for since the free | none |
 //! | completed | belonged to a stream whose recorded event is done | a query, and a record if needed |
-//! | grow | is new, from upstream or the driver | those of the growth |
+//! | grow | is new, from upstream or the driver | the calls of the growth |
 //! | waited | belongs to a stream that this one is made to wait for | a record and a wait |
 //! | reclaim | is free after a synchronisation, or new after free regions were released | a synchronisation |
 //!
 //! **No stream waits for another stream, and no thread for the device, while memory is available.** Waiting
-//! for a stream with much pending work costs more than any other step, so a wait happens only if growth is
+//! for a stream with much pending work costs more than any other step. So a wait happens only if growth is
 //! refused, by the device or by the resource's own maximum. CUDA's pools have the same rule: they insert
-//! internal dependencies if they cannot map more memory. In two cases the calling thread waits earlier: for
-//! blocks of streams that may be destroyed (below), and when regions return to upstream.
+//! internal dependencies only if they cannot map more memory. In two cases the calling thread waits earlier:
+//! for blocks of streams that may be destroyed (see below), and when regions return to upstream.
 //!
 //! **Streams that are far behind keep their free blocks** ([`Backlog`]): each serves itself first, and takes
-//! new memory before another stream's blocks. Each then holds what it needs at its peak.
+//! new memory before another stream's blocks. Each stream then holds the memory that it needs at its peak.
 //!
 //! **Time is counted in recorded events, not in frees.** Each stream has an epoch. A free stores the epoch
 //! and makes no driver call. Recording the stream's event ends the epoch and covers all blocks freed in it or
-//! before, so one record and one wait serve a batch. The pool remembers what a stream has waited for, and a
-//! waiting stream inherits what the other one had waited for: a block that moves from stream to stream keeps
+//! before, so one record and one wait serve a batch. The pool remembers which epochs a stream has waited for,
+//! and a waiting stream inherits the other stream's waits. So a block that moves from stream to stream keeps
 //! all its dependencies.
 //!
 //! **Streams are destroyed.** The pool records an event on another thread's stream only while that stream is
 //! certainly alive ([`Driver::event_record_if_alive`](millpond_core::Driver::event_record_if_alive)).
 //! Otherwise it requests a record, which the stream's own next call makes. If a stream has not called since
-//! the request, the pool reclaims its blocks by synchronising: before it grows if they are more than an
-//! eighth of its memory, or, while streams are far behind, only before it is out of memory.
+//! the request, the pool reclaims its blocks by synchronising. It does so before it grows if these blocks are
+//! more than an eighth of its memory. While streams are far behind, it does so only before it is out of
+//! memory.
 //!
-//! **Locks.** One spin lock guards the large blocks and the stream table, and each arena has one of its own,
-//! which is taken alone or under the pool's; no foreign code (driver, upstream,
-//! callback, `tracing` event) runs under it. Calls take [turns](turns) on the slow path, which are no lock: a
-//! call from inside foreign code goes on, on the same thread and on others.
+//! **Locks.** One spin lock, the pool's, guards the large blocks and the stream table. Each arena has its own
+//! lock, which is taken alone or under the pool's. No foreign code (driver, upstream, callback, `tracing`
+//! event) runs under these locks. Calls on the slow path take [turns](turns), which are not locks: a call
+//! from inside foreign code goes on, on any thread.
 
 mod act;
 mod ask;
@@ -92,11 +93,11 @@ pub(crate) struct Central<R: DeviceMemoryResource> {
     core: Arc<CentralCore>,
 }
 
-/// The part of [`Central`] that does not depend on the type of upstream: peer pools and decay hold it.
+/// The part of [`Central`] that does not depend on the type of upstream. Peer pools and decay hold it.
 pub(crate) struct CentralCore {
     name: Name,
     driver: DriverHandle,
-    /// Plain CUDA memory, if that is upstream: peer pools may then reclaim memory from this one.
+    /// Upstream, if it is plain CUDA memory. Peer pools may then reclaim memory from this one.
     device_memory: Option<CudaMemoryResource>,
     /// The device's books, if upstream is plain CUDA memory.
     device: Option<Arc<Device>>,
@@ -113,7 +114,7 @@ pub(crate) struct CentralCore {
     origin: Origin,
 }
 
-/// What of its options and its upstream a pool's ladder depends on.
+/// The options of a pool and the traits of its upstream that its ladder depends on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
     pub(crate) reuse: Reuse,
@@ -167,7 +168,7 @@ impl State {
         heaps.set_streams(streams.len());
     }
 
-    /// Takes a block by the steps that make no driver call.
+    /// Takes a block by a step that makes no driver call.
     fn take_ready(&mut self, owner: Owner, request: &Request) -> Option<DevicePtr> {
         let whose = Whose::OwnOrUnowned { owner, is_own_first: self.backlog.is_long() };
         if let Some(taken) = self.heaps.take(whose, request) {
@@ -181,7 +182,8 @@ impl State {
         Some(taken.ptr())
     }
 
-    /// Returns the stream that `owner` has waited for and that has the best fit, and up to which epoch.
+    /// Returns the stream with the best fit among those that `owner` has waited for, and the epoch that it
+    /// waited for.
     fn find_ordered(&self, owner: Owner, request: &Request) -> Option<(Owner, Epoch)> {
         if !self.rules.reuse.ordered || self.streams.len() < 2 {
             return None;
@@ -195,7 +197,7 @@ impl State {
     }
 }
 
-/// How events name a resource.
+/// The names of a resource in events.
 pub(crate) struct Name {
     pub(crate) id: u64,
     pub(crate) stack: String,
@@ -236,7 +238,8 @@ impl CentralCore {
         }
     }
 
-    /// Returns whether this process is a fork of the one that made the resource: then it must not be used.
+    /// Returns whether this process is a fork of the process that created the resource. Then it must not use
+    /// the resource.
     pub(crate) fn is_copy(&self) -> bool {
         self.origin.is_elsewhere()
     }
@@ -246,7 +249,8 @@ impl CentralCore {
         work(&mut self.state.lock().heaps)
     }
 
-    /// Runs `work` under the lock, unless the resource was dropped. For callers that may outlive it.
+    /// Runs `work` under the lock, unless the resource was dropped. For callers that may outlive the
+    /// resource.
     pub(crate) fn with_live_heaps<T>(&self, work: impl FnOnce(&mut Heaps) -> T) -> Option<T> {
         let mut state = self.state.lock();
         (!state.is_closed).then(|| work(&mut state.heaps))
@@ -317,8 +321,8 @@ impl<R: DeviceMemoryResource> Central<R> {
         &self.driver
     }
 
-    /// Allocates a block. `shard` is the calling thread's arena; `cell` is the stream's, if the caller has
-    /// it, and `evicted` a block that left the stream's cache, which is freed first.
+    /// Allocates a block. `shard` is the calling thread's arena. `cell` is the stream's cell, if the caller
+    /// has it. `evicted` is a block that left the stream's cache; it is freed first.
     pub(crate) fn allocate(
         &self,
         layout: Layout,
@@ -356,7 +360,7 @@ impl<R: DeviceMemoryResource> Central<R> {
         };
         match self.serve(ask) {
             Ok(ptr) => Ok(ptr.expect("a request that is served has a block")),
-            // Upstream's error names the region's size; the caller needs its own.
+            // Upstream's error names the region's size, but the caller needs the size of its request.
             Err(error) => Err(match error.requested_bytes() {
                 Some(bytes) if bytes == layout.bytes() => error,
                 _ => error.for_request(layout, stream),
@@ -364,8 +368,8 @@ impl<R: DeviceMemoryResource> Central<R> {
         }
     }
 
-    /// Does what an allocation found to be due: the record that another stream wants, and the release of
-    /// excess memory.
+    /// Does the work that an allocation found to be due: makes the record that another stream wants, and
+    /// releases excess memory.
     fn after_allocation(
         &self,
         ptr: DevicePtr,
@@ -387,8 +391,8 @@ impl<R: DeviceMemoryResource> Central<R> {
         });
     }
 
-    /// Frees a block; returns `false` for null and for a misuse, which it reports. `name` is the resource's
-    /// text for that report.
+    /// Frees a block. Returns `false` for null and for a misuse, which it reports. `name` is the resource's
+    /// text in that report.
     pub(crate) fn deallocate(
         &self,
         ptr: DevicePtr,
@@ -417,8 +421,8 @@ impl<R: DeviceMemoryResource> Central<R> {
         true
     }
 
-    /// Returns the stream's cell, from which a thread makes a stream cache, once the stream is used often:
-    /// after [`CALLS_WITHOUT_CACHE`] calls by any thread.
+    /// Returns the stream's cell, for a stream cache, once the stream is used often: after
+    /// [`CALLS_WITHOUT_CACHE`] calls by any thread.
     pub(crate) fn stream_cell(&self, stream: StreamRef) -> Option<Arc<StreamCell>> {
         let mut state = self.state.lock();
         let owner = state.owner_of(stream);

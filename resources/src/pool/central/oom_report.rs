@@ -1,7 +1,7 @@
 //! Builds the report of an out-of-memory error: why the request failed, and what would have helped.
 //!
 //! The report is computed from the state after all steps failed. It advises nothing that the slow path does
-//! itself: outside a capture that has waited, synchronised and released memory by then.
+//! itself: outside a capture, the slow path has already waited, synchronised and released memory.
 
 use millpond_core::driver::{DeviceAttribute, call};
 use millpond_core::{
@@ -18,7 +18,7 @@ use crate::stream_order::Epoch;
 use crate::tuning::DEVICE_PAGE;
 
 impl<R: DeviceMemoryResource> Central<R> {
-    /// Returns the error of a request that failed after all steps; `why` says why there was no new memory.
+    /// Returns the error of a request that failed after all steps. `why` says why there was no new memory.
     #[cold]
     pub(crate) fn out_of_memory(&self, request: &Request, stream: StreamRef, why: NoMemory) -> Error {
         let layout = Layout::with_alignment(request.requested, request.alignment);
@@ -29,7 +29,7 @@ impl<R: DeviceMemoryResource> Central<R> {
             NoMemory::Impossible(info) => (None, Some(info)),
         };
         let below = refused.as_mut().and_then(Error::take_out_of_memory_report);
-        // This report states the driver's memory by itself.
+        // This report already states the driver's memory.
         let below = below.filter(|below| !below.is_of_driver());
         let is_by_device = below.is_none()
             && refused.as_ref().and_then(Error::driver_error).is_some_and(|error| error.is_out_of_memory());
@@ -78,7 +78,7 @@ impl<R: DeviceMemoryResource> Central<R> {
             .flatten()
     }
 
-    /// Adds what the pool holds, for which streams it is free, and which streams are worth waiting for.
+    /// Adds the pool's memory, the streams for which it is free, and the streams worth waiting for.
     fn fill_in(
         &self,
         report: &mut OutOfMemoryReport,
@@ -112,7 +112,7 @@ impl<R: DeviceMemoryResource> Central<R> {
         shortage
     }
 
-    /// Adds what the resource's maximum and the device lacked for new memory.
+    /// Adds the bytes by which the resource's maximum and the device were too small for new memory.
     fn advise_on_growth(&self, report: &mut OutOfMemoryReport, shortage: &Shortage, is_direct: bool) {
         let limit = limit_short(report, shortage);
         let Some(MemoryInfo { free, total }) = report.device else { return };
@@ -137,8 +137,8 @@ impl<R: DeviceMemoryResource> Central<R> {
         }
     }
 
-    /// Adds upstream's report. Its advice applies here too, except to free blocks: upstream's blocks are this
-    /// resource's regions.
+    /// Adds upstream's report. Its advice applies here too, except the advice to free blocks: upstream's
+    /// blocks are this resource's regions.
     fn add_upstream(&self, report: &mut OutOfMemoryReport, below: Option<Box<OutOfMemoryReport>>) {
         let Some(mut below) = below else { return };
         let may_follow = |remedy: &Remedy| !matches!(remedy.action, RemedyAction::FreeBlocks { .. });
@@ -158,7 +158,7 @@ impl<R: DeviceMemoryResource> Central<R> {
     }
 }
 
-/// Returns how many bytes the resource's maximum is too small for the request.
+/// Returns by how many bytes the resource's maximum is too small for the request.
 fn limit_short(report: &OutOfMemoryReport, shortage: &Shortage) -> u64 {
     let room = shortage.maximum_bytes.map_or(u64::MAX, |maximum| maximum.saturating_sub(report.held_bytes));
     shortage.needed.saturating_sub(room)
@@ -201,8 +201,8 @@ mod tests {
         error.out_of_memory_report().expect("a pool reports").clone()
     }
 
-    /// The stream's own free blocks and unowned ones join during a capture, too: the report names only what
-    /// lies between them.
+    /// The stream's own free blocks and unowned ones join during a capture too, so the report names only the
+    /// blocks between them.
     #[test]
     fn during_a_capture_unowned_blocks_count_for_the_stream() {
         for pages in [PagesMode::On, PagesMode::Off] {
@@ -212,7 +212,7 @@ mod tests {
             let [capturing, other] = [(); 2].map(stream);
             let all = pool.allocate_bytes(64 * MIB, other).expect("there is room");
             free(&pool, all, 64 * MIB, other);
-            // The other stream's work is done, so what these two leave is unowned.
+            // The other stream's work is done, so the memory around these two blocks is unowned.
             let blocks = [(); 2].map(|()| pool.allocate_bytes(8 * MIB, capturing).expect("there is room"));
             device.begin_capture(capturing, CaptureMode::Global).expect("no capture is under way");
             let request = 52 * MIB;
@@ -230,7 +230,7 @@ mod tests {
         }
     }
 
-    /// A block that a thread caches is in use for the heap, and no caller can free it.
+    /// The heap counts a cached block as in use, but no caller can free it.
     #[test]
     fn cached_blocks_are_not_named() {
         const BYTES: u64 = 64 << 10;
@@ -249,7 +249,8 @@ mod tests {
         assert_eq!(named.len(), 20);
     }
 
-    /// What the device has is told only where it is what was missing: not if a pool below was at its maximum.
+    /// The report states the device's memory only if the device had too little, not if a pool below was at
+    /// its maximum.
     #[test]
     fn the_device_is_named_only_if_it_refused() {
         let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
@@ -272,7 +273,7 @@ mod tests {
         assert_eq!(report.device.expect("the device was asked").total, 64 * MIB);
     }
 
-    /// Only a pool that takes regions from the device, and could map pages of it, has pages to gain.
+    /// Only a pool that takes regions from the device, and could map its pages, gets the advice to map pages.
     #[test]
     fn pages_are_for_pools_that_map_none_and_could() {
         let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));

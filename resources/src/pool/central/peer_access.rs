@@ -22,7 +22,7 @@ impl CentralCore {
             if self.turns.is_inside() || Instant::now() > deadline {
                 return Err(Error::new(
                     ErrorKind::Unsupported,
-                    "the pool maps or unmaps memory at this moment; call `add_peer` again, and not from a \
+                    "the pool is mapping or unmapping memory; call `add_peer` again, and not from a \
                      callback of this pool",
                 ));
             }
@@ -36,12 +36,12 @@ impl CentralCore {
 }
 
 impl<R: DeviceMemoryResource> Central<R> {
-    /// Gives a device access to the pool's memory: what is mapped now, and what will be.
+    /// Gives a device access to the pool's memory, mapped now or later.
     pub(crate) fn add_peer(&self, device: DeviceId) -> Result<()> {
         if self.health.is_lost() {
             return Err(self.health.error());
         }
-        // Outside of turns, since the admission waits for the tasks of other calls.
+        // This takes no turn, since the admission waits for the tasks of other calls.
         self.admit(&[device])
     }
 }

@@ -1,10 +1,10 @@
-//! What a pool asks of the other pools of its device.
+//! The calls that a pool makes to the other pools of its device.
 
 /// A pool that holds memory of a device.
 pub(crate) trait PeerPool: Send + Sync {
-    /// Returns free memory to the device until that is at least `bytes`.
+    /// Returns free memory to the device until it has returned at least `bytes`.
     fn release(&self, bytes: u64, how: CompletionCheck) -> Released;
-    /// Returns an upper bound of the bytes that the pool holds and that are in no block in use.
+    /// Returns an upper bound of the bytes that the pool holds outside of blocks in use.
     fn idle_bytes(&self) -> u64;
     /// Identifies the pool.
     fn id(&self) -> *const ();

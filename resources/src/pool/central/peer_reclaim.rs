@@ -1,9 +1,9 @@
 //! Reclaims free memory from the device's other pools before a request fails.
 //!
 //! The device's [books](crate::pool::central::device_books::Device) list all pools whose memory comes from
-//! the device directly. A pool that finds too little asks the others one after the other, without any of its
-//! own locks; each takes its own. So two pools that ask each other at once wait only for each other's driver
-//! calls.
+//! the device directly. A pool that finds too little memory asks the others one after the other. It holds
+//! none of its own locks meanwhile, and each other pool takes its own. So two pools that ask each other at
+//! once wait only for each other's driver calls.
 
 use millpond_core::{DeviceMemoryResource, Result, StreamRef};
 
@@ -15,7 +15,7 @@ use crate::pool::central::trace::event;
 use crate::pool::central::{Central, CentralCore};
 use crate::tuning::RETRIES;
 
-/// What one request has asked the peer pools for so far.
+/// The progress of one request's calls to the peer pools.
 #[derive(Default)]
 pub(crate) struct PeerReclaim {
     rounds: u32,
@@ -85,7 +85,7 @@ impl<R: DeviceMemoryResource> Central<R> {
     /// request should try again. The other pools first release completed memory; if there is none, they wait
     /// for their streams, once.
     ///
-    /// `returns` was read before the request was tried: if other pools have returned memory since, the
+    /// `returns` was read before the request was tried. If other pools have returned memory since then, the
     /// request may have missed it.
     #[cold]
     pub(crate) fn ask_peer_pools(
@@ -100,7 +100,8 @@ impl<R: DeviceMemoryResource> Central<R> {
             return Ok(false);
         }
         let is_capturing = self.is_capturing(stream)?;
-        // First twice the request, since the other pools' extents have other sizes; then all they have.
+        // First ask for twice the request, since the other pools' extents have other sizes; then for
+        // everything.
         let wanted =
             if peer_reclaim.rounds == 1 { request.padded_bytes().saturating_mul(2) } else { u64::MAX };
         let reclaim_from_peers = |how| match self.reclaim_from_peers(wanted, how) {
@@ -135,7 +136,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A request asks the other pools [`RETRIES`] times, each of which may serve it, and then no more.
+    /// A request asks the other pools at most [`RETRIES`] times, and each time may serve it.
     #[test]
     fn other_pools_are_asked_in_a_number_of_rounds() {
         let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
@@ -154,7 +155,7 @@ mod tests {
         }
     }
 
-    /// Another pool may be asking this one at the same time, and would wait for its turn.
+    /// A pool gives up its turn while it asks, since the other pool may be asking it at the same time.
     #[test]
     fn a_pool_that_asks_others_has_no_turn() {
         let hooks = HookedDriver::new(SimDevice::new(SimConfig::with_capacity(64 * MIB)));
@@ -175,7 +176,7 @@ mod tests {
         assert_eq!(hooks.hooks_left(), 0, "the other pool was not asked");
     }
 
-    /// Where other pools have nothing free, and returned nothing meanwhile, it is no use to try again.
+    /// If other pools have nothing free, and returned nothing meanwhile, it is useless to try again.
     #[test]
     fn a_request_is_tried_again_only_if_memory_came_back() {
         let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
@@ -197,8 +198,8 @@ mod tests {
         assert!(!ask(asks.central.returns()), "none came back since");
     }
 
-    /// A pool whose device is lost releases nothing for another one, and makes no driver call for it; nor
-    /// does one that was dropped.
+    /// A pool whose device is lost, or that was dropped, releases nothing for another pool, and makes no
+    /// driver call for it.
     #[test]
     fn a_lost_pool_and_a_dropped_one_release_nothing() {
         for is_dropped in [false, true] {

@@ -1,5 +1,5 @@
-//! Returns memory to the driver or to upstream: on `trim`, when the pool holds excess, and before it is out
-//! of memory.
+//! Returns memory to the driver or to upstream: on `trim`, if the pool holds excess memory, and before it is
+//! out of memory.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -16,14 +16,14 @@ use crate::tuning::CALLS_PER_RELEASE;
 use millpond_core::trim_upstream;
 
 impl State {
-    /// Returns the free bytes that streams own; with a request, only those that could serve it.
+    /// Returns the free bytes that streams own; with a request, only the bytes that could serve it.
     pub(crate) fn owned_free_bytes(&self, request: Option<&Request>) -> u64 {
         self.streams.iter().map(|(owner, _)| self.heaps.free_bytes(request, owner)).sum()
     }
 }
 
 impl CentralCore {
-    /// Takes all blocks of the threads' caches back.
+    /// Takes back all blocks of the threads' caches.
     pub(super) fn flush_caches(&self) {
         let flushed = self.with_heaps(|heaps| {
             heaps.reclaim(None, Reclaim::Everything);
@@ -32,10 +32,10 @@ impl CentralCore {
         self.trace_flush(flushed);
     }
 
-    /// Waits for the recorded events of all streams that own free blocks; the blocks are then unowned.
+    /// Waits for the recorded events of all streams that own free blocks. The blocks are then unowned.
     ///
-    /// If a stream may be destroyed, this waits for the whole device. If that is not possible now, such
-    /// streams keep their blocks, and so do streams that capture a graph.
+    /// If a stream may be destroyed, this waits for the whole device. If it cannot wait now, such streams
+    /// keep their blocks. Streams that capture a graph also keep theirs.
     pub(crate) fn wait_for_owners(&self, stream: Option<StreamRef>) -> Result<()> {
         let donors = self.state.lock().donors(None);
         let mut recorded_events = Vec::with_capacity(donors.len());
@@ -76,8 +76,8 @@ impl CentralCore {
         if some_are_owned { self.wait_for_device().map(|_| ()) } else { Ok(()) }
     }
 
-    /// Waits for the whole device, unless a capture is in progress. Returns whether it did: then all blocks
-    /// that were free before are unowned.
+    /// Waits for the whole device, unless a capture is in progress. Returns whether it waited. Then all
+    /// blocks that were free before are unowned.
     pub(crate) fn wait_for_device(&self) -> Result<bool> {
         let covered: Vec<Donor> = {
             let mut state = self.state.lock();
@@ -115,8 +115,8 @@ impl CentralCore {
         self.state.lock().heaps.store.bytes_reserved()
     }
 
-    /// Runs a task by foreign code: upstream, the driver, a subscriber. If that panics, the task is undone by
-    /// `undo` and aborted, so that others can use the memory that it had planned.
+    /// Runs a task with `run`, which calls foreign code: upstream, the driver, a subscriber. If that panics,
+    /// this undoes the task with `undo` and aborts it, so that others can use its planned memory.
     pub(crate) fn run_or_abort<T>(
         &self,
         mut task: Task,
@@ -126,7 +126,7 @@ impl CentralCore {
         match catch_unwind(AssertUnwindSafe(|| run(&mut task))) {
             Ok(outcome) => (task, outcome),
             Err(panic) => {
-                // What is not undone, since this panics as well, the task keeps out of the pool.
+                // If this panics too, the memory that is not undone stays out of the pool.
                 let _ = catch_unwind(AssertUnwindSafe(|| undo(&mut task)));
                 self.state.lock().heaps.store.abort(task);
                 self.note_return();
@@ -136,7 +136,7 @@ impl CentralCore {
     }
 
     /// Makes further calls for a request that has its block. If they panic, the caller never gets the block,
-    /// so it is free again.
+    /// so this frees it.
     pub(crate) fn free_if_panics<T>(
         &self,
         ptr: DevicePtr,
@@ -159,7 +159,7 @@ impl CentralCore {
         debug_assert!(freed.is_ok(), "{ptr:?} is in use: {freed:?}");
     }
 
-    /// Makes the calls of a task that takes no memory. Regions return to `below`.
+    /// Makes the calls of a task that takes no memory. It returns regions to `below`.
     pub(crate) fn run_change(&self, task: Task, below: Option<Below<'_>>) -> (Task, Result<()>) {
         let run = |task: &mut Task| {
             let watch = self.watch();
@@ -179,7 +179,7 @@ impl CentralCore {
             if bytes > 0 {
                 self.trace_release(bytes, &watch);
             }
-            // An error is reported here, too: a subscriber that panics must not lose the task.
+            // An error is reported inside the run, so that the task is not lost if a subscriber panics.
             outcome.map_err(|error| self.driver_error(error))
         };
         self.run_or_abort(task, run, |task| task.undo(&*self.driver))
@@ -200,8 +200,9 @@ impl CentralCore {
         Ok(bytes)
     }
 
-    /// Releases unowned memory, if the pool holds more than `keep_bytes`, by one task. Returns the bytes,
-    /// which are 0 if it only removed mappings; `None` if there is nothing to release, or the task failed.
+    /// Releases unowned memory with one task, if the pool holds more than `keep_bytes`. Returns the bytes,
+    /// which are 0 if the task only removed mappings. Returns `None` if there is nothing to release, or the
+    /// task failed.
     fn release_some(&self, keep_bytes: u64, below: Below<'_>) -> Option<u64> {
         let free = Returning::Free { keep_bytes, most_calls: CALLS_PER_RELEASE };
         let task = self.state.lock().heaps.store.plan_release(free)?;
@@ -215,7 +216,7 @@ impl CentralCore {
     }
 }
 
-/// Where regions return, and on which stream.
+/// The upstream that takes regions back, and the stream of the calls.
 #[derive(Clone, Copy)]
 pub(crate) struct Below<'a> {
     pub(crate) upstream: &'a dyn DeviceMemoryResource,
@@ -226,7 +227,7 @@ impl Below<'_> {
     /// Returns regions to upstream.
     ///
     /// # Safety
-    /// They came from this upstream, or an equal one, and nothing uses them.
+    /// The regions came from this upstream, or an equal one, and nothing uses them.
     pub(crate) unsafe fn take_back(&self, regions: &mut ReturnedRegions) {
         while let Some((base, bytes)) = regions.left.pop() {
             // SAFETY: the caller's promise.
@@ -236,7 +237,7 @@ impl Below<'_> {
 }
 
 impl<R: DeviceMemoryResource> Central<R> {
-    /// Returns where regions return on this stream.
+    /// Returns upstream, to take regions back on this stream.
     pub(crate) fn below(&self, stream: StreamRef) -> Below<'_> {
         Below { upstream: &self.upstream, stream }
     }
@@ -261,8 +262,8 @@ impl<R: DeviceMemoryResource> Central<R> {
     }
 
     /// Releases a part of the unowned memory that the pool holds beyond `keep_bytes`, without waiting for the
-    /// device; returns the bytes released. Does nothing over regions, whose return waits, if another thread
-    /// is on the slow path, or if the stream captures a graph.
+    /// device; returns the bytes released. Does nothing over regions (returning one waits for the device), if
+    /// another thread is on the slow path, or if the stream captures a graph.
     pub(crate) fn release_unused(&self, keep_bytes: u64, stream: StreamRef) -> Result<u64> {
         let Some(_turn) = self.turns.try_enter() else { return Ok(0) };
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
@@ -281,7 +282,7 @@ impl<R: DeviceMemoryResource> Central<R> {
         trim_upstream(&self.upstream, released, keep_bytes)
     }
 
-    /// Returns unowned memory until the pool holds at most `keep_bytes`. If it `may_wait`, first waits for
+    /// Returns unowned memory until the pool holds at most `keep_bytes`. If it `may_wait`, it first waits for
     /// the streams that own free blocks.
     pub(crate) fn release_regions(&self, keep_bytes: u64, may_wait: bool) -> Result<u64> {
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
@@ -318,7 +319,7 @@ mod tests {
 
     use crate::{CudaMemoryResource, PagesMode, PoolLayer};
 
-    /// Free memory goes back in parts, without a wait, down to the bytes to keep; over regions, nothing does.
+    /// Free memory returns in parts, without a wait, down to the bytes to keep. Over regions, none returns.
     #[test]
     fn unused_memory_is_released_as_far_as_its_work_is_done() {
         const BYTES: u64 = 64 << 20;

@@ -1,4 +1,4 @@
-//! Reads what the pool holds, for reports at any time.
+//! Reads the pool's memory, for reports at any time.
 
 use millpond_core::{DeviceMemoryResource, FreeMemory, LayerMemory};
 
@@ -21,7 +21,7 @@ impl State {
 }
 
 impl<R: DeviceMemoryResource> Central<R> {
-    /// Returns what is free, for whom, and what could go back to the device.
+    /// Returns the free memory of each stream, and the bytes that could return to the device.
     pub(crate) fn layer_memory(&self) -> LayerMemory {
         let statistics = self.statistics();
         let state = self.state.lock();

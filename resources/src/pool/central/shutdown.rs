@@ -1,4 +1,4 @@
-//! Returns all memory at the end of a pool.
+//! Returns all memory when a pool ends.
 
 use millpond_core::driver::CaptureModeGuard;
 use millpond_core::{DeviceMemoryResource, StreamRef};
@@ -22,7 +22,7 @@ impl<R: DeviceMemoryResource> Drop for Central<R> {
             );
             return;
         }
-        // A pool that asks this one for memory waits for the end, and finds the memory with the device.
+        // A pool that asks this one for memory waits for the end, and then the device has the memory.
         let _turn = self.core.turns.enter();
         if !self.health.is_lost() {
             // If that fails, the synchronisation below waits for all streams.
@@ -54,16 +54,16 @@ impl<R: DeviceMemoryResource> Drop for Central<R> {
 }
 
 impl<R: DeviceMemoryResource> Central<R> {
-    /// Waits until all work on the pool's blocks is done: also work on blocks that are still in use, and on
-    /// streams that are destroyed. Returns whether their memory may be returned then: an upstream that
-    /// synchronises itself needs no success here.
+    /// Waits until all work on the pool's blocks is done, including work on blocks still in use and on
+    /// destroyed streams. Returns whether the memory may be returned: if upstream synchronises itself, this
+    /// wait need not succeed.
     fn wait_for_all_work(&self, shutdown: &Task) -> bool {
         let waited = self.driver.synchronize_beside_captures();
         if waited == Ok(true) {
             return true;
         }
         waited.as_ref().err().inspect(|error| self.health.note(error));
-        // Memory that is returned without a wait of upstream's own must stay.
+        // If the wait failed and upstream does not wait itself, the memory must stay.
         let upstream_waits = matches!(shutdown, Task::Return(_)) && !self.rules.upstream_is_ordered;
         let may_return = upstream_waits && !self.health.is_lost();
         if !may_return {
@@ -72,8 +72,8 @@ impl<R: DeviceMemoryResource> Central<R> {
         may_return
     }
 
-    /// Returns all memory. After a reset that is what outlives the context: the physical memory that the pool
-    /// mapped, and regions as far as upstream knows them to.
+    /// Returns all memory. After a reset, this returns only memory that outlives the context: the physical
+    /// memory that the pool mapped, and regions that upstream knows to outlive it.
     fn shut_down(&self, mut task: Task, was_reset: bool) {
         if let Task::Return(regions) = &mut task {
             // SAFETY: the regions came from upstream, and all work on the device is done.

@@ -23,7 +23,7 @@ thread_local! {
     pub(super) static LOCKS: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Returns how often the work took a pool's lock.
+/// Returns how often `work` took a pool's lock.
 fn locks_of<T>(work: impl FnOnce() -> T) -> (u32, T) {
     let before = LOCKS.get();
     let done = work();
@@ -66,8 +66,8 @@ fn request(bytes: u64) -> Request {
     Request::new(Layout::new(bytes)).expect("not too large")
 }
 
-/// A completed block of another stream serves before all small blocks leave the threads' caches, which
-/// would cost more.
+/// A completed block of another stream serves a request before the pool flushes all small blocks from the
+/// threads' caches, which would cost more.
 #[test]
 fn another_streams_block_serves_before_the_caches_are_flushed() {
     const LARGE: u64 = 8 << 20;
@@ -95,8 +95,8 @@ fn another_streams_block_serves_before_the_caches_are_flushed() {
     }
 }
 
-/// Other streams are asked what they have completed only if they own free blocks, and these suffice together
-/// with the request's own and the unowned ones.
+/// The pool asks about other streams' completed work only if they own free blocks that suffice, together with
+/// the stream's own and the unowned ones.
 #[test]
 fn other_streams_are_asked_only_if_they_could_serve() {
     let setup = Setup::new(PagesMode::Off);
@@ -120,7 +120,7 @@ fn other_streams_are_asked_only_if_they_could_serve() {
     }
 }
 
-/// The last attempts wait for other streams only while some block fits, of any stream or unowned.
+/// The last attempts wait for other streams only while some free block fits, whoever owns it.
 #[test]
 fn any_block_fits_if_a_stream_has_one_or_it_is_unowned() {
     let setup = Setup::new(PagesMode::Off);
@@ -135,8 +135,8 @@ fn any_block_fits_if_a_stream_has_one_or_it_is_unowned() {
     assert!(fits(64 * MIB) && !fits(64 * MIB + 256));
 }
 
-/// Free regions go back before a growth that would set a new peak of reserved bytes, and stay before any
-/// other: to map pages is no such growth.
+/// Free regions return before a growth that would set a new peak of reserved bytes, and only then. Mapping
+/// pages is never such a growth.
 #[test]
 fn room_is_made_only_for_a_growth_that_sets_a_peak() {
     for (pages, may_release) in [(PagesMode::Off, true), (PagesMode::On, false)] {
@@ -178,7 +178,7 @@ fn an_error_names_the_callers_request() {
     }
 }
 
-/// The clock of a simulated device is its own, so that programs repeat exactly.
+/// A simulated device has its own clock, so that programs repeat exactly.
 #[test]
 fn the_time_is_the_devices() {
     let setup = Setup::new(PagesMode::Off);
@@ -190,8 +190,8 @@ fn the_time_is_the_devices() {
     assert!(now() >= 1_000_005);
 }
 
-/// A stream takes what another one freed before it was made to wait for it, of any number of streams, if that
-/// is one of the pool's steps.
+/// If `ordered` is one of the pool's steps, a stream takes blocks that another stream freed before the wait
+/// for it, among any number of streams.
 #[test]
 fn a_stream_takes_what_it_has_waited_for() {
     for more_streams in 0..3 {
@@ -219,7 +219,7 @@ fn a_stream_takes_what_it_has_waited_for() {
 }
 
 /// A growth of one stream takes the pool's lock three times: to look for a free block, to plan, and to
-/// commit. What the stream itself has free, in its caches and outside, changes nothing.
+/// commit. The stream's own free blocks, cached or not, change nothing.
 #[test]
 fn a_growth_takes_the_lock_three_times() {
     for pages in [PagesMode::On, PagesMode::Off] {
@@ -246,8 +246,8 @@ fn a_growth_takes_the_lock_three_times() {
     }
 }
 
-/// A growth beside free blocks of the same stream that are too small. Over regions it asks what is completed,
-/// and returns six regions, each with the lock.
+/// A growth while the stream's own free blocks are too small. Over regions the pool asks for completed work
+/// and returns six regions, and takes the lock for each.
 #[test]
 fn free_blocks_that_do_not_serve_cost_few_locks() {
     for (pages, most) in [(PagesMode::On, 3), (PagesMode::Off, 4 + 6)] {

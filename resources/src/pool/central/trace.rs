@@ -1,11 +1,11 @@
-//! Reports what a pool does beyond its fast path, as `tracing` events with fields.
+//! Reports the pool's actions beyond its fast path, as `tracing` events with fields.
 //!
-//! All events have the target `millpond::pool`, the resource's number in the process (`id`) and its stack as
-//! text (`stack`). Sizes are in bytes; times are in nanoseconds of the machine's clock, or, on a simulated
-//! device, of the device's time. The level is `debug` for growth, release and flushes of the threads' caches,
-//! `trace` for waits between streams and evictions, and `warn` for requests that fail and errors of the
-//! driver. Calls that may take long are in spans (`debug`). A call that a cache or an arena serves alone
-//! leaves no event.
+//! All events have the target `millpond::pool`, the resource's number in the process (`id`) and the text of
+//! its stack (`stack`). Sizes are in bytes. Times are in nanoseconds of the machine's clock, or of the
+//! device's time on a simulated device. The level is `debug` for growth, release and flushes of the threads'
+//! caches, `trace` for waits between streams and evictions, and `warn` for requests that fail and errors of
+//! the driver. Calls that may take long are in spans (`debug`). A call that a cache or an arena serves alone
+//! emits no event.
 
 use std::fmt::Display;
 use std::time::Instant;
@@ -32,7 +32,7 @@ macro_rules! event {
 }
 pub(crate) use event;
 
-/// Measures a duration, if a subscriber is enabled for it.
+/// Measures a duration, if a subscriber wants it.
 pub(crate) struct Watch(Option<(Instant, Option<u64>)>);
 
 impl CentralCore {
@@ -85,7 +85,7 @@ impl CentralCore {
         }
     }
 
-    /// Reports that a free pushed blocks of a thread's cache out.
+    /// Reports that a free evicted blocks from a thread's cache.
     pub(crate) fn trace_eviction(&self, stream: StreamId, blocks: u64) {
         if blocks > 0 {
             event!(self, TRACE, "evicted cached blocks", blocks, stream = stream.get());

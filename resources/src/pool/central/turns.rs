@@ -3,9 +3,9 @@
 //! Threads that grow one after the other take less memory than threads that grow at once. But a call on the
 //! slow path runs foreign code: the driver, upstream, a failure callback, a subscriber of `tracing`. Such
 //! code may call the pool again, on the same thread or on another one that it waits for. So a turn is a
-//! courtesy and no lock. A call that its own thread makes from inside another call goes on at once, and any
-//! call goes on without a turn after [`TURN_PATIENCE`]. The pool stays right with any number of calls at
-//! once: what a call has planned is in the pool's tables, under the pool's lock, until it is committed or
+//! courtesy, not a lock. A call that a thread makes from inside its own other call goes on at once, and any
+//! call goes on without a turn after [`TURN_PATIENCE`]. The pool stays correct with any number of calls at
+//! once: the plans of each call are in the pool's tables, under the pool's lock, until they are committed or
 //! aborted.
 
 use std::cell::RefCell;
@@ -21,7 +21,7 @@ use crate::tuning::TURN_PATIENCE;
 const PAUSE: Duration = Duration::from_micros(50);
 
 thread_local! {
-    /// The pools on whose slow path this thread is, by the address of their turns; the innermost last.
+    /// The pools whose slow path this thread is on, by the address of their turns; the innermost last.
     static INSIDE: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct Turn<'a> {
 }
 
 impl Turns {
-    /// Begins a call, after other threads' calls if they end soon.
+    /// Begins a call. First waits for other threads' calls, if they end soon.
     pub(crate) fn enter(&self) -> Turn<'_> {
         let guard = if self.is_inside() { None } else { self.turn.try_lock_for(TURN_PATIENCE) };
         self.begin(guard)
@@ -54,7 +54,7 @@ impl Turns {
 
     fn begin<'a>(&'a self, guard: Option<MutexGuard<'a, ()>>) -> Turn<'a> {
         self.calls.fetch_add(1, Ordering::SeqCst);
-        // After the thread's locals are destroyed, no call of it counts as an inner one.
+        // After the thread's locals are destroyed, none of its calls counts as an inner one.
         let _ = INSIDE.try_with(|inside| inside.borrow_mut().push(self.id()));
         Turn { turns: self, guard }
     }
@@ -68,14 +68,14 @@ impl Turns {
         INSIDE.try_with(|inside| inside.borrow().contains(&self.id())).unwrap_or(false)
     }
 
-    /// Returns whether the caller's call is the only one. Under the pool's lock this also means that no other
-    /// call holds anything that it read earlier.
+    /// Returns whether the caller's call is the only one. Under the pool's lock, this also means that no
+    /// other call holds values that it read earlier.
     pub(crate) fn is_alone(&self) -> bool {
         self.calls.load(Ordering::SeqCst) == 1
     }
 
-    /// Waits until no call is left, for a pool that ends: it tells new calls to leave at once. Returns
-    /// `false` if this thread is in such a call itself, for whose end it cannot wait.
+    /// Waits until no call is left, when the pool ends; new calls must leave at once. Returns `false` if this
+    /// thread is inside such a call itself, since it cannot wait for its own call.
     pub(crate) fn wait_for_end(&self) -> bool {
         while self.calls.load(Ordering::SeqCst) > 0 {
             if self.is_inside() {
@@ -87,19 +87,19 @@ impl Turns {
     }
 }
 
-/// Returns whether this thread is in more than one call on slow paths, of any pools: then what another call
-/// waits for may be an outer call of this thread.
+/// Returns whether this thread is in more than one call on the slow paths of any pools. Then a call may wait
+/// for an outer call of its own thread.
 pub(crate) fn is_nested() -> bool {
     INSIDE.try_with(|inside| inside.borrow().len() > 1).unwrap_or(false)
 }
 
 impl Turn<'_> {
-    /// Returns whether the call has the turn: then no call has it at the same time.
+    /// Returns whether the call has the turn. Then no other call has it at the same time.
     pub(crate) fn is_mine(&self) -> bool {
         self.guard.is_some()
     }
 
-    /// Lets a call that waits go first.
+    /// Lets a waiting call go first.
     pub(crate) fn let_others_pass(&mut self) {
         if let Some(guard) = &mut self.guard {
             MutexGuard::bump(guard);
@@ -131,7 +131,7 @@ impl Drop for Turn<'_> {
 mod tests {
     use super::*;
 
-    /// A call from inside goes on at once and without a turn, whatever else is under way.
+    /// An inner call goes on at once and without a turn, whatever other calls are under way.
     #[test]
     fn a_call_from_inside_waits_for_nothing() {
         let turns = Turns::default();
@@ -146,7 +146,7 @@ mod tests {
         assert!(!turns.is_inside() && turns.wait_for_end());
     }
 
-    /// If each waited for its turn, they would take longer than a minute and a half together.
+    /// If each waited for its turn, together they would take longer than a minute and a half.
     #[test]
     fn calls_from_inside_do_not_even_wait_for_a_moment() {
         let (done, all_done) = std::sync::mpsc::channel();
@@ -159,7 +159,7 @@ mod tests {
         assert!(all_done.recv_timeout(Duration::from_secs(60)).is_ok(), "they wait");
     }
 
-    /// A call of another thread goes on without the turn if it does not come, and has it otherwise.
+    /// A call of another thread goes on without a turn if it gets none in time.
     #[test]
     fn a_turn_that_does_not_end_is_not_waited_for() {
         let turns = Turns::default();

@@ -1,10 +1,10 @@
 //! The decay thread, which makes the decay steps of all pools of the process on real devices.
 //!
-//! The first pool that decays starts it, and the last one ends it and waits for that. The end of the process
-//! waits for it too, but only briefly. A forked process has no decay thread, since it inherits neither
-//! threads nor CUDA, and leaves its copies of the pools as they are ([`process`](crate::process)). A fork
-//! still waits for the step in progress, so that in the forked process no pool is locked by a thread that
-//! does not exist there.
+//! The first pool that decays starts the thread, and the last one ends it and waits for its end. The end of
+//! the process waits too, but only briefly. A forked process has no decay thread, since it inherits neither
+//! threads nor CUDA, and it leaves its copies of the pools unchanged ([`process`](crate::process)). A fork
+//! still waits for the step in progress. Otherwise a pool could stay locked in the forked process, by a
+//! thread that does not exist there.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process;
@@ -19,18 +19,18 @@ use crate::pool::decay::PoolDecay;
 use crate::process::{Origin, leave as leave_in_place};
 use crate::tuning::PATIENCE;
 
-/// The process that has the decay thread; 0 before there was one.
+/// The process that has the decay thread; 0 if none has had it yet.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 static POOLS: Mutex<Pools> = Mutex::new(Pools { all: Vec::new(), thread: None });
 
 /// Held during a step, and during a fork.
 static STEP: ForkLock = ForkLock(AtomicBool::new(false));
 
-/// A flag as a lock: it has no waiter state, so that a forked child can unlock it.
+/// A lock made of one flag. It has no list of waiters, so a forked child can unlock it.
 struct ForkLock(AtomicBool);
 
 impl ForkLock {
-    /// Waits for the lock, for at most `patience`; returns whether it was taken.
+    /// Waits at most `patience` for the lock; returns whether it got the lock.
     fn lock(&self, patience: Duration) -> bool {
         let start = Instant::now();
         while self.0.swap(true, Ordering::Acquire) {
@@ -83,7 +83,7 @@ enum Signal {
     No,
     /// A pool was added.
     PoolAdded,
-    /// The thread is to end.
+    /// The thread must end.
     End,
 }
 
@@ -93,7 +93,7 @@ impl WakeUp {
         self.changed.notify_all();
     }
 
-    /// Waits for a signal, for at most `time`; returns whether the thread is to end.
+    /// Waits at most `time` for a signal; returns whether the thread must end.
     fn wait(&self, time: Duration) -> bool {
         let mut signal = self.signal.lock();
         if *signal == Signal::No {
@@ -110,18 +110,18 @@ impl WakeUp {
     }
 }
 
-/// The decay of a pool. Its drop ends the decay thread if it was the last.
+/// The decay of a pool. Dropping the last one ends the decay thread.
 #[derive(Debug)]
 pub(crate) struct DecayHandle {
     decay: Arc<PoolDecay>,
-    /// Whether the decay thread makes its steps.
+    /// Whether the decay thread makes this pool's steps.
     is_in_background: bool,
     origin: Origin,
 }
 
 impl DecayHandle {
     /// Lets the decay thread make this pool's steps, if the device is real. A simulated device has its own
-    /// time, so its tests make the steps.
+    /// time, so tests make its steps.
     pub(crate) fn new(decay: PoolDecay) -> Self {
         let decay = Arc::new(decay);
         let is_in_background = decay.driver.virtual_time_ns().is_none() && add_pool(&decay);
@@ -149,7 +149,7 @@ fn is_forked() -> bool {
     owner != 0 && owner != process::id()
 }
 
-/// Adds a pool; returns whether there is a thread for it.
+/// Adds a pool; returns whether the decay thread runs.
 fn add_pool(decay: &Arc<PoolDecay>) -> bool {
     if is_forked() {
         return false;
@@ -205,7 +205,7 @@ fn remove_pool(decay: &Arc<PoolDecay>) {
 }
 
 /// Ends the decay thread before the process unloads the driver. The wait is bounded, since the exiting thread
-/// may hold a lock that the decay thread waits for.
+/// may hold a lock that the decay thread needs.
 extern "C" fn at_exit() {
     if is_forked() {
         return;
@@ -234,14 +234,14 @@ fn run(wake_up: &WakeUp) {
                 Ok(Err(error)) => {
                     tracing::warn!(target: "millpond::pool", %error, "idle memory could not be released");
                 }
-                // A bug, which must not stop the decay of other pools.
+                // A panic here is a bug, but it must not stop the decay of other pools.
                 Err(_) => forget(&pool),
             }
             if wake_up.is_end() {
                 return;
             }
         }
-        // A decay in no time at all must not keep a core busy.
+        // A very short decay must not keep a core busy.
         if wake_up.wait(pause.max(Duration::from_millis(1))) {
             return;
         }
@@ -254,14 +254,14 @@ fn forget(pool: &Arc<PoolDecay>) {
     POOLS.lock().all.retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(pool)));
 }
 
-/// Handlers that hold the lock during a fork, so that it happens between steps.
+/// Handlers that hold the lock during a fork, so that the fork happens between steps.
 #[cfg(unix)]
 mod forks {
     use super::STEP;
     use crate::tuning::PATIENCE;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    /// Whether the forking thread holds the lock: it does not wait for a very long step.
+    /// Whether the forking thread holds the lock. It does not hold it if the step took too long.
     static IS_LOCKED: AtomicBool = AtomicBool::new(false);
 
     pub(super) fn watch() {
@@ -275,7 +275,7 @@ mod forks {
         }
     }
 
-    /// Runs in both processes.
+    /// Runs in the parent and in the child.
     extern "C" fn after() {
         if IS_LOCKED.swap(false, Ordering::Relaxed) {
             STEP.unlock();
@@ -287,7 +287,7 @@ mod forks {
 mod tests {
     use super::*;
 
-    /// A thread that waits for the lock gives up after its patience, and not before the lock may be free.
+    /// A thread that waits for the lock gives up after its patience, and not earlier.
     #[test]
     fn a_lock_is_waited_for_with_patience() {
         let lock = ForkLock(AtomicBool::new(false));
@@ -303,7 +303,7 @@ mod tests {
         assert!(lock.lock(Duration::ZERO), "it is free after the work");
     }
 
-    /// A new pool wakes the thread once; the end stays.
+    /// A new pool wakes the thread once. The signal to end stays set.
     #[test]
     fn a_signal_wakes_the_thread() {
         let wake_up = WakeUp::default();

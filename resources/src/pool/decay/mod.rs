@@ -1,8 +1,8 @@
-//! Decay: returns memory to the driver that the pool has not needed for a while.
+//! Decay: returns memory to the driver after the pool has not needed it for a while.
 //!
 //! At each step, a sixteenth of the decay's time, the pool notes the bytes that it needed since the last
-//! step. It keeps what the steps of that time needed, each weighted less the longer ago it is ([`window`]).
-//! So a loop keeps its memory, and the rest of a peak is released in small parts. Then a step
+//! step. It keeps a weighted maximum of the needs of recent steps; older steps count less ([`window`]). So a
+//! loop keeps its memory, and the rest of a peak is released in small parts. Then a step
 //!
 //! 1. flushes the stream caches of idle threads, one size class at a time;
 //! 2. asks the driver which work is completed, and makes those blocks unowned;
@@ -50,7 +50,7 @@ pub(super) struct PoolDecay {
     history: Mutex<History>,
 }
 
-/// What the last steps observed.
+/// The observations of the last steps.
 #[derive(Debug)]
 struct History {
     window: Window,
@@ -85,10 +85,10 @@ impl PoolDecay {
     /// Makes a step, if one is due at this time; returns the bytes released to the driver.
     ///
     /// # Errors
-    /// What the driver reports. Memory that was released before the error stays released; the next step tries
-    /// the rest again.
+    /// The driver's error. Memory that was released before the error stays released; the next step tries the
+    /// rest again.
     pub(super) fn step(&self, now: Duration) -> Result<u64> {
-        // Foreign code in a step may ask for a step.
+        // Foreign code in a step may call this again.
         let Some(mut history) = self.history.try_lock() else { return Ok(0) };
         if history.window.last_step().is_some_and(|last| now.saturating_sub(last) < self.interval()) {
             return Ok(0);
@@ -108,7 +108,7 @@ impl PoolDecay {
         self.core.collect_incrementally()?;
         self.take_spans_back();
         let released = self.core.release_incrementally(keep)?;
-        // Resets the peak, so that the next step counts from here on.
+        // This call resets the peak, so that the next step counts from here.
         self.core.with_live_heaps(most_used);
         if released > 0 {
             self.core.trace_decay(released, keep);
@@ -134,7 +134,7 @@ impl PoolDecay {
         idle
     }
 
-    /// Flushes a stream cache; takes the pool's lock for one size class at a time.
+    /// Flushes a stream cache. It takes the pool's lock for one size class at a time.
     fn flush(&self, stream_cache: &StreamCache) {
         self.core.with_live_heaps(|heaps| heaps.flush(stream_cache, Reclaim::Large));
         for class in stream_cache.filled_classes() {
@@ -148,7 +148,7 @@ impl PoolDecay {
         }
     }
 
-    /// Returns the arenas' free spans to the large heap; takes the pool's lock for one span at a time.
+    /// Returns the arenas' free spans to the large heap. It takes the pool's lock for one span at a time.
     fn take_spans_back(&self) {
         let mut shard = 0;
         while let Some(Some(found)) = self.core.with_live_heaps(|heaps| take_span_back(heaps, shard)) {
@@ -170,7 +170,7 @@ fn most_used(heaps: &mut Heaps) -> u64 {
     heaps.store.pages_mut().map_or(held, Pages::take_most_used)
 }
 
-/// Returns one free span of an arena to the large heap; `None` beyond the last arena.
+/// Returns one free span of an arena to the large heap. Returns `None` after the last arena.
 fn take_span_back(heaps: &mut Heaps, shard: usize) -> Option<bool> {
     let shared = Arc::clone(&heaps.shared);
     let span = shared.arenas.get(shard)?.remove_free_span();
@@ -181,8 +181,8 @@ fn take_span_back(heaps: &mut Heaps, shard: usize) -> Option<bool> {
 }
 
 impl Heaps {
-    /// Makes some blocks unowned that were freed in epoch `upto` or before: first those of the large heaps,
-    /// then those of the arenas.
+    /// Makes some blocks unowned that were freed in epoch `upto` or before: first in the large heaps, then in
+    /// the arenas.
     pub(crate) fn disown_step(&mut self, owner: Owner, upto: Epoch, at: &mut Cursor) {
         let large = self.store.heaps_mut();
         let next = match at.part.checked_sub(large.len()) {
@@ -207,8 +207,8 @@ mod tests {
     use super::*;
     use crate::{CudaMemoryResource, PagesMode, PoolLayer};
 
-    /// A pool that holds no more than it keeps still takes back what an idle thread caches, and leaves the
-    /// caches of a thread that makes calls.
+    /// Even a pool that holds no excess memory takes back an idle thread's cached blocks. It leaves the
+    /// caches of an active thread alone.
     #[test]
     fn an_idle_pool_keeps_no_blocks_in_caches() {
         for (calls_between, is_flushed) in [(false, true), (true, false)] {
@@ -234,8 +234,8 @@ mod tests {
         }
     }
 
-    /// A pool that makes calls all the time releases what it does not need, and nothing else: while it holds
-    /// no more than that, the caches of other threads stay, too.
+    /// A pool that is called all the time releases only the memory that it does not need. While it holds no
+    /// such memory, the caches of other threads stay too.
     #[test]
     fn a_busy_pool_releases_only_what_it_does_not_need() {
         const MIB: u64 = 1 << 20;

@@ -1,4 +1,4 @@
-//! The option `decay`: over which time a pool returns idle memory.
+//! The option `decay`: how fast a pool returns idle memory.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use millpond_core::{Error, Result};
 
-/// Over which time a pool returns memory that it no longer needs to the driver.
+/// The time over which a pool returns unneeded memory to the driver.
 ///
-/// A pool that maps [pages](crate::pool::PagesMode) keeps the memory that it needed during that time, the
-/// less the longer ago it needed it. A pool over regions returns memory only on `trim` and before it is out
-/// of memory, since `cuMemFree` waits for all work of the device.
+/// A pool that maps [pages](crate::pool::PagesMode) keeps a weighted maximum of the memory that it needed
+/// during this time; older needs count less. A pool over regions does not decay, since `cuMemFree` waits for
+/// all work of the device. It returns memory on `trim`, before it grows to a new peak, and before a request
+/// fails.
 ///
 /// In text: `decay=10s` (the default), `decay=500ms`, `decay=2min`, `decay=off`.
 ///
@@ -26,13 +27,14 @@ use millpond_core::{Error, Result};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Decay {
-    /// Over this time: from a millisecond to a day, rounded down to whole milliseconds.
+    /// Returns unneeded memory over this time: from a millisecond to a day, rounded down to whole
+    /// milliseconds.
     Over(Duration),
-    /// Never.
+    /// Decay is off.
     Off,
 }
 
-/// Ten seconds, as jemalloc's for pages.
+/// Ten seconds, like jemalloc's default for pages.
 impl Default for Decay {
     fn default() -> Self {
         Self::Over(Duration::from_secs(10))
@@ -43,7 +45,7 @@ impl Decay {
     const UNITS: [(&'static str, u64); 3] = [("ms", 1), ("min", 60_000), ("s", 1000)];
     const LONGEST_MS: u64 = 24 * 60 * 60 * 1000;
 
-    /// Rounds the time down to whole milliseconds, which text can express.
+    /// Rounds the time down to whole milliseconds, since text cannot express less.
     pub(crate) fn in_milliseconds(self) -> Self {
         match self {
             Self::Over(time) => {
@@ -60,7 +62,7 @@ impl Decay {
             return Ok(Some(time));
         }
         Err(Error::invalid_argument(format!(
-            "a pool's decay takes from a millisecond to a day, not {time:?}; `off` is never"
+            "a pool's decay must be from 1 ms to 1 day, not {time:?}; write `off` to turn it off"
         )))
     }
 }

@@ -1,4 +1,4 @@
-//! Computes how many bytes a decaying pool keeps, from what it needed recently.
+//! Computes how many bytes a decaying pool keeps, from its recent needs.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(super) struct Window {
     time: Duration,
-    /// The time of each step and the bytes needed since the one before; the last step is last.
+    /// The time of each step and the bytes needed since the previous step, in order.
     needed: VecDeque<(Duration, u64)>,
 }
 
@@ -35,8 +35,8 @@ impl Window {
         }
     }
 
-    /// Returns the bytes to keep now: all that the last step needed, or a part of what an earlier step
-    /// needed, the smaller the longer ago it is.
+    /// Returns the bytes to keep now: the maximum of the steps' needs, weighted by age. The last step counts
+    /// in full, and older steps count less.
     pub(super) fn keep(&self, now: Duration) -> u64 {
         let faded = |&(when, bytes): &(Duration, u64)| {
             let age = now.saturating_sub(when);

@@ -1,4 +1,4 @@
-//! Tests what the heaps of a pool hold, and what they can serve.
+//! Tests the memory that a pool's heaps hold, and the requests that they can serve.
 
 use millpond_core::driver::{Driver, StreamFlags};
 use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, DriverError, Layout, StreamRef};
@@ -9,8 +9,8 @@ use crate::heap::request::Request;
 use crate::pool::heaps::Reclaim;
 use crate::{CudaMemoryResource, PagesMode, PoolLayer};
 
-/// A request that exceeds the maximum is refused at once; one of a large alignment needs padding, which
-/// the driver does not give.
+/// A request that exceeds the maximum is refused at once. A request with a large alignment needs padding,
+/// since the driver does not align that much.
 #[test]
 fn a_request_within_the_maximum_may_be_served() {
     const MIB: u64 = 1 << 20;
@@ -30,7 +30,7 @@ fn a_request_within_the_maximum_may_be_served() {
     }
 }
 
-/// A block in a stream cache is free in the figures, and not in use.
+/// The statistics count a block in a stream cache as free.
 #[test]
 fn totals_count_a_cached_block_as_free() {
     const BYTES: u64 = 1000;
@@ -56,7 +56,7 @@ fn totals_count_a_cached_block_as_free() {
     assert_eq!(held, 8, "all are in the stream cache");
 }
 
-/// Regions, reserved bytes and their peak are those of the pool now, and at its most.
+/// Regions and reserved bytes describe the pool now, and the peak describes its largest state.
 #[test]
 fn totals_count_what_the_pool_holds() {
     const MIB: u64 = 1 << 20;
@@ -91,8 +91,8 @@ fn totals_count_what_the_pool_holds() {
     }
 }
 
-/// While a stream's work is under way, its free block serves no other stream, and the pool takes more
-/// than its peak of live memory needs.
+/// While a stream's work is under way, its free block serves no other stream. So the pool takes more memory
+/// than its peak of live memory.
 #[test]
 fn memory_taken_beyond_the_slack_is_counted() {
     const MIB: u64 = 1 << 20;
@@ -113,7 +113,7 @@ fn memory_taken_beyond_the_slack_is_counted() {
     }
 }
 
-/// The parts of a block are its bytes, in order, and no others, in an alias and in its own memory.
+/// The parts of a block are exactly its bytes, in order, both in an alias and in the primary mapping.
 #[cfg(unix)]
 #[test]
 fn the_physical_parts_of_a_block_are_its_bytes() {
@@ -126,7 +126,7 @@ fn the_physical_parts_of_a_block_are_its_bytes() {
         // SAFETY: the block came from the pool with this size and is freed once.
         unsafe { pool.deallocate_bytes(ptr, 16 * MIB, StreamRef::LEGACY) };
     }
-    // The device is full, so the block is stitched from what these two left.
+    // The device is full, so the block is stitched from the memory of these two.
     let stitched = allocate(32 * MIB);
     for (ptr, bytes) in [(stitched, 32 * MIB), (blocks[1], 16 * MIB)] {
         let parts_of = |bytes| {
@@ -143,7 +143,8 @@ fn the_physical_parts_of_a_block_are_its_bytes() {
     }
 }
 
-/// What other threads cache may serve a request, so the device is not asked what it has.
+/// Blocks that other threads cache may serve a request, so the pool does not ask the device for its free
+/// memory.
 #[test]
 fn a_block_that_another_thread_caches_is_found_before_the_device_is_asked() {
     const BYTES: u64 = 8 << 20;

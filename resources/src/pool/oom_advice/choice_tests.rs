@@ -1,4 +1,4 @@
-//! Tests which blocks a report names: the cheapest neighbours of a row, and the cheapest regions or handles.
+//! Tests which blocks a report names: the cheapest neighbours in a row, and the cheapest regions or handles.
 
 use millpond_core::{DeviceMemoryResourceExt, DevicePtr, Layout, StreamRef};
 use millpond_driver::sim::{SimConfig, SimDevice};
@@ -28,7 +28,7 @@ fn blocks(choice: Option<Choice>) -> Option<(Vec<usize>, u64)> {
     choice.map(|choice| (choice.what.iter().map(block).collect(), choice.bytes))
 }
 
-/// Regions that share a page return with the last of them, and cost what all of them do.
+/// Regions that share a page return with the last of them, and cost as much as all of them.
 #[test]
 fn regions_in_one_page_count_as_that_page_once() {
     let [a, b, c, d, e] = [0, 1, 2, 3, 4].map(What::Block);
@@ -46,7 +46,7 @@ fn regions_in_one_page_count_as_that_page_once() {
     assert_eq!(pages, [(3, 1, 30, vec![a, b]), (5, 3, 12, vec![c, d]), (8, 1, 9, vec![e])]);
 }
 
-/// The parts with the fewest bytes in use per byte are emptied, and none that the others make needless.
+/// The parts with the fewest bytes in use per byte are emptied, except any that the others make needless.
 #[test]
 fn the_cheapest_parts_that_suffice_are_emptied() {
     let [cheap, large, dear] = [0, 1, 2].map(What::Block);
@@ -59,7 +59,7 @@ fn the_cheapest_parts_that_suffice_are_emptied() {
     for (missing, choice) in [
         (0, None),
         (4, Some((vec![0], 1))),
-        // The large one alone has as much as it has together with the cheap one, which went first.
+        // The large part alone suffices, so the cheap part that was chosen first is not needed.
         (5, Some((vec![1], 6))),
         (8, Some((vec![1], 6))),
         (9, Some((vec![1, 0], 7))),
@@ -92,7 +92,8 @@ fn regions_count_as_whole_pages_only_if_they_must() {
     }
 }
 
-/// A stitched block may begin at the end of one handle and end at the start of another, not of the same.
+/// A stitched block may begin at the end of one handle and end at the start of another, but not of the same
+/// handle.
 #[test]
 fn the_largest_free_ends_of_two_handles_are_taken() {
     let parts = |ends: &[(u64, u64)]| -> Vec<Part> {
@@ -109,7 +110,7 @@ fn the_largest_free_ends_of_two_handles_are_taken() {
         (&[(9, 9), (4, 1), (3, 6)], 2, 15, &[1]),
         (&[(8, 9), (7, 1), (3, 6)], 2, 16, &[2]),
         (&[(9, 1), (3, 9)], 2, 18, &[]),
-        // Pieces below the least count nothing.
+        // Pieces smaller than `least` do not count.
         (&[(1, 9), (8, 1)], 2, 17, &[]),
         (&[(5, 9)], 2, 9, &[]),
         (&[], 2, 0, &[]),
@@ -121,7 +122,7 @@ fn the_largest_free_ends_of_two_handles_are_taken() {
     }
 }
 
-/// Of the neighbours that are large enough together, those with the fewest bytes in use are named.
+/// Among neighbours that are large enough together, the report names the ones with the fewest bytes in use.
 #[test]
 fn the_cheapest_neighbours_of_a_row_are_named() {
     let whole = [8 * KIB, 2 * KIB, 12 * KIB];
@@ -170,7 +171,8 @@ fn the_cheapest_neighbours_of_a_row_are_named() {
     }
 }
 
-/// Of neighbours that cost the same, those with the lowest addresses are named: reports repeat.
+/// Among neighbours that cost the same, the report names the lowest addresses, so that reports repeat
+/// exactly.
 #[test]
 fn of_equal_neighbours_the_first_are_named() {
     let live = LiveBlock { address: 0, bytes: 1 };
@@ -188,7 +190,7 @@ fn of_equal_neighbours_the_first_are_named() {
     assert_eq!(named, Some((vec![0], 8 * KIB)));
 }
 
-/// The pages of a region count as free if they lie between its blocks in use as a whole.
+/// A page of a region counts as free if it lies wholly between blocks in use.
 #[test]
 fn whole_pages_between_blocks_in_use_are_free() {
     const MIB: u64 = 1 << 20;
@@ -204,7 +206,7 @@ fn whole_pages_between_blocks_in_use_are_free() {
         pool.central.with_heaps(|heaps| pages_needed(heaps, &request(mib * MIB, 256), room))
     };
     assert_eq!(needed(1, &room), None, "all is in use");
-    // These stay: pages 0, 2 and 5 of 8 are in use in part.
+    // These blocks stay: pages 0, 2 and 5 of 8 are partly in use.
     for ptr in blocks {
         if ![0, 4, 10].contains(&((ptr.address() - base) / MIB)) {
             // SAFETY: the block came from the pool with this size and is freed once.
@@ -223,8 +225,8 @@ fn whole_pages_between_blocks_in_use_are_free() {
     assert_eq!(needed(1, &Room { page_bytes: None, ..room }), None);
 }
 
-/// What a small request needs of new memory is what the pool then takes for it, if it has no more: a span.
-/// Contending threads want larger ones.
+/// A small request needs a span of new memory, and the pool takes exactly that if it has no more. Contending
+/// threads want larger spans.
 #[test]
 fn a_small_request_needs_a_span() {
     for (pages, is_contended) in
@@ -255,7 +257,7 @@ fn a_small_request_needs_a_span() {
     }
 }
 
-/// What is free at both ends of a handle counts for a stitched block, of a handle that is in use in part.
+/// The free bytes at both ends of a partly used handle count for a stitched block.
 #[test]
 fn the_free_ends_of_handles_are_what_no_block_covers() {
     const MIB: u64 = 1 << 20;

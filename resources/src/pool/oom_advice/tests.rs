@@ -1,5 +1,5 @@
-//! Tests the advice of out-of-memory reports: repeats what happened and follows the advice, after which the
-//! request must succeed. Wrong reports must fail that test.
+//! Tests the advice of out-of-memory reports: repeats the steps and follows the advice. Then the request must
+//! succeed. Wrong reports must fail that test.
 
 mod merged;
 mod others;
@@ -29,7 +29,7 @@ const STREAMS: usize = 3;
 #[derive(Clone, Copy, Debug)]
 struct Setup {
     capacity: u64,
-    /// Bytes that are allocated past the pool.
+    /// Bytes allocated outside the pool.
     elsewhere: u64,
     maximum: Option<u64>,
     pages: PagesMode,
@@ -107,8 +107,8 @@ impl World {
         Self { device, pool, streams, live: BTreeMap::new(), elsewhere }
     }
 
-    /// Runs the steps up to the first request that fails after `skip` failed ones; returns that request and
-    /// its error.
+    /// Runs the steps until a request fails after `skip` earlier failures; returns that request and its
+    /// error.
     fn run(&mut self, steps: &[Step], mut skip: usize) -> Option<(Failed, Error)> {
         for step in steps {
             match *step {
@@ -158,7 +158,7 @@ impl World {
         self.streams.iter().for_each(|stream| self.set_capturing(*stream, false));
     }
 
-    /// Begins or ends a capture. Panics if a call of the pool has ended one.
+    /// Begins or ends a capture. Panics if a call of the pool broke the capture.
     fn set_capturing(&self, stream: StreamRef, capturing: bool) {
         match (self.device.stream_is_capturing(stream), capturing) {
             (Ok(false), true) => self.device.begin_capture(stream, CaptureMode::Global),
@@ -208,7 +208,7 @@ impl World {
 struct Story {
     setup: Setup,
     steps: Vec<Step>,
-    /// The number of requests that failed before.
+    /// The number of earlier requests that failed.
     earlier: usize,
 }
 
@@ -245,7 +245,7 @@ impl Story {
     }
 }
 
-/// Returns the new memory that a request takes of the pool's maximum and of the device, if no free block
+/// Returns the bytes that a request takes from the pool's maximum and from the device, if no free block
 /// serves it.
 fn needed(layout: Layout, over_pages: bool) -> (u64, u64) {
     let exact = layout.bytes().next_multiple_of(256);
@@ -257,7 +257,7 @@ fn needed(layout: Layout, over_pages: bool) -> (u64, u64) {
     (padded, padded.next_multiple_of(512))
 }
 
-/// Checks that a request failed only since the device or the pool's maximum has too little.
+/// Checks that a request failed only because the device or the pool's maximum has too little.
 fn check_failure(story: &Story) -> Result<(), String> {
     let (world, failed, report) = story.tell().expect("it failed before");
     let (_, _, again) = story.tell().expect("it failed before");
@@ -318,7 +318,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 20..if cfg!(miri) { 30 } else { 200 })
 }
 
-/// On small devices, with random steps: each request that fails had to, and all advice is true.
+/// Random steps on small devices: each request that fails had to fail, and all advice is true.
 #[test]
 fn all_advice_is_true() {
     let cases = std::env::var("MILLPOND_SHORTAGES").ok().and_then(|cases| cases.parse().ok());
@@ -395,16 +395,16 @@ fn during_a_capture_the_report_names_streams_with_a_fit() {
         assert!(report.is_capturing);
         assert_eq!(advice(&report)[0], "wait", "{report}");
         one.check(&report).unwrap();
-        // Two neighbours of two streams, and neither is enough.
+        // Two neighbours belong to two streams, and neither is enough.
         let two = story(setup, &captured(&[free(1, 1), free(1, 2)], 32 * MIB));
         let report = two.report();
         assert_eq!(advice(&report)[0], "merge", "{report}");
         two.check(&report).unwrap();
-        // Outside a capture the pool waits by itself.
+        // Outside a capture, the pool waits by itself.
         let steps = [take(40 * MIB, 1), free(0, 1), take(40 * MIB, 0), take(40 * MIB, 0)];
         let report = story(setup, &steps).report();
         assert!(advice(&report).iter().all(|it| !["wait", "merge"].contains(it)), "{report}");
-        // It does not help either to wait for a stream that has too little.
+        // Waiting for a stream that has too little does not help either.
         let little = story(setup, &captured(&[free(1, 1)], 17 * MIB));
         let report = little.report();
         assert!(advice(&report).iter().all(|it| !["wait", "merge"].contains(it)), "{report}");
@@ -422,7 +422,7 @@ fn the_maximum_is_raised_by_what_is_missing_and_no_less() {
         assert_eq!((advice(&report)[0], report.short_bytes), ("raise", Some(6 * MIB)), "{report}");
         short.check(&report).unwrap();
         short.try_out(&[Remedy::raise_maximum(6 * MIB - 256, true)]).unwrap_err();
-        // If the device has too little too, both are needed, as far as others hold the rest.
+        // If the device also has too little, both remedies are needed, as far as others hold the rest.
         let full = Setup { elsewhere: 42 * MIB, ..setup };
         let both = story(full, &[take(16 * MIB, 0), take(10 * MIB, 1)]);
         let report = both.report();
@@ -431,7 +431,7 @@ fn the_maximum_is_raised_by_what_is_missing_and_no_less() {
         report.remedies[..2]
             .iter()
             .for_each(|remedy| _ = both.try_out(std::slice::from_ref(remedy)).unwrap_err());
-        // More than the device has: nothing helps.
+        // The request exceeds the device: nothing helps.
         let report = story(setup, &[take(65 * MIB, 0)]).report();
         assert!(report.remedies.is_empty(), "{report}");
         assert!(report.to_string().contains("the device has 64MiB in all: ask for less"), "{report}");
@@ -563,7 +563,7 @@ fn wrong_reports_are_found_out() {
         report.remedies = vec![Remedy::wait_for_stream(StreamRef::LEGACY, 16 * MIB)];
         little.check(&report).expect_err("the report is wrong");
     }
-    // A device that refuses what it has.
+    // A device that refuses memory that it has.
     let lies = story(Setup { lies: true, ..pages() }, &[take(16 * MIB, 0)]);
     check_failure(&lies).expect_err("the device has room");
 }

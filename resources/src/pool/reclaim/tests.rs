@@ -1,4 +1,4 @@
-//! Tests which caches and arenas are reclaimed, and whose free bytes count.
+//! Tests which caches and arenas are reclaimed, and which free bytes count.
 
 use millpond_core::{DeviceMemoryResourceExt, DevicePtr, Layout, StreamRef};
 use millpond_driver::sim::{SimConfig, SimDevice};
@@ -26,13 +26,13 @@ fn give(pool: &Pool, ptr: DevicePtr, bytes: u64) {
     unsafe { pool.deallocate_bytes(ptr, bytes, StreamRef::LEGACY) };
 }
 
-/// The owner number of the stream of all calls.
+/// Returns the owner number of the stream that all calls use.
 fn owner_in(pool: &Pool) -> Owner {
     let cell = (0..8).find_map(|_| pool.central.stream_cell(StreamRef::LEGACY));
     cell.expect("the stream is used often").owner
 }
 
-/// Makes a second arena, as if threads contended, and moves this thread there; returns its number.
+/// Creates a second arena, as if threads contended, and moves this thread there; returns its number.
 fn second_arena(pool: &Pool) -> Shard {
     let users = std::array::from_fn::<u32, ARENAS, _>(|shard| if shard == 0 { 2 } else { 0 });
     let shard = pool.shared.arenas.next(0, &users);
@@ -48,8 +48,8 @@ fn large() -> Request {
     Request::new(Layout::new(8 * MIB)).expect("not too large")
 }
 
-/// Frees blocks in two arenas, and a large one. A request counts the free bytes of its own arena and the
-/// large ones, or of all while memory is short, and if it is large.
+/// Frees blocks in two arenas, and a large one. A small request counts the free bytes of its own arena and of
+/// the large blocks. A large request counts all free bytes, and so does a small one while memory is short.
 #[test]
 fn the_free_bytes_for_a_request_are_those_of_its_arena_and_the_large_ones() {
     let pool = pool(PagesMode::Off);
@@ -87,7 +87,7 @@ fn the_free_bytes_for_a_request_are_those_of_its_arena_and_the_large_ones() {
     pool.validate();
 }
 
-/// A stream's blocks are all moved, unless the request is for one of several arenas.
+/// All blocks of a stream are moved, unless the request is for one of several arenas.
 #[test]
 fn all_blocks_are_moved_but_those_of_other_arenas() {
     for is_contended in [false, true] {
@@ -112,8 +112,8 @@ fn all_blocks_are_moved_but_those_of_other_arenas() {
     }
 }
 
-/// Before growth, caches are flushed. Over regions, or while threads contend, they must hold enough: a part
-/// of the reserved bytes, or of the arena's.
+/// Caches are flushed before growth. Over regions, or while threads contend, they are flushed only if they
+/// hold enough: a part of the reserved bytes, or of the arena's bytes.
 #[test]
 fn caches_are_flushed_if_they_hold_a_part_of_what_is_reserved() {
     for (pages, is_contended, share) in [
@@ -122,7 +122,8 @@ fn caches_are_flushed_if_they_hold_a_part_of_what_is_reserved() {
         (PagesMode::On, true, LITTLE),
         (PagesMode::On, false, u64::MAX),
     ] {
-        // Beside blocks in use that are too large for the caches to matter, and small enough.
+        // Blocks in use, first large enough to make the caches unimportant, then small enough to make them
+        // matter.
         let mut flushed = Vec::new();
         for in_use in [0, 1, 8, 64, 512].map(|mib| mib * MIB) {
             let pool = pool(pages);
@@ -154,7 +155,7 @@ fn caches_are_flushed_if_they_hold_a_part_of_what_is_reserved() {
     }
 }
 
-/// A small request while threads contend compares the caches with its own arena.
+/// While threads contend, a small request compares the caches with its own arena.
 #[test]
 fn a_small_request_compares_the_caches_of_its_arena_with_that() {
     let pool = pool(PagesMode::Off);

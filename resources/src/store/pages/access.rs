@@ -1,15 +1,15 @@
-//! Says how physical memory is made and which devices have access to it, and grants access.
+//! Decides how physical memory is created and which devices have access to it, and grants access.
 
 use millpond_core::driver::{AccessFlags, Driver, DriverError, DriverResult, PhysicalProps};
 use millpond_core::{DeviceId, DevicePtr};
 use parking_lot::Mutex;
 
-/// How a pool's physical memory is made, and which devices have access besides the pool's own.
+/// How a pool's physical memory is created, and which other devices have access to it.
 #[derive(Debug, Default)]
 pub(crate) struct Backing {
     pub(crate) props: PhysicalProps,
-    /// Whether devices get access as they come. If not, the user named the peers, and mapping fails if the
-    /// driver refuses one.
+    /// Whether devices get access when they become active. If not, the user named the peers, and mapping
+    /// fails if the driver refuses one.
     is_open: bool,
     peers: Mutex<PeerTable>,
 }
@@ -23,12 +23,12 @@ struct PeerTable {
 }
 
 impl Backing {
-    /// Returns a backing with these peers; if it `is_open`, other devices get access as they come.
+    /// Returns a backing with these peers; if it `is_open`, other devices get access when they become active.
     pub(crate) fn new(props: PhysicalProps, peers: Vec<DeviceId>, is_open: bool) -> Self {
         Self { props, is_open, peers: Mutex::new(PeerTable { admitted: peers, refused: Vec::new() }) }
     }
 
-    /// Returns whether devices get access as they come.
+    /// Returns whether devices get access when they become active.
     pub(crate) fn is_open(&self) -> bool {
         self.is_open
     }
@@ -38,14 +38,14 @@ impl Backing {
         self.peers.lock().admitted.clone()
     }
 
-    /// Returns the devices of `active` that have no access and were not refused it.
+    /// Returns the devices of `active` that have no access and that the driver has not refused.
     pub(super) fn newcomers(&self, active: &[DeviceId]) -> Vec<DeviceId> {
         let peers = self.peers.lock();
         let is_new = |device: &&DeviceId| !peers.admitted.contains(device) && !peers.refused.contains(device);
         active.iter().filter(is_new).copied().collect()
     }
 
-    /// Lets mappings from now on give access to these devices, too.
+    /// From now on, new mappings also give access to these devices.
     pub(super) fn begin_to_admit(&self, devices: &[DeviceId]) {
         let mut peers = self.peers.lock();
         for device in devices {
@@ -55,7 +55,7 @@ impl Backing {
         }
     }
 
-    /// Ends what [`begin_to_admit`](Self::begin_to_admit) began, for devices that got no access.
+    /// Undoes [`begin_to_admit`](Self::begin_to_admit) for devices that got no access.
     pub(super) fn withdraw(&self, devices: &[DeviceId]) {
         self.peers.lock().admitted.retain(|device| !devices.contains(device));
     }
@@ -119,7 +119,8 @@ fn warn_refused(peer: DeviceId, error: &DriverError) {
     );
 }
 
-/// Grants other devices access to all mapped memory. Nothing is unmapped until it is committed.
+/// Grants other devices access to all mapped memory. The pool unmaps nothing until the admission is
+/// committed.
 #[derive(Debug)]
 pub(crate) struct Admission {
     /// The devices that are to get access.
@@ -130,16 +131,17 @@ pub(crate) struct Admission {
     pub(super) refused: Vec<DeviceId>,
     /// Mapped addresses without a gap: address and bytes.
     pub(super) ranges: Vec<(u64, u64)>,
-    /// Whether the user named the devices, and gets the error.
+    /// Whether the user named the devices. If so, the user gets the error.
     pub(super) is_asked: bool,
 }
 
 impl Admission {
-    /// Makes the driver calls. If the user did not name the devices, one that the driver refuses is left out,
-    /// and one for which memory ran short is tried again later.
+    /// Makes the driver calls. If the user did not name the devices, a device that the driver refuses is left
+    /// out. A device for which memory ran short is tried again later.
     ///
     /// # Errors
-    /// The driver's error; if the user did not name the devices, only that the pool's device is lost.
+    /// The driver's error. If the user did not name the devices, only the loss of the pool's device is an
+    /// error.
     pub(crate) fn run(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         match self.set_access(driver, &self.devices) {
             Err(error) if !self.is_asked && !error.is_sticky() => {}

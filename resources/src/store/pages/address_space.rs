@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 /// Reserved addresses, taken and free.
 ///
 /// Addresses cost next to nothing (a reservation of 64 TiB takes a microsecond), but the first mapping in an
-/// aligned 512 MiB costs half as much again: so taken addresses are kept close together.
+/// aligned 512 MiB costs half as much again. So taken addresses are kept close together.
 #[derive(Debug, Default)]
 pub(super) struct Space {
     /// Base and bytes, in the order in which they were reserved.
@@ -15,7 +15,7 @@ pub(super) struct Space {
 }
 
 impl Space {
-    /// Adds a reservation, of which all but the last `guard` bytes are free: those are never used.
+    /// Adds a reservation. All of it is free except the last `guard` bytes, which are never used.
     pub(super) fn add(&mut self, base: u64, bytes: u64, guard: u64) {
         self.reservations.push((base, bytes));
         self.free.insert(base, bytes - guard);
@@ -71,7 +71,7 @@ impl Space {
         self.free.insert(base, bytes);
     }
 
-    /// Panics if free neighbours are apart, or free ranges and those of `taken` share an address. Plans under
+    /// Panics if free neighbours are not joined, or if a free range overlaps a range of `taken`. Plans under
     /// way may have taken more.
     pub(super) fn validate(&self, mut taken: Vec<(u64, u64)>) {
         for ((base, bytes), next) in self.free.iter().zip(self.free.keys().skip(1)) {
@@ -118,7 +118,8 @@ mod tests {
         assert_eq!(space.free, BTreeMap::from([(100, 100), (210, 50)]));
     }
 
-    /// The roomiest range leaves the most addresses behind what is taken; the lowest keeps them together.
+    /// The roomiest range leaves the most addresses after the taken ones; the lowest range keeps taken
+    /// addresses together.
     #[test]
     fn ranges_are_taken_from_the_largest_or_the_lowest() {
         let mut space = Space::default();

@@ -1,4 +1,4 @@
-//! Plans access of other devices to what is mapped, and names the memory behind a block.
+//! Plans access of other devices to mapped memory, and finds the physical memory of a block.
 
 use millpond_core::DeviceId;
 #[cfg(unix)]
@@ -8,8 +8,8 @@ use crate::store::pages::access::Admission;
 use crate::store::pages::state::Pages;
 
 impl Pages {
-    /// Plans access for the devices that have none to mapped memory; `None` if there is nothing to do. No
-    /// other task is under way, and no release is planned until this is committed or aborted.
+    /// Plans access to mapped memory for the devices that have none; `None` if there is nothing to do. No
+    /// other task is under way, and no release is planned until the admission is committed or aborted.
     pub(crate) fn plan_admission(&mut self, devices: &[DeviceId], is_asked: bool) -> Option<Admission> {
         let devices = if is_asked { devices.to_vec() } else { self.backing.newcomers(devices) };
         if devices.is_empty() {
@@ -20,7 +20,7 @@ impl Pages {
             self.backing.admit(&devices);
             return None;
         }
-        // A growth that is planned meanwhile maps memory that is not among the ranges.
+        // A growth that is planned meanwhile maps memory outside these ranges.
         self.backing.begin_to_admit(&devices);
         Some(Admission { planned: devices.clone(), devices, refused: Vec::new(), ranges, is_asked })
     }

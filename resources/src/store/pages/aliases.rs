@@ -1,4 +1,4 @@
-//! The table of alias mappings: handles mapped a second time, one behind the other.
+//! The table of alias mappings: handles mapped a second time, one after the other.
 
 use crate::store::pages::address_space::Space;
 use crate::store::pages::handles::{AliasId, HandleId, Handles, NONE};
@@ -6,7 +6,7 @@ use crate::store::pages::handles::{AliasId, HandleId, Handles, NONE};
 /// A mapping in an alias.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Map {
-    /// `NONE` where a handle was unmapped.
+    /// `NONE` if the handle was unmapped.
     pub(super) handle: HandleId,
     /// From the start of the alias, in bytes.
     pub(super) offset: u64,
@@ -15,18 +15,19 @@ pub(super) struct Map {
     pub(super) number: u64,
 }
 
-/// Contiguous addresses at which handles are mapped one behind the other.
+/// Contiguous addresses at which handles are mapped one after the other.
 #[derive(Debug)]
 pub(super) struct Alias {
     pub(super) base: u64,
     /// Bytes of addresses kept for this alias.
     pub(super) slot: u64,
-    /// Bytes of them that are mapped, from the start.
+    /// Mapped bytes, from the start of the addresses.
     pub(super) bytes: u64,
     pub(super) maps: Vec<Map>,
-    /// The number of plans and releases under way that map or unmap here. The alias keeps its end meanwhile.
+    /// The number of plans and releases under way that map or unmap here. Until they end, the alias keeps its
+    /// end.
     pub(super) busy: u32,
-    /// Whether a handle could not be unmapped behind its end: the alias must not be extended.
+    /// Whether a handle past its end could not be unmapped. The alias must then not be extended.
     pub(super) is_closed: bool,
     /// The number of the last block in this alias, counted over the blocks of all aliases.
     pub(super) used: u64,
@@ -38,7 +39,7 @@ impl Alias {
         self.base + self.maps[place].offset
     }
 
-    /// Returns whether more handles may be mapped behind its end.
+    /// Returns whether more handles may be mapped after its end.
     pub(super) fn may_extend(&self) -> bool {
         self.busy == 0 && !self.is_closed
     }
@@ -110,8 +111,8 @@ impl Aliases {
         alias.addr(place)
     }
 
-    /// Ends a plan or a release that was under way in an alias; `is_clean` says whether it unmapped all that
-    /// it should. An idle alias ends with its last mapping, and is removed if it has none.
+    /// Ends a plan or a release that was under way in an alias; `is_clean` says whether it unmapped
+    /// everything it should. An idle alias ends with its last mapping, and is removed if it has none.
     pub(super) fn end_work(&mut self, id: AliasId, is_clean: bool) {
         let alias = self.get_mut(id);
         alias.busy -= 1;
@@ -151,7 +152,7 @@ impl Aliases {
         self.iter().flat_map(move |(_, alias)| mapped_in(alias))
     }
 
-    /// Panics where aliases and handles disagree.
+    /// Panics if aliases and handles disagree.
     pub(super) fn validate(&self, handles: &Handles) {
         let mut mappings = 0;
         for (id, alias) in self.iter() {
@@ -183,7 +184,7 @@ impl Aliases {
 mod tests {
     use super::*;
 
-    /// While a plan or a release is under way, or after a handle stayed mapped, nothing is mapped behind the
+    /// While a plan or a release is under way, or after a handle stayed mapped, nothing is mapped after the
     /// end.
     #[test]
     fn an_alias_is_extended_only_while_nothing_is_under_way_and_all_went_well() {

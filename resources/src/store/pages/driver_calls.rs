@@ -1,4 +1,4 @@
-//! The driver calls of plans and releases, made without the pool's lock, and undone where one fails.
+//! The driver calls of plans and releases, made without the pool's lock, and undone if one fails.
 
 use std::sync::Arc;
 
@@ -11,11 +11,11 @@ use crate::store::pages::handles::{AddressRange, HandleId};
 /// Where the addresses of new mappings come from.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Addresses {
-    /// They are reserved already, from this address on.
+    /// Already reserved, from this address on.
     At(u64),
     /// A new reservation of this many bytes.
     Reserve(u64),
-    /// A new reservation of `bytes` for each address range, the small one below the large one: so the order
+    /// A new reservation of `bytes` for each address range, the small one below the large one. So the order
     /// of primary mappings does not depend on the driver. The mappings are in the upper or the lower half.
     ReserveBoth { bytes: u64, is_upper: bool },
 }
@@ -49,7 +49,7 @@ pub(crate) struct Work {
     pub(super) granularity: u64,
     /// Sizes of the new handles in bytes, and the addresses of their primary mappings.
     pub(super) sizes: Vec<u64>,
-    /// Calls of the budget that went into more and smaller handles; a plan that is aborted gives them back.
+    /// Calls of the budget that the plan spent on more and smaller handles; an aborted plan gives them back.
     pub(super) spent_calls: u64,
     pub(super) primaries: Addresses,
     /// The handles to map in an alias, and their addresses there.
@@ -65,7 +65,7 @@ pub(crate) struct Work {
     pub(super) left: Vec<Retired>,
 }
 
-/// A handle, or only mappings, that returns to the driver.
+/// A handle, or only mappings, to return to the driver.
 #[derive(Debug)]
 pub(super) struct Retired {
     /// The handle to release once it is unmapped.
@@ -74,7 +74,7 @@ pub(super) struct Retired {
     pub(super) bytes: u64,
     /// Mappings to end: address and bytes.
     pub(super) mappings: Vec<(u64, u64)>,
-    /// The address of the primary mapping, which is free again in the end.
+    /// The address of the primary mapping, which becomes free at the end.
     pub(super) primary: Option<(AddressRange, u64)>,
 }
 
@@ -101,7 +101,7 @@ impl Retired {
 
 /// Reserves `bytes` of addresses, or fewer, but at least `least` and a guard.
 fn reserve(driver: &dyn Driver, bytes: u64, least: u64, granularity: u64) -> DriverResult<(u64, u64)> {
-    // The driver may place one reservation directly behind another; the guard keeps blocks out of two.
+    // The driver may place one reservation directly after another; the guard prevents a block that spans two.
     let (mut bytes, least) = (bytes.max(least + granularity), least + granularity);
     loop {
         match driver.mem_address_reserve(bytes, granularity) {
@@ -143,7 +143,7 @@ impl Work {
         self.sizes.iter().sum()
     }
 
-    /// Makes the new memory one handle.
+    /// Changes the plan to create the new memory as one handle.
     pub(crate) fn take_at_once(&mut self) {
         let new = self.new_bytes();
         self.sizes.clear();
@@ -189,8 +189,8 @@ impl Work {
         }
     }
 
-    /// Returns the bytes of addresses for a new alias that asks for `slot`: fewer if the reservation turned
-    /// out smaller.
+    /// Returns the bytes of addresses for a new alias that asks for `slot`: fewer if the reservation is
+    /// smaller.
     pub(super) fn slot_bytes(&self, slot: u64) -> u64 {
         self.reserved_alias.map_or(slot, |(_, bytes)| slot.min(bytes - self.granularity))
     }
@@ -198,8 +198,8 @@ impl Work {
     /// Makes the driver calls. If one fails, those before it are undone.
     ///
     /// # Errors
-    /// The driver's error. If the driver refuses a handle although it has enough memory, smaller handles are
-    /// tried first.
+    /// The driver's error. If the driver refuses a handle although it has enough memory, the plan first tries
+    /// smaller handles.
     pub(crate) fn run(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         let outcome = self.map_primaries(driver).and_then(|()| self.map_alias(driver));
         if let Err(error) = &outcome {
@@ -234,8 +234,8 @@ impl Work {
         unsafe { self.backing.grant(driver, base, addr - base) }
     }
 
-    /// Creates all handles before any is mapped, so that little has to be undone where another process took
-    /// the memory. If the driver refuses a handle although it has enough memory, two halves are tried.
+    /// Creates all handles before it maps any, so that little has to be undone if another process took the
+    /// memory. If the driver refuses a handle although it has enough memory, the plan tries two halves.
     fn create(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         let mut pending: Vec<u64> = self.sizes.iter().rev().copied().collect();
         let mut left = self.new_bytes();
@@ -321,15 +321,15 @@ mod tests {
 
     use super::*;
 
-    /// A handle that the driver refuses is made as two halves while the device has all that is still missing,
-    /// and no longer.
+    /// A handle that the driver refuses is created as two halves, as long as the device has all the missing
+    /// memory.
     #[test]
     fn a_refused_handle_is_halved_while_the_device_has_enough() {
         const MIB: u64 = 1 << 20;
         for (capacity, refused, created) in [
             (16, 0, Some(&[4, 4, 8][..])),
             (16, 1, Some(&[8, 4, 4])),
-            // The device has too little from the start, and the last handle is refused for that.
+            // The device has too little from the start, so the last handle is refused.
             (14, 2, None),
         ] {
             let device = SimDevice::new(SimConfig::with_capacity(capacity * MIB));
@@ -342,7 +342,8 @@ mod tests {
         }
     }
 
-    /// Each handle is mapped by a call, and one more makes all accessible; without an alias there is none.
+    /// One call maps each handle, and one more makes all of them accessible. Without an alias there is no
+    /// call.
     #[test]
     fn an_alias_takes_a_call_for_each_handle_and_one_more() {
         const UNIT: u64 = 2 << 20;

@@ -17,7 +17,7 @@ use crate::tuning::DEVICE_PAGE;
 pub(crate) struct Found {
     /// Bytes of the free extent that the block is taken from.
     pub(crate) bytes: u64,
-    /// The latest epoch in which any of them was freed.
+    /// The latest epoch in which any of these bytes was freed.
     pub(crate) epoch: Epoch,
     /// Their owner: the requester, if it owns some of them.
     pub(crate) owner: Owner,
@@ -42,7 +42,7 @@ pub(super) struct FreeExtent {
 }
 
 impl FreeExtent {
-    /// Returns a key by which the better of two extents is the smaller, whatever their owners.
+    /// Returns a sort key: the better of two extents has the smaller key, whatever their owners.
     pub(super) fn rank(&self) -> impl Ord + use<> {
         (self.range == AddressRange::Large, self.bytes, self.addr)
     }
@@ -61,8 +61,8 @@ impl Pages {
         Some(FreeExtent { range, chunk, bytes: extent.bytes, addr })
     }
 
-    /// Finds the best free extent of `owner` in the primary mapping. A small request takes one of the large
-    /// address range only where the pool may not grow.
+    /// Finds the best free extent of `owner` in the primary mapping. A small request takes an extent of the
+    /// large address range only if the pool may not grow.
     pub(super) fn find_in_primary(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<FreeExtent> {
         let find = |range| {
             let chunk = self.heap(range).find(owner, upto, request)?;
@@ -124,8 +124,8 @@ impl Pages {
         found.or_else(|| self.find_in_aliases(whose, request))
     }
 
-    /// Finds the best free extent among the owner's and the unowned ones; with `is_own_first`, among the
-    /// owner's alone if one of them serves.
+    /// Finds the best free extent among the owner's and the unowned ones; with `is_own_first`, among only the
+    /// owner's if one of them serves.
     fn find_for(&self, owner: Owner, request: &Request, is_own_first: bool) -> Option<FreeExtent> {
         let own = self.find_in_primary(owner, Epoch::MAX, request);
         if owner == ANY_STREAM || own.is_some_and(|own| is_own_first || own.bytes == request.bytes) {
@@ -178,11 +178,11 @@ impl Pages {
         self.room(u64::MAX) >= self.granularity
     }
 
-    /// Takes a span for small blocks: `wanted` contiguous bytes or as many as there are, but enough for the
+    /// Takes a span for small blocks: `wanted` contiguous bytes, or as many as there are, but enough for the
     /// request. Returns the block, its address, its bytes, and the epoch in which it was freed.
     ///
-    /// It comes from the small address range, and from the large one only while the pool may not grow; with
-    /// `anywhere`, from either: the last attempt before an out-of-memory error.
+    /// It comes from the small address range, and from the large one only while the pool may not grow. With
+    /// `anywhere` it comes from either: that is the last attempt before an out-of-memory error.
     pub(super) fn cut_span_of(
         &mut self,
         owner: Owner,
@@ -226,8 +226,7 @@ impl Pages {
         (pack(range, id), base, bytes, epoch)
     }
 
-    /// Takes contiguous bytes of the large address range of which the owner owns a part and the rest is
-    /// unowned.
+    /// Takes contiguous bytes of the large address range that are partly the owner's and partly unowned.
     pub(super) fn take_with_unowned(&mut self, owner: Owner, request: &Request) -> Option<Taken> {
         if self.range_of(request) == AddressRange::Small && self.may_grow() && !self.is_short {
             return None;

@@ -9,7 +9,7 @@ use crate::store::pages::state::Pages;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::tuning::LEAST_PIECE;
 
-/// Contiguous free bytes in the primary mapping: those at one end of a handle, or a piece for a block.
+/// Contiguous free bytes in the primary mapping: the free end of a handle, or a piece for a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Piece {
     pub(super) range: AddressRange,
@@ -76,12 +76,12 @@ impl FreeEnds {
         }
     }
 
-    /// Collects the runs for `owner` that hold a large enough chunk of `of`.
+    /// Collects the runs for `owner` in which `of` owns a large enough chunk.
     fn collect_with(&mut self, pages: &Pages, range: AddressRange, owner: Owner, of: Owner, least: u64) {
         let heap = pages.heap(range);
         for (id, chunk) in heap.free_from(of, least).filter(|(_, chunk)| chunk.bytes >= least) {
             let first = heap.first_of_run(id, owner);
-            // A run is added once: for its first chunk that is large enough.
+            // A run is added once: at its first chunk that is large enough.
             let first_large = heap.run(first, owner).find(|chunk| chunk.bytes >= least);
             if first_large.is_none_or(|first_large| first_large.addr != chunk.addr) {
                 continue;
@@ -142,8 +142,8 @@ impl FreeEnds {
 
     /// Returns the oldest run of at least `bytes`, over all aliases.
     ///
-    /// Not the tightest: a program that repeats its requests then gets the same runs each time, and causes no
-    /// driver call.
+    /// It does not return the tightest run, because a program that repeats its requests then gets the same
+    /// runs each time, without a driver call.
     pub(super) fn oldest_run(&self, handles: &Handles, aliases: &Aliases, bytes: u64) -> Option<Run> {
         let starts = self.iter().filter(|(_, ends)| ends.suffix.bytes > 0);
         let mut best: Option<(u64, Run)> = None;
@@ -250,7 +250,7 @@ mod tests {
         Alias { base: 0, slot: bytes, bytes, maps, busy: 0, is_closed: false, used: 0 }
     }
 
-    /// Handle 0 is in use, the last half of handle 1 is free, and all of the others.
+    /// Handle 0 is in use, the last half of handle 1 is free, and all others are free.
     fn ends() -> FreeEnds {
         let mut ends = FreeEnds { index: vec![0; 4], entries: Vec::new() };
         ends.entry(1).suffix = Piece { bytes: UNIT / 2, ..Piece::default() };

@@ -155,7 +155,7 @@ impl Handles {
         granules[first..end].fill(id);
     }
 
-    /// Panics where tables, sums and addresses disagree.
+    /// Panics if tables, sums and addresses disagree.
     pub(super) fn validate(&self) {
         let mut bytes = 0;
         for (id, handle) in self.iter() {
@@ -185,8 +185,8 @@ mod tests {
 
     const UNIT: u64 = 2 << 20;
 
-    /// Each address of a primary mapping has its handle, and no other address has one: before and behind it,
-    /// and beyond what was used of the reservation.
+    /// Each address of a primary mapping has its handle. Addresses before it, after it, or in the unused part
+    /// of the reservation have none.
     #[test]
     fn an_address_has_the_handle_that_is_mapped_there() {
         let mut handles = Handles::new(UNIT);

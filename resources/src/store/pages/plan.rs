@@ -1,5 +1,5 @@
-//! Plans growth and stitching: keeps free pieces and addresses, lists the driver calls, and commits or aborts
-//! them.
+//! Plans growth and stitching: sets aside free pieces and addresses, lists the driver calls, and commits or
+//! aborts the plan.
 
 use millpond_core::{ALLOCATION_ALIGNMENT, align_up};
 
@@ -15,13 +15,13 @@ use crate::store::pages::stitch::Stitching;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::tuning::{ADDRESS_FACTOR, SPANS_SHARE};
 
-/// Driver calls that bring a handle: it is created, mapped, and made accessible.
+/// Driver calls that a new handle takes: create, map, and set access.
 pub(super) const CALLS_FOR_HANDLE: u64 = 3;
 
-/// A block under way: the pieces and addresses kept for it, and the driver calls that it needs.
+/// A block under way: the pieces and addresses set aside for it, and the driver calls that it needs.
 ///
-/// [`Pages::commit_block`] or [`Pages::add_handles`] ends a plan that was run, [`Pages::abort_plan`] any
-/// other.
+/// [`Pages::commit_block`] or [`Pages::add_handles`] ends a plan that was run, and [`Pages::abort_plan`] any
+/// other plan.
 #[derive(Debug)]
 #[must_use = "a plan keeps memory until it is committed or aborted"]
 pub(crate) struct Plan {
@@ -35,11 +35,12 @@ pub(crate) struct Plan {
     /// Where the block lies, if not in the primary mapping.
     pub(super) alias: Option<InAlias>,
     pub(crate) work: Work,
-    /// Bytes of the new memory beyond the target: the budget of driver calls did not allow to stitch them.
+    /// Bytes of the new memory beyond the target, which the budget of driver calls did not allow the pool to
+    /// stitch.
     pub(super) beyond_slack: u64,
 }
 
-/// A piece that a plan took, and its owner and epoch before.
+/// A piece that a plan took, and its earlier owner and epoch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kept {
     pub(super) id: ChunkId,
@@ -58,7 +59,7 @@ pub(super) struct InAlias {
     pub(super) slot: u64,
 }
 
-/// A plan was refused: the block needs this number of bytes of new memory, and the pool may take fewer.
+/// A refused plan: the block needs this number of bytes of new memory, but the pool may take only fewer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Refused(pub(crate) u64);
 
@@ -76,8 +77,8 @@ impl Pages {
         (room / self.granularity * self.granularity).min(self.available(most_new))
     }
 
-    /// Notes the live bytes, where the caller knows them: memory up to the peak of live bytes is never
-    /// spared, so a peak that is noted late costs driver calls.
+    /// Notes the live bytes, if the caller knows them. The pool grows up to the peak of live bytes before it
+    /// stitches, so a peak that is noted late costs driver calls.
     pub(crate) fn note_live(&mut self, live_bytes: u64) {
         self.peak_live = self.peak_live.max(live_bytes);
     }
@@ -85,8 +86,8 @@ impl Pages {
     /// Notes the number of allocations and deallocations so far: each earns a part of a driver call that the
     /// pool may spend to hold less memory.
     ///
-    /// If none is left, large blocks are placed by address until the next growth that finds some: a program
-    /// that repeats its requests then comes to the same places again, and needs no driver call.
+    /// If none is left, the pool places large blocks by address until a later growth finds calls again. A
+    /// program that repeats its requests then gets the same places again, and needs no driver call.
     pub(crate) fn note_operations(&mut self, operations: u64) {
         self.budget.note_operations(&self.policy, operations);
         let is_spent = self.budget.available(&self.policy) == 0;
@@ -97,7 +98,7 @@ impl Pages {
     /// small address range, whatever its size.
     ///
     /// `live_bytes` are the bytes in use now, without this request. The plan takes at most `most_new` bytes
-    /// from the driver; a caller limits them after the driver refused memory.
+    /// from the driver; callers lower this limit after the driver refused memory.
     ///
     /// # Errors
     /// [`Refused`] if `most_new` or the pool's maximum is too little.
@@ -137,12 +138,12 @@ impl Pages {
         Ok(plan)
     }
 
-    /// Plans `bytes` of free memory, in whole granules, and no block: for
+    /// Plans `bytes` of free memory in whole granules, without a block, for
     /// [`add_handles`](Self::add_handles). If the pool's maximum ends within the last granule, the plan
     /// leaves that granule out.
     ///
     /// # Errors
-    /// [`Refused`] if the pool's maximum or `most_new` is less.
+    /// [`Refused`] if the pool's maximum or `most_new` is too little.
     pub(crate) fn plan_reserve(&mut self, bytes: u64, most_new: u64) -> Result<Plan, Refused> {
         self.note_live(bytes);
         let whole = self.whole_granules(bytes);
@@ -171,7 +172,7 @@ impl Pages {
         Some(Piece { range, addr, bytes, run, joins: run != tail, epoch })
     }
 
-    /// Returns the address behind the last primary mapping of an address range.
+    /// Returns the address after the last primary mapping of an address range.
     fn end_of(&self, range: AddressRange) -> Option<u64> {
         let heap = self.heap(range);
         heap.tail().map(|tail| heap.chunk(tail).addr + heap.chunk(tail).bytes)
@@ -181,17 +182,17 @@ impl Pages {
         if needed > self.available(most_new) { Err(Refused(needed)) } else { Ok(()) }
     }
 
-    /// Returns the sizes of new handles, about equal, of `new` bytes together, and the calls of the budget
-    /// that this spent: large ones, or smaller ones as far as the budget pays for more driver calls. Blocks
-    /// are stitched from small handles with less waste (without smaller ones, six logs take 1.083 of what is
-    /// live after 40 passes instead of 1.063).
+    /// Returns about equal sizes of new handles, `new` bytes together, and the calls of the budget that this
+    /// spent. The handles are large, or smaller if the budget pays for more driver calls. Small handles waste
+    /// less memory when blocks are stitched: without them, six logs take 1.083 times the live bytes after 40
+    /// passes instead of 1.063.
     fn sizes(&mut self, range: AddressRange, new: u64, request: u64) -> (Vec<u64>, u64) {
         let most = match range {
             AddressRange::Small => request.max(self.granularity),
             AddressRange::Large => self.policy.largest_handle(request, self.peak_live, self.granularity),
         };
         let (mut count, mut spent) = (new.div_ceil(most), 0);
-        // Beyond the most slack, smaller handles would not save memory worth their calls.
+        // Beyond the most slack, smaller handles would save too little memory for their calls.
         if range == AddressRange::Large && self.held() + new <= most_bytes(self.peak_live) {
             let more = self.budget.available_later(&self.policy) / CALLS_FOR_HANDLE;
             let more = more.min((new / self.granularity).saturating_sub(count));
@@ -208,8 +209,8 @@ impl Pages {
         ((1..=count).rev().map(size).filter(|size| *size > 0).collect(), spent)
     }
 
-    /// Takes addresses for new primary mappings: behind the end of the address range if they are free, or
-    /// else elsewhere.
+    /// Takes addresses for new primary mappings: after the end of the address range if they are free, or else
+    /// elsewhere.
     fn addresses_for(&mut self, range: AddressRange, new: u64) -> Addresses {
         let end = self.end_of(range);
         let space = &mut self.handles.spaces[range as usize];
@@ -271,7 +272,7 @@ impl Pages {
         Ok(Plan { alignment: request.alignment, ..plan })
     }
 
-    /// Chooses what the block is stitched from; it extends an alias only where its addresses suffice.
+    /// Chooses the handles of a stitched block; it extends an alias only if the alias has enough addresses.
     fn choose(&self, ends: &FreeEnds, bytes: u64, room: u64) -> Stitching {
         let chosen = self.stitch(ends, bytes, room, true);
         let Some((id, place)) = chosen.base else { return chosen };
@@ -349,7 +350,7 @@ impl Pages {
     }
 }
 
-/// The end of plans: new handles and aliases enter the tables, or everything kept is freed.
+/// Ends plans: adds new handles and aliases to the tables, or frees everything that was set aside.
 impl Pages {
     /// Commits a plan that was run, and returns the block and its address.
     pub(super) fn commit_block(&mut self, plan: Plan) -> (ChunkId, u64) {
@@ -366,7 +367,7 @@ impl Pages {
             None => {
                 let (range, first) = unpack(pieces[0]);
                 if pieces.len() > 1 {
-                    // The free end of the address range and the new memory behind it are contiguous.
+                    // The free end of the address range and the new memory after it are contiguous.
                     self.heap_mut(range).fuse_with_next(first);
                     pieces.truncate(1);
                 }
@@ -376,7 +377,7 @@ impl Pages {
         (self.link(&pieces), addr)
     }
 
-    /// Frees what a plan kept that was not run, or whose run failed.
+    /// Frees everything that a plan set aside, if it failed or was not run.
     pub(super) fn abort_plan(&mut self, mut plan: Plan) {
         self.add_reservations(&plan);
         self.budget.give_back(plan.work.spent_calls);
@@ -388,7 +389,8 @@ impl Pages {
         let new = plan.work.new_bytes();
         self.planned -= new;
         let left = std::mem::take(&mut plan.work.left);
-        // Mappings that could not be unmapped still occupy their addresses, which are not used again.
+        // Mappings that could not be unmapped still occupy their addresses, so the pool does not use these
+        // again.
         let is_free = |base: u64, bytes: u64| {
             let mut mappings = left.iter().flat_map(|retired| &retired.mappings);
             !mappings.any(|(addr, _)| *addr >= base && *addr - base < bytes)
@@ -429,8 +431,8 @@ impl Pages {
         }
     }
 
-    /// Adds new handles, whose memory is unowned. That is all that a plan of
-    /// [`plan_reserve`](Self::plan_reserve) gives which was run.
+    /// Adds new handles, whose memory is unowned. A plan of [`plan_reserve`](Self::plan_reserve) needs no
+    /// other commit.
     pub(super) fn add_handles(&mut self, plan: &Plan) -> Vec<HandleId> {
         self.add_reservations(plan);
         let new = plan.work.new_bytes();
@@ -508,7 +510,7 @@ mod tests {
         pages.validate_all();
     }
 
-    /// Large blocks are placed by address from when the driver calls are spent until more are earned.
+    /// Large blocks are placed by address once the driver calls are spent, until more are earned.
     #[test]
     fn blocks_are_placed_by_address_while_no_call_is_left() {
         let policy = Policy { saved_calls: 10, ..Policy::default() };
@@ -531,7 +533,7 @@ mod tests {
         }
     }
 
-    /// A plan that is given up spends none of the calls that the budget has.
+    /// An aborted plan spends no calls of the budget.
     #[test]
     fn a_plan_that_is_given_up_gives_its_calls_back() {
         let mut pages = Pages::new(2 * MIB, 1 << 40, u64::MAX, Policy::default());

@@ -1,9 +1,9 @@
-//! Says what driver calls the pool may spend to hold less memory, and how large handles are.
+//! Decides how many driver calls the pool may spend to hold less memory, and how large handles are.
 
 use crate::tuning::{CALLS_PER_THOUSAND, HANDLE_SHARE, Policy, SLACK};
 
-/// Driver calls that the pool has earned and spent to hold less memory. Growth for a new peak is not counted:
-/// any pool has to make those calls.
+/// Driver calls that the pool has earned and spent to hold less memory. Calls for growth to a new peak do not
+/// count, since any pool has to make them.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct CallBudget {
     /// Allocations and deallocations of the pool so far, when they were last noted.
@@ -16,7 +16,8 @@ impl CallBudget {
     pub(super) fn note_operations(&mut self, policy: &Policy, operations: u64) {
         self.operations = operations;
         let earned = policy.earned(operations);
-        // As many may be owed as saved: a busy phase must leave some calls to a quiet one.
+        // The pool may owe as many calls as it may save, so that a busy phase leaves some calls for a quiet
+        // one.
         let saved = policy.saved_calls;
         self.spent = self.spent.clamp(earned.saturating_sub(saved), earned.saturating_add(saved));
     }
@@ -35,13 +36,13 @@ impl CallBudget {
         policy.earned(self.operations).saturating_sub(self.spent)
     }
 
-    /// Returns the calls that may be spent now, without those that only a new pool has: a first pass should
-    /// be quick.
+    /// Returns the calls that may be spent now, without the ones that only a new pool has: a first pass
+    /// should be quick.
     pub(super) fn available_later(&self, policy: &Policy) -> u64 {
         self.available(policy).min(earned_steadily(self.operations))
     }
 
-    /// Returns the calls that were spent beyond those earned.
+    /// Returns the number of calls spent beyond the earned ones.
     fn overdrawn(&self, policy: &Policy) -> u64 {
         self.spent.saturating_sub(policy.earned(self.operations))
     }
@@ -70,11 +71,11 @@ impl Policy {
         self.saved_calls + earned_steadily(operations)
     }
 
-    /// Returns the physical bytes up to which the pool grows rather than stitch blocks.
+    /// Returns the physical bytes up to which the pool grows rather than stitches blocks.
     ///
-    /// Where a program allocates and frees blocks of random sizes at its peak, nearly each block would have
-    /// to be stitched, at about ten microseconds each. The pool then takes more memory instead, until best
-    /// fit serves.
+    /// If a program allocates and frees blocks of random sizes at its peak, the pool would have to stitch
+    /// nearly every block, at about ten microseconds each. It takes more memory instead, until best fit
+    /// serves.
     pub(super) fn allowed(&self, peak_live: u64, budget: &CallBudget) -> u64 {
         let more = (MOST_SLACK - SLACK).saturating_mul(budget.overdrawn(self)) / self.saved_calls;
         peak_live + peak_live / 1000 * (SLACK + more).min(MOST_SLACK)

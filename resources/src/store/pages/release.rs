@@ -19,7 +19,7 @@ use crate::store::pages::state::Pages;
 use crate::stream_order::ANY_STREAM;
 use crate::tuning::{CALLS_PER_RELEASE, CHUNKS_COMPARED, FEW_COMPARED, LITTLE};
 
-/// Driver calls of a handle that is released and created again later: the release takes two.
+/// Driver calls for a handle that is released, and created again later. The release takes two of them.
 const CALLS_FOR_RETURN: u64 = 2 + CALLS_FOR_HANDLE;
 
 /// Memory that returns to the driver, until [`Pages::commit_release`].
@@ -29,7 +29,7 @@ pub(crate) struct Release {
     retired: Vec<Retired>,
     /// Aliases that lose mappings.
     aliases: Vec<AliasId>,
-    /// Reservations to free in the end: base and bytes.
+    /// Reservations to free at the end: base and bytes.
     reservations: Vec<(u64, u64)>,
 }
 
@@ -37,7 +37,7 @@ impl Release {
     /// Makes the driver calls, without the pool's lock: unmaps, releases, frees addresses.
     ///
     /// # Errors
-    /// The driver's first error. Unless the device is lost, the other handles are released nevertheless; the
+    /// The driver's first error. Unless the device is lost, the run still releases the other handles, and the
     /// next release tries the failed calls again.
     pub(crate) fn run(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         let mut outcome = Ok(());
@@ -69,15 +69,15 @@ impl Release {
 }
 
 impl Pages {
-    /// Returns whether the pool holds more than its target, and is quiet.
+    /// Returns whether the pool holds more than its target while nearly all of it is free.
     pub(crate) fn has_excess(&self) -> bool {
         let reserved = self.held();
         // Each large request asks this: the condition that is seldom true comes first.
         self.used() <= reserved / LITTLE && reserved > self.target_bytes() + self.granularity
     }
 
-    /// Returns whether this many driver calls may be spent after this many operations: whether more are left,
-    /// or, where that is less, more than half of those that may be saved.
+    /// Returns whether this many driver calls may be spent after this many operations: whether more calls are
+    /// left than this, or than half of the most that may be saved.
     pub(crate) fn may_spend(&mut self, calls: u64, operations: u64) -> bool {
         self.note_operations(operations);
         self.budget.available(&self.policy) > calls.min(self.policy.saved_calls / 2)
@@ -88,11 +88,11 @@ impl Pages {
     }
 
     /// Plans to release unowned, wholly free handles while the pool holds more than its target, the last of
-    /// the address range first: the next peak then starts from contiguous free memory, and what it takes anew
-    /// comes in small handles while the pool is near its target. (Without: bytes 1.065 instead of 1.060, gpt
-    /// 1.045 instead of 1.031, resnet 1.017 instead of 1.013, at 12 copies and 60 passes.)
+    /// the address range first. The next peak then starts from contiguous free memory, and its new memory
+    /// comes in small handles while the pool is near its target. (Without this order: bytes 1.065 instead of
+    /// 1.060, gpt 1.045 instead of 1.031, resnet 1.017 instead of 1.013, at 12 copies and 60 passes.)
     ///
-    /// `calls_of_look` is the number of driver calls that the completion check of all streams took.
+    /// `calls_of_look` is the number of driver calls that the check of all streams took.
     pub(crate) fn plan_excess(&mut self, calls_of_look: u64) -> Option<Release> {
         self.budget.spend(calls_of_look);
         let calls = self.budget.available(&self.policy).min(CALLS_PER_RELEASE as u64);
@@ -103,11 +103,11 @@ impl Pages {
     }
 
     /// Plans to release unowned, wholly free handles, large ones or (`by_address`) the last ones first, while
-    /// at least `keep_bytes` stay and about `most_calls` driver calls suffice. Where there are too many alias
-    /// mappings, free handles that stay leave their aliases. Returns `None` where there is nothing to do.
+    /// at least `keep_bytes` stay and about `most_calls` driver calls suffice. If there are too many alias
+    /// mappings, the free handles that stay leave their aliases. Returns `None` if there is nothing to do.
     ///
-    /// Releases that failed before are tried again first, and alone: one may hold a mapping of a handle that
-    /// is free now.
+    /// It first retries releases that failed before, and only these, since one may hold a mapping of a handle
+    /// that is free now.
     pub(super) fn plan_release_of(
         &mut self,
         keep_bytes: u64,
@@ -133,7 +133,7 @@ impl Pages {
         free.retain(|(_, id)| {
             let handle = self.handles.get(*id);
             let calls_of_handle = handle.aliases.len() + 2;
-            // A handle that takes more calls than `most_calls` is released, too, but alone.
+            // A handle that takes more calls than `most_calls` is also released, but alone.
             let is_chosen = handle.bytes <= left && (calls == 0 || calls + calls_of_handle <= most_calls);
             if is_chosen {
                 calls += calls_of_handle;
@@ -154,8 +154,8 @@ impl Pages {
         (!release.retired.is_empty()).then_some(release)
     }
 
-    /// Plans to release one unowned, wholly free handle, if at least `keep_bytes` stay, among a few free
-    /// chunks from the cursor on. A release that failed before is tried again first.
+    /// Plans to release one unowned, wholly free handle among a few free chunks from the cursor on, if at
+    /// least `keep_bytes` stay. It first retries a release that failed before.
     pub(crate) fn plan_release_step(&mut self, keep_bytes: u64, at: &mut Cursor) -> Option<Release> {
         if let Some(retired) = self.unfinished.pop() {
             return Some(Release { retired: vec![retired], ..Release::default() });
@@ -188,7 +188,7 @@ impl Pages {
         Some(release)
     }
 
-    /// Plans to unmap free handles from aliases where there are too many mappings, which slow searches down.
+    /// Plans to unmap free handles from aliases if there are too many mappings, which slow searches down.
     pub(crate) fn plan_tidying(&mut self) -> Option<Release> {
         if self.has_too_many_mappings() {
             self.plan_release_of(u64::MAX, CALLS_PER_RELEASE, false)
@@ -201,8 +201,8 @@ impl Pages {
         self.aliases.mappings > self.policy.mappings
     }
 
-    /// Unmaps free handles from aliases, the least recently used first, down to three quarters of the
-    /// mappings kept.
+    /// Unmaps free handles from aliases, the least recently used first, down to three quarters of the mapping
+    /// limit.
     fn thin_aliases(&mut self, free: &FxHashSet<HandleId>, most_calls: usize, release: &mut Release) {
         let surplus = (self.aliases.mappings - self.policy.mappings / 4 * 3).min(most_calls);
         let mut aliases: Vec<(u64, AliasId)> =
@@ -220,7 +220,7 @@ impl Pages {
         }
     }
 
-    /// Returns the handles that lie in a free chunk as a whole.
+    /// Returns the handles that lie wholly in a free chunk.
     fn whole_in(&self, extent: &Chunk) -> impl Iterator<Item = (HandleId, &Handle)> {
         let (start, end) = (extent.addr, extent.addr + extent.bytes);
         let is_whole =
@@ -252,8 +252,8 @@ impl Pages {
         release.retired.push(Retired { physical, bytes, mappings, primary });
     }
 
-    /// Commits a release, however far its run came: frees its addresses, and keeps what failed for the next
-    /// release.
+    /// Commits a release, however far its run got: frees its addresses, and keeps the failed parts for the
+    /// next release.
     pub(crate) fn commit_release(&mut self, release: Release) {
         let Release { retired, aliases, .. } = release;
         let is_clean = retired.iter().all(Retired::is_done);
@@ -270,8 +270,8 @@ impl Pages {
         aliases.into_iter().for_each(|alias| self.aliases.end_work(alias, is_clean));
     }
 
-    /// Plans to release everything, in use or not, when the pool ends. Afterwards only this may be called,
-    /// again where the release failed.
+    /// Plans to release everything, in use or not, when the pool ends. After that only this method may be
+    /// called, and only if the release failed.
     pub(crate) fn release_all(&mut self) -> Release {
         let mut retired = std::mem::take(&mut self.unfinished);
         let ids: Vec<HandleId> = self.handles.iter().map(|(id, _)| id).collect();
@@ -303,7 +303,7 @@ mod tests {
 
     const UNIT: u64 = 2 << 20;
 
-    /// Handles side by side in the tables, none of which the driver has.
+    /// Adjacent handles in the tables that the driver does not have.
     fn with_handles(count: u64, mappings: usize) -> (Pages, Vec<HandleId>) {
         let policy = Policy { mappings, ..Policy::default() };
         let mut pages = Pages::new(UNIT, 1 << 30, u64::MAX, policy);
@@ -320,12 +320,12 @@ mod tests {
         (pages, ids)
     }
 
-    /// Free handles leave the aliases that were used least recently, until three quarters of the mappings
-    /// kept are left or the calls are spent.
+    /// Free handles leave the least recently used aliases, until three quarters of the mapping limit are left
+    /// or the calls are spent.
     #[test]
     fn aliases_lose_the_mappings_beyond_three_quarters_of_those_kept() {
         for (most_calls, removed) in [(usize::MAX, 7), (7, 7), (3, 3), (0, 0)] {
-            // 16 are kept, so that 12 of 19 stay.
+            // The limit is 16, so that 12 of 19 stay.
             let (mut pages, ids) = with_handles(3, 16);
             let aliases = [0, 1].map(|number| pages.aliases.add((2 << 40) + number * (1 << 30), 1 << 30));
             for (alias, count) in aliases.into_iter().zip([9, 10]) {
@@ -343,13 +343,13 @@ mod tests {
             let unmapped: usize = release.retired.iter().map(|it| it.mappings.len()).sum();
             assert_eq!(unmapped, removed);
             let left = |alias| pages.aliases.get(alias).maps.iter().filter(|map| map.handle != NONE).count();
-            // Of the second alias, which was not used last, 7 of 10 may go.
+            // The second alias was not used last: 7 of its 10 mappings may go.
             assert_eq!(aliases.map(left), [9, 10 - removed], "{most_calls} calls");
             assert_eq!(pages.handles.get(ids[2]).aliases.len(), 6, "it is in use");
         }
     }
 
-    /// A walk in steps passes all free chunks that have no whole handle.
+    /// A walk in steps skips all free chunks that hold no whole handle.
     #[test]
     fn a_release_in_steps_passes_chunks_without_a_whole_handle() {
         for small in [0, 1, CHUNKS_COMPARED as u64 - 1, CHUNKS_COMPARED as u64, 3 * CHUNKS_COMPARED as u64] {
@@ -370,7 +370,7 @@ mod tests {
         }
     }
 
-    /// A release takes handles as long as their calls suffice, and one in any case.
+    /// A release takes handles as long as the calls suffice, but always at least one.
     #[test]
     fn a_release_takes_as_many_handles_as_its_calls_allow() {
         for (most_calls, taken) in [(0, 1), (1, 1), (2, 1), (3, 1), (4, 2), (5, 2), (6, 3), (7, 3), (99, 6)] {

@@ -23,7 +23,7 @@ const OWNER: Owner = 1;
 const IN_ARENA: u64 = 128 << 10;
 const SPAN: u64 = 2 << 20;
 
-/// A row of a log: a block's number and size, or the number of one that is freed.
+/// A row of a log: the number and size of a new block, or the number of a block to free.
 #[derive(Clone, Copy)]
 enum Row {
     Allocate(u32, u64),
@@ -97,8 +97,8 @@ impl Bench {
         block
     }
 
-    /// Does what the pool does before it grows: frees whole spans, and makes completed free chunks unowned.
-    /// The device is idle, so all are completed.
+    /// Frees whole spans, and makes completed free chunks unowned, as the pool does before it grows. The
+    /// device is idle, so all are completed.
     fn reclaim(&mut self) {
         self.misses += 1;
         while let Some((region, _, _)) = self.arena.remove_free_region(|_| true) {
@@ -180,13 +180,13 @@ impl Bench {
     }
 }
 
-/// Sizes of a program's requests in bytes; none is small, since spans come and go as memory is short.
+/// Sizes of a program's requests in bytes. None is small, since spans come and go when memory is short.
 const SIZES: [u64; 10] = [
     300_000, 1_100_000, 2_500_000, 4_194_304, 6_000_000, 9_437_184, 17_000_000, 22_000_000, 33_554_432,
     49_000_000,
 ];
 
-/// Returns a log of blocks that live for a while: about 400 MiB of them, and 512 MiB now and then.
+/// Returns a log of blocks that live for a while: about 400 MiB, and at times 512 MiB.
 fn made_up() -> Log {
     let (mut rows, mut live, mut bytes) = (Vec::new(), Vec::new(), 0);
     let mut blocks = 0;
@@ -216,7 +216,7 @@ fn little_is_reserved_beyond_live_bytes_and_a_repeated_program_makes_no_driver_c
     let ratio = bench.pages.totals().peak_bytes_reserved as f64 / bench.peak_live as f64;
     assert!(ratio < 1.1, "{ratio}");
     assert_eq!(bench.device.peak_bytes(), bench.pages.totals().peak_bytes_reserved);
-    // Each pass finds more of its blocks in aliases, and a later one all of them.
+    // Each pass finds more of its blocks in aliases, and a later pass finds all of them there.
     let calls_driver = |bench: &mut Bench| {
         let calls = bench.device.driver_calls();
         bench.pass(&log);

@@ -42,7 +42,7 @@ pub(crate) struct Pages {
     pub(super) beyond_slack: u64,
     /// Whether the driver refused memory lately.
     pub(crate) is_short: bool,
-    /// The most live bytes that a caller noted: at growth, and where memory was short.
+    /// The most live bytes that a caller noted, at growth or when memory was short.
     pub(super) peak_live: u64,
     /// The most bytes that were not free since [`take_most_used`](Self::take_most_used) was called last.
     pub(super) most_used: u64,
@@ -50,9 +50,10 @@ pub(crate) struct Pages {
     pub(super) planned: u64,
     /// Bytes of releases under way.
     pub(super) retiring: u64,
-    /// Bytes that the end of the pool returns.
+    /// Bytes that the pool returns when it ends.
     pub(super) returning: u64,
-    /// The number of tasks under way, and of admissions among them: during an admission nothing is unmapped.
+    /// The number of tasks under way, and how many of them are admissions. During an admission nothing is
+    /// unmapped.
     pub(super) under_way: u32,
     pub(super) admissions: u32,
     pub(super) peak_bytes_reserved: u64,
@@ -63,8 +64,8 @@ pub(crate) struct Pages {
 }
 
 impl Pages {
-    /// Returns pages without memory. `granularity` is the driver's for mappings, `device_total` the device's
-    /// memory, both in bytes.
+    /// Creates pages without memory. `granularity` is the driver's granularity of mappings, `device_total`
+    /// the device's memory, both in bytes.
     pub(crate) fn new(granularity: u64, device_total: u64, maximum_bytes: u64, policy: Policy) -> Self {
         let reservation_bytes = (device_total * ADDRESS_FACTOR).next_multiple_of(granularity);
         Self {
@@ -117,7 +118,7 @@ impl Pages {
         std::mem::replace(&mut self.most_used, used)
     }
 
-    /// Links pieces to one block, and returns its number, that of the first piece.
+    /// Links pieces to one block, and returns its number, which is the number of the first piece.
     pub(super) fn link(&mut self, pieces: &[ChunkId]) -> ChunkId {
         for pair in pieces.windows(2) {
             let (range, chunk) = unpack(pair[0]);
@@ -162,7 +163,7 @@ impl Pages {
         self.handles.bytes + self.planned + self.retiring
     }
 
-    /// Sets how new memory is made, and which devices have access to it.
+    /// Sets how new memory is created, and which devices have access to it.
     pub(crate) fn set_backing(&mut self, backing: Backing) {
         self.backing = Arc::new(backing);
     }

@@ -12,9 +12,10 @@ pub(super) struct Stitching {
     /// An alias with a free end, and the first mapping of that end: its handles come first, and are mapped
     /// already.
     pub(super) base: Option<(AliasId, usize)>,
-    /// Handles that are free to their ends, those of the base included; after the first they are wholly free.
+    /// Handles that are free to their ends, including the handles of the base. All except the first are
+    /// wholly free.
     pub(super) before: Vec<HandleId>,
-    /// Bytes of new handles behind those.
+    /// Bytes of new handles after those.
     pub(super) new: u64,
     /// The last handle, which is free at its start.
     pub(super) last: Option<HandleId>,
@@ -22,7 +23,7 @@ pub(super) struct Stitching {
     found: u64,
 }
 
-/// The free bytes of a handle where it would serve, and its number.
+/// A handle's free bytes at the end that would serve, and its number.
 type Candidate = (u64, HandleId);
 
 /// The handles to choose from; each list is sorted, the smallest first.
@@ -58,8 +59,8 @@ impl Candidates {
         Self { firsts, lasts, wholes }
     }
 
-    /// Returns the smallest handle that completes a block which lacks this many bytes. A handle in use in
-    /// part is preferred, so that wholly free ones stay whole (otherwise: bytes 1.064 instead of 1.061).
+    /// Returns the smallest handle that completes a block which lacks this many bytes. Prefers a partly used
+    /// handle, so that wholly free ones stay whole (otherwise: bytes 1.064 instead of 1.061).
     fn ending(&self, bytes: u64, used: &[HandleId]) -> Option<HandleId> {
         let smallest = |list: &[Candidate]| {
             let from = list.partition_point(|(free, _)| *free < bytes);
@@ -69,7 +70,7 @@ impl Candidates {
     }
 
     /// Returns the free end that has the most bytes together with the largest free start of another handle;
-    /// `None` where a start alone has more.
+    /// `None` if a start alone has more.
     fn best_first(&self) -> Option<Candidate> {
         let last = |used: &[HandleId]| Self::largest(&self.lasts, used).map_or(0, |(free, _)| free);
         let both = |first: &Candidate| first.0 + last(&[first.1]);
@@ -83,12 +84,12 @@ impl Candidates {
 }
 
 impl Pages {
-    /// Chooses the handles of a block of `bytes`, where no run of an alias serves and the address range may
-    /// not grow by all of it.
+    /// Chooses the handles of a block of `bytes`, if no run of an alias serves and the pool may not grow by
+    /// the whole block.
     ///
     /// The largest free end comes first, or the free end of an alias if it has more bytes; then wholly free
     /// handles, the largest first, until one handle's start completes the block or the missing bytes are
-    /// within `room`. Bytes that are still missing are new, beyond the slack.
+    /// within `room`. If bytes are still missing, they are new memory beyond the slack.
     pub(super) fn stitch(&self, ends: &FreeEnds, bytes: u64, room: u64, may_extend: bool) -> Stitching {
         let candidates = Candidates::of(self, ends);
         let mut chosen = self.choose_first(ends, &candidates, bytes, may_extend);
@@ -119,7 +120,7 @@ impl Pages {
         chosen
     }
 
-    /// Chooses the first handles. Before an out-of-memory error, it is the end that needs the fewest new
+    /// Chooses the first handles. Before an out-of-memory error, it chooses the end that needs the fewest new
     /// bytes.
     fn choose_first(
         &self,
@@ -178,7 +179,8 @@ mod tests {
         Candidates { firsts: firsts.to_vec(), lasts: lasts.to_vec(), wholes: Vec::new() }
     }
 
-    /// A handle cannot serve at both ends: its end counts together with the start of another one.
+    /// A handle cannot serve at both ends of a block: its end counts only together with another handle's
+    /// start.
     #[test]
     fn the_best_end_has_the_most_together_with_the_start_of_another_handle() {
         let lasts = [(1, PART), (50, OTHER)];
@@ -197,7 +199,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Takes a block for the first stream: new memory, or stitched if there may be none.
+    /// Takes a block for the first stream: from new memory, or stitched if the pool may not grow.
     fn take(pages: &mut Pages, device: &SimDevice, mib: u64, may_grow: bool) -> ChunkId {
         let request = Request::new(Layout::new(mib * MIB)).expect("not too large");
         let most_new = if may_grow { u64::MAX } else { 0 };
@@ -208,7 +210,7 @@ mod tests {
         block
     }
 
-    /// The free end of an alias that has the most bytes is extended, if the block is larger than that.
+    /// The alias with the largest free end is extended, if the block is larger than that end.
     #[test]
     fn the_alias_with_the_largest_free_end_that_is_too_small_is_extended() {
         let device = SimDevice::new(SimConfig::h200());
@@ -245,8 +247,8 @@ mod tests {
         assert_eq!(pages.aliases.iter().count(), aliases, "no new alias");
     }
 
-    /// Where a block was stitched, other streams find one as large of the stream that freed it, up to the
-    /// epoch in which it did.
+    /// After a stitched block is freed, other streams find a block of that size, if they may use the freeing
+    /// stream's blocks up to that epoch.
     #[test]
     fn a_stitched_block_is_found_for_its_owner() {
         let device = SimDevice::new(SimConfig::h200());

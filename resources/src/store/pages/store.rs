@@ -33,8 +33,8 @@ impl Pages {
         is_plain.then_some(LEAST_PIECE)
     }
 
-    /// Returns whether chunks of one stream and unowned ones join when a block beside them is freed: in the
-    /// heap of large blocks, but not in that of spans.
+    /// Returns whether a stream's chunks join unowned ones when a block next to them is freed. They do in the
+    /// heap of large blocks, but not in the heap of spans.
     pub(crate) fn joins_with_unowned(heap: usize) -> bool {
         heap == AddressRange::Large as usize
     }
@@ -70,7 +70,7 @@ impl Store for Pages {
             Whose::Of(owner, upto) => self.cut_span_of(owner, upto, wanted, request, anywhere)?,
             Whose::OwnOrUnowned { .. } => return None,
         };
-        // The first small block starts where the span does.
+        // The first small block has the address of the span.
         self.remove_block(chunk);
         Some(NewSpan { chunk, region: 0, base, bytes, epoch })
     }
@@ -106,7 +106,7 @@ impl Store for Pages {
                     self.plan_block(ANY_STREAM, &span, true, live_bytes, most_new)
                 };
                 let plan = span_of(bytes);
-                // Contending threads want larger ones, which need not fit.
+                // Contending threads want larger spans, for which there may be no room.
                 if plan.is_err() && bytes > DEVICE_PAGE {
                     purpose = Purpose::Span(request, DEVICE_PAGE);
                     span_of(DEVICE_PAGE)
@@ -285,7 +285,7 @@ mod tests {
         Pages::new(2 * MIB, 1 << 30, u64::MAX, Policy::default())
     }
 
-    /// A task is under way from its plan to its end.
+    /// A task is under way from its plan to its commit or abort.
     #[test]
     fn tasks_are_under_way_until_they_end() {
         let mut pages = pages();

@@ -33,8 +33,8 @@ struct Block {
     owner: Owner,
 }
 
-/// Pages on a simulated device that checks every block: no two lent blocks share memory, no block changes
-/// streams before its work is done, a block is accessible as a whole, and only idle memory is unmapped.
+/// Pages on a simulated device that checks every block: no two blocks in use share memory, no block changes
+/// streams before its work is done, every block is wholly accessible, and only idle memory is unmapped.
 struct Bench {
     pages: Pages,
     device: Arc<SimDevice>,
@@ -152,7 +152,7 @@ impl Bench {
         for &(addr, owner, epoch) in chunks {
             let chunk = self.pages.chunk_at(addr).expect("an aborted plan removed a chunk");
             assert!(chunk.is_free(), "{addr:#x} is no longer free");
-            // An unowned chunk may have joined one of the requester.
+            // An unowned chunk may have joined a chunk of the requester.
             assert!(chunk.owner() == owner || owner == ANY_STREAM, "{addr:#x} lost its owner {owner}");
             assert!(chunk.epoch() >= epoch, "{addr:#x} was free from epoch {epoch}, not {}", chunk.epoch());
         }
@@ -250,8 +250,8 @@ impl Bench {
         assert_eq!(self.device.violations(), []);
         let totals = self.pages.totals();
         assert_eq!(totals.blocks_in_use, self.blocks.len() as u64);
-        // Plans have not been run yet. A release may have to unmap an alias of a handle that another one
-        // released since: the driver keeps its memory until then.
+        // Plans have not been run yet. A release may have to unmap an alias of a handle that another release
+        // has released since. The driver keeps that memory until then.
         let (held, counted) = (self.device.live_bytes(), totals.bytes_reserved - self.pages.planned);
         assert!(held == counted || held > counted && !self.releasing.is_empty(), "{held}, not {counted}");
         let kept = totals.bytes_reserved - self.pages.planned - self.pages.retiring - totals.bytes_free;
@@ -383,7 +383,7 @@ proptest! {
     }
 }
 
-/// Four blocks of 8 MiB, of which the first and the third are free: 12 MiB need both.
+/// Four blocks of 8 MiB. The first and the third are free, and 12 MiB need both.
 fn with_two_free_blocks() -> Bench {
     let mut bench = Bench::new(16 << 30, u64::MAX);
     for _ in 0..4 {
@@ -441,7 +441,7 @@ fn a_failed_call_leaves_nothing_behind() {
             faults(call, persistent, DriverError::INVALID_VALUE)
         ));
         bench.validate();
-        // The next release takes along what could not be undone.
+        // The next release also releases whatever could not be undone.
         bench.release(u64::MAX, usize::MAX, FaultPlan::none());
         bench.validate();
         assert_eq!((bench.pages.totals(), bench.device.live_bytes()), before);
@@ -462,7 +462,7 @@ fn where_memory_is_short_handles_are_smaller() {
     bench.end();
 }
 
-/// Blocks are stitched from small handles with less waste, but each costs driver calls.
+/// Small handles waste less memory when blocks are stitched, but each costs driver calls.
 #[test]
 fn handles_are_smaller_where_operations_have_earned_the_calls() {
     for (operations, handles) in [(0, 3), (1000, 4), (100_000, 6)] {
@@ -540,7 +540,7 @@ fn a_handle_in_many_aliases_is_released() {
     bench.end();
 }
 
-/// Neither reservations nor mappings pile up where a pool grows and shrinks often and some blocks stay.
+/// Neither reservations nor mappings pile up if a pool grows and shrinks often and some blocks stay.
 #[test]
 fn addresses_and_mappings_stay_bounded() {
     let mut bench = Bench::new(2 << 30, u64::MAX);
@@ -570,7 +570,7 @@ fn addresses_and_mappings_stay_bounded() {
     bench.end();
 }
 
-/// A release may take what is left of the driver calls, or half of those that may be saved.
+/// A release may take the remaining driver calls, or half of the most that may be saved.
 #[test]
 fn calls_may_be_spent_while_more_are_left() {
     let policy = Policy { saved_calls: 10, ..POLICY };

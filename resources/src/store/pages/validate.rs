@@ -6,20 +6,20 @@ use crate::block_map::NIL;
 use crate::store::pages::handles::AddressRange;
 use crate::store::pages::state::{Pages, pack, unpack};
 
-/// The invariants of pages. Only the [`Plan`](crate::store::pages::Plan) or the
-/// [`Release`](crate::store::pages::Release) that keeps a piece or a handle uses it.
+/// The invariants of pages. While a [`Plan`](crate::store::pages::Plan) or a
+/// [`Release`](crate::store::pages::Release) holds a piece or a handle, nothing else uses it.
 ///
 /// 1. The chunks of an address range's heap fill its regions, free neighbours of one owner are joined, and
 ///    bins and sums agree (`Heap::validate`).
 /// 2. Each byte of an address range's regions is in the primary mapping of one handle, and each handle's
 ///    primary mapping lies in its address range.
 /// 3. No two handles, and no two aliases, share an address, and none exceeds its reservation.
-/// 4. Mappings of an alias are contiguous; each handle lists the aliases that it is in, and no others.
-/// 5. A block's pieces are chunks in use, each in one block only. Of two pieces in a row, the first ends with
-///    its handle, and the second starts with its own.
-/// 6. The bytes of physical memory equal the handles' bytes, plus plans and releases under way. A handle
-///    whose release is committed counts no longer, even if another release still has to unmap it from an
-///    alias; the driver keeps its memory until then.
+/// 4. Mappings of an alias are contiguous; each handle lists exactly the aliases that it is in.
+/// 5. A block's pieces are chunks in use, each in one block only. Of two consecutive pieces, the first ends
+///    at the end of its handle, and the second starts at the start of its handle.
+/// 6. The bytes of physical memory equal the handles' bytes, plus plans and releases under way. Once its
+///    release is committed, a handle no longer counts, even if another release still has to unmap it from an
+///    alias. The driver keeps its memory until then.
 impl Pages {
     /// Panics if an invariant does not hold.
     pub(super) fn validate_all(&self) {

@@ -5,7 +5,8 @@ use loom::thread;
 use crate::pool::cache::quota::*;
 use crate::sync::{AtomicU64, explore, explore_without_order};
 
-/// Two threads of a pool. The first caches two blocks of one byte, which were live when the peak was two.
+/// Two threads of a pool. The first thread caches two blocks of one byte. They were live when the peak was
+/// two.
 struct Setup {
     thread_caches: ThreadCaches,
     /// The slots of the two blocks.
@@ -74,7 +75,7 @@ fn canary_quota_borrowed_without_order() {
     explore_without_order("exceeds its quota", || two_allocate(2));
 }
 
-/// The first thread adds its unused quota to the reserve, while the second one is missing one byte of quota.
+/// The first thread adds its unused quota to the reserve, while the second one needs one more byte of quota.
 fn one_adds_to_the_reserve() {
     let (setup, thread_caches) = Setup::new();
     let first = &thread_caches[0].counts;

@@ -113,8 +113,8 @@ fn two_flushes_share_the_blocks() {
     });
 }
 
-/// The cache's thread pushes large blocks, each of which evicts the last, and pops one, while another thread
-/// flushes.
+/// The cache's thread pushes large blocks and pops one, while another thread flushes. Each push evicts the
+/// last block.
 fn large_blocks_come_and_go() {
     let setup = Setup::new();
     [4, 5].into_iter().for_each(|number| _ = setup.insert(number, LARGE));

@@ -66,7 +66,7 @@ impl Setup {
     }
 }
 
-/// A thread ends with a block in its cache, while another thread caches a block of its own for a while.
+/// A thread ends with a block in its cache, while another thread caches its own block for a while.
 fn a_thread_ends_and_another_comes() {
     let setup = Setup::new();
     let first = {
@@ -102,7 +102,7 @@ fn canary_threads_that_are_not_ordered() {
     explore_without_order("each block is taken once", a_thread_ends_and_another_comes);
 }
 
-/// Two threads get a cache by `adopt` at once, while there is one orphaned cache.
+/// Two threads call `adopt` at once, while there is one orphaned cache.
 fn two_adopt(adopt: impl Fn(&ThreadCaches) -> Arc<ThreadCache> + Copy + Send + 'static) {
     let setup = Setup::new();
     let orphan = setup.thread_caches.unused_cache();

@@ -12,18 +12,18 @@ use crate::stream_order::streams::Streams;
 
 const MIB: u64 = 1 << 20;
 
-/// How a script answers the steps of a request.
+/// How the test answers the steps of a request.
 #[derive(Clone, Copy, Default)]
 struct Script {
     /// The stream captures a graph.
     captures: bool,
-    /// The request exceeds what the device has.
+    /// The request exceeds the device's memory.
     is_beyond_device: bool,
     /// Upstream refuses regions of more than this many bytes.
     refuses_above: Option<u64>,
     /// Upstream reports this instead of memory.
     error: Option<i32>,
-    /// The device has this many bytes available, which the growth finds out.
+    /// The growth finds that the device has this many bytes available.
     available: Option<u64>,
     /// The driver has reached all events.
     all_is_done: bool,
@@ -162,8 +162,8 @@ fn stream(number: u64) -> StreamRef {
     StreamRef::from_raw_parts(number << 8, number)
 }
 
-/// What a row is about, the regions that are there (MiB, stream), the maximum in MiB, the script, the request
-/// of stream 1 in MiB, and the steps that it takes.
+/// The row's name, the existing regions (MiB, stream), the maximum in MiB, the script, the request of stream
+/// 1 in MiB, and its expected steps.
 type Row = (&'static str, &'static [(u64, u64)], Option<u64>, Script, u64, &'static str);
 
 const PLAIN: Script = Script {
@@ -290,7 +290,7 @@ fn a_request_goes_down_the_rungs() {
     assert!(wrong.is_empty(), "{}", wrong.join("; "));
 }
 
-/// Lets the pool hold blocks in use, so that it prefers regions of 32 MiB, an eighth of its memory.
+/// Adds blocks in use to the pool, so that it prefers regions of 32 MiB, an eighth of its memory.
 fn prefer_large_regions(setup: &mut Setup) {
     for mib in [256, 4, 8, 16] {
         setup.add_region(mib * MIB, stream(1));
@@ -298,7 +298,7 @@ fn prefer_large_regions(setup: &mut Setup) {
     }
 }
 
-/// The pool asks for less after a refusal: half the region, down to the request.
+/// After each refusal the pool asks for half the region, down to the request.
 #[test]
 fn a_refused_region_is_tried_in_smaller_sizes() {
     let script = Script { refuses_above: Some(3 * MIB), ..Script::default() };
@@ -313,7 +313,7 @@ fn a_refused_region_is_tried_in_smaller_sizes() {
     assert_eq!(setup.steps(2 * MIB, stream(1)).join(", "), "look, grow 32, grow 4, served");
 }
 
-/// What a request is counted as follows from the rung that served it.
+/// A request is counted under the step whose rung served it.
 #[test]
 fn each_rung_counts_the_requests_that_it_serves() {
     let refuses = Script { refuses_above: Some(0), records: true, ..Script::default() };

@@ -5,7 +5,7 @@ use super::*;
 const ALIGNED: u64 = 4 * MIB;
 
 /// Asks for 10 MiB at a multiple of 4 MiB. A pool of at most 12 MiB has no room for the padding of new
-/// memory: only what it holds already can serve this, if it starts at such a multiple by chance.
+/// memory. Only memory that it already holds can serve this, if it starts at such a multiple by chance.
 const TAKE_ALIGNED: Step = Step::Take { bytes: 10 * MIB, alignment: ALIGNED, stream: 2 };
 
 /// Returns steps after which a pool of at most 12 MiB holds all of it in one free piece, followed by `then`.
@@ -21,7 +21,7 @@ fn at_most_12_mib(setup: Setup) -> Setup {
     Setup { maximum: Some(12 * MIB), ..setup }
 }
 
-/// The pool looks whether its own memory is aligned, and does not refuse the request at once.
+/// The pool checks whether its own memory is aligned, and does not refuse the request at once.
 #[test]
 fn a_large_alignment_is_served_from_free_memory_of_several_streams() {
     for setup in [regions(), pages()].map(at_most_12_mib) {
@@ -40,7 +40,7 @@ fn blocks_are_named_without_which_memory_is_aligned() {
         let beside = Step::Take { bytes: 1000, alignment: 256, stream: 1 };
         for (blocks, sizes) in [
             (vec![half, take(6 * MIB, 1)], vec![6 * MIB; 2]),
-            // A span of small blocks, whose rest another stream owns.
+            // A span of small blocks; another stream owns its rest.
             (vec![small, beside], vec![1000; 2]),
         ] {
             let full = story(setup, &in_one_piece(&[&blocks[..], &[TAKE_ALIGNED]].concat()));
@@ -55,7 +55,7 @@ fn blocks_are_named_without_which_memory_is_aligned() {
 /// Blocks whose alignment keeps them out of arenas fit between small ones.
 #[test]
 fn an_aligned_block_is_served_from_a_span_of_small_blocks() {
-    // More than the pool may hold, so new memory cannot be aligned.
+    // The alignment exceeds the pool's maximum, so new memory cannot be aligned.
     let aligned = Step::Take { bytes: 1000, alignment: 16 * MIB, stream: 0 };
     for setup in [regions(), pages()].map(at_most_12_mib) {
         // The first calls of a stream do not use its cache.
@@ -85,7 +85,7 @@ fn during_a_capture_a_span_serves_an_aligned_block_from_own_and_unowned_bytes() 
     }
 }
 
-/// Where no memory of the pool is aligned, nothing would help.
+/// If no memory of the pool is aligned, nothing would help.
 #[test]
 fn without_aligned_memory_no_block_is_named() {
     for setup in [regions(), pages()].map(at_most_12_mib) {
@@ -104,7 +104,7 @@ fn during_a_capture_a_span_is_taken_from_an_own_block_and_its_unowned_neighbour(
         (Setup { maximum: Some(3 * MIB), ..regions() }, 7 * MIB / 4, MIB / 2, 900 << 10),
         (Setup { capacity: 4 * MIB, ..pages() }, 4 * MIB - (100 << 10), 64 << 10, 100 << 10),
     ] {
-        // The alignment keeps the own block out of an arena.
+        // The alignment keeps the stream's own block out of an arena.
         let own = Step::Take { bytes: own, alignment: 512, stream: 0 };
         let capture = Step::Capture { stream: 0, capturing: true };
         let captured = story(setup, &[take(first, 1), own, capture, take(then, 0)]);

@@ -1,14 +1,16 @@
-//! Tests what a report says of the memory that others hold on the device.
+//! Tests how a report describes the memory that others hold on the device.
 
 use super::*;
 
-/// A region that ends within a page of the device has all of the page, and no other holds the rest.
+/// A region that ends within a page of the device takes the whole page, so the rest does not count as held by
+/// others.
 #[test]
 fn the_rest_of_a_regions_last_page_is_not_what_others_hold() {
     for elsewhere in [PAGE, 2 * PAGE] {
         let setup = Setup { capacity: 160 * MIB + elsewhere, elsewhere, ..regions() };
         let filled = [36 * MIB, 36 * MIB, 36 * MIB, 36 * MIB, 6 * MIB, 9 * MIB / 2];
-        // The last two blocks are in regions of 9 and 5 MiB: half of what the pool would have taken next.
+        // The last two blocks are in regions of 9 and 5 MiB: half the size that the pool would have taken
+        // next.
         let full = story(setup, &[&filled.map(|bytes| take(bytes, 0))[..], &[take(7 * MIB / 2, 0)]].concat());
         let report = full.report();
         assert_eq!((report.held_bytes, report.device.unwrap().free), (158 * MIB, 0), "{report}");
