@@ -7,7 +7,7 @@ use std::sync::{Arc, Once};
 use millpond_c::device::*;
 use millpond_c::resource::*;
 use millpond_c::status::*;
-use millpond_core::DeviceId;
+use millpond_core::{DeviceId, Driver, StreamRef};
 use millpond_driver::sim::SimDevice;
 use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
 
@@ -28,6 +28,9 @@ pub(crate) struct Bench {
     pub(crate) sim: Arc<SimDevice>,
     _alone: ReentrantMutexGuard<'static, ()>,
 }
+
+// SAFETY: the library's functions may be called on any thread.
+unsafe impl Sync for Bench {}
 
 impl Bench {
     pub(crate) fn new() -> Self {
@@ -58,6 +61,16 @@ impl Bench {
         // SAFETY: all arguments are valid.
         assert_eq!(unsafe { millpond_stream_create(self.device, true, &raw mut stream) }, Status::Ok);
         stream
+    }
+
+    /// The number by which `millpond_malloc` knows the device.
+    pub(crate) fn number(&self) -> i32 {
+        self.sim.device().ordinal() as i32
+    }
+
+    pub(crate) fn stream_ref(&self, stream: *mut c_void) -> StreamRef {
+        // SAFETY: the stream is alive.
+        unsafe { self.sim.stream_ref(stream.addr() as u64) }.expect("the stream is alive")
     }
 }
 

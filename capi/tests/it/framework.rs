@@ -1,13 +1,11 @@
 //! Tests `malloc`, `free` and `record_stream` for frameworks: when a block goes back, and who gets it.
 
-mod bench;
-
 use std::ffi::{CString, c_void};
 use std::ptr::null_mut;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bench::{Bench, KIB, MIB, message};
+use crate::bench::{Bench, KIB, MIB, message};
 use millpond_c::cached::millpond_malloc_unlocked;
 use millpond_c::device::*;
 use millpond_c::framework::*;
@@ -22,33 +20,14 @@ use millpond_resources::{CudaMemoryResource, PoolLayer, registry};
 use millpond_testkit::hooked::HookedDriver;
 use millpond_testkit::mock;
 
-impl Bench {
-    fn number(&self) -> i32 {
-        self.sim.device().ordinal() as i32
-    }
-
-    fn stream_ref(&self, stream: *mut c_void) -> StreamRef {
-        // SAFETY: the stream is alive.
-        unsafe { self.sim.stream_ref(stream.addr() as u64) }.expect("the stream is alive")
-    }
-}
-
 fn ptr_of(block: *mut c_void) -> DevicePtr {
     DevicePtr::new(block.addr() as u64)
-}
-
-/// Makes tests run one at a time: `millpond_malloc` knows blocks by address, and simulated devices share
-/// addresses.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Shows why `record_stream` exists: without it, the block below goes to another user while a kernel writes
 /// to it.
 #[test]
 fn a_block_goes_back_after_the_streams_that_were_recorded() {
-    let _alone = alone();
     for is_recorded in [true, false] {
         let bench = Bench::new();
         let pool = bench.resource("cuda+pool");
@@ -87,7 +66,6 @@ fn a_block_goes_back_after_the_streams_that_were_recorded() {
 
 #[test]
 fn memory_that_waits_for_a_stream_is_waited_for_before_memory_is_out() {
-    let _alone = alone();
     let bench = Bench::new();
     let pool = bench.resource("cuda+pool");
     let (own, other) = (bench.stream(), bench.stream());
@@ -118,7 +96,6 @@ fn per_thread() -> *mut c_void {
 /// The block goes back after the work of the thread that allocated it and of the threads that recorded a use.
 #[test]
 fn a_block_of_a_per_thread_stream_is_freed_on_another_thread() {
-    let _alone = alone();
     for frees_elsewhere in [true, false] {
         let bench = Bench::new();
         let pool = bench.resource("cuda+pool");
@@ -178,7 +155,6 @@ fn a_block_of_a_per_thread_stream_is_freed_on_another_thread() {
 /// A block that waits for another stream does not name its own stream, which may have ended since the free.
 #[test]
 fn the_stream_of_a_freed_block_may_end_while_the_block_waits() {
-    let _alone = alone();
     let bench = Bench::new();
     for stack in ["cuda+pool", "cuda_async"] {
         let resource = bench.resource(stack);
@@ -216,7 +192,6 @@ fn the_stream_of_a_freed_block_may_end_while_the_block_waits() {
 /// The stream captured a graph when the block was freed, and ended before an event could mark its work.
 #[test]
 fn a_block_goes_back_although_a_captured_stream_has_ended() {
-    let _alone = alone();
     let bench = Bench::new();
     let pool = bench.resource("cuda+pool");
     let (own, other) = (bench.stream(), bench.stream());
@@ -243,7 +218,6 @@ fn a_block_goes_back_although_a_captured_stream_has_ended() {
 /// Simulated devices have the same addresses, and a free names only an address.
 #[test]
 fn blocks_of_two_simulated_devices_are_not_confused() {
-    let _alone = alone();
     let (one, two) = (Bench::new(), Bench::new());
     // SAFETY: all arguments are valid.
     unsafe {
@@ -260,7 +234,6 @@ fn blocks_of_two_simulated_devices_are_not_confused() {
 /// Meanwhile another thread, or code that a driver call runs, may use the library.
 #[test]
 fn blocks_are_handed_out_while_another_call_asks_the_driver_about_those_that_wait() {
-    let _alone = alone();
     let bench = Bench::new();
     let driver = HookedDriver::new(bench.sim.clone());
     let pool = CudaMemoryResource::new(driver.clone()).layer(PoolLayer::new()).expect("a pool").into_any();
@@ -286,7 +259,6 @@ fn blocks_are_handed_out_while_another_call_asks_the_driver_about_those_that_wai
 /// A block need not wait for its own default stream, which lives as long as the process.
 #[test]
 fn a_block_of_a_default_stream_waits_for_the_recorded_streams_alone() {
-    let _alone = alone();
     let bench = Bench::new();
     let pool = bench.resource("cuda+pool");
     let other = bench.stream();
@@ -316,7 +288,6 @@ fn a_block_of_a_default_stream_waits_for_the_recorded_streams_alone() {
 /// A new resource serves the first request after a reset; earlier blocks go back nowhere.
 #[test]
 fn a_reset_of_the_context_is_noticed_by_the_next_request() {
-    let _alone = alone();
     let bench = Bench::new();
     let pool = bench.resource("cuda+pool");
     extern "C" fn leave() -> *mut c_void {
@@ -350,7 +321,6 @@ fn a_reset_of_the_context_is_noticed_by_the_next_request() {
 /// Plain memory of the new context gets the addresses of the old context, and a free names only an address.
 #[test]
 fn a_late_free_of_before_a_reset_frees_nothing_of_after() {
-    let _alone = alone();
     let bench = Bench::new();
     // SAFETY: all arguments are valid.
     unsafe {
@@ -384,7 +354,6 @@ fn a_late_free_of_before_a_reset_frees_nothing_of_after() {
 /// cannot know which one was for the live block. So its streams may end after the first free.
 #[test]
 fn a_block_at_the_address_of_a_lost_one_goes_back_without_its_streams() {
-    let _alone = alone();
     for (stack, is_recorded) in [("cuda_async", false), ("cuda_async", true), ("cuda+pool:pages=off", false)]
     {
         let bench = Bench::new();
@@ -442,7 +411,6 @@ fn a_block_at_the_address_of_a_lost_one_goes_back_without_its_streams() {
 #[test]
 fn a_request_asks_for_one_waiting_block_of_each_stream() {
     const BLOCKS: usize = 60;
-    let _alone = alone();
     let bench = Bench::new();
     let pool = bench.resource("cuda+pool");
     let (own, others) = (bench.stream(), [bench.stream(), bench.stream()]);
@@ -491,7 +459,6 @@ fn a_request_asks_for_one_waiting_block_of_each_stream() {
 /// A device that fails does not hold back another device's memory.
 #[test]
 fn a_device_whose_memory_stays_keeps_no_other_from_giving_back() {
-    let _alone = alone();
     let [fails, other] = [(); 2].map(|()| Bench::new());
     let (resource, handle) = mock::resource(fails.sim.clone());
     registry::set_per_device_resource(fails.sim.device(), resource.into_any())

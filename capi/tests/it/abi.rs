@@ -1,14 +1,12 @@
 //! Tests the functions of the ABI as C calls them: null handles, errors, streams, and the owner of each
 //! block.
 
-mod bench;
-
 use std::ffi::{CStr, c_char, c_void};
 use std::panic::catch_unwind;
 use std::ptr::{null, null_mut, without_provenance_mut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use bench::{Bench, KIB, MIB, message};
+use crate::bench::{Bench, KIB, MIB, message};
 use millpond_c::callback::{millpond_resource_callback, millpond_resource_failure_callback};
 use millpond_c::device::*;
 use millpond_c::layers::*;

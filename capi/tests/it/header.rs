@@ -36,6 +36,6 @@ fn the_header_is_that_of_the_sources() {
     let known = std::fs::read_to_string(&file).unwrap_or_default();
     assert!(
         known == made,
-        "include/millpond.h is outdated; run MILLPOND_WRITE=1 cargo test -p millpond-capi --test header"
+        "include/millpond.h is outdated; run MILLPOND_WRITE=1 cargo test -p millpond-capi --test it header::"
     );
 }

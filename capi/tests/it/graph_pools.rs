@@ -1,13 +1,11 @@
 //! Tests the hooks for PyTorch's graph pools: which memory a capture gets, and when it goes back.
 
-mod bench;
-
 use std::ffi::c_void;
 use std::ptr::{null, null_mut, without_provenance_mut};
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
 
-use bench::{Bench, KIB, MIB, message};
+use crate::bench::{Bench, KIB, MIB, message};
 use millpond_c::cached::*;
 use millpond_c::device::*;
 use millpond_c::framework::*;
@@ -16,32 +14,12 @@ use millpond_c::registry::*;
 use millpond_c::resource::*;
 use millpond_c::status::*;
 use millpond_core::driver::CaptureMode;
-use millpond_core::{Driver, StreamRef};
-
-/// Makes tests run one at a time: captures and blocks belong to the process, and simulated devices share
-/// addresses.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 const POOL: GraphPoolId = GraphPoolId { first: 7, second: 0 };
 const OTHER: GraphPoolId = GraphPoolId { first: 0, second: 7 };
 const SIZE: usize = 512 * KIB as usize;
 
-// SAFETY: the library's functions can be called on any thread.
-unsafe impl Sync for Bench {}
-
 impl Bench {
-    fn number(&self) -> i32 {
-        self.sim.device().ordinal() as i32
-    }
-
-    fn stream_ref(&self, stream: *mut c_void) -> StreamRef {
-        // SAFETY: the stream is alive.
-        unsafe { self.sim.stream_ref(stream.addr() as u64) }.expect("the stream is alive")
-    }
-
     fn begin(&self, pool: GraphPoolId, stream: *mut c_void) {
         // SAFETY: Rust lets exceptions pass, and the call throws none here.
         unsafe { millpond_begin_allocate_to_pool(self.number(), pool, null()) };
@@ -83,7 +61,6 @@ fn blocks_in_use(resource: *const Resource) -> u64 {
 
 /// Runs `body` with two streams on a device whose default is a pool. Nothing is in use at the end.
 fn with_pool(body: impl FnOnce(&Bench, *mut Resource, [*mut c_void; 2])) {
-    let _alone = alone();
     let bench = Bench::new();
     let pool = bench.resource("cuda+pool");
     // SAFETY: all arguments are valid.

@@ -1,12 +1,10 @@
 //! Tests calls that use the calling thread's cache alone: they succeed, or refuse and change nothing.
 
-mod bench;
-
 use std::ffi::c_void;
 use std::ptr::{null, null_mut, without_provenance_mut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use bench::{Bench, KIB, MIB, message};
+use crate::bench::{Bench, KIB, MIB, message};
 use millpond_c::cached::*;
 use millpond_c::device::*;
 use millpond_c::framework::*;
