@@ -50,4 +50,4 @@ export MILLPOND_ORDER_OPS=${MILLPOND_ORDER_OPS:-1000000}
 mkdir -p "$out"
 echo "== seed $seed, shard $shard: ${#names[@]} mutants"
 exec cargo mutants "${only[@]}" --no-shuffle --iterate --baseline skip --timeout 240 --output "$out" \
-    "${names[@]}" --test-package millpond-resources --test-package millpond -- --locked
+    "${names[@]}" --test-package millpond-resources --test-package millpond-tests -- --locked

@@ -67,8 +67,8 @@ while read -r _package name path; do
 done <"$target_dir/built"
 rm "$target_dir/built"
 [[ -x $target_dir/millpond-replay ]] || { echo "cargo named no replay binary" >&2; exit 1; }
-"$target_dir/tests/millpond.it" --list --ignored | grep '^soak::' >/dev/null || {
-    echo "millpond.it has no soak" >&2
+"$target_dir/tests/millpond-tests.it" --list --ignored | grep '^soak::' >/dev/null || {
+    echo "millpond-tests.it has no soak" >&2
     exit 1
 }
 

@@ -80,7 +80,7 @@ print(*{lib.rsplit("/", 1)[0] for lib in found}, sep=":")' 2>/dev/null)
     for binary in tests/*; do
         for module in $(names_in "$binary" | sed 's/::.*//' | sort -u); do
             row=$(basename "$binary" .it).$module
-            [[ $row == millpond.soak ]] && continue
+            [[ $row == millpond-tests.soak ]] && continue
             mapfile -t names < <(names_in "$binary" | grep -E "^$module(::|\$)")
             attempt "$row" "$binary" --ignored --test-threads=1 --exact "${names[@]}"
         done
@@ -88,7 +88,7 @@ print(*{lib.rsplit("/", 1)[0] for lib in found}, sep=":")' 2>/dev/null)
 }
 
 soak() {
-    attempt soak tests/millpond.it --ignored --test-threads=1 --nocapture soak::
+    attempt soak tests/millpond-tests.it --ignored --test-threads=1 --nocapture soak::
     grep -aoE '([A-Z][A-Za-z()]*: )?soak of .*' "$one" | sed 's/^/   /'
 }
 
@@ -99,7 +99,7 @@ sanitizer() {
     done
     attempt memcheck env MILLPOND_SOAK_OPS="${SANITIZER_OPS:-20000}" \
         "$tool" --tool memcheck --error-exitcode 99 \
-        tests/millpond.it --ignored --test-threads=1 --nocapture no_block_is_shared
+        tests/millpond-tests.it --ignored --test-threads=1 --nocapture no_block_is_shared
     grep -a 'ERROR SUMMARY' "$one" | sed 's/^/   /'
 }
 

@@ -28,7 +28,7 @@ const STACKS: [&str; 6] = [
     "cuda+pool:pages=off+capture_scopes",
     "cuda_async+capture_scopes",
     "cuda_async+pool+capture_scopes",
-    "cuda+pool+capture_scopes+plan:file=testkit/plans/equal_1024.plan",
+    "cuda+pool+capture_scopes+plan:file=../testkit/plans/equal_1024.plan",
 ];
 
 /// The scopes of a stack.

@@ -105,7 +105,7 @@ fn issue_9_a_forked_child_drops_what_stands_on_a_pool() {
 #[test]
 fn a_forked_child_drops_a_plan() {
     own_process::run(|| {
-        forks_of("cuda+pool:decay=20ms+plan:file=testkit/plans/equal_1024.plan");
+        forks_of("cuda+pool:decay=20ms+plan:file=../testkit/plans/equal_1024.plan");
     });
 }
 

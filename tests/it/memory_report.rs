@@ -193,7 +193,6 @@ fn an_error_without_memory_names_the_holders() {
     put(&stack, block, 60 * MIB, S);
 }
 
-#[cfg(feature = "serde")]
 #[test]
 fn a_report_is_data() {
     let stack = build("cuda+pool+tracking", &device());

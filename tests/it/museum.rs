@@ -23,7 +23,7 @@ fn config() -> Config {
     Config {
         statistics: StatisticsCheck::Counts,
         largest_alignment: 64 << 10,
-        command: "cargo test --test it museum::".to_owned(),
+        command: "cargo test -p millpond-tests --test it museum::".to_owned(),
         ..Config::new("canary")
     }
 }

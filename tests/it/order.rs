@@ -46,7 +46,7 @@ fn programs_on_every_stack_keep_the_order() {
     let mut total = Summary::default();
     for (subject, index) in subjects.iter().zip(0..) {
         let start = Instant::now();
-        let command = "cargo test --test it order::".to_owned();
+        let command = "cargo test -p millpond-tests --test it order::".to_owned();
         let config = Config { command, ..Config::for_subject(subject) };
         // Each stack gets its own programs.
         let seeds = (index * 10_000_000)..u64::MAX;

@@ -66,7 +66,7 @@ fn quiet(device: DriverHandle) -> DriverHandle {
 }
 
 fn logs() -> Vec<(PathBuf, Program)> {
-    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/logs");
+    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/logs");
     // On the GPU lane, the logs lie in a folder next to the tests.
     let lane = std::env::current_exe().ok().and_then(|test| Some(test.parent()?.parent()?.join("logs")));
     let more = std::env::var_os("MILLPOND_LOGS").map(PathBuf::from);

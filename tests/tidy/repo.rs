@@ -6,7 +6,7 @@ use std::process::Command;
 
 /// Returns the root of the repository.
 pub(crate) fn root() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
 /// A text file of the repository.

@@ -8,6 +8,9 @@ use millpond_testkit::faults::Operation;
 
 use super::table::CRATES;
 
+/// The repository.
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+
 /// The sources with public functions that call the driver.
 const SOURCES: [&str; 4] = ["containers/src", "resources/src", "plan/src", "plugin/src"];
 
@@ -94,7 +97,7 @@ fn every_public_function_that_may_fail_is_an_operation() {
     let mut found = BTreeSet::new();
     for folder in SOURCES {
         let mut sources = Vec::new();
-        files(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder), &mut sources);
+        files(&Path::new(ROOT).join(folder), &mut sources);
         for source in sources {
             fallible(&fs::read_to_string(source).expect("the source can be read"), &mut found);
         }

@@ -160,7 +160,7 @@ pub(crate) const OPERATIONS: &[Operation] = &[
     }),
     Operation::new("PlanMemoryResource::open", |stage| {
         on_stage(stage, |stage| {
-            let file = "testkit/plans/equal_1024.plan";
+            let file = "../testkit/plans/equal_1024.plan";
             let stack = PlanMemoryResource::open(pool(stage, PoolLayer::new())?, file)?;
             (0..4).try_for_each(|_| use_of(&stack, stage))
         })

@@ -242,7 +242,7 @@ const MISTAKES: &[Mistake] = &[
 ];
 
 fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
 impl Mistake {

@@ -66,9 +66,9 @@ const RESOURCES: &[(&str, Knows)] = &[
     ("cuda+pool+zeroing", Knows::nothing().holding()),
     ("cuda+pool:max=25%+fallback:to=(cuda+pool)", Knows::its_blocks(Exact)),
     ("cuda_async+capture_scopes", Knows::its_blocks(None)),
-    ("cuda+pool+plan:file=testkit/plans/equal_256.plan", Knows::its_blocks(None)),
-    ("cuda+pool+plan:file=testkit/plans/equal_1024.plan", Knows::its_blocks(None)),
-    ("cuda+pool:pages=off,max=50%+plan:file=testkit/plans/equal_1024.plan", Knows::its_blocks(None)),
+    ("cuda+pool+plan:file=../testkit/plans/equal_256.plan", Knows::its_blocks(None)),
+    ("cuda+pool+plan:file=../testkit/plans/equal_1024.plan", Knows::its_blocks(None)),
+    ("cuda+pool:pages=off,max=50%+plan:file=../testkit/plans/equal_1024.plan", Knows::its_blocks(None)),
 ];
 
 /// Adaptors that keep accounts. Each is put on plain CUDA, on the pool, and, on the pool, on every other one.

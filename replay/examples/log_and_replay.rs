@@ -1,10 +1,11 @@
-//! Shows how to log a program's allocations, then replay the log through other stacks and compare them.
+//! Shows how to log a program's allocations, then replay the log through other stacks and compare them:
+//! `cargo run -p millpond-replay --example log_and_replay`.
 
 use std::error::Error;
 
-use millpond::driver::DeviceSpec;
-use millpond::stack::StackSpec;
-use millpond::{DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Result, StreamRef};
+use millpond_core::stack::StackSpec;
+use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Result, StreamRef};
+use millpond_driver::DeviceSpec;
 use millpond_engine::Options;
 use millpond_engine::program::{Limits, Program};
 use millpond_replay::compare::{self, Settings};
@@ -18,7 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // The logging adaptor goes on top of the program's own stack. (The variable MILLPOND_LOG_FILE can name
     // the file from outside.)
     let spec: StackSpec = format!("cuda+pool+logging:file={}", log.display()).parse()?;
-    let stack = spec.build(&millpond::layers(), &device.open()?)?;
+    let stack = spec.build(&compare::layers(), &device.open()?)?;
     work(&stack)?;
     drop(stack); // nothing is lost: the last rows are written here
 
