@@ -16,7 +16,7 @@ import millpond
 from millpond import DeviceBuffer, Stream, _native, mr
 
 #: The calls of a run, all programs together.
-CALLS = int(os.environ.get("MILLPOND_ORDER_CALLS", "100000"))
+CALLS = int(os.environ.get("MILLPOND_ORDER_CALLS", "20000"))
 PROGRAMS = 50
 #: The calls of a program in the ordinary run: as many find each mistake.
 SHORTEST = 400

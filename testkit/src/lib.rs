@@ -17,6 +17,7 @@
 //! | [`shadow`] | the plain model of an allocator, for comparison |
 //! | [`layer_docs`] | the options of layers as documentation pages, made from their entries |
 //! | [`own_process`] | a test in its own process, for things that a process has only once |
+//! | [`size`] | how much a test does: enough in a run of all tests, and more in a nightly run |
 //! | [`misuse_recorder`] | which refused calls the current thread caused |
 //! | [`captured`] | seeded programs that capture graphs in scopes, with other work before, during and after |
 //! | [`canary`] | a pool, scopes, and a layer that submits work, each with a chosen mistake for the oracles |
@@ -41,6 +42,7 @@ pub mod reentrancy;
 mod rng;
 mod several;
 pub mod shadow;
+pub mod size;
 mod statistics_check;
 pub mod watch;
 

@@ -14,6 +14,7 @@ use millpond_core::StreamId;
 use millpond_core::driver::DriverResult;
 use millpond_testkit::canary::{CanaryScopes, WrongScopes};
 use millpond_testkit::captured::{Broken, Scopes, Summary, run};
+use millpond_testkit::size;
 
 /// Operations over each stack in the ordinary test run.
 const OPERATIONS: u64 = 100_000;
@@ -80,11 +81,6 @@ fn device() -> Arc<SimDevice> {
     SimDevice::new(SimConfig::with_capacity(2 << 30))
 }
 
-fn number(variable: &str) -> Option<u64> {
-    let text = std::env::var(variable).ok().filter(|text| !text.is_empty())?;
-    Some(text.replace('_', "").parse().unwrap_or_else(|_| panic!("{variable} is a number")))
-}
-
 fn play(seed: u64, text: &str) -> Summary {
     let device = device();
     let mut scopes = OfStack::build(text, &device);
@@ -97,9 +93,9 @@ fn play(seed: u64, text: &str) -> Summary {
 
 #[test]
 fn programs_with_captures_keep_the_order_on_every_stack() {
-    let seeds = match number("MILLPOND_SEED") {
+    let seeds = match size::named("MILLPOND_SEED") {
         Some(seed) => seed..seed + 1,
-        None => 0..number("MILLPOND_CAPTURE_OPS").unwrap_or(OPERATIONS).div_ceil(STEPS),
+        None => 0..size::named("MILLPOND_CAPTURE_OPS").unwrap_or(OPERATIONS).div_ceil(STEPS),
     };
     let is_one = seeds.end - seeds.start == 1;
     for (text, index) in STACKS.into_iter().zip(0..) {

@@ -9,14 +9,13 @@ mod pool;
 use millpond_testkit::canary::{CanaryPool, Wrong, WrongWork};
 use millpond_testkit::conformance::{self, Subject};
 use millpond_testkit::program::{self, Config, Failure, StatisticsCheck, Sweep};
+use millpond_testkit::size;
 
 use crate::subjects;
 
 /// The number of programs for each mistake: as many as the ordinary run of `order` has for each stack on the
 /// device.
 const SEEDS: u64 = 80;
-/// The number of programs that must find nothing without a mistake.
-const RIGHT_SEEDS: u64 = 10_000;
 const HANDFUL: usize = 12;
 
 fn config() -> Config {
@@ -70,10 +69,11 @@ fn is_pool(stack: &str) -> bool {
 
 #[test]
 fn without_a_mistake_nothing_is_found() {
+    let seeds = size::of(2_000, 10_000);
     let build = |driver: &_| CanaryPool::build(driver, None);
-    let sweep = Sweep { seeds: 0..RIGHT_SEEDS, ..Sweep::operations(u64::MAX) };
+    let sweep = Sweep { seeds: 0..seeds, ..Sweep::operations(u64::MAX) };
     match program::sweep(&sweep, &config(), &build) {
-        Ok(summary) => assert_eq!(summary.programs, RIGHT_SEEDS, "{summary:?}"),
+        Ok(summary) => assert_eq!(summary.programs, seeds, "{summary:?}"),
         Err(failure) => panic!("{failure}"),
     }
 }

@@ -15,6 +15,7 @@ use millpond_testkit::conformance::Subject;
 use millpond_testkit::program::{self, Config, StatisticsCheck, Summary, Sweep};
 use millpond_testkit::race::Race;
 use millpond_testkit::shadow::ShadowAllocator;
+use millpond_testkit::size;
 
 use crate::subjects;
 
@@ -32,14 +33,9 @@ fn share(subject: &Subject) -> u64 {
     if of_host.iter().any(|base| subject.name().contains(base)) { 1 } else { 20 }
 }
 
-fn number(variable: &str, default: u64) -> u64 {
-    let text = std::env::var(variable).ok().map(|text| text.replace('_', ""));
-    text.map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{variable} is a number")))
-}
-
 #[test]
 fn programs_on_every_stack_keep_the_order() {
-    let wanted = number("MILLPOND_ORDER_OPS", OPERATIONS);
+    let wanted = size::named("MILLPOND_ORDER_OPS").unwrap_or(OPERATIONS);
     let subjects = subjects::wanted();
     let shares: u64 = subjects.iter().map(share).sum();
     let mut failed = Vec::new();
@@ -77,7 +73,7 @@ fn a_layer_that_submits_work_keeps_the_order_wherever_it_stands() {
     assert!(subjects.len() > 80, "{}", subjects.len());
     for (subject, index) in subjects.iter().zip(0..) {
         let config = Config { verify_out_of_memory: false, ..Config::for_subject(subject) };
-        let operations = 500 * share(subject);
+        let operations = size::of(250, 500) * share(subject);
         let sweep = Sweep { seeds: index * 1_000_000..u64::MAX, ..Sweep::operations(operations) };
         if let Err(failure) = program::sweep(&sweep, &config, &|driver| subject.build(driver)) {
             failed.push(failure.to_string());
@@ -89,11 +85,12 @@ fn a_layer_that_submits_work_keeps_the_order_wherever_it_stands() {
 /// Tests what no single thread can: blocks change hands while others free, allocate, record and wait.
 #[test]
 fn racing_threads_keep_the_order() {
-    let races = number("MILLPOND_ORDER_RACES", RACES);
+    let steps = size::of(500, 2_000);
+    let races = size::named("MILLPOND_ORDER_RACES").unwrap_or(RACES);
     for subject in subjects::wanted() {
         let mut total = Summary::default();
         for seed in 0..races {
-            match Race::new(seed, 2_000).run(&subject) {
+            match Race::new(seed, steps).run(&subject) {
                 Ok(summary) => total += summary,
                 Err(message) => panic!("race {seed} over `{}`: {message}", subject.name()),
             }

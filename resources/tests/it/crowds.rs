@@ -11,11 +11,15 @@ use millpond_testkit::Several;
 use millpond_testkit::conformance::Subject;
 use millpond_testkit::program::{self, Config, Summary};
 use millpond_testkit::race::Race;
+use millpond_testkit::size;
 
 use crate::looks::{decay_pools, validate_pools};
 
 const SEEDS: u64 = if cfg!(miri) { 1 } else { 12 };
-const RACES: u64 = if cfg!(miri) { 1 } else { 6 };
+
+fn races() -> u64 {
+    if cfg!(miri) { 1 } else { size::of(3, 6) }
+}
 
 /// Stacks for programs over many streams: one pool alone, and pools that compete for the device.
 fn subjects() -> Vec<Subject> {
@@ -57,7 +61,7 @@ fn programs_over_many_streams_keep_the_order() {
 fn races_in_which_threads_free_each_others_blocks_keep_the_order() {
     for subject in subjects() {
         let mut total = Summary::default();
-        for seed in 0..RACES {
+        for seed in 0..races() {
             match Race::wide(seed, if cfg!(miri) { 40 } else { 2_000 }).run(&subject) {
                 Ok(summary) => total += summary,
                 Err(message) => panic!("race {seed} over `{}`: {message}", subject.name()),

@@ -9,11 +9,15 @@ use millpond_resources::{CudaMemoryResource, LAYERS, PagesMode, PoolLayer};
 use millpond_testkit::conformance::Subject;
 use millpond_testkit::program::{self, Config, StatisticsCheck};
 use millpond_testkit::race::Race;
+use millpond_testkit::size;
 
 use crate::looks::{decay_pools, validate_pools};
 
 const SEEDS: u64 = if cfg!(miri) { 1 } else { 400 };
-const RACES: u64 = if cfg!(miri) { 1 } else { 6 };
+
+fn races() -> u64 {
+    if cfg!(miri) { 1 } else { size::of(3, 6) }
+}
 
 fn subjects() -> Vec<Subject> {
     use StatisticsCheck::{Counts, Exact};
@@ -46,7 +50,7 @@ fn programs_over_every_pool_keep_the_order() {
 #[test]
 fn races_over_every_pool_keep_the_order() {
     for subject in subjects() {
-        for seed in 0..RACES {
+        for seed in 0..races() {
             let race = Race::new(seed, if cfg!(miri) { 40 } else { 2_000 });
             if let Err(message) = race.run(&subject) {
                 panic!("race {seed} over `{}`: {message}", subject.name());

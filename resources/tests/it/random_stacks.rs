@@ -22,18 +22,16 @@ use millpond_testkit::guest;
 use millpond_testkit::program::{self, Case, Config, Failure, ScopeOfGraphs, Summary, Sweep, sweep_cases};
 use millpond_testkit::race::Race;
 use millpond_testkit::random_stacks::{Stacks, is_drawn};
+use millpond_testkit::size;
 use millpond_testkit::watch::Watchdog;
 
 use crate::looks::{decay_pools, validate_pools};
-
-/// Operations in the ordinary test run.
-const OPERATIONS: u64 = 1_000_000;
 
 /// Races of the ordinary test run.
 const RACES: u64 = 60;
 
 /// Each mistake of a layer must show within this many seeds.
-const CANARY_SEEDS: u64 = 3_000;
+const CANARY_SEEDS: u64 = 1_000;
 
 /// A call that takes longer counts as hanging. The machine may be busy.
 const HANGS_AFTER: Duration = Duration::from_secs(60);
@@ -68,11 +66,6 @@ fn table() -> LayerTable {
     layers.with(millpond_adaptors::LAYERS.iter().copied()).with([FAILURE_CALLBACK])
 }
 
-fn number(variable: &str, default: u64) -> u64 {
-    let text = std::env::var(variable).ok().map(|text| text.replace('_', ""));
-    text.map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{variable} is a number")))
-}
-
 /// Returns the stack and the program of a seed, if the stack can be built.
 fn case(stacks: &Stacks, seed: u64) -> Option<(StackSpec, Config)> {
     let stack = stacks.draw(seed).expect("the options are right");
@@ -97,8 +90,8 @@ fn programs_on_random_stacks_keep_the_rules() {
     let _watchdog = Watchdog::abort_after(HANGS_AFTER);
     let stacks = Stacks::new(table());
     let start = Instant::now();
-    let operations = number("MILLPOND_STACKS_OPS", OPERATIONS);
-    let seeds = number("MILLPOND_STACKS_FROM", 0)..u64::MAX;
+    let operations = size::named("MILLPOND_STACKS_OPS").unwrap_or_else(|| size::of(300_000, 1_000_000));
+    let seeds = size::named("MILLPOND_STACKS_FROM").unwrap_or(0)..u64::MAX;
     let sweep = Sweep { seeds, ..Sweep::operations(operations) }.or_seed_of_environment();
     let summary = run(&stacks, &sweep).unwrap_or_else(|failure| panic!("{failure}"));
     println!("{summary} in {:.1} s", start.elapsed().as_secs_f64());
@@ -128,7 +121,7 @@ fn every_layer_and_option_is_drawn() {
 fn races_over_random_stacks_keep_the_rules() {
     let _watchdog = Watchdog::abort_after(HANGS_AFTER);
     let stacks = Arc::new(Stacks::new(table()));
-    let races = number("MILLPOND_STACKS_RACES", RACES);
+    let races = size::named("MILLPOND_STACKS_RACES").unwrap_or(RACES);
     let mut total = Summary::default();
     let seeds = 0..u64::MAX;
     for (seed, (stack, config)) in seeds.filter_map(|seed| Some((seed, case(&stacks, seed)?))) {

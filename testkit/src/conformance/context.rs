@@ -67,10 +67,10 @@ impl<'a> Context<'a> {
     }
 
     /// On the simulated device, writes a tag into a block and checks it. If the device cannot reach the
-    /// memory, the host writes to it.
+    /// memory, the host writes to both ends of the block.
     pub(super) fn touch(&self, block: Block, stream: StreamRef) {
         if block.is_on_host() {
-            return block.write_on_host(&vec![stream.id().get() as u8; block.layout.bytes() as usize]);
+            return block.write_ends_on_host(stream.id().get() as u8);
         }
         let Some(sim) = &self.sim else { return };
         let (bytes, tag) = (block.layout.bytes(), block.ptr.address() ^ stream.id().get());
@@ -129,6 +129,17 @@ impl Block {
     pub(super) fn write_on_host(&self, data: &[u8]) {
         // SAFETY: the block is live and holds the bytes; bodies use it on one thread at a time.
         unsafe { self.on_host().copy_from_nonoverlapping(data.as_ptr(), data.len()) }
+    }
+
+    /// Writes the first and the last 64 KiB of a block that the host can reach.
+    fn write_ends_on_host(&self, value: u8) {
+        let bytes = self.layout.bytes() as usize;
+        let end = bytes.min(64 << 10);
+        // SAFETY: as in `write_on_host`.
+        unsafe {
+            self.on_host().write_bytes(value, end);
+            self.on_host().add(bytes - end).write_bytes(value, end);
+        }
     }
 
     /// Reads `data.len()` bytes from `offset` of a block that the host can reach.

@@ -290,7 +290,8 @@ impl Copy {
             .arg(format!("{test}::"))
             .args(arguments)
             .current_dir(&self.sources)
-            .env("CARGO_TARGET_DIR", &self.target);
+            .env("CARGO_TARGET_DIR", &self.target)
+            .env("MILLPOND_THOROUGH", "1");
         cargo.output().expect("cargo can be run")
     }
 

@@ -152,12 +152,17 @@ fn decay_pools(resource: &AnyResource, now: Duration) -> Result<()> {
 /// Returns every resource, every adaptor on plain CUDA and on the pool, and every ordered pair of accounting
 /// adaptors on the pool.
 pub(crate) fn all() -> Vec<Subject> {
+    all_up_to(u64::MAX)
+}
+
+/// Returns the same, for requests of at most this many bytes.
+pub(crate) fn all_up_to(largest_bytes: u64) -> Vec<Subject> {
     let table = layers();
     let subject = |text: &str, knows: Knows| {
         let subject = Subject::from_text(text, &table)
             .statistics(knows.statistics)
             .refuses(knows.refusals)
-            .largest_bytes(knows.largest_bytes)
+            .largest_bytes(knows.largest_bytes.min(largest_bytes))
             .inspected_by(validate_pools)
             .decayed_by(decay_pools);
         let subject = if knows.shares_pools { subject.shares_pools() } else { subject };
