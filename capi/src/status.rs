@@ -12,7 +12,7 @@ use crate::first_call::start_log;
 use crate::process::{check_process, notice_forks};
 
 /// The outcome of a call.
-#[repr(i32)]
+#[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Status {
     /// The call succeeded.

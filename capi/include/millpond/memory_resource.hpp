@@ -3,7 +3,7 @@
 #ifndef MILLPOND_MEMORY_RESOURCE_HPP
 #define MILLPOND_MEMORY_RESOURCE_HPP
 
-#include <millpond.h>
+#include <millpond/millpond.hpp>
 
 #if !__has_include(<cuda/memory_resource>)
 #error "millpond/memory_resource.hpp needs the headers of CCCL 3.2 or later"
@@ -17,101 +17,53 @@ static_assert(CCCL_VERSION >= 3002000,
               "millpond/memory_resource.hpp needs CCCL 3.2 or later: earlier versions have another concept");
 
 #include <cstddef>
-#include <new>
-#include <stdexcept>
-#include <string>
-#include <utility>
+#include <cstdint>
 
 namespace millpond {
-
-/// An error of the library, with its text and status.
-class error : public std::runtime_error {
- public:
-  explicit error(millpond_status status)
-      : std::runtime_error(millpond_error_message()), status_(status) {}
-  [[nodiscard]] millpond_status status() const noexcept { return status_; }
-
- private:
-  millpond_status status_;
-};
-
-/// Memory is out; what() gives the reason and advice.
-class out_of_memory : public std::bad_alloc {
- public:
-  out_of_memory() : text_(millpond_error_message()) {}
-  [[nodiscard]] const char* what() const noexcept override { return text_.c_str(); }
-
- private:
-  std::string text_;
-};
-
-inline void check(millpond_status status) {
-  if (status == MILLPOND_STATUS_OK) return;
-  if (status == MILLPOND_STATUS_OUT_OF_MEMORY) throw out_of_memory();
-  throw error(status);
-}
 
 /// A stack of resources, shared by its copies.
 class memory_resource {
  public:
   /// Builds a stack from text, such as "cuda+pool:initial=1GiB", on a device, such as "cuda:0".
-  explicit memory_resource(const char* stack, const char* device = nullptr) {
-    millpond_device* opened = nullptr;
-    check(millpond_device_open(device, &opened));
-    const millpond_status made = millpond_resource_new(opened, stack, &handle_);
-    millpond_device_free(opened);
-    check(made);
-  }
+  explicit memory_resource(const char* stack, const char* device = nullptr)
+      : stack_(stack, millpond::device(device)) {}
+
+  /// Uses a stack, with its other owners.
+  explicit memory_resource(const millpond::stack& stack) : stack_(stack) {}
+
+  /// Takes ownership of a handle.
+  explicit memory_resource(millpond_resource* handle) : stack_(handle) {}
 
   /// Returns the default resource of a CUDA device.
   static memory_resource per_device(int ordinal) {
     millpond_device* found = nullptr;
-    check(millpond_device_find(static_cast<uint32_t>(ordinal), false, &found));
-    millpond_resource* handle = nullptr;
-    const millpond_status got = millpond_get_per_device_resource(found, &handle);
-    millpond_device_free(found);
-    check(got);
-    return memory_resource(handle);
+    check(millpond_device_find(static_cast<std::uint32_t>(ordinal), false, &found));
+    return memory_resource(millpond::stack::current(millpond::device(found)));
   }
 
-  /// Takes ownership of a handle.
-  explicit memory_resource(millpond_resource* handle) noexcept : handle_(handle) {}
-
-  memory_resource(const memory_resource& other) {
-    check(millpond_resource_clone(other.handle_, &handle_));
-  }
-  memory_resource(memory_resource&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
-  memory_resource& operator=(memory_resource other) noexcept {
-    std::swap(handle_, other.handle_);
-    return *this;
-  }
-  ~memory_resource() { millpond_resource_free(handle_); }
-
-  [[nodiscard]] millpond_resource* get() const noexcept { return handle_; }
+  [[nodiscard]] millpond_resource* get() const noexcept { return stack_.get(); }
 
   void* allocate(::cuda::stream_ref stream, std::size_t bytes, std::size_t alignment = 256) {
-    void* ptr = nullptr;
-    check(millpond_allocate(handle_, bytes, at_least_256(alignment), raw(stream), &ptr));
-    return ptr;
+    return stack_.allocate(bytes, raw(stream), at_least_256(alignment));
   }
 
   void deallocate(::cuda::stream_ref stream, void* ptr, std::size_t bytes,
                   std::size_t alignment = 256) noexcept {
-    millpond_deallocate(handle_, ptr, bytes, at_least_256(alignment), raw(stream));
+    millpond_deallocate(get(), ptr, bytes, at_least_256(alignment), raw(stream));
   }
 
   void* allocate_sync(std::size_t bytes, std::size_t alignment = 256) {
     void* ptr = nullptr;
-    check(millpond_allocate_sync(handle_, bytes, at_least_256(alignment), &ptr));
+    check(millpond_allocate_sync(get(), bytes, at_least_256(alignment), &ptr));
     return ptr;
   }
 
   void deallocate_sync(void* ptr, std::size_t bytes, std::size_t alignment = 256) noexcept {
-    millpond_deallocate_sync(handle_, ptr, bytes, at_least_256(alignment));
+    millpond_deallocate_sync(get(), ptr, bytes, at_least_256(alignment));
   }
 
   friend bool operator==(const memory_resource& one, const memory_resource& other) noexcept {
-    return millpond_resource_is_equal(one.handle_, other.handle_);
+    return one.stack_ == other.stack_;
   }
   friend bool operator!=(const memory_resource& one, const memory_resource& other) noexcept {
     return !(one == other);
@@ -121,10 +73,12 @@ class memory_resource {
   using default_queries = ::cuda::mr::properties_list<::cuda::mr::device_accessible>;
 
  private:
-  static std::size_t at_least_256(std::size_t alignment) noexcept { return alignment < 256 ? 256 : alignment; }
+  static std::size_t at_least_256(std::size_t alignment) noexcept {
+    return alignment < 256 ? 256 : alignment;
+  }
   static void* raw(::cuda::stream_ref stream) noexcept { return reinterpret_cast<void*>(stream.get()); }
 
-  millpond_resource* handle_ = nullptr;
+  millpond::stack stack_;
 };
 
 static_assert(::cuda::mr::resource_with<memory_resource, ::cuda::mr::device_accessible>);

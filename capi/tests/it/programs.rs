@@ -47,7 +47,7 @@ fn built_and_run(
     source: &str,
     arguments: &[&str],
 ) -> String {
-    let program = prefix.join(source.replace('.', "_"));
+    let program = prefix.join(source.replace(['.', '/'], "_"));
     let mut build = Command::new(compiler);
     build.args(options).args(["-Wall", "-Wextra", "-Werror"]);
     build.arg(root().join("examples").join(source)).arg("-o").arg(&program).args(flags(prefix));
@@ -62,9 +62,26 @@ fn a_program_in_c_uses_a_pool() {
     }
     let prefix = tempfile::tempdir().expect("a folder");
     installed(prefix.path());
-    let text = built_and_run(prefix.path(), "cc", &["-std=c11"], "pool.c", &["sim:1GiB"]);
+    let text = built_and_run(prefix.path(), "cc", &["-std=c11", "-Wpedantic"], "pool.c", &["sim:1GiB"]);
     assert!(text.starts_with("the last byte is 7\nout of memory for 1PiB on stream 0x"), "{text}");
     assert!(text.contains(" of sim:0 in `cuda+pool`: ") && text.ends_with("peak 1000 bytes\n"), "{text}");
+}
+
+#[test]
+fn a_program_in_cpp_owns_a_pool_and_a_buffer() {
+    if !is_there("c++") || !is_there("pkg-config") {
+        return;
+    }
+    let prefix = tempfile::tempdir().expect("a folder");
+    installed(prefix.path());
+    for standard in ["-std=c++17", "-std=c++20"] {
+        let options = [standard, "-Wpedantic"];
+        let text = built_and_run(prefix.path(), "c++", &options, "stack.cpp", &["sim:1GiB"]);
+        let lines = ["the last byte is 7\n1000 bytes in use\nout of memory for 1PiB", "\n3: invalid stack: "];
+        assert!(text.starts_with(lines[0]) && text.contains(lines[1]), "{text}");
+        let text = built_and_run(prefix.path(), "c++", &options, "../tests/owners.cpp", &[]);
+        assert_eq!(text, "every owner freed its memory\n");
+    }
 }
 
 #[test]
