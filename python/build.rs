@@ -1,5 +1,5 @@
 //! Builds libmillpond and the replay binary into the package, when the package is what is being built, and
-//! puts the headers beside them, against which the bridge to RMM is compiled.
+//! puts the headers beside them, for `get_include()` and the bridge to RMM.
 //!
 //! maturin and pip set `PYO3_BUILD_EXTENSION_MODULE`. A plain `cargo build` makes the extension module alone.
 
@@ -35,7 +35,7 @@ fn main() {
     let built = built.join(target).join("release");
     copy(&built.join("libmillpond_c.so"), &root.join("millpond/libmillpond.so"));
     copy(&built.join("millpond-replay"), &root.join("millpond/millpond-replay"));
-    for header in ["millpond.h", "millpond/memory_resource.hpp"] {
+    for header in ["millpond.h", "millpond/millpond.hpp", "millpond/memory_resource.hpp"] {
         let to = root.join("millpond/include").join(header);
         std::fs::create_dir_all(to.parent().expect("a folder")).expect("the folder can be made");
         copy(&root.join("../capi/include").join(header), &to);

@@ -109,6 +109,14 @@ def library_path() -> str:
     return str(_LIBRARY)
 
 
+def get_include() -> str:
+    """Return the folder of the headers for C and C++: `millpond.h` and, below it, `millpond/millpond.hpp`.
+
+    A program that is compiled with ``-I`` and this folder links to `library_path()`.
+    """
+    return str(_Path(__file__).with_name("include"))
+
+
 __all__ = [
     "DEFAULT_STREAM",
     "LEGACY_DEFAULT_STREAM",
@@ -134,6 +142,7 @@ __all__ = [
     "flush_logger",
     "from_dlpack",
     "get_flush_level",
+    "get_include",
     "get_log_filenames",
     "get_logging_level",
     "is_initialized",
