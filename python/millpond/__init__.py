@@ -112,7 +112,14 @@ def library_path() -> str:
 def get_include() -> str:
     """Return the folder of the headers for C and C++: `millpond.h` and, below it, `millpond/millpond.hpp`.
 
-    A program that is compiled with ``-I`` and this folder links to `library_path()`.
+    A library that is compiled with this folder, and linked to `library_path()`, shares the resources of this
+    process.
+
+    Example:
+        >>> import pathlib
+        >>> import millpond
+        >>> (pathlib.Path(millpond.get_include()) / "millpond.h").exists()
+        True
     """
     return str(_Path(__file__).with_name("include"))
 
