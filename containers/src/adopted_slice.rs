@@ -9,7 +9,7 @@ use cudarc::driver::{CudaSlice, CudaStream};
 use millpond_core::driver::{CaptureModeGuard, DriverError, call};
 use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::{
-    Accessibility, DeviceMemoryResource, DevicePtr, Driver, DriverHandle, Error, Layout, MemoryInfo,
+    Accessibility, DeviceMemoryResource, DevicePtr, DriverHandle, Error, Layout, MemoryInfo,
     ResourceStatistics, Result, StreamRef, Traits, is_same,
 };
 use millpond_driver::CurrentDeviceGuard;
@@ -17,7 +17,7 @@ use millpond_driver::cuda::{CudaDriver, stream_ref_of};
 use parking_lot::Mutex;
 
 use crate::ConversionError;
-use crate::cuda_stream::{failed, order_tracked_uses};
+use crate::cuda_stream::{failed, is_lost, order_tracked_uses};
 use crate::event::order;
 
 /// The memory of one `CudaSlice` that a container took over: the resource of the buffer that
@@ -93,7 +93,7 @@ impl<T> AdoptedSlice<T> {
     /// Returns the slice. All uses of its memory happen before the next work of its stream. Uses that cudarc
     /// tracks wait for them there.
     pub(crate) fn take(&self) -> Result<CudaSlice<T>> {
-        if self.is_lost() {
+        if is_lost(&self.driver) {
             return Err(self.driver.health().error());
         }
         let held = self.slice.lock().take();
@@ -114,21 +114,10 @@ impl<T> AdoptedSlice<T> {
         }
     }
 
-    /// Returns whether the memory is lost: after a sticky error, or after a reset of the context, which may
-    /// have given the address to another allocation.
-    fn is_lost(&self) -> bool {
-        let health = self.driver.health();
-        let is_same = || {
-            let opened = CudaDriver::open(self.driver.device().ordinal());
-            opened.is_ok_and(|driver| Arc::ptr_eq(driver.health(), health))
-        };
-        health.is_lost() || !is_same()
-    }
-
     /// Drops the slice after the work that `ordered` puts before the next work of its stream. Any context may
     /// be current. If the order fails, the memory is leaked: its next owner would get it too early.
     fn free(&self, slice: CudaSlice<T>, ordered: impl FnOnce() -> Result<()>) {
-        if self.is_lost() {
+        if is_lost(&self.driver) {
             return mem::forget(slice);
         }
         let current = CurrentDeviceGuard::new(self.driver.device());

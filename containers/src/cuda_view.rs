@@ -7,10 +7,12 @@ use std::sync::Arc;
 use bytemuck::Pod;
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{
-    CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, LaunchArgs, PushKernelArg, SyncOnDrop,
+    CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, LaunchArgs, PushKernelArg,
+    SyncOnDrop,
 };
 use millpond_core::{DeviceMemoryResource, Error, Result, StreamId};
 
+use crate::cuda_events::{Events, Reads};
 use crate::cuda_stream::{checked_stream, ordered};
 use crate::{DeviceBuffer, DeviceScalar, DeviceVec};
 
@@ -18,8 +20,11 @@ use crate::{DeviceBuffer, DeviceScalar, DeviceVec};
 /// `CudaView`.
 ///
 /// It comes from [`CudaBuffer::as_view`](crate::CudaBuffer::as_view), or from a container and the
-/// `CudaStream` of that container ([`DeviceVec::cuda_view`], and so on). A use on that stream costs nothing.
-/// A use on another stream is ordered as for a [`CudaBuffer`](crate::CudaBuffer).
+/// `CudaStream` of that container ([`DeviceVec::cuda_view`], and so on).
+///
+/// A view of a `CudaBuffer` has the buffer's events, so its uses on any stream are ordered like the
+/// [buffer's](crate::CudaBuffer#several-streams). A view of another container has no events: a copy on
+/// another stream waits for the container's stream, the host waits for the copy, and a kernel orders nothing.
 ///
 /// ```no_run
 /// use millpond_containers::DeviceVec;
@@ -42,16 +47,17 @@ pub struct CudaBufferView<'a, T> {
     len: usize,
     stream: &'a Arc<CudaStream>,
     thread: Option<StreamId>,
+    /// The same values with the events of the buffer, if it has any.
+    tracked: Option<(CudaView<'a, T>, &'a Reads)>,
     values: PhantomData<&'a [T]>,
 }
 
 impl<T> Clone for CudaBufferView<'_, T> {
     fn clone(&self) -> Self {
-        *self
+        let tracked = self.tracked.as_ref().map(|(part, reads)| (part.slice(..), *reads));
+        Self { tracked, ..self.untracked() }
     }
 }
-
-impl<T> Copy for CudaBufferView<'_, T> {}
 
 impl<'a, T> CudaBufferView<'a, T> {
     /// Returns the first `len` values of a buffer on this stream.
@@ -61,7 +67,17 @@ impl<'a, T> CudaBufferView<'a, T> {
         stream: &'a Arc<CudaStream>,
     ) -> Self {
         let thread = buffer.thread();
-        Self { address: buffer.as_ptr().address(), len, stream, thread, values: PhantomData }
+        let address = buffer.as_ptr().address();
+        Self { address, len, stream, thread, tracked: None, values: PhantomData }
+    }
+
+    /// Adds the events of the buffer.
+    pub(crate) fn tracked_by(self, events: &'a Events<T>) -> Self {
+        Self { tracked: Some((events.slice.as_view(), &events.reads)), ..self }
+    }
+
+    fn untracked(&self) -> Self {
+        Self { tracked: None, ..*self }
     }
 
     fn checked<R: DeviceMemoryResource>(
@@ -93,21 +109,34 @@ impl<'a, T> CudaBufferView<'a, T> {
 
     /// Returns the values in this range; `None` if the range ends beyond them.
     pub fn try_slice(&self, range: impl RangeBounds<usize>) -> Option<Self> {
-        let start = match range.start_bound() {
-            Bound::Included(&start) => start,
-            Bound::Excluded(&before) => before.checked_add(1)?,
-            Bound::Unbounded => 0,
+        let (start, end) = bounds(&range, self.len)?;
+        let tracked = match &self.tracked {
+            Some((part, reads)) => Some((part.try_slice(start..end)?, *reads)),
+            None => None,
         };
-        let end = match range.end_bound() {
-            Bound::Included(&last) => last.checked_add(1)?,
-            Bound::Excluded(&end) => end,
-            Bound::Unbounded => self.len,
-        };
-        (start <= end && end <= self.len).then(|| {
-            let address = self.address + (start * size_of::<T>()) as u64;
-            Self { address, len: end - start, ..*self }
-        })
+        Some(Self { tracked, ..self.part(start, end) })
     }
+
+    /// Returns these values without events.
+    fn part(&self, start: usize, end: usize) -> Self {
+        let address = self.address + (start * size_of::<T>()) as u64;
+        Self { address, len: end - start, ..self.untracked() }
+    }
+}
+
+/// Returns the first index of the range and the one after its last; `None` if the range ends beyond `len`.
+fn bounds(range: &impl RangeBounds<usize>, len: usize) -> Option<(usize, usize)> {
+    let start = match range.start_bound() {
+        Bound::Included(&start) => start,
+        Bound::Excluded(&before) => before.checked_add(1)?,
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(&last) => last.checked_add(1)?,
+        Bound::Excluded(&end) => end,
+        Bound::Unbounded => len,
+    };
+    (start <= end && end <= len).then_some((start, end))
 }
 
 /// Borrowed values in device memory, for reading and writing. cudarc takes it as a `CudaViewMut`; see
@@ -130,14 +159,21 @@ impl<'a, T> CudaBufferView<'a, T> {
 /// ```
 #[derive(Debug)]
 pub struct CudaBufferViewMut<'a, T> {
+    /// Without the events, which `tracked` has.
     view: CudaBufferView<'a, T>,
+    tracked: Option<(CudaViewMut<'a, T>, &'a Reads)>,
     values: PhantomData<&'a mut [T]>,
 }
 
 impl<'a, T> CudaBufferViewMut<'a, T> {
     /// The caller has borrowed the values for writing.
     pub(crate) fn of(view: CudaBufferView<'a, T>) -> Self {
-        Self { view, values: PhantomData }
+        Self { view, tracked: None, values: PhantomData }
+    }
+
+    /// Adds the events of the buffer.
+    pub(crate) fn tracked_by(view: CudaBufferView<'a, T>, events: &'a mut Events<T>) -> Self {
+        Self { tracked: Some((events.slice.as_view_mut(), &events.reads)), ..Self::of(view) }
     }
 
     /// Returns the number of values.
@@ -152,12 +188,18 @@ impl<'a, T> CudaBufferViewMut<'a, T> {
 
     /// Returns the values, for reading.
     pub fn as_view(&self) -> CudaBufferView<'_, T> {
-        self.view
+        let tracked = self.tracked.as_ref().map(|(part, reads)| (part.as_view(), *reads));
+        CudaBufferView { tracked, ..self.view.untracked() }
     }
 
     /// Returns the values in this range; `None` if the range ends beyond them.
     pub fn try_slice_mut(&mut self, range: impl RangeBounds<usize>) -> Option<CudaBufferViewMut<'_, T>> {
-        self.view.try_slice(range).map(CudaBufferViewMut::of)
+        let (start, end) = bounds(&range, self.view.len)?;
+        let tracked = match &mut self.tracked {
+            Some((part, reads)) => Some((part.try_slice_mut(start..end)?, *reads)),
+            None => None,
+        };
+        Some(CudaBufferViewMut { tracked, ..CudaBufferViewMut::of(self.view.part(start, end)) })
     }
 
     /// Returns the first `middle` values and the others; `None` if there are fewer than `middle`.
@@ -166,7 +208,12 @@ impl<'a, T> CudaBufferViewMut<'a, T> {
         middle: usize,
     ) -> Option<(CudaBufferViewMut<'_, T>, CudaBufferViewMut<'_, T>)> {
         let (first, second) = (self.view.try_slice(..middle)?, self.view.try_slice(middle..)?);
-        Some((CudaBufferViewMut::of(first), CudaBufferViewMut::of(second)))
+        let (mut first, mut second) = (CudaBufferViewMut::of(first), CudaBufferViewMut::of(second));
+        if let Some((part, reads)) = &mut self.tracked {
+            let (one, other) = part.try_split_at_mut(middle)?;
+            (first.tracked, second.tracked) = (Some((one, *reads)), Some((other, *reads)));
+        }
+        Some((first, second))
     }
 }
 
@@ -244,6 +291,11 @@ impl<T> DeviceSlice<T> for CudaBufferView<'_, T> {
 
 impl<T> DevicePtr<T> for CudaBufferView<'_, T> {
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        if let Some((part, reads)) = &self.tracked
+            && reads.are_managed(self.stream, stream)
+        {
+            return (self.address, reads.read_on(part, stream));
+        }
         (self.address, ordered(self.stream, self.thread, stream))
     }
 }
@@ -260,12 +312,22 @@ impl<T> DeviceSlice<T> for CudaBufferViewMut<'_, T> {
 
 impl<T> DevicePtr<T> for CudaBufferViewMut<'_, T> {
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        if let Some((part, reads)) = &self.tracked
+            && reads.are_managed(self.view.stream, stream)
+        {
+            return (self.view.address, reads.read_on(part, stream));
+        }
         self.view.device_ptr(stream)
     }
 }
 
 impl<T> DevicePtrMut<T> for CudaBufferViewMut<'_, T> {
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        if let Some((part, reads)) = &mut self.tracked
+            && reads.are_managed(self.view.stream, stream)
+        {
+            return (self.view.address, reads.write_on(part, stream));
+        }
         self.view.device_ptr(stream)
     }
 }
@@ -274,7 +336,13 @@ impl<T> DevicePtrMut<T> for CudaBufferViewMut<'_, T> {
 unsafe impl<'a, 'b: 'a, 'c: 'b, T> PushKernelArg<&'b CudaBufferView<'c, T>> for LaunchArgs<'a> {
     #[inline(always)]
     fn arg(&mut self, arg: &'b CudaBufferView<'c, T>) -> &mut Self {
-        self.arg(&arg.address)
+        match &arg.tracked {
+            Some((part, reads)) => {
+                reads.are_managed(arg.stream, arg.stream);
+                self.arg(part)
+            }
+            None => self.arg(&arg.address),
+        }
     }
 }
 
@@ -282,6 +350,12 @@ unsafe impl<'a, 'b: 'a, 'c: 'b, T> PushKernelArg<&'b CudaBufferView<'c, T>> for 
 unsafe impl<'a, 'b: 'a, 'c: 'b, T> PushKernelArg<&'b mut CudaBufferViewMut<'c, T>> for LaunchArgs<'a> {
     #[inline(always)]
     fn arg(&mut self, arg: &'b mut CudaBufferViewMut<'c, T>) -> &mut Self {
-        self.arg(&arg.view.address)
+        match &mut arg.tracked {
+            Some((part, reads)) => {
+                reads.become_write(part);
+                self.arg(part)
+            }
+            None => self.arg(&arg.view.address),
+        }
     }
 }

@@ -16,6 +16,7 @@
 //! | `HostAllocator` | with the feature `allocator-api2`: host collections in a resource's memory |
 //! | `CudaBuffer` | with the feature `cudarc`: values in device memory that cudarc takes as a `CudaSlice` |
 //! | `CudaBufferView`, `CudaBufferViewMut` | with the feature `cudarc`: a part of such values |
+//! | `use_pool_in_cudarc` | with the feature `cudarc`: a configured driver pool for all that cudarc allocates |
 //! | `AdoptedSlice` | with the feature `cudarc`: the memory of a `CudaSlice` that a container took over |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -26,6 +27,10 @@ mod borrowed_stream;
 mod conversion_error;
 #[cfg(feature = "cudarc")]
 mod cuda_buffer;
+#[cfg(feature = "cudarc")]
+mod cuda_events;
+#[cfg(feature = "cudarc")]
+mod cuda_pool;
 #[cfg(feature = "cudarc")]
 mod cuda_stream;
 #[cfg(feature = "cudarc")]
@@ -55,6 +60,8 @@ pub use borrowed_stream::BorrowedStream;
 pub use conversion_error::ConversionError;
 #[cfg(feature = "cudarc")]
 pub use cuda_buffer::CudaBuffer;
+#[cfg(feature = "cudarc")]
+pub use cuda_pool::use_pool_in_cudarc;
 #[cfg(feature = "cudarc")]
 pub use cuda_view::{CudaBufferView, CudaBufferViewMut};
 pub use device_buffer::{DeviceBuffer, RawParts};

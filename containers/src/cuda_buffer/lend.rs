@@ -1,15 +1,14 @@
 //! Lends a buffer to code that requires a `CudaSlice`.
 
 use std::mem::ManuallyDrop;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, CudaSlice, CudaViewMut};
-use millpond_core::{DeviceId, DeviceMemoryResource, Error, ErrorKind, Result};
+use cudarc::driver::{CudaSlice, CudaStream, CudaViewMut, DevicePtr, DevicePtrMut};
+use millpond_core::{DeviceId, DeviceMemoryResource, Result};
 use millpond_driver::CurrentDeviceGuard;
 
 use super::CudaBuffer;
-use crate::cuda_stream::{failed, order_tracked_uses};
+use crate::cuda_stream::{failed, order_tracked_uses, slice_over};
 
 /// For code that takes only a `CudaSlice`: other code takes the buffer itself, or a view. The buffer keeps
 /// the memory: cudarc never frees it, even if the closure panics. cudarc orders uses on other streams, as for
@@ -44,7 +43,10 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
     /// }
     /// ```
     pub fn lend_as_cuda_slice<O>(&self, reads: impl FnOnce(&CudaSlice<T>) -> O) -> Result<O> {
-        let lent = self.lend()?;
+        let loan = Loan::begin(&self.stream)?;
+        // For the buffer, the loan is a read on its own stream.
+        let (address, _recorded) = self.device_ptr(&self.stream);
+        let lent = loan.lend(address, self.len)?;
         Ok(reads(&lent.slice))
     }
 
@@ -53,7 +55,10 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
     /// # Errors
     /// The errors of [`lend_as_cuda_slice`](Self::lend_as_cuda_slice).
     pub fn lend_as_cuda_view_mut<O>(&mut self, writes: impl FnOnce(CudaViewMut<'_, T>) -> O) -> Result<O> {
-        let mut lent = self.lend()?;
+        let (stream, len) = (Arc::clone(&self.stream), self.len);
+        let loan = Loan::begin(&stream)?;
+        let (address, _recorded) = self.device_ptr_mut(&stream);
+        let mut lent = loan.lend(address, len)?;
         Ok(writes(lent.slice.as_view_mut()))
     }
 
@@ -71,54 +76,59 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         &mut self,
         writes: impl FnOnce(&mut CudaSlice<T>) -> O,
     ) -> Result<O> {
-        let mut lent = self.lend()?;
+        let (stream, len) = (Arc::clone(&self.stream), self.len);
+        let loan = Loan::begin(&stream)?;
+        let (address, _recorded) = self.device_ptr_mut(&stream);
+        let mut lent = loan.lend(address, len)?;
         Ok(writes(&mut lent.slice))
     }
+}
 
-    fn lend(&self) -> Result<Lent<T>> {
-        let _current = CurrentDeviceGuard::new(self.buffer.device())?;
-        let context = self.stream.context();
-        // cudarc panics if it cannot make the slice's events, for example if it has stored an error.
-        context.bind_to_thread().map_err(|error| failed(&error, "an earlier call of cudarc"))?;
-        let left_its_thread = self.buffer.left_its_thread();
-        if left_its_thread {
-            context.synchronize().map_err(|error| failed(&error, "cuCtxSynchronize"))?;
-        }
-        let address = self.buffer.as_ptr().address();
+/// The current context, and the stream of the buffer.
+struct Loan<'a> {
+    stream: &'a Arc<CudaStream>,
+    _current: CurrentDeviceGuard,
+}
+
+impl<'a> Loan<'a> {
+    fn begin(stream: &'a Arc<CudaStream>) -> Result<Self> {
+        let _current = CurrentDeviceGuard::new(device_of(stream))?;
+        stream.context().bind_to_thread().map_err(|error| failed(&error, "an earlier call of cudarc"))?;
+        Ok(Self { stream, _current })
+    }
+
+    /// The memory at this address has `len` values, and the stream is ordered after their uses.
+    fn lend<T>(&self, address: u64, len: usize) -> Result<Lent<T>> {
         // SAFETY: the memory is borrowed as long as the slice, holds that many initialised values, and is not
         // freed by the slice.
-        let upgrade = || unsafe { self.stream.upgrade_device_ptr::<T>(address, self.len) };
-        let slice = catch_unwind(AssertUnwindSafe(upgrade)).map_err(|_panic| {
-            Error::new(ErrorKind::Driver, "cudarc could not make the events of a slice")
-                .on_device(self.buffer.device())
-        })?;
-        let slice = ManuallyDrop::new(slice);
-        let mut lent = Lent { slice, context: Arc::clone(context), left_its_thread };
+        let mut lent = Lent { slice: unsafe { slice_over(self.stream, address, len) }? };
         // The slice's events are new, so record the point for which other streams must wait.
         order_tracked_uses(&mut lent.slice)?;
         Ok(lent)
     }
 }
 
+fn device_of(stream: &CudaStream) -> DeviceId {
+    DeviceId::cuda(stream.context().ordinal() as u32)
+}
+
 /// A slice over memory that does not belong to cudarc. Dropping it ends the loan and frees nothing.
 struct Lent<T> {
     slice: ManuallyDrop<CudaSlice<T>>,
-    context: Arc<CudaContext>,
-    left_its_thread: bool,
 }
 
 impl<T> Drop for Lent<T> {
     fn drop(&mut self) {
-        let device = DeviceId::cuda(self.context.ordinal() as u32);
-        let _current = CurrentDeviceGuard::new(device);
+        let context = Arc::clone(self.slice.context());
+        let _current = CurrentDeviceGuard::new(device_of(self.slice.stream()));
         // SAFETY: the slice is not used again.
         let slice = unsafe { ManuallyDrop::take(&mut self.slice) };
         // Its stream waits for the tracked uses. The buffer still owns the memory.
         slice.leak();
-        let outcome = self.context.check_err();
-        if outcome.is_err() || self.left_its_thread {
-            self.context.record_err(self.context.synchronize());
+        let outcome = context.check_err();
+        if outcome.is_err() {
+            context.record_err(context.synchronize());
         }
-        self.context.record_err(outcome);
+        context.record_err(outcome);
     }
 }

@@ -5,28 +5,36 @@ mod lend;
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytemuck::Pod;
-use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::sys::{CUdeviceptr, CUresult};
 use cudarc::driver::{
-    CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, SyncOnDrop, ValidAsZeroBits,
+    CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, DriverError, SyncOnDrop, ValidAsZeroBits,
 };
 use millpond_core::{AnyResource, DeviceMemoryResource, Error, Layout, Result, StreamRef};
+use millpond_driver::CurrentDeviceGuard;
 
-use crate::cuda_stream::{checked_stream, failed, ordered};
+use crate::cuda_events::Events;
+use crate::cuda_stream::{checked_stream, failed, is_same, order_tracked_uses, ordered, slice_over};
 use crate::{ConversionError, CudaBufferView, CudaBufferViewMut, DeviceBuffer, DeviceVec};
 
 /// Values of `T` in device memory, for programs that use cudarc. Pass it as a `CudaSlice`; its memory comes
 /// from a resource, and goes back to it.
 ///
 /// cudarc's copies, fills and kernel launches take it, and so do the libraries that cudarc wraps. It keeps
-/// its stream alive, and frees its memory in the order of that stream. Use it on that stream, which costs no
-/// synchronisation; [`set_stream`](Self::set_stream) moves it to another. A copy or a fill on another stream
-/// is ordered, too: that stream waits first, and the host waits for it afterwards.
+/// its stream alive, and frees its memory in the order of that stream, after all uses on other streams.
 ///
-/// A kernel launch (which is unsafe in cudarc) orders nothing: launch on the buffer's own stream.
+/// # Several streams
+/// Use the buffer on any stream of its device. cudarc orders the uses as for a `CudaSlice`: a read waits for
+/// the last write, a write waits for all earlier uses, and only streams wait, never the host. That holds
+/// while cudarc tracks events (`is_managing_stream_synchronization`). Otherwise, as for a stream that cudarc
+/// only borrows, a copy makes the host wait, and a kernel orders nothing.
 ///
+/// cudarc remembers only the last kernel that reads a buffer. If kernels on several other streams read it,
+/// make its stream wait for them (`CudaStream::join`) before you write or drop it.
+///
+/// # Conversions
 /// - To pass a part of it, use [`as_view`](Self::as_view) and [`as_view_mut`](Self::as_view_mut). For code
 ///   that requires a `CudaSlice`, use [`lend_as_cuda_slice`](Self::lend_as_cuda_slice) and its two variants.
 /// - It converts from and to a vector without a copy: [`from_vec`](Self::from_vec),
@@ -50,7 +58,8 @@ use crate::{ConversionError, CudaBufferView, CudaBufferViewMut, DeviceBuffer, De
 /// # }
 /// ```
 pub struct CudaBuffer<T, R: DeviceMemoryResource = AnyResource> {
-    // First, so that it is dropped before its stream.
+    // In this order: the stream waits for the events, takes the memory back, and may end.
+    events: OnceLock<Events<T>>,
     buffer: DeviceBuffer<R>,
     stream: Arc<CudaStream>,
     len: usize,
@@ -177,6 +186,7 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         mut self,
         stream: impl Into<StreamRef>,
     ) -> Result<DeviceVec<T, R>, ConversionError<Self>> {
+        drop(self.events.take());
         match self.buffer.set_stream(stream) {
             Ok(()) => Ok(DeviceVec::of(self.buffer)),
             Err(error) => Err(ConversionError::new(error, self)),
@@ -184,14 +194,15 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
     }
 
     fn from_parts(buffer: DeviceBuffer<R>, stream: Arc<CudaStream>, len: usize) -> Self {
-        Self { buffer, stream, len, values: PhantomData }
+        Self { events: OnceLock::new(), buffer, stream, len, values: PhantomData }
     }
 
     /// Returns the memory, and the stream in whose order it is used and freed.
     ///
     /// # Safety
     /// The stream stays alive as long as the buffer, or until the buffer has moved to another stream.
-    pub unsafe fn into_buffer(self) -> (DeviceBuffer<R>, Arc<CudaStream>) {
+    pub unsafe fn into_buffer(mut self) -> (DeviceBuffer<R>, Arc<CudaStream>) {
+        drop(self.events.take());
         (self.buffer, self.stream)
     }
 
@@ -205,6 +216,7 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
     pub fn set_stream(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
         // SAFETY: from here on, the buffer keeps the stream alive.
         let named = unsafe { checked_stream(stream, self.buffer.resource()) }?;
+        drop(self.events.take());
         self.buffer.set_stream(named)?;
         self.stream = Arc::clone(stream);
         Ok(())
@@ -222,12 +234,21 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
 
     /// Returns a view from which cudarc reads the values.
     pub fn as_view(&self) -> CudaBufferView<'_, T> {
-        CudaBufferView::of(&self.buffer, self.len, &self.stream)
+        let view = CudaBufferView::of(&self.buffer, self.len, &self.stream);
+        match self.tracked() {
+            Some(events) => view.tracked_by(events),
+            None => view,
+        }
     }
 
     /// Returns a view in which cudarc reads and writes the values.
     pub fn as_view_mut(&mut self) -> CudaBufferViewMut<'_, T> {
-        CudaBufferViewMut::of(self.as_view())
+        self.tracked();
+        let view = CudaBufferView::of(&self.buffer, self.len, &self.stream);
+        match self.events.get_mut() {
+            Some(events) => CudaBufferViewMut::tracked_by(view, events),
+            None => CudaBufferViewMut::of(view),
+        }
     }
 
     /// Returns the resource that allocated the memory.
@@ -238,6 +259,57 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
     /// Returns the memory. It is not public, because it names the stream without keeping it alive.
     pub(crate) fn as_buffer(&self) -> &DeviceBuffer<R> {
         &self.buffer
+    }
+
+    /// Returns the events, which are made at their first use. Without them, cudarc's next call returns the
+    /// error.
+    pub(crate) fn tracked(&self) -> Option<&Events<T>> {
+        if self.events.get().is_none() && self.stream.context().is_event_tracking() {
+            match self.new_events() {
+                // If another thread was first, these are dropped.
+                Ok(events) => drop(self.events.set(events)),
+                Err(error) => {
+                    tracing::error!(target: "millpond::containers", %error, "a buffer has no events");
+                    let unknown = DriverError(CUresult::CUDA_ERROR_UNKNOWN);
+                    self.stream.context().record_err::<()>(Err(unknown));
+                }
+            }
+        }
+        self.events.get()
+    }
+
+    fn new_events(&self) -> Result<Events<T>> {
+        let (stream, context) = (&self.stream, self.stream.context());
+        let _current = CurrentDeviceGuard::new(self.buffer.device())?;
+        context.bind_to_thread().map_err(|error| failed(&error, "an earlier call of cudarc"))?;
+        if self.buffer.left_its_thread() {
+            context.synchronize().map_err(|error| failed(&error, "cuCtxSynchronize"))?;
+        }
+        // SAFETY: the buffer has that many values, lives longer than its events, and keeps the slice.
+        let slice = unsafe { slice_over(stream, self.buffer.as_ptr().address(), self.len) }?;
+        let mut events = Events::new(slice, self.buffer.resource().driver().clone());
+        order_tracked_uses(&mut events.slice)?;
+        Ok(events)
+    }
+
+    /// Returns the memory, and the events as [`tracked`](Self::tracked) does.
+    pub(crate) fn tracked_mut(&mut self) -> (&DeviceBuffer<R>, Option<&mut Events<T>>) {
+        self.tracked();
+        (&self.buffer, self.events.get_mut())
+    }
+
+    /// Returns whether events order a use on this stream. The buffer's own stream needs none before the
+    /// first use on another.
+    fn is_tracked_on(&self, stream: &CudaStream) -> bool {
+        if self.events.get().is_none() {
+            let own = &self.stream;
+            if is_same(own, stream) && !self.buffer.left_its_thread()
+                || !own.context().is_managing_stream_synchronization()
+            {
+                return false;
+            }
+        }
+        self.tracked().is_some_and(|events| events.reads.are_managed(&self.stream, stream))
     }
 
     /// Returns the stream of the buffer.
@@ -258,13 +330,25 @@ impl<T, R: DeviceMemoryResource> DeviceSlice<T> for CudaBuffer<T, R> {
 
 impl<T, R: DeviceMemoryResource> DevicePtr<T> for CudaBuffer<T, R> {
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        (self.buffer.as_ptr().address(), ordered(&self.stream, self.buffer.thread(), stream))
+        let address = self.buffer.as_ptr().address();
+        if self.is_tracked_on(stream)
+            && let Some(events) = self.events.get()
+        {
+            return (address, events.reads.read_on(&*events.slice, stream));
+        }
+        (address, ordered(&self.stream, self.buffer.thread(), stream))
     }
 }
 
 impl<T, R: DeviceMemoryResource> DevicePtrMut<T> for CudaBuffer<T, R> {
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        (self.buffer.as_ptr().address(), ordered(&self.stream, self.buffer.thread(), stream))
+        let address = self.buffer.as_ptr().address();
+        if self.is_tracked_on(stream)
+            && let Some(events) = self.events.get_mut()
+        {
+            return (address, events.reads.write_on(&mut *events.slice, stream));
+        }
+        (address, ordered(&self.stream, self.buffer.thread(), stream))
     }
 }
 

@@ -33,6 +33,8 @@ static NEXT: AtomicU64 = AtomicU64::new(0x100);
 static FAILING_EVENTS: AtomicU64 = AtomicU64::new(0);
 static WAS_RESET: AtomicBool = AtomicBool::new(false);
 static FREES: AtomicU64 = AtomicU64::new(0);
+/// How often the host waited for a stream or for the device.
+static HOST_WAITS: AtomicU64 = AtomicU64::new(0);
 static DEVICE: Mutex<Device> = Mutex::new(Device::new());
 
 /// How far each stream had advanced.
@@ -156,6 +158,20 @@ pub extern "C" fn fake_frees() -> u64 {
 }
 
 #[unsafe(no_mangle)]
+pub extern "C" fn fake_host_waits() -> u64 {
+    HOST_WAITS.load(SeqCst)
+}
+
+/// Returns whether the next work of `then` waits for the last work of `first`.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_is_ordered(first: u64, then: u64) -> bool {
+    let mut device = DEVICE.lock().unwrap();
+    let (first, then) = (key_of(first), key_of(then));
+    let last = device.stream(first).0.get(&first).copied().unwrap_or(0);
+    device.stream(then).0.get(&first).copied().unwrap_or(0) >= last
+}
+
+#[unsafe(no_mangle)]
 pub extern "C" fn fake_fail_events(count: u64) {
     FAILING_EVENTS.store(count, SeqCst);
 }
@@ -234,6 +250,7 @@ pub extern "C" fn cuCtxSetCurrent(context: u64) -> i32 {
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxSynchronize() -> i32 {
     in_context(|device| {
+        HOST_WAITS.fetch_add(1, SeqCst);
         device.wait_for_all();
         0
     })
@@ -262,6 +279,7 @@ pub extern "C" fn cuStreamDestroy_v2(_stream: u64) -> i32 {
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamSynchronize(stream: u64) -> i32 {
     in_context(|device| {
+        HOST_WAITS.fetch_add(1, SeqCst);
         let clock = device.stream(key_of(stream)).clone();
         device.host.merge(&clock);
         0
@@ -416,16 +434,18 @@ pub extern "C" fn cuModuleUnload(_module: u64) -> i32 {
     0
 }
 
-/// There is one kernel: `twice(values: *mut f32, count: u32)`.
+/// There are two kernels: `twice(values: *mut f32, count: u32)`, and `look`, which only reads them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuModuleGetFunction(function: *mut u64, _module: u64, name: *const c_char) -> i32 {
-    unsafe { *function = 1 };
-    if unsafe { CStr::from_ptr(name) } == c"twice" { 0 } else { NOT_FOUND }
+    let kernels = [c"twice", c"look"];
+    let found = kernels.iter().position(|kernel| unsafe { CStr::from_ptr(name) } == *kernel);
+    unsafe { *function = found.unwrap_or(0) as u64 + 1 };
+    if found.is_some() { 0 } else { NOT_FOUND }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuLaunchKernel(
-    _function: u64,
+    function: u64,
     _x: u32,
     _y: u32,
     _z: u32,
@@ -440,7 +460,11 @@ pub unsafe extern "C" fn cuLaunchKernel(
     in_context(|device| {
         let values = unsafe { **arguments.cast::<*const u64>() };
         let count = unsafe { **arguments.add(1).cast::<*const u32>() };
-        device.use_memory(values, u64::from(count) * 4, key_of(stream), true);
+        let is_write = function == 1;
+        device.use_memory(values, u64::from(count) * 4, key_of(stream), is_write);
+        if !is_write {
+            return 0;
+        }
         for at in 0..count as usize {
             unsafe { *(values as *mut f32).add(at) *= 2.0 };
         }

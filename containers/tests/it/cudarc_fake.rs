@@ -10,10 +10,7 @@ use std::sync::{Arc, LazyLock};
 
 use cudarc::cublas::sys::cublasOperation_t::CUBLAS_OP_N;
 use cudarc::cublas::{CudaBlas, Gemm, GemmConfig};
-use cudarc::driver::{
-    CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError, LaunchConfig, PushKernelArg, sys,
-};
-use cudarc::nvrtc::Ptx;
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError, sys};
 use libloading::Library;
 use millpond_containers::{CudaBuffer, DeviceBuffer, DeviceScalar, DeviceVec, Stream};
 use millpond_core::driver::StreamFlags;
@@ -46,11 +43,11 @@ static FAKE: LazyLock<PathBuf> = LazyLock::new(|| {
 });
 
 /// The objects of a test: a stream of cudarc and one of millpond, and plain memory.
-struct Bench {
-    context: Arc<CudaContext>,
-    stream: Arc<CudaStream>,
-    own: Stream,
-    cuda: Arc<CudaMemoryResource>,
+pub(crate) struct Bench {
+    pub(crate) context: Arc<CudaContext>,
+    pub(crate) stream: Arc<CudaStream>,
+    pub(crate) own: Stream,
+    pub(crate) cuda: Arc<CudaMemoryResource>,
     fake: Library,
 }
 
@@ -66,13 +63,13 @@ impl Bench {
     }
 
     /// Returns a vector on cudarc's stream.
-    fn vec(&self, data: &[f32]) -> DeviceVec<f32, Arc<CudaMemoryResource>> {
+    pub(crate) fn vec(&self, data: &[f32]) -> DeviceVec<f32, Arc<CudaMemoryResource>> {
         // SAFETY: the stream lives as long as the test.
         let on = unsafe { cuda::stream_ref_of(&self.stream) }.unwrap();
         DeviceVec::from_host(data, on, self.cuda.clone()).unwrap()
     }
 
-    fn buffer(&self, data: &[f32]) -> CudaBuffer<f32, Arc<CudaMemoryResource>> {
+    pub(crate) fn buffer(&self, data: &[f32]) -> CudaBuffer<f32, Arc<CudaMemoryResource>> {
         CudaBuffer::from_host(data, &self.stream, self.cuda.clone()).unwrap()
     }
 
@@ -81,7 +78,7 @@ impl Bench {
     }
 
     /// Returns the problems that the stand-in has found since the last call.
-    fn problems(&self) -> String {
+    pub(crate) fn problems(&self) -> String {
         let mut text = vec![0; 1 << 16];
         type Problems = unsafe extern "C" fn(*mut u8, usize) -> usize;
         // SAFETY: the type matches the function, which writes at most that many bytes.
@@ -90,12 +87,33 @@ impl Bench {
         String::from_utf8(text[..len].to_vec()).unwrap()
     }
 
-    fn frees(&self) -> u64 {
+    pub(crate) fn frees(&self) -> u64 {
         // SAFETY: the type matches the function.
         unsafe { self.fake.get::<extern "C" fn() -> u64>("fake_frees").unwrap()() }
     }
 
-    fn fail_events(&self, count: u64) {
+    pub(crate) fn host_waits(&self) -> u64 {
+        // SAFETY: the type matches the function.
+        unsafe { self.fake.get::<extern "C" fn() -> u64>("fake_host_waits").unwrap()() }
+    }
+
+    /// Returns whether the next work of `then` waits for the last work of `first`.
+    pub(crate) fn is_ordered(&self, first: &CudaStream, then: &CudaStream) -> bool {
+        let [first, then] = [first, then].map(|stream| stream.cu_stream() as u64);
+        // SAFETY: the type matches the function.
+        unsafe { self.fake.get::<extern "C" fn(u64, u64) -> bool>("fake_is_ordered").unwrap()(first, then) }
+    }
+
+    pub(crate) fn new_streams<const N: usize>(&self) -> [Arc<CudaStream>; N] {
+        std::array::from_fn(|_| self.context.new_stream().unwrap())
+    }
+
+    pub(crate) fn reset(&self) {
+        // SAFETY: the type matches the function.
+        unsafe { self.fake.get::<extern "C" fn()>("fake_reset").unwrap()() }
+    }
+
+    pub(crate) fn fail_events(&self, count: u64) {
         // SAFETY: the type matches the function.
         unsafe { self.fake.get::<extern "C" fn(u64)>("fake_fail_events").unwrap()(count) }
     }
@@ -104,6 +122,11 @@ impl Bench {
 /// Runs `body`, the test of this name, in a process with the stand-in as its driver. The process fails if the
 /// stand-in finds a problem.
 fn with_fake(test: &str, body: impl FnOnce(&Bench)) {
+    run_with_fake(&format!("cudarc_fake::{test}"), body);
+}
+
+/// Does the same for a test of any file, by its full name.
+pub(crate) fn run_with_fake(test: &str, body: impl FnOnce(&Bench)) {
     if std::env::var_os(IN_CHILD).is_some() {
         let bench = Bench::new();
         body(&bench);
@@ -116,7 +139,7 @@ fn with_fake(test: &str, body: impl FnOnce(&Bench)) {
         path.push(rest);
     }
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", &format!("cudarc_fake::{test}"), "--nocapture"])
+        .args(["--exact", test, "--nocapture"])
         .env(IN_CHILD, "1")
         .env("LD_LIBRARY_PATH", path)
         .output()
@@ -125,24 +148,44 @@ fn with_fake(test: &str, body: impl FnOnce(&Bench)) {
     assert!(output.status.success() && text.contains("1 passed"), "{}\n{text}", output.status);
 }
 
-/// Launches the kernel that doubles values.
-macro_rules! twice {
-    ($bench:expr, $stream:expr, $values:expr, $count:expr) => {{
-        let module = $bench.context.load_module(Ptx::from_src("")).unwrap();
-        let (kernel, count) = (module.load_function("twice").unwrap(), $count as u32);
+/// Launches a kernel with an address and a count.
+macro_rules! launch {
+    ($name:expr, $bench:expr, $stream:expr, $values:expr, $count:expr) => {{
+        use cudarc::driver::PushKernelArg as _;
+        let module = $bench.context.load_module(cudarc::nvrtc::Ptx::from_src("")).unwrap();
+        let (kernel, count) = (module.load_function($name).unwrap(), $count as u32);
         // SAFETY: the kernel takes an address and a count, and stays inside.
         unsafe {
             let mut launch = $stream.launch_builder(&kernel);
-            launch.arg($values).arg(&count).launch(LaunchConfig::for_num_elems(count)).unwrap();
+            launch.arg($values).arg(&count).launch(cudarc::driver::LaunchConfig::for_num_elems(count))
         }
     }};
 }
+pub(crate) use launch;
+
+/// Launches the kernel that doubles values.
+macro_rules! twice {
+    ($bench:expr, $stream:expr, $values:expr, $count:expr) => {{
+        crate::cudarc_fake::launch!("twice", $bench, $stream, $values, $count).unwrap();
+    }};
+}
+pub(crate) use twice;
+
+/// Launches the kernel that only reads values.
+macro_rules! look {
+    ($bench:expr, $stream:expr, $values:expr, $count:expr) => {{
+        crate::cudarc_fake::launch!("look", $bench, $stream, $values, $count).unwrap();
+    }};
+}
+pub(crate) use look;
 
 #[test]
 fn the_stand_in_sees_a_missing_order() {
     with_fake("the_stand_in_sees_a_missing_order", |bench| {
         let other = bench.context.new_stream().unwrap();
-        let mut values = bench.buffer(&[1.0; 8]);
+        // A vector has no events.
+        let mut values = bench.vec(&[1.0; 8]);
+        twice!(bench, bench.stream, &mut values, 8);
         twice!(bench, other, &mut values, 8);
         assert!(bench.problems().contains("without waiting"));
         drop(values);
@@ -367,8 +410,7 @@ fn an_adopted_slice_is_not_freed_after_a_reset() {
     with_fake("an_adopted_slice_is_not_freed_after_a_reset", |bench| {
         let adopt = || CudaBuffer::adopt(bench.stream.clone_htod(&[1.0_f32]).unwrap()).unwrap();
         let (freed, given) = (adopt(), adopt());
-        // SAFETY: the type matches the function.
-        unsafe { bench.fake.get::<extern "C" fn()>("fake_reset").unwrap()() };
+        bench.reset();
         drop(freed);
         assert_eq!(bench.frees(), 0);
         let (error, given) = given.give_back().unwrap_err().into_parts();

@@ -2,4 +2,6 @@
 
 mod containers_gpu;
 mod cuda_buffer;
+mod cuda_streams;
+mod cuda_streams_fake;
 mod cudarc_fake;

@@ -27,6 +27,7 @@
 //! [`CudaAsyncViewMemoryResource`]: crate::CudaAsyncViewMemoryResource
 
 mod current;
+mod guard;
 mod inner;
 mod options;
 #[cfg(unix)]
@@ -41,6 +42,7 @@ use millpond_core::driver::{
 };
 use millpond_core::{DeviceId, DriverError, DriverHandle, Error, ErrorKind, MemoryInfo, Result};
 
+pub use guard::CurrentPool;
 pub(crate) use inner::Freed;
 use inner::{Inner, Origin, POOLS, key};
 pub use options::{MemoryPoolOptions, PoolReuse};

@@ -1,0 +1,115 @@
+//! A pool that is a device's current one for a while.
+
+use std::fmt;
+use std::ops::Deref;
+
+use millpond_core::{DriverHandle, Result};
+
+use super::{MemoryPool, MemoryPoolOptions};
+
+/// A pool that is its device's current one: every `cuMemAllocAsync` of the process on this device takes from
+/// it. So do cudarc, candle, luminal, and other libraries that allocate with this call.
+///
+/// Dropping the value makes the previous pool current again, unless another pool has become current. Memory
+/// of the pool stays valid until it is freed, even after that.
+///
+/// ```
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+/// use millpond_resources::memory_pool::{CurrentPool, MemoryPool, MemoryPoolOptions};
+///
+/// let device = SimDevice::new(SimConfig::h200());
+/// let keep_all = MemoryPoolOptions::new().release_threshold(u64::MAX);
+/// let pool = CurrentPool::new(device.clone(), keep_all)?;
+/// assert_eq!(MemoryPool::current_of(device.clone())?, *pool);
+/// drop(pool);
+/// assert_eq!(MemoryPool::current_of(device.clone())?, MemoryPool::default_of(device)?);
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+#[must_use = "dropping it makes the previous pool current again"]
+pub struct CurrentPool {
+    pool: MemoryPool,
+    previous: MemoryPool,
+}
+
+impl CurrentPool {
+    /// Makes a pool, and makes it the current one of the driver's device.
+    ///
+    /// If another library made the previous pool, it must keep that pool as long as this value lives.
+    ///
+    /// # Errors
+    /// The errors of [`MemoryPool::new`] and [`MemoryPool::set_current`]. The current pool stays the same.
+    pub fn new(driver: DriverHandle, options: MemoryPoolOptions) -> Result<Self> {
+        let previous = MemoryPool::current_of(driver.clone())?;
+        let pool = MemoryPool::new(driver, options)?;
+        pool.set_current()?;
+        Ok(Self { pool, previous })
+    }
+
+    /// Returns the pool that was current before.
+    pub fn previous(&self) -> &MemoryPool {
+        &self.previous
+    }
+}
+
+impl Deref for CurrentPool {
+    type Target = MemoryPool;
+
+    fn deref(&self) -> &MemoryPool {
+        &self.pool
+    }
+}
+
+impl Drop for CurrentPool {
+    fn drop(&mut self) {
+        // A lost device has no current pool.
+        if self.pool.driver().health().is_lost() || self.pool.driver().was_reset() {
+            return;
+        }
+        let restored = MemoryPool::current_of(self.pool.driver().clone())
+            .and_then(|now| if now == self.pool { self.previous.set_current() } else { Ok(()) });
+        if let Err(error) = restored {
+            tracing::error!(target: "millpond::resources", %error, "the previous pool is not current again");
+        }
+    }
+}
+
+impl fmt::Debug for CurrentPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CurrentPool").field("pool", &self.pool).field("previous", &self.previous).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millpond_driver::sim::{SimConfig, SimDevice};
+
+    use super::*;
+
+    #[test]
+    fn pools_become_current_and_the_previous_ones_again() {
+        let device: DriverHandle = SimDevice::new(SimConfig::h200());
+        let current = || MemoryPool::current_of(device.clone()).unwrap();
+        let default = current();
+        let reuse = super::super::PoolReuse::OWN_STREAM;
+        let options = MemoryPoolOptions::new().release_threshold(1 << 20).reuse(reuse).max_bytes(1 << 30);
+        let outer = CurrentPool::new(device.clone(), options).unwrap();
+        assert_eq!((outer.release_threshold().unwrap(), outer.reuse().unwrap()), (1 << 20, reuse));
+        assert_eq!(outer.properties().unwrap().max_bytes, 1 << 30);
+        let inner = CurrentPool::new(device.clone(), options).unwrap();
+        assert_eq!((current(), inner.previous()), (inner.clone(), &*outer));
+        drop(inner);
+        assert_eq!(current(), *outer);
+        drop(outer);
+        assert_eq!(current(), default);
+    }
+
+    #[test]
+    fn a_pool_that_is_no_longer_current_restores_nothing() {
+        let device: DriverHandle = SimDevice::new(SimConfig::h200());
+        let pool = CurrentPool::new(device.clone(), MemoryPoolOptions::new()).unwrap();
+        let other = MemoryPool::new(device.clone(), MemoryPoolOptions::new()).unwrap();
+        other.set_current().unwrap();
+        drop(pool);
+        assert_eq!(MemoryPool::current_of(device).unwrap(), other);
+    }
+}
