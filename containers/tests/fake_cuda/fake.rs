@@ -32,6 +32,8 @@ static NEXT: AtomicU64 = AtomicU64::new(0x100);
 /// The number of the next events whose creation fails.
 static FAILING_EVENTS: AtomicU64 = AtomicU64::new(0);
 static WAS_RESET: AtomicBool = AtomicBool::new(false);
+/// The first event that a reset has not ended.
+static FIRST_AFTER_RESET: AtomicU64 = AtomicU64::new(0);
 static FREES: AtomicU64 = AtomicU64::new(0);
 /// How often the host waited for a stream or for the device.
 static HOST_WAITS: AtomicU64 = AtomicU64::new(0);
@@ -227,6 +229,7 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxGetState(_device: i32, flags: *mut u3
 /// The context counts as reset until it is retained again.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_reset() {
+    FIRST_AFTER_RESET.store(NEXT.load(SeqCst), SeqCst);
     WAS_RESET.store(true, SeqCst);
 }
 
@@ -315,7 +318,11 @@ pub extern "C" fn cuEventRecord(event: u64, stream: u64) -> i32 {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventDestroy_v2(event: u64) -> i32 {
-    DEVICE.lock().unwrap().events.remove(&event);
+    let mut device = DEVICE.lock().unwrap();
+    device.events.remove(&event);
+    if event < FIRST_AFTER_RESET.load(SeqCst) {
+        device.problem("an event is destroyed that ended with its context".to_owned());
+    }
     0
 }
 

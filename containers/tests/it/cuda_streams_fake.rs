@@ -5,9 +5,14 @@
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream, DriverError, sys};
-use millpond_containers::CudaBuffer;
+use millpond_containers::{AdoptedSlice, CudaBuffer};
 
 use crate::cudarc_fake::{Bench, launch, look, run_with_fake, twice};
+
+/// Memory that cudarc frees in stream order. The driver waits for all work when it frees plain memory.
+fn adopted(bench: &Bench) -> CudaBuffer<f32, AdoptedSlice<f32>> {
+    CudaBuffer::adopt(bench.stream.clone_htod(&[1.0_f32; 8]).unwrap()).unwrap()
+}
 
 fn with_fake(test: &str, body: impl FnOnce(&Bench)) {
     run_with_fake(&format!("cuda_streams_fake::{test}"), body);
@@ -17,7 +22,7 @@ fn with_fake(test: &str, body: impl FnOnce(&Bench)) {
 fn kernels_on_two_streams_are_ordered() {
     with_fake("kernels_on_two_streams_are_ordered", |bench| {
         let [other, third] = bench.new_streams();
-        let mut values = bench.buffer(&[1.0; 8]);
+        let mut values = adopted(bench);
         let before = bench.host_waits();
         twice!(bench, other, &mut values, 8);
         twice!(bench, bench.stream, &mut values, 8);
@@ -28,6 +33,7 @@ fn kernels_on_two_streams_are_ordered() {
         assert_eq!(other.clone_dtoh(&values).unwrap(), [8.0; 8]);
         look!(bench, third, &values, 8);
         drop(values);
+        assert_eq!(bench.frees(), 1);
         assert_eq!(bench.host_waits(), before);
     });
 }
@@ -56,7 +62,7 @@ fn parts_on_several_streams_are_ordered() {
 fn copies_between_streams_wait_on_the_device() {
     with_fake("copies_between_streams_wait_on_the_device", |bench| {
         let [other, third] = bench.new_streams();
-        let values = bench.buffer(&[1.0; 8]);
+        let values = adopted(bench);
         let mut copy = CudaBuffer::<f32, _>::zeroed(8, &other, bench.cuda.clone()).unwrap();
         let before = bench.host_waits();
         third.memcpy_dtod(&values, &mut copy).unwrap();
@@ -78,7 +84,7 @@ fn no_copy_that_reads_is_forgotten() {
         bench.stream.memset_zeros(&mut slice).unwrap();
         assert!(bench.problems().contains("without waiting"));
 
-        let mut values = bench.buffer(&[1.0; 8]);
+        let mut values = adopted(bench);
         let before = bench.host_waits();
         let again = streams.each_ref().map(|stream| stream.clone_dtod(&values).unwrap());
         twice!(bench, streams[0], &mut values, 8);
@@ -95,7 +101,7 @@ fn no_copy_that_reads_is_forgotten() {
 fn reads_run_side_by_side() {
     with_fake("reads_run_side_by_side", |bench| {
         let [other, third] = bench.new_streams();
-        let values = bench.buffer(&[1.0; 8]);
+        let values = adopted(bench);
         look!(bench, other, &values, 8);
         let copy = other.clone_dtod(&values).unwrap();
         look!(bench, third, &values, 8);
@@ -265,7 +271,7 @@ fn a_buffer_is_dropped_after_a_reset() {
 fn a_buffer_is_dropped_on_a_thread_without_a_context() {
     with_fake("a_buffer_is_dropped_on_a_thread_without_a_context", |bench| {
         let [other] = bench.new_streams();
-        let mut values = bench.buffer(&[1.0; 8]);
+        let mut values = adopted(bench);
         twice!(bench, other, &mut values, 8);
         let copy = other.clone_dtod(&values).unwrap();
         let before = bench.host_waits();
