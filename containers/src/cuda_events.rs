@@ -73,7 +73,7 @@ pub(crate) struct Reads {
 struct Read {
     stream: Key,
     event: CudaEvent,
-    next: OnceLock<Box<Read>>,
+    next: OnceLock<Box<Self>>,
 }
 
 /// A stream's handle. The handle of the per-thread default stream means one stream for each thread.

@@ -16,7 +16,7 @@
 //! | `HostAllocator` | with the feature `allocator-api2`: host collections in a resource's memory |
 //! | `CudaBuffer` | with the feature `cudarc`: values in device memory that cudarc takes as a `CudaSlice` |
 //! | `CudaBufferView`, `CudaBufferViewMut` | with the feature `cudarc`: a part of such values |
-//! | `use_pool_in_cudarc` | with the feature `cudarc`: a configured driver pool for all that cudarc allocates |
+//! | `use_pool_in_cudarc` | with the feature `cudarc`: a configured driver pool below all of cudarc |
 //! | `AdoptedSlice` | with the feature `cudarc`: the memory of a `CudaSlice` that a container took over |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -1,5 +1,5 @@
-//! Tests the events of a `CudaBuffer` without a GPU, against the stand-in for libcuda. The stand-in finds each
-//! use that does not wait for another, so these programs only have to run.
+//! Tests the events of a `CudaBuffer` without a GPU, against the stand-in for libcuda. The stand-in finds
+//! each use that does not wait for another, so these programs only have to run.
 #![cfg(all(feature = "cudarc", target_os = "linux"))]
 
 use std::sync::Arc;
