@@ -47,6 +47,17 @@ pub(crate) fn from_dlpack(
             "memory of DLPack's device ({kind}, {number}) is not CUDA's; to_device copies the host's"
         )));
     }
+    // Checked first: the producer's own error would not say what to do.
+    let device = py.detach(|| {
+        if kind == CUDA_HOST {
+            return stream.device();
+        }
+        let (number, is_simulated) = (number as u32, kind == EXTENSION);
+        // SAFETY: the result may be written.
+        let device =
+            DeviceHandle::from_call(|device| unsafe { (api().device_find)(number, is_simulated, device) })?;
+        stream.check_on(&device).map(|()| device)
+    })?;
     let arguments = PyDict::new(py);
     arguments.set_item("stream", stream.raw.max(1))?;
     arguments.set_item("max_version", (MAJOR, MINOR))?;
@@ -75,16 +86,6 @@ pub(crate) fn from_dlpack(
             return Err(PyBufferError::new_err("the memory is read-only, and a buffer can be written"));
         }
     }
-    let device = py.detach(|| {
-        if kind == CUDA_HOST {
-            return stream.device();
-        }
-        let (number, is_simulated) = (number as u32, kind == EXTENSION);
-        // SAFETY: the result may be written.
-        let device =
-            DeviceHandle::from_call(|device| unsafe { (api().device_find)(number, is_simulated, device) })?;
-        stream.check_on(&device).map(|()| device)
-    })?;
     let lender = lender_of(&foreign);
     Ok(DeviceBuffer::foreign(foreign, bytes, device, lender, stream))
 }

@@ -63,7 +63,18 @@ fn is_at_end() -> bool {
 }
 
 /// Runs `body` with Python's lock. `None` if the interpreter is at its end.
+///
+/// A block may be freed while Python handles an exception: `body` runs without it, and it is pending again
+/// afterwards. Python code that runs with a pending exception fails, or replaces it.
 pub(crate) fn attached<T>(body: impl FnOnce(Python<'_>) -> T) -> Option<T> {
+    let body = |py: Python<'_>| {
+        let pending = PyErr::take(py);
+        let answer = body(py);
+        if let Some(pending) = pending {
+            pending.restore(py);
+        }
+        answer
+    };
     if is_held() {
         return Python::try_attach(body);
     }

@@ -193,7 +193,9 @@ def test_what_an_array_of_another_library_raises_is_raised(kind):
 
 def test_a_stream_of_another_device_is_refused():
     other, here = millpond.Device("sim:1GiB"), to_device(b"abc")
-    stream, resource = millpond.Stream(device=other), millpond.stack("cuda+pool", other)
+    # No stream of this device has the handle of the other's last stream.
+    streams, resource = [millpond.Stream(device=other) for _ in range(50)], millpond.stack("cuda+pool", other)
+    stream = streams[-1]
     mine = millpond.Stream()
     ptr = resource.allocate(100, stream)
     for call in (

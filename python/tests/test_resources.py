@@ -376,3 +376,18 @@ def test_a_cycle_of_buffers_is_collected():
     del node
     gc.collect()
     assert counted.allocation_counts.current_bytes == 0
+
+
+def test_a_callback_that_frees_leaves_a_raised_exception_alone():
+    """A temporary buffer ends while the exception of the call that used it is on its way."""
+    upstream, freed = mr.CudaMemoryResource(), []
+
+    def free(ptr, size, stream):
+        upstream.deallocate(ptr, size, stream)
+        freed.append(size)
+
+    here, other = millpond.to_device(b"a"), millpond.Stream(device=millpond.Device("sim:1GiB"))
+    mr.set_current_device_resource(mr.CallbackMemoryResource(upstream.allocate, free))
+    with pytest.raises(ValueError, match="use a stream of the memory's device"):
+        here.copy_from_device(millpond.to_device(b"b"), other)
+    assert freed == [1]
