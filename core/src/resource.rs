@@ -101,8 +101,8 @@ pub type AnyResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a memory resource",
     label = "this is not a memory resource",
-    note = "pass the resource by value; for several owners, write `let shared = resource.into_any();` and give \
-            each owner a `shared.clone()`"
+    note = "pass the resource by value; for several owners, write `let shared = resource.into_any();` and \
+            give each owner a `shared.clone()`"
 )]
 pub unsafe trait DeviceMemoryResource: Any + Debug + Display {
     /// Allocates a block for use on `stream`.

@@ -64,8 +64,8 @@ impl Raised {
         if error.is_instance_of::<PyMemoryError>(py) {
             return Self::Cause(error);
         }
-        // `KeyboardInterrupt`, `SystemExit` and a cancelled task end the program's work, whatever failed. A bare
-        // `BaseException` is none of them.
+        // `KeyboardInterrupt`, `SystemExit` and a cancelled task end the program's work, whatever failed. A
+        // bare `BaseException` is none of them.
         let is_end = !error.is_instance_of::<PyException>(py)
             && !error.get_type(py).is(py.get_type::<PyBaseException>());
         if error.is_instance_of::<PyRuntimeError>(py) || is_end {

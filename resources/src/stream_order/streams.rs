@@ -330,7 +330,7 @@ pub(crate) fn stream_cell_for_models(stream: StreamRef, owner: Owner) -> Arc<Str
 mod tests {
     use super::*;
 
-    /// `validate()` finds a record that nobody settled.
+    /// `validate()` finds a record that was never settled.
     #[test]
     #[should_panic(expected = "I6: a record of 1 is pending")]
     fn validate_finds_a_pending_record() {

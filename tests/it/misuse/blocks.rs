@@ -403,7 +403,7 @@ pub(crate) const ADAPTORS: &[Program] = &[
             error(limited.allocate_bytes(4 * MIB, bench.a))
         },
         "out of memory for 4MiB on stream A in `cuda+limiting:limit=10MiB`: the limit is 10MiB and 8MiB \
-         are in use, so it is 2097152 bytes short; free blocks, or raise the limit: it was 2MiB short\n\
+         are in use; free blocks, or raise the limit: it was 2MiB short\n\
          \x20 this is needed:\n\
          \x20 - raise the maximum by 2MiB\n\
          \x20 8MiB are in use; its maximum is 10MiB",

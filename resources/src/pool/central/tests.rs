@@ -120,7 +120,7 @@ fn other_streams_are_asked_only_if_they_could_serve() {
     }
 }
 
-/// The last attempts wait for other streams only while some free block fits, whoever owns it.
+/// The last attempts wait for other streams only while a free block of any owner fits.
 #[test]
 fn any_block_fits_if_a_stream_has_one_or_it_is_unowned() {
     let setup = Setup::new(PagesMode::Off);
