@@ -101,7 +101,7 @@ impl Bench {
     }
 
     fn buffer(&self, value: f32) -> CudaBuffer<f32> {
-        CudaBuffer::from_host(&[value; LEN], &self.stream, self.pool.clone()).unwrap()
+        CudaBuffer::from_host(&vec![value; LEN], &self.stream, self.pool.clone()).unwrap()
     }
 
     fn all(&self, values: &CudaBuffer<f32>) -> f32 {
@@ -178,7 +178,7 @@ fn a_vector_orders_no_kernel() {
     let other = bench.context.new_stream().unwrap();
     // SAFETY: the stream outlives the vector.
     let on = unsafe { cuda::stream_ref_of(&bench.stream) }.unwrap();
-    let values = DeviceVec::from_host(&[1.0_f32; LEN], on, bench.pool.clone()).unwrap();
+    let values = DeviceVec::from_host(&vec![1.0_f32; LEN], on, bench.pool.clone()).unwrap();
     let count = LEN as u32;
     bench.context.synchronize().unwrap();
     let hold = Hold::new(&bench, &other);
