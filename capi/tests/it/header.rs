@@ -1,4 +1,4 @@
-//! Tests that `include/millpond.h` is `millpond.h.in` with the declarations that cbindgen finds in the sources.
+//! Tests that `include/millpond.h` is `millpond.h.in` with the declarations of the sources.
 
 use std::collections::BTreeMap;
 use std::path::Path;
