@@ -17,6 +17,8 @@ const SOURCES: [&str; 4] = ["containers/src", "resources/src", "plan/src", "plug
 /// Functions that return a result and call no driver, or that only forward to a function in the table.
 const WITHOUT_CALLS: &[(&str, &str)] = &[
     ("CudaBuffer::", "cudarc's streams are real ones: containers/tests/it/cuda_buffer.rs"),
+    ("use_pool_in_cudarc", "CurrentPool::new on a real GPU: containers/tests/it/cuda_streams.rs"),
+    ("CurrentPool::new", "MemoryPool::new and MemoryPool::set_current"),
     ("DeviceBuffer::cuda_view", "cudarc's streams are real ones: containers/tests/it/cuda_buffer.rs"),
     ("DeviceScalar::cuda_view", "as above"),
     ("DeviceVec::cuda_view", "as above"),
