@@ -154,11 +154,11 @@ pub(crate) struct Policy {
     pub(crate) handle_bytes: u64,
     /// The most alias mappings that the pool keeps: it bounds the time of searches.
     pub(crate) mappings: usize,
-    /// The driver calls that a new pool may spend at once, and the most that it saves for later. First
-    /// passes of six logs take 1.0245 of live, and the 40th 1.0581. With 768 it is 1.0252 and 1.0547, with 5 %
-    /// fewer mappings in `churn_large`, but a loop of training takes 1.051 after 100 steps and programs of
-    /// several streams 1.20. With 512 it is 1.0308 and 1.0584. With none for a new pool, multistream's first
-    /// pass takes 1.083 instead of 1.037.
+    /// The driver calls that a new pool may spend at once, and the most that it saves for later. First passes
+    /// of six logs take 1.0245 of live, and the 40th 1.0581. With 768 it is 1.0252 and 1.0547, with 5 % fewer
+    /// mappings in `churn_large`, but a loop of training takes 1.051 after 100 steps and programs of several
+    /// streams 1.20. With 512 it is 1.0308 and 1.0584. With none for a new pool, multistream's first pass
+    /// takes 1.083 instead of 1.037.
     pub(crate) saved_calls: u64,
 }
 
