@@ -25,7 +25,7 @@ use millpond::driver::cuda;
 use millpond::{AnyResource, DeviceMemoryResource, Result, StreamRef};
 
 fn run(stream: &Arc<CudaStream>, kernel: &CudaFunction, pool: AnyResource) -> Result<Vec<f32>> {
-    let mut values = CudaBuffer::<f32>::zeros(1024, stream, pool)?;
+    let mut values = CudaBuffer::<f32>::zeroed(1024, stream, pool)?;
     // SAFETY: this program is never run.
     unsafe { stream.launch_builder(kernel).arg(&mut values).launch(LaunchConfig::for_num_elems(9)) }.unwrap();
     Ok(stream.clone_dtoh(&values).unwrap())
