@@ -19,7 +19,7 @@ use millpond_resources::memory_pool::{CurrentPool, MemoryPoolOptions};
 ///
 /// # Errors
 /// [`Unsupported`](millpond_core::ErrorKind::Unsupported) if the device has no such pools: cudarc allocates
-/// with `cuMemAlloc` there. Otherwise the driver's errors, and those of [`CudaDriver::open`].
+/// with `cuMemAlloc` there. Otherwise the errors of the driver and of [`CudaDriver::open`].
 ///
 /// ```no_run
 /// use millpond_containers::use_pool_in_cudarc;

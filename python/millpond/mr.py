@@ -1344,7 +1344,7 @@ def reinitialize(
         devices: A device, its number, or several of them; None is device 0.
         logging: True logs each call, as `LoggingResourceAdaptor` does.
         log_file_name: The path of the log; None takes it from MILLPOND_LOG_FILE or RMM_LOG_FILE.
-        stack: The text of any other stack, in place of the first four arguments.
+        stack: The text of any other stack, instead of the first four arguments.
 
     Raises:
         NoDeviceError: There is no such device.

@@ -448,7 +448,7 @@ impl DeviceBuffer {
     /// # Safety
     /// Python calls it with a buffer of `__getbuffer__` that is in place.
     unsafe fn __releasebuffer__(&self, buffer: *mut ffi::Py_buffer) {
-        // SAFETY: the value is that of `__getbuffer__`, and ends here.
+        // SAFETY: the value came from `__getbuffer__`, and ends here.
         let view = unsafe { Box::from_raw((*buffer).internal.cast::<View>()) };
         view.block.unhide();
     }

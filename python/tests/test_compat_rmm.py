@@ -25,7 +25,7 @@ def _no_hooks():
 
 
 def run(program):
-    """Run a program in a process of its own; return what it prints."""
+    """Run a program in its own process; return its output."""
     done = subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE, text=True)
     return done.stdout.strip()
 

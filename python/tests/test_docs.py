@@ -1,4 +1,4 @@
-"""Docstrings: every public name has one that says what it needs, and the examples do what they say."""
+"""Every public name has a complete docstring, and its examples run."""
 
 import doctest
 import inspect
@@ -78,7 +78,7 @@ def test_sizes_and_times_have_units():
 
 
 def examples():
-    """Return the examples of all docstrings by module, those of the modules included."""
+    """Return the examples of all docstrings by module, with the docstrings of the modules."""
     parser, found = doctest.DocTestParser(), {}
     for name, value in (documented.modules() | PUBLIC).items():
         text = inspect.getdoc(value) if value.__doc__ else ""

@@ -14,6 +14,7 @@ use std::sync::atomic::AtomicU64;
 use millpond::stack::StackSpec;
 use millpond::{DriverHandle, ErrorKind};
 use millpond_testkit::conformance::{self, Refusals, Subject};
+use millpond_testkit::size;
 use wrong::{Mistake, Wrong};
 use zeroing_adaptor::ZeroingAdaptor;
 
@@ -100,7 +101,7 @@ fn every_stack_on_a_gpu() {
 /// A driver with only the required methods serves every stack that needs no more.
 #[test]
 fn every_stack_on_a_driver_of_ones_own() {
-    let subjects = subjects::all_up_to(8 << 20); // each block is memory of the host
+    let subjects = subjects::all_up_to(size::of(8 << 20, 64 << 20)); // each block is memory of the host
     let is_left_out = |subject: &&Subject| {
         let layers = subject.name().matches('+').count();
         layers > 1
@@ -127,7 +128,7 @@ fn an_adaptor_of_ones_own() {
             Ok(Arc::new(ZeroingAdaptor { upstream }))
         });
         // Each block is filled, on a device that has it in the host's memory.
-        let subject = subject.device_bytes(1 << 30).largest_bytes(8 << 20);
+        let subject = subject.device_bytes(1 << 30).largest_bytes(size::of(8 << 20, 64 << 20));
         if below.contains("pool") { subject.refuses(Refusals::ALL) } else { subject.hands_on() }
     });
     check(subjects.iter().map(conformance::run));

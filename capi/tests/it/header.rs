@@ -98,7 +98,7 @@ fn declarations(root: &Path) -> BTreeMap<String, String> {
     made.split("\n\n").map(str::trim).filter(|block| !block.is_empty()).map(declaration).collect()
 }
 
-/// The template with a declaration in place of each line `@name`.
+/// Returns the template with each line `@name` replaced by its declaration.
 fn header(template: &str, mut declarations: BTreeMap<String, String>) -> String {
     let mut text = String::new();
     let mut is_after_declaration = false;

@@ -71,7 +71,7 @@ fn unpacked(path: &str) -> Vec<u8> {
     bytes
 }
 
-/// The files that the programs of the pages write, beside those of the checkout.
+/// The files that the programs of the pages write, and links to folders of the checkout.
 fn files() -> Folder {
     let folder = Folder::new();
     for name in ["examples", "snapshot"] {

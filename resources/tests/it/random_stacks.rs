@@ -212,7 +212,7 @@ fn the_watchdog_names_the_layer_that_hangs() {
         let stacks = stacks_with("holds_lock");
         let stack: StackSpec = STACK.parse().expect("the text is right");
         let config = Config { guests: true, ..Config::new(STACK) };
-        for seed in 0..CANARY_SEEDS {
+        for seed in 0..size::of(CANARY_SEEDS, 3 * CANARY_SEEDS) {
             let _ = program::run(seed, &config, &|driver| stacks.build(&stack, driver));
         }
     });

@@ -67,10 +67,10 @@ impl<'a> Context<'a> {
     }
 
     /// On the simulated device, writes a tag into a block and checks it. If the device cannot reach the
-    /// memory, the host writes to both ends of the block.
+    /// memory, the host writes to the whole block.
     pub(super) fn touch(&self, block: Block, stream: StreamRef) {
         if block.is_on_host() {
-            return block.write_ends_on_host(stream.id().get() as u8);
+            return block.fill_on_host(stream.id().get() as u8);
         }
         let Some(sim) = &self.sim else { return };
         let (bytes, tag) = (block.layout.bytes(), block.ptr.address() ^ stream.id().get());
@@ -131,15 +131,10 @@ impl Block {
         unsafe { self.on_host().copy_from_nonoverlapping(data.as_ptr(), data.len()) }
     }
 
-    /// Writes the first and the last 64 KiB of a block that the host can reach.
-    fn write_ends_on_host(&self, value: u8) {
-        let bytes = self.layout.bytes() as usize;
-        let end = bytes.min(64 << 10);
+    /// Writes to every byte of a block that the host can reach.
+    fn fill_on_host(&self, value: u8) {
         // SAFETY: as in `write_on_host`.
-        unsafe {
-            self.on_host().write_bytes(value, end);
-            self.on_host().add(bytes - end).write_bytes(value, end);
-        }
+        unsafe { self.on_host().write_bytes(value, self.layout.bytes() as usize) }
     }
 
     /// Reads `data.len()` bytes from `offset` of a block that the host can reach.

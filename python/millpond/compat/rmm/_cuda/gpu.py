@@ -40,7 +40,7 @@ class CUDADriverError(RuntimeError):
 
 
 def _ask(name: str, *arguments: Any) -> Any:
-    """Call a function of CUDA's runtime; return what it answers beside its status."""
+    """Call a function of CUDA's runtime; return its outputs without the status."""
     status, *answer = getattr(_binding("runtime"), name)(*arguments)
     if status:
         raise CUDARuntimeError(status)
