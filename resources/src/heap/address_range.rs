@@ -100,6 +100,22 @@ impl Heap {
         self.run_around(id, owner).0
     }
 
+    /// Returns the first chunk of the run of neighbours that are free for `owner`, if no chunk before `id`
+    /// has `least` bytes.
+    pub(crate) fn run_led_by(&self, id: ChunkId, owner: Owner, least: u64) -> Option<ChunkId> {
+        let mut first = id;
+        loop {
+            let before = self.chunks[first].prev;
+            if before == NIL || !self.is_joinable(before, owner) {
+                return Some(first);
+            }
+            if self.chunks[before].bytes >= least {
+                return None;
+            }
+            first = before;
+        }
+    }
+
     /// Hands out these bytes of free neighbours and keeps the rest free. `from` or a later chunk holds
     /// `addr`.
     pub(crate) fn take_run(&mut self, from: ChunkId, addr: u64, bytes: u64) -> ChunkId {

@@ -350,18 +350,28 @@ impl Heap {
     /// Finds free neighbours, owned by `owner` or unowned, that together fit the request. Returns the first
     /// of them, and the block's address.
     pub(crate) fn find_run(&self, owner: Owner, request: &Request) -> Option<(ChunkId, u64)> {
-        let own = self.bins(owner)?;
-        if own.bytes + self.free_bytes(ANY_STREAM) < request.bytes {
+        // Free neighbours of one owner are one chunk, so a run of several chunks has an unowned one.
+        let (own, unowned) = (self.bins(owner)?, self.bins(ANY_STREAM)?);
+        if own.bytes + unowned.bytes < request.bytes {
             return None;
         }
-        own.iter(&self.chunks).take(JOIN_SCAN_LIMIT).find_map(|id| {
-            let (first, bytes) = self.run_around(id, owner);
-            let (start, end) = (self.chunks[first].addr, self.chunks[first].addr + bytes);
-            // If the block starts at the owner's chunk, it takes the fewest bytes of unowned neighbours.
-            let from = self.chunks[id].addr.min(end.saturating_sub(request.bytes)).max(start);
-            let fits = |from| align_up(from, request.alignment).filter(|addr| addr + request.bytes <= end);
-            Some((first, fits(from).or_else(|| fits(start))?))
-        })
+        // Fewer chunks tell sooner that no run fits.
+        let fits_around = |id| self.run_that_fits(id, owner, request).is_some();
+        if unowned.blocks < own.blocks && !unowned.iter(&self.chunks).any(fits_around) {
+            return None;
+        }
+        own.iter(&self.chunks).take(JOIN_SCAN_LIMIT).find_map(|id| self.run_that_fits(id, owner, request))
+    }
+
+    /// Returns the run of neighbours around a chunk that are free for `owner`, if it fits the request: its
+    /// first chunk, and the block's address.
+    fn run_that_fits(&self, id: ChunkId, owner: Owner, request: &Request) -> Option<(ChunkId, u64)> {
+        let (first, bytes) = self.run_around(id, owner);
+        let (start, end) = (self.chunks[first].addr, self.chunks[first].addr + bytes);
+        // If the block starts at the owner's chunk, it takes the fewest bytes of unowned neighbours.
+        let from = self.chunks[id].addr.min(end.saturating_sub(request.bytes)).max(start);
+        let fits = |from| align_up(from, request.alignment).filter(|addr| addr + request.bytes <= end);
+        Some((first, fits(from).or_else(|| fits(start))?))
     }
 
     /// Hands out free neighbours, owned by `owner` or unowned, that together fit the request.
@@ -514,12 +524,14 @@ mod tests {
         );
     }
 
-    /// Own and unowned neighbours fit together, and so do the owner's chunks alone.
+    /// Own and unowned neighbours fit together. An owner's chunk without unowned neighbours is no run.
     #[test]
     fn a_run_has_own_and_unowned_chunks_of_any_number() {
         for (chunks, bytes, start) in [
-            (&[(OWNER, 4096)][..], 4096, Some(0)),
+            (&[(OWNER, 4096)][..], 4096, None),
             (&[(OWNER, 4096), (ANY_STREAM, 1024)], 5120, Some(0)),
+            (&[(OWNER, 4096), (ANY_STREAM, 1024), (2, 256), (OWNER, 8192)], 5120, Some(0)),
+            (&[(OWNER, 4096), (2, 256), (ANY_STREAM, 1024)], 4352, None),
             (&[(ANY_STREAM, 1024), (OWNER, 4096)], 5120, Some(0)),
             (&[(ANY_STREAM, 1024), (OWNER, 4096), (ANY_STREAM, 2048)], 7168, Some(0)),
             // The block starts at the owner's chunk if that is enough.

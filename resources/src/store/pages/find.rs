@@ -98,7 +98,10 @@ impl Pages {
         if !is_plain || free < request.bytes || self.aliases.mappings == 0 {
             return None;
         }
-        let ends = FreeEnds::of(self, whose);
+        self.with_free_ends(whose, true, |ends| self.find_run(ends, owner, request))
+    }
+
+    fn find_run(&self, ends: &FreeEnds, owner: Owner, request: &Request) -> Option<Found> {
         let run = ends.oldest_run(&self.handles, &self.aliases, request.bytes)?;
         let (pieces, addr) = ends.pieces(&self.aliases, &run, request.bytes);
         let epoch = pieces.iter().map(|piece| piece.epoch).max()?;

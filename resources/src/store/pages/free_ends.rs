@@ -1,13 +1,9 @@
 //! Finds the free bytes at the ends of handles, and runs of them in alias mappings.
 
 use crate::block_map::ChunkId;
-use crate::heap::chunk::Chunk;
-use crate::heap::request::Whose;
 use crate::store::pages::aliases::{Alias, Aliases};
 use crate::store::pages::handles::{AddressRange, AliasId, HandleId, Handles, NONE};
-use crate::store::pages::state::Pages;
-use crate::stream_order::{ANY_STREAM, Epoch, Owner};
-use crate::tuning::LEAST_PIECE;
+use crate::stream_order::Epoch;
 
 /// Contiguous free bytes in the primary mapping: the free end of a handle, or a piece for a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -38,84 +34,46 @@ pub(super) struct Run {
     pub(super) bytes: u64,
 }
 
-/// The free ends of all handles, for one owner.
+/// The free ends of handles, for one owner.
 #[derive(PartialEq, Eq, Debug, Default)]
 pub(super) struct FreeEnds {
+    /// Whether only handles with an alias count.
+    is_for_aliases: bool,
     /// By handle: the number of its entry, from 1; 0 for none.
     index: Vec<u32>,
     entries: Vec<(HandleId, Ends)>,
 }
 
 impl FreeEnds {
-    /// Collects the ends of free chunks of at least [`LEAST_PIECE`] bytes. In the small address range only
-    /// wholly free handles count.
-    pub(super) fn of(pages: &Pages, whose: Whose) -> Self {
-        let mut ends = Self { index: vec![0; pages.handles.numbers()], entries: Vec::new() };
-        let least = LEAST_PIECE;
-        for range in AddressRange::ALL {
-            match whose {
-                Whose::Of(owner, upto) => ends.collect_only(pages, range, owner, upto, least),
-                Whose::OwnOrUnowned { owner, .. } | Whose::Joined(owner) => {
-                    ends.collect_with(pages, range, owner, owner, least);
-                    if owner != ANY_STREAM {
-                        ends.collect_with(pages, range, owner, ANY_STREAM, least);
-                    }
-                }
-            }
+    /// Empties the collection, which keeps its memory. `handles` is a bound above all numbers of handles.
+    /// With `is_for_aliases`, only handles with an alias will count.
+    pub(super) fn restart(&mut self, handles: usize, is_for_aliases: bool) {
+        for (id, _) in self.entries.drain(..) {
+            self.index[id as usize] = 0;
         }
-        ends
-    }
-
-    fn collect_only(&mut self, pages: &Pages, range: AddressRange, owner: Owner, upto: Epoch, least: u64) {
-        for (id, chunk) in pages.heap(range).free_from(owner, least) {
-            if chunk.bytes >= least && chunk.epoch() <= upto {
-                let Chunk { addr, bytes, .. } = *chunk;
-                let extent = Piece { range, addr, bytes, run: id, joins: false, epoch: chunk.epoch() };
-                self.add_ends(&pages.handles, extent);
-            }
-        }
-    }
-
-    /// Collects the runs for `owner` in which `of` owns a large enough chunk.
-    fn collect_with(&mut self, pages: &Pages, range: AddressRange, owner: Owner, of: Owner, least: u64) {
-        let heap = pages.heap(range);
-        for (id, chunk) in heap.free_from(of, least).filter(|(_, chunk)| chunk.bytes >= least) {
-            let first = heap.first_of_run(id, owner);
-            // A run is added once: at its first chunk that is large enough.
-            let first_large = heap.run(first, owner).find(|chunk| chunk.bytes >= least);
-            if first_large.is_none_or(|first_large| first_large.addr != chunk.addr) {
-                continue;
-            }
-            let (mut start, mut end, mut chunks, mut epoch) = (u64::MAX, 0, 0, 0);
-            for chunk in heap.run(first, owner) {
-                start = start.min(chunk.addr);
-                end = chunk.addr + chunk.bytes;
-                chunks += 1;
-                epoch = chunk.epoch().max(epoch);
-            }
-            let (addr, bytes) = (start, end - start);
-            let extent = Piece { range, addr, bytes, run: first, joins: chunks > 1, epoch };
-            self.add_ends(&pages.handles, extent);
-        }
+        self.index.resize(handles, 0);
+        self.is_for_aliases = is_for_aliases;
     }
 
     /// Adds the ends of handles in a free extent.
-    fn add_ends(&mut self, handles: &Handles, extent: Piece) {
+    pub(super) fn add(&mut self, handles: &Handles, extent: Piece) {
         let (start, end) = (extent.addr, extent.addr + extent.bytes);
         for (id, handle) in handles.within(start, end) {
             let (from, to) = (start.max(handle.primary), end.min(handle.end()));
             if extent.range == AddressRange::Small && to - from < handle.bytes {
                 continue;
             }
+            let is_end = from == handle.primary || to == handle.end();
+            if !is_end || (self.is_for_aliases && handle.aliases.is_empty()) {
+                continue;
+            }
             let piece = Piece { addr: from, bytes: to - from, ..extent };
-            if from == handle.primary || to == handle.end() {
-                let ends = self.entry(id);
-                if from == handle.primary {
-                    ends.prefix = piece;
-                }
-                if to == handle.end() {
-                    ends.suffix = piece;
-                }
+            let ends = self.entry(id);
+            if from == handle.primary {
+                ends.prefix = piece;
+            }
+            if to == handle.end() {
+                ends.suffix = piece;
             }
         }
     }
@@ -207,18 +165,12 @@ impl FreeEnds {
         Piece { bytes, ..self.get(id).prefix }
     }
 
-    /// Returns a piece of `bytes` at the free end of a handle.
-    pub(super) fn end_of(&self, id: HandleId, bytes: u64) -> Piece {
-        let free = self.get(id).suffix;
-        Piece { addr: free.addr + free.bytes - bytes, bytes, ..free }
-    }
-
     /// Returns the pieces of a block in a run, and its address. The rest of the run stays free at its end.
     pub(super) fn pieces(&self, aliases: &Aliases, run: &Run, bytes: u64) -> (Vec<Piece>, u64) {
         let alias = aliases.get(run.alias);
         let first = alias.maps[run.first];
-        let of_first = self.get(first.handle).suffix.bytes;
-        let mut pieces = vec![self.end_of(first.handle, of_first)];
+        let mut pieces = vec![self.get(first.handle).suffix];
+        let of_first = pieces[0].bytes;
         let mut rest = bytes - of_first;
         for map in &alias.maps[run.first + 1..=run.last] {
             let piece = rest.min(self.get(map.handle).prefix.bytes);
@@ -252,7 +204,7 @@ mod tests {
 
     /// Handle 0 is in use, the last half of handle 1 is free, and all others are free.
     fn ends() -> FreeEnds {
-        let mut ends = FreeEnds { index: vec![0; 4], entries: Vec::new() };
+        let mut ends = FreeEnds { index: vec![0; 4], ..FreeEnds::default() };
         ends.entry(1).suffix = Piece { bytes: UNIT / 2, ..Piece::default() };
         for handle in [2, 3] {
             let whole = Piece { bytes: UNIT, ..Piece::default() };

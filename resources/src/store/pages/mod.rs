@@ -39,6 +39,7 @@ mod access;
 mod address_space;
 mod admission;
 mod aliases;
+mod collect_ends;
 mod driver_calls;
 mod find;
 mod free_ends;

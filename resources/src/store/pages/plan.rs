@@ -124,10 +124,13 @@ impl Pages {
             growth = growth.max(at_once.min(self.available(most_new)));
         }
         if range == AddressRange::Large && growth > room {
-            let ends = FreeEnds::of(self, Whose::Joined(owner));
-            let chosen = self.choose(&ends, request.bytes, room);
-            if !chosen.before.is_empty() || chosen.last.is_some() {
-                return self.plan_stitching(owner, &ends, chosen, request, most_new);
+            let (chosen, pieces) = self.with_free_ends(Whose::Joined(owner), false, |ends| {
+                let chosen = self.choose(ends, request.bytes, room);
+                let pieces = chosen.pieces(ends, request.bytes);
+                (chosen, pieces)
+            });
+            if !pieces.is_empty() {
+                return self.plan_stitching(owner, &pieces, chosen, request, most_new);
             }
         }
         let mut plan = self.plan_growth(range, growth, tail.map(|tail| (tail, owner)), missing, most_new)?;
@@ -285,21 +288,18 @@ impl Pages {
         self.stitch(ends, bytes, room, false)
     }
 
+    /// Plans a block of these free pieces, in the order of the chosen handles, and of the chosen new memory.
     fn plan_stitching(
         &mut self,
         owner: Owner,
-        ends: &FreeEnds,
+        pieces: &[Piece],
         chosen: Stitching,
         request: &Request,
         most_new: u64,
     ) -> Result<Plan, Refused> {
         self.refuse(chosen.new, most_new)?;
-        let free = |id| ends.get(id).suffix.bytes;
-        let mut pieces: Vec<Piece> = chosen.before.iter().map(|id| ends.end_of(*id, free(*id))).collect();
-        let missing = request.bytes - pieces.iter().map(|piece| piece.bytes).sum::<u64>();
-        let used = missing.min(chosen.new);
-        let offset = chosen.before.first().map_or(0, |id| self.handles.get(*id).bytes - free(*id));
-        pieces.extend(chosen.last.map(|id| ends.start_of(id, missing - used)));
+        let used = request.bytes - pieces.iter().map(|piece| piece.bytes).sum::<u64>();
+        let offset = chosen.before.first().map_or(0, |id| self.handles.get(*id).bytes - pieces[0].bytes);
         let is_one_piece = pieces.len() + usize::from(used > 0) == 1;
 
         let primaries = if chosen.new > 0 {
@@ -311,7 +311,7 @@ impl Pages {
         let mut work = Work::new(&self.backing, self.granularity, sizes, primaries);
         let alias = (!is_one_piece).then(|| self.plan_alias(&chosen, offset, &mut work));
         self.planned += chosen.new;
-        let kept = self.take_pieces(&pieces, owner);
+        let kept = self.take_pieces(pieces, owner);
         self.extra_pieces += kept.len() as u64;
         Ok(Plan {
             range: AddressRange::Large,

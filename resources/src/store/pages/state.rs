@@ -1,5 +1,6 @@
 //! The state of pages: heaps over the primary mappings, handles, aliases and counters.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use crate::block_map::{ChunkId, NIL};
@@ -8,6 +9,7 @@ use crate::heap::chunk::Chunk;
 use crate::store::pages::access::Backing;
 use crate::store::pages::aliases::Aliases;
 use crate::store::pages::driver_calls::Retired;
+use crate::store::pages::free_ends::FreeEnds;
 use crate::store::pages::handles::{AddressRange, Handles, RANGES};
 use crate::store::pages::policy::CallBudget;
 use crate::stream_order::{Epoch, Owner};
@@ -61,6 +63,8 @@ pub(crate) struct Pages {
     pub(super) extra_pieces: u64,
     /// Memory and mappings whose release failed; the next release tries again.
     pub(super) unfinished: Vec<Retired>,
+    /// Empty between two uses; it keeps its memory.
+    pub(super) free_ends: RefCell<FreeEnds>,
 }
 
 impl Pages {
@@ -90,6 +94,7 @@ impl Pages {
             peak_bytes_reserved: 0,
             extra_pieces: 0,
             unfinished: Vec::new(),
+            free_ends: RefCell::default(),
         }
     }
 

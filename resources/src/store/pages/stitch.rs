@@ -1,7 +1,7 @@
 //! Chooses the handles from which a block is stitched.
 
 use crate::store::pages::aliases::Alias;
-use crate::store::pages::free_ends::FreeEnds;
+use crate::store::pages::free_ends::{FreeEnds, Piece};
 use crate::store::pages::handles::{AliasId, HandleId};
 use crate::store::pages::state::Pages;
 use crate::tuning::LEAST_PIECE;
@@ -21,6 +21,16 @@ pub(super) struct Stitching {
     pub(super) last: Option<HandleId>,
     /// Free bytes in `before`.
     found: u64,
+}
+
+impl Stitching {
+    /// Returns the free pieces of a block of `bytes`, in the order of the handles.
+    pub(super) fn pieces(&self, ends: &FreeEnds, bytes: u64) -> Vec<Piece> {
+        let mut pieces: Vec<Piece> = self.before.iter().map(|id| ends.get(*id).suffix).collect();
+        let missing = bytes - pieces.iter().map(|piece| piece.bytes).sum::<u64>();
+        pieces.extend(self.last.map(|id| ends.start_of(id, missing.saturating_sub(self.new))));
+        pieces
+    }
 }
 
 /// A handle's free bytes at the end that would serve, and its number.
@@ -221,20 +231,21 @@ mod tests {
         blocks.iter().step_by(2).for_each(|block| pages.free_block(*block, 1, 1));
         let stitched = [12, 10].map(|mib| take(&mut pages, &device, mib, false));
         let best = |pages: &Pages, bytes| {
-            let ends = FreeEnds::of(pages, Whose::Joined(1));
-            let best = pages.best_free_end(&ends, bytes);
-            best.map(|(id, alias, (place, free))| {
-                assert_eq!(ends.free_end(alias), Some((place, free)));
-                assert_eq!(pages.aliases.get(id).base, alias.base);
-                free / MIB
+            pages.with_free_ends(Whose::Joined(1), false, |ends| {
+                let best = pages.best_free_end(ends, bytes);
+                best.map(|(id, alias, (place, free))| {
+                    assert_eq!(ends.free_end(alias), Some((place, free)));
+                    assert_eq!(pages.aliases.get(id).base, alias.base);
+                    free / MIB
+                })
             })
         };
         assert_eq!(best(&pages, u64::MAX), Some(2), "the rest of the last handle");
         assert_eq!((best(&pages, 2 * MIB), best(&pages, 2 * MIB + 1)), (None, Some(2)));
         stitched.iter().for_each(|block| pages.free_block(*block, 1, 2));
-        let ends = FreeEnds::of(&pages, Whose::Joined(1));
-        let mut free: Vec<u64> =
-            pages.aliases.iter().filter_map(|(_, alias)| Some(ends.free_end(alias)?.1)).collect();
+        let mut free: Vec<u64> = pages.with_free_ends(Whose::Joined(1), false, |ends| {
+            pages.aliases.iter().filter_map(|(_, alias)| Some(ends.free_end(alias)?.1)).collect()
+        });
         free.sort_unstable();
         assert_eq!(free.len(), 2, "two aliases have free ends");
         for bytes in free.iter().flat_map(|free| [*free, free + 1, free + MIB]) {
