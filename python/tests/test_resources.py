@@ -69,25 +69,28 @@ def array_test(count, dtype, resource, stream=millpond.DEFAULT_STREAM):
     np.testing.assert_array_equal(again, array)
 
 
-@pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("dtype", TYPES)
+def all_arrays_test(resource):
+    """Tests every type and count on one resource: building one takes longer than an array."""
+    for dtype in TYPES:
+        for count in COUNTS:
+            array_test(count, dtype, resource)
+
+
 @pytest.mark.parametrize("name", BUILDS)
-def test_arrays(name, dtype, count):
-    array_test(count, dtype, build(name))
+def test_arrays(name):
+    all_arrays_test(build(name))
 
 
-@pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("managed", [False, True])
 @pytest.mark.parametrize("pool", [False, True])
-def test_arrays_after_reinitialize(managed, pool, dtype, count):
+def test_arrays_after_reinitialize(managed, pool):
     millpond.reinitialize(
         pool_allocator=pool, managed_memory=managed, initial_pool_size=MIB if pool else None
     )
     assert mr.get_current_device_resource_type() is (
         mr.PoolMemoryResource if pool else mr.ManagedMemoryResource if managed else mr.CudaMemoryResource
     )
-    array_test(count, dtype, None)
+    all_arrays_test(None)
 
 
 @pytest.mark.parametrize("kind", ["default", "new", "per_thread", "pool"])
