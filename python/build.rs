@@ -1,7 +1,8 @@
-//! Builds libmillpond and the replay binary into the package, when the package is what is being built, and
-//! puts the headers beside them, for `get_include()` and the bridge to RMM.
+//! Builds libmillpond and the replay binary into the package, and copies the headers for `get_include()` and
+//! the bridge to RMM.
 //!
-//! maturin and pip set `PYO3_BUILD_EXTENSION_MODULE`. A plain `cargo build` makes the extension module alone.
+//! Only maturin and pip, which set `PYO3_BUILD_EXTENSION_MODULE`, build all this. A plain `cargo build` makes
+//! the extension module alone.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,7 +13,7 @@ fn main() {
     if std::env::var_os("PYO3_BUILD_EXTENSION_MODULE").is_none() {
         return;
     }
-    // What libmillpond and the binary are built of.
+    // The crates that libmillpond and the binary are built from.
     let members = "adaptors capi core driver engine measure plan planning plugin replay resources snapshot";
     for member in members.split(' ') {
         println!("cargo::rerun-if-changed=../{member}/src");
@@ -20,7 +21,7 @@ fn main() {
     let of_cargo = |name: &str| PathBuf::from(std::env::var_os(name).expect("Cargo sets it"));
     let (root, target) = (of_cargo("CARGO_MANIFEST_DIR"), of_cargo("TARGET"));
     println!("cargo::rerun-if-changed=../capi/include");
-    // A lock of its own: the outer Cargo holds that of the workspace's folder.
+    // A separate target folder, because the outer Cargo holds the lock of the workspace's own folder.
     let built = of_cargo("OUT_DIR").join("package");
     let status = Command::new(of_cargo("CARGO"))
         .current_dir(root.join(".."))
@@ -42,7 +43,7 @@ fn main() {
     }
 }
 
-/// Replaces a file: a process that has it loaded keeps the old one.
+/// Replaces a file. A process that has loaded the old file keeps it.
 fn copy(from: &Path, to: &Path) {
     let _ = std::fs::remove_file(to);
     if let Err(error) = std::fs::copy(from, to) {

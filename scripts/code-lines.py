@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TEST_FILE = re.compile(r"(^|/)tests/|(^|/)(tests|models|modelled)\.rs$|_tests\.rs$")
-# A parent names the modules that only a test build has: `#[cfg(test)] mod replay;`.
+# A parent names the modules that exist only in test builds: `#[cfg(test)] mod replay;`.
 TEST_MODULE = re.compile(r"#\[cfg\(test\)\]\s*(?:#\[[^\]]*\]\s*)*mod (\w+);")
 # The folders of the pool.
 POOL = ["pool", "store", "heap", "block_map", "stream_order", "sync"]
@@ -37,7 +37,7 @@ def test_modules(files: list[Path]) -> set[Path]:
 
 
 def code_lines(path: Path) -> int:
-    """Counts the lines of one file; an item under `#[cfg(test)]` ends with the brace below its first line."""
+    """Counts the lines of one file. An item under `#[cfg(test)]` ends with the brace below its first line."""
     lines = path.read_text().splitlines()
     count, at = 0, 0
     while at < len(lines):

@@ -88,7 +88,7 @@ pub mod driver {
     pub use millpond_driver::*;
 }
 
-/// What most programs need: `use millpond::prelude::*`.
+/// The names that most programs need: `use millpond::prelude::*`.
 ///
 /// ```
 /// use millpond::prelude::*;

@@ -16,6 +16,8 @@ mod named;
 mod repo;
 #[path = "tidy/rust.rs"]
 mod rust;
+#[path = "tidy/tics.rs"]
+mod tics;
 #[path = "tidy/words.rs"]
 mod words;
 
@@ -104,6 +106,11 @@ fn house_phrases(file: &File) -> Vec<String> {
         .map(|(line, place)| (line, words::PHRASES[place]))
         .map(|(line, (phrase, advice))| format!("{}:{line}: `{phrase}`: {advice}", file.path))
         .collect()
+}
+
+#[test]
+fn no_tic_spreads() {
+    none(tics::too_frequent(&files()));
 }
 
 #[test]

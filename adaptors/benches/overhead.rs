@@ -179,7 +179,7 @@ thread_local! {
 
 const NOTHING: LayerEntry = LayerEntry {
     name: "nothing",
-    about: "hands out what the benchmark says",
+    about: "hands out addresses that the benchmark chooses",
     params: &[],
     kind: LayerKind::Base(|_, driver| Ok(std::sync::Arc::new(Nothing(driver.clone())))),
 };

@@ -49,9 +49,9 @@ impl Frees {
         }
     }
 
-    /// Calls `attempt` until it serves the request or fails for another reason than a lack of memory, until
-    /// `timeout` after `begin` is over, or until the program ends the wait. Between two attempts it waits for
-    /// frees. During an attempt it holds no lock.
+    /// Calls `attempt` until it serves the request, or fails for a reason other than a lack of memory. Also
+    /// stops when `timeout` has passed since `begin`, or when the program ends the wait. Between two attempts
+    /// it waits for frees. During an attempt it holds no lock.
     #[cold]
     pub(crate) fn wait_for(
         &self,

@@ -586,8 +586,8 @@ millpond_status millpond_flush_logger(void);
 /// Requires: `resource` is valid for writes.
 millpond_status millpond_get_current_device_resource(millpond_resource **resource);
 
-/// Writes the default resource of a device: the one that was set, else the stack of the environment
-/// variable `MILLPOND_STACK`, else plain CUDA.
+/// Writes the default resource of a device: the resource that was set, or else the stack in the
+/// environment variable `MILLPOND_STACK`, or else plain CUDA memory.
 ///
 /// Requires: `device` is a handle from this library; `resource` is valid for writes.
 millpond_status millpond_get_per_device_resource(const millpond_device *device,
@@ -737,8 +737,8 @@ typedef struct millpond_graph_pool_id {
 void millpond_begin_allocate_to_pool(int32_t device, millpond_graph_pool_id pool,
                                      const void *filter);
 
-/// Ends what `millpond_begin_allocate_to_pool` began, after the capture has ended. The pool keeps
-/// the allocated memory. For PyTorch's `set_end_allocate_to_pool_fn`.
+/// Undoes `millpond_begin_allocate_to_pool` after the capture has ended. The pool keeps the
+/// allocated memory. For PyTorch's `set_end_allocate_to_pool_fn`.
 void millpond_end_allocate_to_pool(int32_t device, millpond_graph_pool_id pool);
 
 /// Releases a graph's use of a pool. After the last release, the pool's memory goes back when the

@@ -260,8 +260,8 @@ pub(crate) fn resource_for(
     Ok(Some(layer))
 }
 
-/// Returns the resource of the pool of the capture with this number, to which the stream belongs. Also
-/// returns the scope if the stream is new in it and has to begin there.
+/// Returns the resource of the capture's pool. `number` is the driver's number of the capture that the stream
+/// belongs to. Also returns the scope if the stream is new in it and must begin there.
 fn served_by(
     state: &mut State,
     device: DeviceId,
@@ -411,8 +411,8 @@ pub unsafe extern "C-unwind" fn millpond_begin_allocate_to_pool(
     }
 }
 
-/// Ends what `millpond_begin_allocate_to_pool` began, after the capture has ended. The pool keeps the
-/// allocated memory. For PyTorch's `set_end_allocate_to_pool_fn`.
+/// Undoes `millpond_begin_allocate_to_pool` after the capture has ended. The pool keeps the allocated memory.
+/// For PyTorch's `set_end_allocate_to_pool_fn`.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_end_allocate_to_pool(device: i32, pool: GraphPoolId) {
     guarded(|| {

@@ -210,8 +210,8 @@ impl Looked {
                 }
             }
             queues.by_stream.retain(|_, queue| !queue.is_empty());
-            // Some of them now wait for another stream, which may have passed them as well, or for the
-            // device.
+            // Some of these blocks now wait for another stream or for the device. The other stream may
+            // already have passed them too.
             let waits = |parked: &mut Parked| !parked.events.is_empty() || parked.block.may_be_free;
             let waiting = passed.extract_if(before.., waits);
             let mut waiting = waiting.peekable();

@@ -9,8 +9,8 @@ use crate::framework::forget_served;
 use crate::resource::Resource;
 use crate::status::{Status, borrowed, guarded_here, put, put_handle};
 
-/// Writes the default resource of a device: the one that was set, else the stack of the environment variable
-/// `MILLPOND_STACK`, else plain CUDA.
+/// Writes the default resource of a device: the resource that was set, or else the stack in the environment
+/// variable `MILLPOND_STACK`, or else plain CUDA memory.
 ///
 /// # Safety
 /// `device` is a handle from this library; `resource` is valid for writes.

@@ -51,9 +51,10 @@ pub(crate) fn is_same(own: &CudaStream, stream: &CudaStream) -> bool {
     stream.cu_stream() == own.cu_stream() && stream.context() == own.context()
 }
 
-/// Orders `stream`, without events of the memory, for a use of memory that is otherwise used in the order
-/// of `own`. Dropping the result makes the host wait for that use. If `own` is the per-thread default stream,
-/// `thread` is the stream of the thread that owns the memory.
+/// Orders `stream` for one use of memory that is otherwise used in the order of `own`, without the events of
+/// the memory. Dropping the result makes the host wait for the use.
+///
+/// If `own` is the per-thread default stream, `thread` is the stream of the thread that owns the memory.
 pub(crate) fn ordered<'a>(
     own: &CudaStream,
     thread: Option<StreamId>,

@@ -91,7 +91,7 @@ unsafe impl DeviceMemoryResource for Witness {
             return;
         }
         let mut state = self.state.lock();
-        assert_eq!(state.live.remove(&ptr), Some(layout), "freed what is not live, or with another layout");
+        assert_eq!(state.live.remove(&ptr), Some(layout), "the block is not live, or has another layout");
         let thread = std::thread::current().id();
         state.calls.push(Call { frees: true, bytes: layout.bytes(), stream: stream.id(), thread });
     }

@@ -195,7 +195,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
         Ok(MemoryInfo { free: (info.free + idle).min(info.total), ..info })
     }
 
-    /// `true`: a slot is free only for its stream, or after work that is done.
+    /// Always `true`: another stream gets a slot only after the work on it is done.
     fn is_stream_ordered(&self) -> bool {
         true
     }

@@ -221,7 +221,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         }
     }
 
-    /// Does what an answer asks for. The lock is free.
+    /// Carries out an answer, without the lock.
     #[cold]
     fn act(&self, answer: Answer, request: &mut Request) {
         match answer {

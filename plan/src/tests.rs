@@ -376,14 +376,14 @@ fn programs_keep_the_order_whatever_their_plan_says() {
         ("random", random, PROGRAMS / 4, (20, 1)),
         ("another", another, PROGRAMS / 4, (2, 0)),
     ] {
-        let (mut served, mut beside) = (0, 0);
+        let (mut served, mut by_gap) = (0, 0);
         for seed in 0..programs {
             let (is_right, (by_slots, by_gaps)) = program(seed, None, layer);
             assert!(is_right, "{name}, seed {seed}");
-            (served, beside) = (served + by_slots, beside + by_gaps);
+            (served, by_gap) = (served + by_slots, by_gap + by_gaps);
         }
-        let is_enough = served > programs * least.0 && beside >= programs * least.1;
-        let what = format!("{served} requests of {programs} programs got a slot, {beside} a gap");
+        let is_enough = served > programs * least.0 && by_gap >= programs * least.1;
+        let what = format!("{served} requests of {programs} programs got a slot, {by_gap} a gap");
         assert!(cfg!(miri) || is_enough, "{name}: {what}");
     }
 }

@@ -44,9 +44,9 @@ impl Uses {
 
 /// Finds the stream in whose order a block can go back, long after its allocation and on any thread.
 ///
-/// By then, the streams that used the block may have been destroyed. So a block goes back in the order of the
-/// legacy default stream. That stream comes after all blocking streams implicitly. For other streams it
-/// waits: with an event if the stream is known to be alive, by waiting for the device otherwise.
+/// By then, the streams that used the block may be destroyed. So a block is freed in the order of the legacy
+/// default stream, which implicitly follows all blocking streams. It waits for every other stream with an
+/// event, or, if that stream may be destroyed, by waiting for the device.
 #[derive(Debug)]
 pub(crate) struct ReleaseOrder {
     driver: DriverHandle,

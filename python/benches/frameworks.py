@@ -3,8 +3,8 @@
 python python/benches/frameworks.py [--calls 20000] [--rounds 11] [--json FILE] [PART ...]
 
 Each part runs in separate processes, because PyTorch accepts an allocator only once. Times are nanoseconds
-for one allocation and its free, the median of the rounds. A floor is an allocator that returns a fixed
-address. A part is skipped, with a message, if its package or the GPU that it needs is missing.
+for one allocation and its free: the median of the rounds. A floor is an allocator that returns a fixed
+address. If a part's package or GPU is missing, the part is skipped with a message.
 """
 
 import argparse
@@ -18,9 +18,9 @@ import sys
 import time
 
 SIZES = (256, 64 << 10, 1 << 20, 64 << 20)
-#: The turns that the processes of a part take if its allocators cannot share a process.
+#: The number of turns of a part's processes, if its allocators cannot share a process.
 TURNS = 3
-#: A new pool has 2 MiB and caches no block of 1 MiB, which then takes about 600 ns more.
+#: A new pool has 2 MiB and does not cache a 1 MiB block, which then takes about 600 ns more.
 STACK = "cuda+pool:initial=64MiB"
 SKIPPED = 77
 
@@ -48,7 +48,7 @@ def imported(name):
 
 
 def nanoseconds(call, calls):
-    """Return the mean time of a call; drop its results."""
+    """Return the mean time of a call. The results are dropped."""
     start = time.perf_counter_ns()
     for _ in itertools.repeat(None, calls):
         call()
@@ -56,7 +56,7 @@ def nanoseconds(call, calls):
 
 
 def in_turns(options, candidates):
-    """Measure each candidate at each size, in turns. A candidate maps a size to a call."""
+    """Measure each candidate at each size in turn. A candidate maps a size to a call."""
     times = {name: {size: [] for size in SIZES} for name in candidates}
     for size in SIZES:
         for _ in range(options.rounds):
@@ -100,7 +100,7 @@ def _returns_its_first_argument():
 
 
 def cupy(options):
-    """Measure `cupy.empty(n)` with millpond, CuPy's own pool, and the floor."""
+    """Measure `cupy.empty(n)` with millpond, CuPy's own pool and the floor."""
     needs_gpu()
     cp = imported("cupy")
     import millpond
@@ -108,7 +108,7 @@ def cupy(options):
 
     own = cp.cuda.MemoryPool().malloc
     millpond.cupy.use(STACK)
-    # `memmove(address, size, device)` for device 0 copies nothing, and returns the address.
+    # For device 0, `memmove(address, size, device)` copies nothing and returns the address.
     function = _returns_its_first_argument()
     floor = cp.cuda.memory.CFunctionAllocator(1 << 21, function, function, None).malloc
     allocators = {"millpond": cp.cuda.memory.get_allocator(), "cupy": own, "floor": floor}
@@ -161,7 +161,7 @@ def torch_floor(options):
     """Measure the same with an allocator that returns the size as the address."""
     needs_gpu()
     torch = imported("torch")
-    # `memmove(size, device, stream)` on the default stream copies nothing, and returns the size.
+    # On the default stream, `memmove(size, device, stream)` copies nothing and returns the size.
     library = "libc.so.6"
     made = torch.cuda.memory.CUDAPluggableAllocator(library, "memmove", "memmove")
     torch.cuda.memory.change_current_allocator(made)
@@ -176,7 +176,7 @@ FUNCTIONS = {function.__name__: function for functions in PARTS.values() for fun
 
 
 def run(function, options):
-    """Run one function of a part in its own process; return its times, or None if it is skipped."""
+    """Run one function of a part in a separate process. Return its times, or None if it is skipped."""
     command = [sys.executable, __file__, "--function", function.__name__]
     command += ["--calls", str(options.calls), "--rounds", str(options.rounds)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -210,7 +210,7 @@ def measure(part, options):
 
 
 def main():
-    """Run the parts, print a table of each, and write the figures as JSON."""
+    """Run the parts, print a table for each, and write the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", default=list(PARTS), metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--calls", type=int, default=20_000, help="calls in a round")

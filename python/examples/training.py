@@ -1,16 +1,15 @@
-"""Trains a transformer or a ResNet on a GPU with one of four allocators, and says what that cost.
+"""Trains a transformer or a ResNet on a GPU with one of four allocators, and prints the time and memory used.
 
 python python/examples/training.py --model transformer --allocator millpond --shapes changing --steps 40
 python python/examples/training.py --compare --steps 40      # all of them, as a table in Markdown
 
 One run prints a line of JSON:
-- `losses`: the loss of each step; equal for all allocators, as all else is deterministic.
+- `losses`: the loss of each step. It is equal for all allocators, because everything else is deterministic.
 - `step_ms`: the median time of a step in milliseconds, without the first three.
-- `device_peak`: the most bytes of the device's memory that were used, less those that were used when the
-  CUDA context was there and nothing was allocated. `cudaMemGetInfo` is asked by a thread all 5 ms, and
-  after each step, so a peak within less than that may be missed.
-- `allocated_peak`: the most bytes in tensors, as the allocator counts them.
-- `served`: the share of the memory that was from millpond.
+- `device_peak`: the highest use of the device's memory in bytes, minus the use right after the CUDA context
+  was made. A thread calls `cudaMemGetInfo` every 5 ms and after each step, so it may miss a shorter peak.
+- `allocated_peak`: the highest number of bytes in tensors, as the allocator counts them.
+- `served`: the share of the memory that came from millpond.
 """
 
 import argparse
@@ -31,12 +30,12 @@ MODELS = ("transformer", "resnet")
 SHAPES = ("fixed", "changing")
 WARM_UP = 3
 
-#: Makes the inputs and targets of a step from its number and a generator.
+#: Makes a step's inputs and targets from its number and a generator.
 Batch = Callable[[int, Any], tuple[Any, Any]]
 
 
 def parse() -> argparse.Namespace:
-    """Return the arguments."""
+    """Return the parsed arguments."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--model", choices=MODELS, default="transformer")
     parser.add_argument("--allocator", choices=ALLOCATORS, default="millpond")
@@ -132,7 +131,7 @@ def resnet(torch: Any, options: argparse.Namespace) -> tuple[Any, Batch]:
 
 
 class DeviceMemory:
-    """Samples the device's used memory, and keeps the most."""
+    """Samples the device's used memory, and keeps the maximum."""
 
     def __init__(self, torch: Any) -> None:
         self.ask = torch.cuda.cudart().cudaMemGetInfo
@@ -143,26 +142,26 @@ class DeviceMemory:
         self.thread.start()
 
     def sample(self) -> int:
-        """Ask now; return the bytes that are used beyond those of before."""
+        """Sample now. Return the bytes in use beyond the initial use."""
         free, total = self.ask(0)
         used: int = total - free - self.before
         self.peak = max(self.peak, used)
         return used
 
     def watch(self) -> None:
-        """Ask until the end."""
+        """Sample until the end."""
         while not self.done.wait(0.005):
             self.sample()
 
     def end(self) -> int:
-        """Return the most that was used."""
+        """Return the highest use."""
         self.done.set()
         self.thread.join()
         return self.peak
 
 
 def train(options: argparse.Namespace) -> None:
-    """Train; print what the run showed."""
+    """Train, and print the results."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     if options.allocator == "expandable":
         os.environ["PYTORCH_ALLOC_CONF"] = os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
@@ -220,13 +219,13 @@ def train(options: argparse.Namespace) -> None:
 
 
 def served(torch: Any, options: argparse.Namespace, pool: Any) -> float:
-    """Return the share of PyTorch's memory at the end that is from millpond."""
+    """Return millpond's share of PyTorch's memory at the end."""
     if options.allocator == "mempool":
         sizes = {True: 0, False: 0}
         for segment in torch.cuda.memory_snapshot():
             sizes[tuple(segment["segment_pool_id"]) == tuple(pool.id)] += segment["total_size"]
         return sizes[True] / sum(sizes.values())
-    # In the process-wide mode there is no other allocator.
+    # In the process-wide mode, all memory comes from millpond.
     return float(options.allocator == "millpond")
 
 
@@ -234,7 +233,7 @@ def served(torch: Any, options: argparse.Namespace, pool: Any) -> float:
 
 
 def compare(options: argparse.Namespace) -> None:
-    """Run all combinations, each in a process of its own, and print a table in Markdown."""
+    """Run all combinations, each in a separate process, and print a table in Markdown."""
     gib = float(1 << 30)
     print("| model | shapes | allocator | loss | step, ms | device, GiB | tensors, GiB | millpond's |")
     print("|---|---|---|---|---|---|---|---|")

@@ -74,7 +74,7 @@ from .stream import (  # noqa: E402
 )
 
 
-#: Modules that are imported when they are first used, as `millpond.cupy.use()` does.
+#: Modules that are imported on first use, for instance by `millpond.cupy.use()`.
 _ON_DEMAND = frozenset(
     {"compat", "cuda_core", "cupy", "dask", "numba", "replay", "rmm", "rmm_bridge", "torch"}
 )
@@ -87,7 +87,7 @@ else:
     def __getattr__(name):
         if name in _ON_DEMAND:
             return _importlib.import_module(f"{__name__}.{name}")
-        if name == "_numba_memory_manager":  # which Numba reads for NUMBA_CUDA_MEMORY_MANAGER=millpond
+        if name == "_numba_memory_manager":  # Numba reads this name for NUMBA_CUDA_MEMORY_MANAGER=millpond
             from . import numba
 
             return numba.manager_class(numba._driver_asking(_sys._getframe(1)))
@@ -99,7 +99,7 @@ def __dir__() -> list[str]:
 
 
 def library_path() -> str:
-    """Return the path of the libmillpond that this process uses, for code that loads it by itself.
+    """Return the path of the libmillpond that this process uses, for code that loads the library itself.
 
     Example:
         >>> import ctypes
@@ -112,8 +112,8 @@ def library_path() -> str:
 def get_include() -> str:
     """Return the folder of the headers for C and C++: `millpond.h` and, below it, `millpond/millpond.hpp`.
 
-    A library that is compiled with this folder, and linked to `library_path()`, shares the resources of this
-    process.
+    A library that is compiled with this folder and linked to `library_path()` shares this process's
+    resources.
 
     Example:
         >>> import pathlib

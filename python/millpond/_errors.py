@@ -27,7 +27,7 @@ class OutOfMemoryError(MillpondError, MemoryError):
     """The resource has no memory for a request.
 
     Attributes:
-        report: A text that says which layer refused, why, and what would have helped.
+        report: A text that names the layer that refused, the reason and a remedy.
         data: The same report as a dict with sizes in bytes; None if the layer wrote none.
 
     Example:
@@ -85,7 +85,7 @@ class NoDeviceError(MillpondError):
 
 
 class UnsupportedError(MillpondError, NotImplementedError):
-    """The driver, the device or the resource lacks this ability.
+    """The driver, the device or the resource does not support the operation.
 
     Example:
         >>> import millpond
@@ -98,7 +98,7 @@ class UnsupportedError(MillpondError, NotImplementedError):
 
 
 class DriverError(MillpondError):
-    """The driver reported an error, whose `CUresult` is in `code`.
+    """The driver reported an error; `code` holds its `CUresult`.
 
     Example:
         >>> import millpond
@@ -132,7 +132,7 @@ class LogFileError(MillpondError):
 
 
 class BusyError(MillpondError):
-    """Another thread's call occupies a resource that admits one thread at a time, and does not end.
+    """Another thread's call is still using a resource that admits one thread at a time.
 
     Wrap the resource in `mr.ThreadSafeResourceAdaptor` to share it between threads.
 
@@ -168,11 +168,11 @@ def from_status(
 
     Args:
         status: The status that a function of the C interface returned.
-        message: What happened; `(os error N)` becomes `[Errno N]`.
+        message: The message; `(os error N)` in it becomes `[Errno N]`.
         code: The driver's code, or 0.
         report: The report of an out-of-memory error as text, if there is one.
         report_json: The same report as JSON.
-        raised: The text of what a callback raised, if one did.
+        raised: The text of a callback's exception, if one was raised.
 
     Returns:
         The exception; the caller raises it.
@@ -182,7 +182,7 @@ def from_status(
         >>> _errors.from_status(1, "out of memory", 2, None, None).code
         2
     """
-    message = re.sub(r"\(os error (\d+)\)", r"[Errno \1]", message)  # as Python writes it
+    message = re.sub(r"\(os error (\d+)\)", r"[Errno \1]", message)  # as Python writes the name
     if raised is not None:
         message = f"{message}\n  the callback raised: {raised}"
     error = _BY_STATUS.get(status, MillpondError)(message)

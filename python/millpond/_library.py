@@ -1,7 +1,7 @@
-"""libmillpond's functions for the frameworks' modules: its manager, `malloc` and `free`, through ctypes.
+"""libmillpond's functions for the framework modules, called through ctypes: the manager, `malloc` and `free`.
 
-ctypes releases the GIL around each call. The library is the one that `_native` has loaded, so that all share
-its pools.
+ctypes releases the GIL around each call. `_native` has loaded the same library, so all modules share its
+pools.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ def _load() -> tuple[Any, dict[str, Any]]:
 
 
 library, _functions = _load()
-#: How often the process was forked: a child leaves the memory of its parent alone.
+#: The number of forks before this process. A child does not free the memory of its parent.
 generation: list[int] = [0]
 os.register_at_fork(after_in_child=lambda: generation.__setitem__(0, generation[0] + 1))
-globals().update(_functions)  # `_library.malloc(...)`
-# Those that other modules call.
+globals().update(_functions)  # called as `_library.malloc(...)`
+# The functions that other modules call.
 deferral_free: Any
 copy_on_device: Any
 copy_to_device: Any
@@ -107,55 +107,55 @@ def last_error(status: int) -> _errors.MillpondError:
 
 
 def check(status: int) -> None:
-    """Raise the exception of a status."""
+    """Raise the exception for a status."""
     if status:
         raise last_error(status)
 
 
 def malloc_error() -> _errors.MillpondError:
-    """Return the exception of a `malloc` that returned null, whose status is not known."""
+    """Return the exception of a `malloc` that returned null without a status."""
     return last_error(_OUT_OF_MEMORY if _functions["error_report"]() is not None else 6)
 
 
 def find_device(ordinal: int) -> int | None:
-    """Return libmillpond's handle of a device; `device_free` ends it."""
+    """Return libmillpond's handle of a device; free it with `device_free`."""
     handle = ctypes.c_void_p()
     check(_functions["device_find"](ordinal, not _functions["cuda_is_available"](), ctypes.byref(handle)))
     return handle.value
 
 
 def ordinal_of(device: FrameworkDevice, stack: StackLike = None) -> int:
-    """Return the number of a device for a framework; this is the one rule that all of them follow.
+    """Return the number of a device for a framework. Every framework module uses this rule.
 
-    `device` is a number, millpond's, PyTorch's or cuda.core's device, or None: then it is the device of
-    `stack`, if that is a resource, else `Device()`: CUDA's current device, else the default one, which
-    MILLPOND_DEVICE names, else LOCAL_RANK. It touches no device.
+    `device` is a number, a device of millpond, PyTorch or cuda.core, or None. None means the device of
+    `stack`, if that is a resource, or else `Device()`: CUDA's current device, or else the default one.
+    MILLPOND_DEVICE names the default device, or else LOCAL_RANK. The call does not touch the device.
     """
     if device is None and isinstance(stack, Resource):
         device = stack.device
     if device is None:
         device = Device()
-        # Frameworks use CUDA, also in a program whose default device is simulated.
+        # Frameworks use CUDA, even in a program whose default device is simulated.
         return 0 if device.is_simulated and _functions["cuda_is_available"]() else device.ordinal
     for name in ("ordinal", "device_id", "index"):
         number = getattr(device, name, None)
         if isinstance(number, int):
             return number
-    return int(device)  # type: ignore[arg-type]  # the error says what it is
+    return int(device)  # type: ignore[arg-type]  # int() raises the error
 
 
 def device_of(ordinal: int) -> Device:
-    """Return the device with a framework's number: CUDA's, or without CUDA, a simulated one."""
+    """Return the device with a framework's number: a CUDA device or, without CUDA, a simulated one."""
     return Device(f"cuda:{ordinal}") if _functions["cuda_is_available"]() else Device.find(ordinal)
 
 
 def address_of(name: str) -> int | None:
-    """Return the address of a function of the library's, for what takes plain addresses."""
+    """Return a library function's address, for callers that take plain addresses."""
     return ctypes.cast(getattr(library, f"millpond_{name}"), ctypes.c_void_p).value
 
 
 def framework(name: str, install: str) -> Any:
-    """Import a framework, or say what to install."""
+    """Import a framework, or raise an error that names the package to install."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -164,10 +164,10 @@ def framework(name: str, install: str) -> Any:
 
 
 def prepare(stack: StackLike, ordinal: int, fallback: str = "cuda+pool") -> _mr.DeviceMemoryResource:
-    """Give a device the stack that a framework is to use, and return it.
+    """Set up and return the stack that a framework uses on a device.
 
-    `stack` is a text, a resource, or None: then what is the device's default stays, unless that is plain CUDA
-    memory that no program asked for, which `fallback` replaces.
+    `stack` is a text, a resource, or None. None keeps the device's default; but if that is plain CUDA memory
+    that no program asked for, `fallback` replaces it.
     """
     device = device_of(ordinal)
     if stack is None:
@@ -175,7 +175,7 @@ def prepare(stack: StackLike, ordinal: int, fallback: str = "cuda+pool") -> _mr.
         if known.text != "cuda" or os.environ.get("MILLPOND_STACK"):
             return known
         stack = fallback
-    # Each resource that Python code can reach is a DeviceMemoryResource.
+    # Every resource that Python code can reach is a DeviceMemoryResource.
     made: Any = stack if isinstance(stack, Resource) else _mr.stack(stack, device)
     resource: _mr.DeviceMemoryResource = made
     _mr.set_per_device_resource(device, resource)
@@ -183,7 +183,7 @@ def prepare(stack: StackLike, ordinal: int, fallback: str = "cuda+pool") -> _mr.
 
 
 def stream_pointer(stream: StreamLike | None) -> int:
-    """Return the handle of a stream of any library as a number; None is the default stream."""
+    """Return the handle of any library's stream as a number. None means the default stream."""
     if stream is None:
         return 0
     if isinstance(stream, int):
@@ -197,11 +197,11 @@ def stream_pointer(stream: StreamLike | None) -> int:
             handle = getattr(stream, name)
             handle = getattr(handle, "value", handle)
             return int(handle) if handle is not None else 0
-    raise TypeError(f"{type(stream).__name__} is no stream: it has no `__cuda_stream__`")
+    raise TypeError(f"{type(stream).__name__} is not a stream: it has no `__cuda_stream__`")
 
 
 class StreamScope(threading.local):
-    """The stream of the innermost `with` of each thread, as a number, or None."""
+    """The stream of each thread's innermost `with` block as a number, or None."""
 
     def __init__(self) -> None:
         self.current: int | None = None

@@ -23,7 +23,7 @@ def lock() -> Any:
 
 def _free_in_child() -> None:
     for made in list(_made):
-        # The thread that forked goes on in the child, and ends what it holds.
+        # The thread that forked continues in the child, and releases the locks that it holds.
         if not made._is_owned():
             made._at_fork_reinit()
 

@@ -186,7 +186,7 @@ class DeviceBuffer:
 
 @final
 class CupyFunctions:
-    """For `millpond.cupy` alone."""
+    """Only `millpond.cupy` uses this class."""
 
     def __new__(
         cls,

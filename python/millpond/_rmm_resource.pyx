@@ -1,8 +1,8 @@
 # distutils: language = c++
 # cython: language_level = 3
-"""RMM's resource over a stack of millpond's: allocations call libmillpond from C++, without the GIL.
+"""An RMM resource over a millpond stack. Allocations call libmillpond from C++, without the GIL.
 
-`millpond.rmm_bridge` compiles this file against the RMM that is installed.
+`millpond.rmm_bridge` compiles this file against the installed RMM.
 """
 
 from cython.operator cimport dereference
@@ -18,7 +18,7 @@ cdef extern from *:
     #include <millpond/memory_resource.hpp>
     #include <rmm/error.hpp>
 
-    // millpond's resource, with RMM's own class for memory that is out: RMM's adaptors look for it.
+    // millpond's resource with RMM's own out-of-memory class, which RMM's adaptors expect.
     class millpond_rmm_resource : public millpond::memory_resource {
      public:
       explicit millpond_rmm_resource(std::uintptr_t handle)
@@ -56,7 +56,7 @@ cdef extern from *:
 
 
 cdef class MillpondMemoryResource(DeviceMemoryResource):
-    """A stack of millpond's as a resource of RMM's. It takes over a handle of libmillpond's."""
+    """A millpond stack as an RMM resource. It takes ownership of a libmillpond handle."""
 
     cdef unique_ptr[millpond_rmm_resource] resource
 
@@ -67,7 +67,7 @@ cdef class MillpondMemoryResource(DeviceMemoryResource):
         self.c_ref = make_device_async_resource_ref(dereference(self.resource))
 
     def __dealloc__(self):
-        # A pool that ends may wait for the device, or for a function of the program's.
+        # The end of a pool may wait for the device, or for one of the program's functions.
         with nogil:
             self.c_ref.reset()
             self.resource.reset()

@@ -23,11 +23,11 @@ def _core() -> Any:
 @functools.cache
 def _class() -> Any:
     core = _core()
-    if not hasattr(core, "MemoryResource"):  # before 0.5 it stands elsewhere
+    if not hasattr(core, "MemoryResource"):  # its place before version 0.5
         core = _library.framework("cuda.core.experimental", "'cuda-core>=0.5.1'")
 
     class MillpondMemoryResource(core.MemoryResource):  # type: ignore[misc, name-defined]
-        """Memory of a millpond stack, in the order of streams."""
+        """Stream-ordered memory from a millpond stack."""
 
         def __init__(self, stack: StackLike = None, device: FrameworkDevice = None) -> None:
             ordinal = _library.ordinal_of(device, stack)
@@ -43,20 +43,21 @@ def _class() -> Any:
         def allocate(self, size: int, stream: Any = None, **options: Any) -> Any:
             handle = _stream_pointer(stream)
             ptr = self._resource.allocate(size, handle)
-            self._streams[ptr] = handle, stream  # a stream lives as long as its memory
+            self._streams[ptr] = handle, stream  # the stream must outlive the memory
             return self._buffer(ptr, size, stream)
 
         def _buffer(self, ptr: int, size: int, stream: Any) -> Any:
-            # `from_handle` takes the stream by keyword since 1.0, and only of cuda.core's own classes.
+            # Since 1.0, `from_handle` takes the stream by keyword, and only objects of cuda.core's own
+            # classes.
             kinds = tuple(getattr(core, name) for name in ("Stream", "GraphBuilder") if hasattr(core, name))
             if isinstance(stream, kinds):
                 try:
                     return core.Buffer.from_handle(ptr, size, mr=self, stream=stream)
-                except TypeError:  # the arguments are read first, so nothing was made
+                except TypeError:  # the arguments are checked first, so nothing was made
                     pass
             return core.Buffer.from_handle(ptr, size, mr=self)
 
-        # 0.5 passes the stream by position, 1.x by keyword.
+        # 0.5 passes the stream by position, and 1.x by keyword.
         def deallocate(self, ptr: Any, size: int, stream: Any = None, **options: Any) -> None:
             ptr = int(ptr)
             handle = self._streams.pop(ptr, (0, None))[0]
@@ -84,7 +85,7 @@ def _class() -> Any:
 
 
 def _stream_pointer(stream: Any) -> int:
-    # A graph builder stands for the stream that it captures.
+    # For a graph builder, this is the stream that it captures.
     if stream is not None and not hasattr(stream, "__cuda_stream__") and hasattr(stream, "stream"):
         stream = stream.stream
     return _library.stream_pointer(stream)

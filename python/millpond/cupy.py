@@ -3,8 +3,8 @@
 >>> import millpond.cupy
 >>> millpond.cupy.use("cuda+pool")  # doctest: +SKIP
 
-An array belongs to the stream that is current when CuPy makes it, and its memory is freed in the order of
-that stream. If another stream uses the array, call `record_stream`.
+An array belongs to the stream that is current when CuPy makes the array, and its memory is freed in that
+stream's order. If another stream uses the array, call `record_stream`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from .typing import StackLike, StreamLike
 
 _state: dict[str, Any] = {"stack": None, "prepared": set(), "before": None, "limits": {}, "functions": None}
 _lock = _locks.lock()
-#: The requests that are under way on devices with a limit: device, thread, bytes.
+#: The requests in progress on devices with a limit: device, thread, bytes.
 _asked = threading.Condition(_lock)
 _requests: list[tuple[int, int, int]] = []
-#: How many seconds a request waits for others at most. They may run code of the program, which waits for it.
+#: The most seconds that a request waits for other requests. They may run the program's code, which may wait
+#: for this request.
 _PATIENCE = 1.0
 
 
 def _forget_other_threads() -> None:
-    # A forked child has one thread, whose requests go on in it.
+    # A forked child has one thread, whose requests continue in the child.
     _requests[:] = [request for request in _requests if request[1] == threading.get_ident()]
 
 
@@ -41,7 +42,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class _Block:
-    """Owns a block, and keeps the stream that it goes back on."""
+    """Owns a block, and keeps the stream in whose order it is freed."""
 
     __slots__ = ("made_in", "ptr", "stream")
 
@@ -54,13 +55,13 @@ class _Block:
 
 
 def _allocate(cupy: Any, size: int, device: int) -> tuple[int, Any]:
-    """Return the address of a new block, and the stream that it is for."""
+    """Return the address of a new block, and the block's stream."""
     if device not in _state["prepared"]:
         _prepare(device)
-    # The handle 2 is CuPy's per-thread default stream, of which the library keeps one for each thread.
+    # The handle 2 is CuPy's per-thread default stream. The library has one such stream for each thread.
     stream = cupy.cuda.get_current_stream()
     if device in _state["limits"]:
-        # Not under the lock: the call may wait, or run functions of the program.
+        # Not under the lock: the call may wait, or run the program's functions.
         with _asking(cupy.cuda.memory, device, size):
             return _malloc(cupy, size, device, stream), stream
     return _malloc(cupy, size, device, stream), stream
@@ -74,7 +75,7 @@ def _malloc(cupy: Any, size: int, device: int, stream: Any) -> int:
 
 
 def _current_stream_function() -> Any:
-    """Return the address of CuPy's C function for the handle of its current stream, or None."""
+    """Return the address of CuPy's C function that returns its current stream's handle, or None."""
     import cupy_backends.cuda.stream as module
 
     name, capsule = b"intptr_t (void)", module.__pyx_capi__["get_current_stream_ptr"]
@@ -86,7 +87,7 @@ def _current_stream_function() -> Any:
 
 def _make_allocator(cupy: Any) -> Callable[[int], Any]:
     try:
-        # Before version 14 CuPy does not look whether a function of C has failed.
+        # Before version 14, CuPy does not check whether a C function has failed.
         if int(cupy.__version__.split(".")[0]) < 14:
             return _make_python_allocator(cupy)
         function = _current_stream_function()
@@ -113,7 +114,8 @@ def _make_python_allocator(cupy: Any) -> Callable[[int], Any]:
     memory, get_device = cupy.cuda.memory, cupy.cuda.runtime.getDevice
 
     def allocate(size: int) -> Any:
-        # The number of the device is given, as CuPy asks the driver for each address otherwise.
+        # The device's number is passed, because CuPy otherwise asks the driver for the device of each
+        # address.
         device = get_device()
         if size == 0:
             return memory.MemoryPointer(memory.UnownedMemory(0, 0, None, device), 0)
@@ -124,7 +126,7 @@ def _make_python_allocator(cupy: Any) -> Callable[[int], Any]:
 
 
 def _note_plain(device: int) -> None:
-    """Say whether the functions in C serve a device without the one in Python."""
+    """Tell the C functions whether they can serve a device without the Python function."""
     if _state["functions"] is not None:
         is_plain = device in _state["prepared"] and device not in _state["limits"]
         _state["functions"].set_plain(device, is_plain)
@@ -139,11 +141,11 @@ def _counts(device: int) -> dict[str, int]:
 
 @contextlib.contextmanager
 def _asking(memory: Any, device: int, size: int) -> Iterator[None]:
-    """Keep requests that are under way within the limit of a device, all together.
+    """Keep the sum of all requests in progress within the limit of a device.
 
-    Bytes of a request that is under way may be in use already. If it depends on them whether there is room, a
-    thread waits until that request is over, for a moment, but not within a request of its own, for which
-    others may wait.
+    Bytes of a request in progress may already be in use. If the room depends on them, a thread waits a moment
+    until that request is over. It does not wait inside a request of its own, because other threads may wait
+    for that.
     """
     request, deadline = (device, threading.get_ident(), size), time.monotonic() + _PATIENCE
     with _asked:
@@ -172,7 +174,7 @@ def _error(memory: Any, device: int, size: int) -> Exception:
         return error
     used, limit = _counts(device)["bytes_in_use"], _state["limits"].get(device, 0)
     raised: Exception = memory.OutOfMemoryError(size, used, limit)
-    raised.__cause__ = error  # with the report
+    raised.__cause__ = error  # the report is the cause
     return raised
 
 
@@ -192,7 +194,7 @@ def _prepare(device: int) -> None:
 
 
 class _Pool:
-    """What CuPy's default memory pool answers, for millpond's memory on the current device."""
+    """The interface of CuPy's default memory pool, for millpond's memory on the current device."""
 
     def malloc(self, size: int) -> Any:
         return allocator(size)
@@ -217,15 +219,15 @@ class _Pool:
 
     def set_limit(self, size: int | None = None, fraction: float | None = None) -> None:
         if (size is None) == (fraction is None):
-            raise ValueError("either a size or a fraction is wanted")
+            raise ValueError("pass either a size or a fraction")
         device = _current()
         if size is None:
             assert fraction is not None
             if not 0 <= fraction <= 1:
-                raise ValueError("the fraction is from 0 to 1")
+                raise ValueError("the fraction must be from 0 to 1")
             size = int(_library.device_of(device).memory_info()[1] * fraction)
         if size < 0:
-            raise ValueError("the limit is not negative")
+            raise ValueError("the limit must not be negative")
         with _lock:
             if size:
                 _state["limits"][device] = size
@@ -276,13 +278,13 @@ def allocator(size: int) -> Any:
 
 
 def use(stack: StackLike = None) -> None:
-    """Make millpond CuPy's allocator, on each device when CuPy first allocates there.
+    """Make millpond CuPy's allocator. Each device is set up when CuPy first allocates there.
 
-    `cupy.get_default_memory_pool()` then answers for millpond's memory.
+    `cupy.get_default_memory_pool()` then reports millpond's memory.
 
     Args:
-        stack: A text, or a resource if the program uses one device; it becomes the device's default. None
-            keeps each device's default; if that is plain CUDA memory, it becomes `cuda+pool`.
+        stack: The device's new default: a text, or a resource if the program uses one device. None keeps each
+            device's default; if that is plain CUDA memory, it becomes `cuda+pool`.
 
     Raises:
         ImportError: CuPy is not installed.
@@ -323,7 +325,7 @@ def disable() -> None:
 
 
 def record_stream(array: Any, stream: StreamLike) -> None:
-    """Announce that work on another stream uses an array's memory: it is reused only after that work.
+    """Announce that work on another stream uses an array's memory. The memory is reused only after that work.
 
     Args:
         array: The `cupy.ndarray`.
@@ -331,7 +333,7 @@ def record_stream(array: Any, stream: StreamLike) -> None:
 
     Raises:
         InvalidArgumentError: The array's memory is not from millpond.
-        TypeError: `stream` is no stream.
+        TypeError: `stream` is not a stream.
 
     Example:
         >>> import cupy, millpond.cupy  # doctest: +SKIP

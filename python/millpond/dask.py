@@ -5,8 +5,8 @@
 
 `setup` also configures workers that join later. To configure a worker at its start, before any other code
 sets a resource, run `dask worker --preload millpond.dask --millpond-stack cuda+pool --millpond-frameworks
-cupy,numba`. A worker uses the default device of its process: the device that Dask-CUDA chose for it, or the
-one that MILLPOND_DEVICE names.
+cupy,numba`. A worker uses the default device of its process: the device that Dask-CUDA chose, or the one
+named by MILLPOND_DEVICE.
 """
 
 import importlib
@@ -25,14 +25,14 @@ _prepared: dict[str | None, int] = {}
 
 
 def memory_metric(worker: Any = None) -> dict[str, Any]:
-    """Return the memory of the worker's device: what `worker.metrics["millpond"]` reports.
+    """Return the memory of the worker's device, as `worker.metrics["millpond"]` reports it.
 
     Args:
-        worker: The worker, as Dask passes it; it is not used.
+        worker: The worker. Dask passes it, and the function does not use it.
 
     Returns:
-        A dict with the stack's text, and in bytes `free`, `total`, `bytes_in_use`, `peak_bytes_in_use` and
-        `bytes_reserved`, and the number of `allocations`.
+        A dict: the stack's text, the sizes `free`, `total`, `bytes_in_use`, `peak_bytes_in_use` and
+        `bytes_reserved` in bytes, and the number of `allocations`.
 
     Example:
         >>> import millpond.dask
@@ -45,7 +45,7 @@ def memory_metric(worker: Any = None) -> dict[str, Any]:
     free, total = resource.memory_info()
     try:
         counted = resource.counts()
-    except UnsupportedError:  # plain memory keeps no counts
+    except UnsupportedError:  # plain memory has no counters
         counted = {}
     names = ("bytes_in_use", "peak_bytes_in_use", "bytes_reserved", "allocations")
     return {"stack": resource.text, "free": free, "total": total} | {n: counted.get(n, 0) for n in names}
@@ -56,9 +56,10 @@ def configure(worker: Any, stack: str | None = None, frameworks: Iterable[str] =
 
     Args:
         worker: The `distributed.Worker`.
-        stack: The text of the stack, as "cuda+pool"; None keeps the device's default. If that is plain CUDA
-            memory, it becomes `cuda+pool`.
-        frameworks: The libraries that take memory from it: "numba", "cupy", "torch", "rmm", "cuda_core".
+        stack: The text of the stack, such as "cuda+pool"; None keeps the device's default. If that is plain
+            CUDA memory, it becomes `cuda+pool`.
+        frameworks: The libraries that take memory from the stack: "numba", "cupy", "torch", "rmm",
+            "cuda_core".
 
     Raises:
         ValueError: A library is not in this list.
@@ -75,11 +76,11 @@ def configure(worker: Any, stack: str | None = None, frameworks: Iterable[str] =
     """
     unknown = set(frameworks) - set(_FRAMEWORKS)
     if unknown:
-        raise ValueError(f"{sorted(unknown)} is not served; known are {', '.join(_FRAMEWORKS)}")
+        raise ValueError(f"{sorted(unknown)} is not supported; supported are {', '.join(_FRAMEWORKS)}")
     if "millpond" in worker.metrics:
         return
     with _lock:
-        if stack not in _prepared:  # workers of one process share one stack
+        if stack not in _prepared:  # the workers of one process share one stack
             ordinal = next(iter(_prepared.values()), None)
             ordinal = _library.ordinal_of(None) if ordinal is None else ordinal
             _library.prepare(stack, ordinal)
@@ -90,11 +91,11 @@ def configure(worker: Any, stack: str | None = None, frameworks: Iterable[str] =
 
 
 class MillpondPlugin(_distributed.WorkerPlugin):  # type: ignore[misc]
-    """A plug-in that configures its worker. Its end frees nothing, as buffers may still be in use.
+    """A plug-in that configures its worker. Removing it frees nothing, because buffers may still be in use.
 
     Args:
         stack: The text of the stack, as for `configure`.
-        frameworks: The libraries that take memory from it, as for `configure`.
+        frameworks: The libraries that take memory from the stack, as for `configure`.
 
     Example:
         >>> import millpond.dask
@@ -109,7 +110,7 @@ class MillpondPlugin(_distributed.WorkerPlugin):  # type: ignore[misc]
         self.stack, self.frameworks = stack, tuple(frameworks)
 
     def setup(self, worker: Any) -> None:
-        """Configure a worker; Dask calls it when the worker starts.
+        """Configure a worker. Dask calls this when the worker starts.
 
         Args:
             worker: The `distributed.Worker`.
@@ -126,7 +127,7 @@ class MillpondPlugin(_distributed.WorkerPlugin):  # type: ignore[misc]
         configure(worker, self.stack, self.frameworks)
 
     def teardown(self, worker: Any) -> None:
-        """Stop the report of a worker's memory; Dask calls it when the worker ends.
+        """Stop reporting a worker's memory. Dask calls this when the worker ends.
 
         Args:
             worker: The `distributed.Worker`.
@@ -146,10 +147,10 @@ def setup(client: Any, stack: str | None = None, frameworks: Iterable[str] = ())
     Args:
         client: The `distributed.Client` of the cluster.
         stack: The text of the stack, as for `configure`.
-        frameworks: The libraries that take memory from it, as for `configure`.
+        frameworks: The libraries that take memory from the stack, as for `configure`.
 
     Returns:
-        What `client.register_plugin` returns: the answer of each worker.
+        The result of `client.register_plugin`: the answer of each worker.
 
     Raises:
         ValueError: millpond does not serve one of the libraries.

@@ -1,7 +1,7 @@
 """The log messages of libmillpond, under the names of RMM's logger.
 
-libmillpond writes messages from the level `info` on to the file that RMM_DEBUG_LOG_FILE names when a program
-imports millpond. Without that variable it writes errors to the standard error.
+If RMM_DEBUG_LOG_FILE is set when a program imports millpond, libmillpond writes messages of level `info` and
+above to that file. Otherwise it writes errors to standard error.
 """
 
 import ctypes
@@ -12,17 +12,17 @@ from . import mr as _mr
 
 
 class level_enum(enum.IntEnum):
-    """How severe a line is, from `trace` to `critical`; `off` is above them all.
+    """The severity of a line, from `trace` to `critical`; `off` is above all of them.
 
     Attributes:
         trace: Each step of an allocation.
-        debug: What a developer of millpond looks for.
-        info: Normal events, as the growth of a pool.
+        debug: Details for developers of millpond.
+        info: Normal events, such as the growth of a pool.
         warn: Events that may slow a program down.
         error: Calls that failed.
-        critical: The process cannot go on.
-        off: As a logging level: no line is written.
-        n_levels: The number 7 of the levels; it is no level.
+        critical: Errors after which the process cannot continue.
+        off: No lines, as a logging level.
+        n_levels: The number of levels, 7; it is not a level.
 
     Example:
         >>> import millpond
@@ -45,18 +45,18 @@ _flush_level = level_enum.trace
 
 def _checked(level: level_enum) -> level_enum:
     if not isinstance(level, level_enum):
-        raise TypeError(f"{level!r} is no level_enum")
+        raise TypeError(f"{level!r} is not a level_enum")
     return level
 
 
 def set_logging_level(level: level_enum) -> None:
-    """Set the least severe level that is written.
+    """Set the lowest level that is written.
 
     Args:
         level: The level; `level_enum.off` writes nothing.
 
     Raises:
-        TypeError: `level` is no `level_enum`.
+        TypeError: `level` is not a `level_enum`.
         ValueError: `level` is `n_levels`.
 
     Example:
@@ -71,7 +71,7 @@ def set_logging_level(level: level_enum) -> None:
 
 
 def get_logging_level() -> level_enum:
-    """Return the least severe level that is written.
+    """Return the lowest level that is written.
 
     Example:
         >>> import millpond
@@ -87,13 +87,13 @@ def should_log(level: level_enum) -> bool:
     """Return whether lines of a level are written.
 
     Args:
-        level: The level to ask for.
+        level: The level to check.
 
     Returns:
         True if the level is at least as severe as the logging level.
 
     Raises:
-        TypeError: `level` is no `level_enum`.
+        TypeError: `level` is not a `level_enum`.
         ValueError: `level` is `n_levels`.
 
     Example:
@@ -105,7 +105,7 @@ def should_log(level: level_enum) -> bool:
 
 
 def set_flush_level(level: level_enum) -> None:
-    """Set the least severe level after which lines are flushed, for programs written for RMM.
+    """Set the lowest level that flushes the lines. This function exists for programs written for RMM.
 
     libmillpond writes each line at once, whatever this level is.
 
@@ -113,7 +113,7 @@ def set_flush_level(level: level_enum) -> None:
         level: The level that `get_flush_level` then returns.
 
     Raises:
-        TypeError: `level` is no `level_enum`.
+        TypeError: `level` is not a `level_enum`.
         ValueError: `level` is `n_levels`.
 
     Example:
@@ -128,7 +128,7 @@ def set_flush_level(level: level_enum) -> None:
 
 
 def get_flush_level() -> level_enum:
-    """Return the level that `set_flush_level` set; at first it is `trace`.
+    """Return the level of the last `set_flush_level`, or `trace` before the first one.
 
     Example:
         >>> import millpond
@@ -139,7 +139,7 @@ def get_flush_level() -> level_enum:
 
 
 def flush_logger() -> None:
-    """Write the lines and the rows of logs that wait in memory.
+    """Write all buffered messages and rows of logs to their files.
 
     Raises:
         LogFileError: A log's file could not be written.

@@ -1,6 +1,7 @@
 """Memory resources and adaptors under RMM's names, and the default resource of each device.
 
-Each class is a layer of a stack. `millpond.stack(text)` builds any stack, also of layers without a class.
+Each class is a layer of a stack. `millpond.stack(text)` builds any stack, including layers that have no
+class.
 
 >>> from millpond import mr
 >>> pool = mr.PoolMemoryResource(mr.CudaMemoryResource(), initial_pool_size="64MiB")
@@ -41,13 +42,13 @@ def parse_bytes(size: Size) -> int:
     """Return a size in bytes.
 
     Args:
-        size: A number of bytes, or a text with a unit, as "4GiB" or "1.5 MB".
+        size: A number of bytes, or a text with a unit, such as "4GiB" or "1.5 MB".
 
     Returns:
         The bytes as an int.
 
     Raises:
-        ValueError: The size is negative, a share as "50%", or a text that is no size.
+        ValueError: The size is negative, a share such as "50%", or malformed.
 
     Example:
         >>> import millpond
@@ -63,12 +64,12 @@ def parse_bytes(size: Size) -> int:
         return size_bytes
     size_bytes, percent = parse_size(size)
     if percent:
-        raise ValueError(f"{size!r} is a share, and bytes are needed; write for example 4GiB")
+        raise ValueError(f"{size!r} is a share, but a size in bytes is required, such as 4GiB")
     return size_bytes
 
 
 def _size(size: Size | None) -> str | None:
-    """Return a size as text of a stack: an int is in bytes, a text is as "4GiB" or "50%"; None stays."""
+    """Return a size for a stack's text: an int in bytes, or a text such as "4GiB". None stays None."""
     if size is None:
         return None
     if not isinstance(size, str):
@@ -78,7 +79,7 @@ def _size(size: Size | None) -> str | None:
 
 
 def _options(**options: object) -> str:
-    """Return the options of a layer as text; those that are None are left out."""
+    """Return a layer's options as text, without those that are None."""
     given = [f"{name}={value}" for name, value in options.items() if value is not None]
     return ":" + ",".join(given) if given else ""
 
@@ -86,8 +87,8 @@ def _options(**options: object) -> str:
 class DeviceMemoryResource(Resource):
     """The base class of all resources: `allocate` and `deallocate` memory in stream order.
 
-    `isinstance(x, DeviceMemoryResource)` tells a resource. A class of your own derives from one of the
-    classes here and calls its `__init__`.
+    `isinstance(x, DeviceMemoryResource)` is true for every resource. To write your own class, derive it from
+    one of the classes here and call its `__init__`.
 
     Example:
         >>> import millpond
@@ -98,8 +99,8 @@ class DeviceMemoryResource(Resource):
         >>> resource.deallocate(ptr, 1000)
     """
 
-    # In a cycle that is collected, functions of the program are still whole now, and not later. No step of
-    # Python's: Ctrl-C that comes in a finaliser is lost.
+    # In a collected cycle, the program's functions still work now, but not later. The finaliser must not run
+    # Python code, because a Ctrl-C inside it would be lost.
     __del__ = Resource._finalise
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -117,10 +118,10 @@ class DeviceMemoryResource(Resource):
             cls.__del__ = finalise  # type: ignore[assignment]
 
     def pool_size(self) -> int:
-        """Return the bytes that the resource holds from the layer below, in use or free.
+        """Return the bytes that the resource has reserved from the layer below, in use or free.
 
         Raises:
-            UnsupportedError: No layer of the stack keeps counts.
+            UnsupportedError: No layer of the stack has counters.
 
         Example:
             >>> import millpond
@@ -131,7 +132,7 @@ class DeviceMemoryResource(Resource):
 
 
 class UpstreamResourceAdaptor(DeviceMemoryResource):
-    """The base class of the resources over another one.
+    """The base class of resources that are built on another resource.
 
     Example:
         >>> import millpond
@@ -142,7 +143,8 @@ class UpstreamResourceAdaptor(DeviceMemoryResource):
     _upstream: DeviceMemoryResource | None = None
 
     def _on(self, upstream_mr: DeviceMemoryResource, text: str, **file: FilePath) -> None:
-        """Build this layer from text; a file by its option's name is never a part of the text."""
+        """Build this layer from text. `file` maps an option to a path, which does not become part of the
+        text."""
         if upstream_mr is None:
             raise TypeError("Argument `upstream_mr` must not be None")
         self._upstream = upstream_mr
@@ -153,7 +155,7 @@ class UpstreamResourceAdaptor(DeviceMemoryResource):
 
     @property
     def upstream_mr(self) -> DeviceMemoryResource:
-        """The resource below; None only for a base of a stack that has no class here.
+        """The resource below; None only if this is the base of a stack and has no class here.
 
         Example:
             >>> import millpond
@@ -187,7 +189,7 @@ def stack(text: str, device: Device | None = None) -> DeviceMemoryResource:
     """Build a stack of layers from text.
 
     Args:
-        text: The layers, base first, joined by `+`, each with its options, as
+        text: The layers, base first, joined by `+`, each with its options. For example,
             "cuda+pool:initial=1GiB+statistics".
         device: The device; None takes the current one.
 
@@ -196,8 +198,8 @@ def stack(text: str, device: Device | None = None) -> DeviceMemoryResource:
 
     Raises:
         StackError: The text is malformed, or names a layer or an option that does not exist.
-        UnsupportedError: The device cannot have such a stack.
-        OutOfMemoryError: The device has no memory for what a layer takes at once.
+        UnsupportedError: The device does not support this stack.
+        OutOfMemoryError: The device has no memory for a layer's initial size.
 
     Example:
         >>> import millpond
@@ -264,7 +266,7 @@ class ManagedMemoryResource(_Base):
 
 
 class PinnedHostMemoryResource(_Base):
-    """Pinned memory of the host, which the device can access, too.
+    """Pinned host memory, which the device can access as well.
 
     Args:
         device: The device; None takes the current one.
@@ -282,7 +284,7 @@ class PinnedHostMemoryResource(_Base):
 
 
 class SystemMemoryResource(_Base):
-    """Memory of the operating system's allocator, on devices that can access it.
+    """Memory from the operating system's allocator, for devices that can access it.
 
     Args:
         device: The device; None takes the current one.
@@ -301,7 +303,7 @@ class SystemMemoryResource(_Base):
 
 
 class SamHeadroomMemoryResource(DeviceMemoryResource):
-    """Memory of the operating system's allocator that keeps a part of the device's memory free.
+    """Memory from the operating system's allocator. It keeps a part of the device's memory free.
 
     Args:
         headroom: The bytes of device memory to keep free, as an int or as text ("1GiB").
@@ -310,7 +312,7 @@ class SamHeadroomMemoryResource(DeviceMemoryResource):
     Raises:
         NoDeviceError: There is no device.
         UnsupportedError: The device cannot access this memory.
-        ValueError: `headroom` is no size.
+        ValueError: `headroom` is not a size.
 
     Example:
         >>> import millpond
@@ -325,11 +327,11 @@ class CudaAsyncMemoryResource(DeviceMemoryResource):
     """A new pool of CUDA's stream-ordered allocator (`cudaMallocAsync`).
 
     Args:
-        initial_pool_size: The size that the pool takes at once, in bytes or as text; None takes nothing.
-        release_threshold: How much free memory the pool keeps at a synchronization, in bytes or as text;
-            None keeps all of it.
-        enable_ipc: True makes memory that other processes can open by a file descriptor.
-        enable_fabric: True makes memory that other nodes can open by a fabric handle.
+        initial_pool_size: The size to allocate at creation, in bytes or as text; None allocates nothing.
+        release_threshold: The most free memory to keep at a synchronization, in bytes or as text; None keeps
+            all of it.
+        enable_ipc: Whether other processes can open the memory through a file descriptor.
+        enable_fabric: Whether other nodes can open the memory through a fabric handle.
         device: The device; None takes the current one.
 
     Raises:
@@ -364,7 +366,7 @@ class CudaAsyncMemoryResource(DeviceMemoryResource):
         """Return the handle of the driver's pool (`cudaMemPool_t`) as a number.
 
         Raises:
-            UnsupportedError: The resource has no pool of the driver.
+            UnsupportedError: The resource has no driver pool.
 
         Example:
             >>> import millpond
@@ -375,7 +377,7 @@ class CudaAsyncMemoryResource(DeviceMemoryResource):
 
 
 class CudaAsyncManagedMemoryResource(_Base):
-    """The driver's default pool of memory that the host and the device share (since CUDA 13.0).
+    """The driver's default pool of managed memory, which the host and the device share (since CUDA 13.0).
 
     Args:
         device: The device; None takes the current one.
@@ -394,11 +396,11 @@ class CudaAsyncManagedMemoryResource(_Base):
 
 
 class CudaAsyncViewMemoryResource(DeviceMemoryResource):
-    """A pool of the driver (`cudaMemPool_t`) that another library owns, or the device's default pool.
+    """A driver pool (`cudaMemPool_t`) that another library owns, or the device's default pool.
 
     Args:
-        pool_handle: The handle of the pool as a number. The pool has to live as long as this resource. None
-            takes the device's default pool.
+        pool_handle: The handle of the pool as a number. The pool must outlive this resource. None takes the
+            device's default pool.
         device: The device; None takes the current one.
 
     Raises:
@@ -422,14 +424,13 @@ class CudaAsyncViewMemoryResource(DeviceMemoryResource):
 
 
 class CallbackMemoryResource(DeviceMemoryResource):
-    """A resource of two functions of the program.
+    """A resource built from two functions of the program.
 
-    A function may submit work that uses the block, such as a fill, to the stream that it gets, and to no
-    other stream.
+    A function may submit work that uses the block, such as a fill, but only to the stream that it gets.
 
     Args:
         allocate_func: `allocate_func(size, stream)` returns the address of `size` bytes.
-        deallocate_func: `deallocate_func(ptr, size, stream)` takes that memory back.
+        deallocate_func: `deallocate_func(ptr, size, stream)` frees that memory.
         device: The device of the memory; None takes the current one.
 
     Raises:
@@ -468,13 +469,13 @@ class PoolMemoryResource(UpstreamResourceAdaptor):
 
     Args:
         upstream_mr: The resource that the pool takes its memory from.
-        initial_pool_size: The size that the pool takes at once: bytes, a text as "1GiB", or a share of the
-            free memory as "50%". None takes half of the free memory, as RMM does.
+        initial_pool_size: The size to allocate at creation: bytes, a text such as "1GiB", or a share of the
+            free memory such as "50%". None takes half of the free memory, as RMM does.
         maximum_pool_size: The most that the pool may hold, in the same forms; None sets no limit.
 
     Raises:
         TypeError: `upstream_mr` is None.
-        ValueError: A size is malformed, or no size of a pool.
+        ValueError: A size is malformed, or a pool cannot have it.
         OutOfMemoryError: The upstream has no memory for `initial_pool_size`.
 
     Example:
@@ -495,13 +496,13 @@ class PoolMemoryResource(UpstreamResourceAdaptor):
 
 
 class ArenaMemoryResource(UpstreamResourceAdaptor):
-    """A pool in which each thread has an arena of its own, for programs of many threads.
+    """A pool with a separate arena for each thread, for programs with many threads.
 
     Args:
         upstream_mr: The resource that the arenas take their memory from.
-        arena_size: The size that they take at once: bytes, a text, or a share as "50%". None takes half of
-            the free memory. They grow beyond it.
-        dump_log_on_failure: Where to write what the arenas hold if memory runs out: a path, or True for
+        arena_size: The size to allocate at creation: bytes, a text, or a share such as "50%". None takes half
+            of the free memory. The arenas grow beyond it.
+        dump_log_on_failure: The file for the arenas' contents if memory runs out: a path, or True for
             `millpond_arena.log`.
 
     Raises:
@@ -532,7 +533,7 @@ class FixedSizeMemoryResource(UpstreamResourceAdaptor):
     Args:
         upstream_mr: The resource that the blocks come from.
         block_size: The size of a block, in bytes or as text.
-        blocks_to_preallocate: How many blocks to take from the upstream at a time.
+        blocks_to_preallocate: The number of blocks to take from the upstream at a time.
 
     Raises:
         TypeError: `upstream_mr` is None.
@@ -556,9 +557,9 @@ class FixedSizeMemoryResource(UpstreamResourceAdaptor):
 
 
 class BinningMemoryResource(UpstreamResourceAdaptor):
-    """Fixed-size blocks for some sizes, and the upstream resource for all other sizes.
+    """Serves some sizes from bins of fixed-size blocks, and all other sizes from the upstream resource.
 
-    Blocks allocated before an `add_bin` return to the bins that they came from if a `DeviceBuffer` owns them.
+    A block that was allocated before an `add_bin` returns to its original bin if a `DeviceBuffer` owns it.
 
     Args:
         upstream_mr: The resource for requests beyond the largest bin.
@@ -567,7 +568,7 @@ class BinningMemoryResource(UpstreamResourceAdaptor):
 
     Raises:
         TypeError: `upstream_mr` is None.
-        ValueError: One exponent alone is given, or one is larger than 63.
+        ValueError: Only one exponent is given, or one is larger than 63.
 
     Example:
         >>> import millpond
@@ -576,7 +577,7 @@ class BinningMemoryResource(UpstreamResourceAdaptor):
         >>> buffer = millpond.DeviceBuffer(size=300_000, mr=bins)
     """
 
-    # None until `_ask`.
+    # None before the first `_ask`.
     _automatic: Any = None
     _explicit: Any = None
 
@@ -588,7 +589,7 @@ class BinningMemoryResource(UpstreamResourceAdaptor):
         self._upstream = upstream_mr
         exponents = min_size_exponent, max_size_exponent
         if (exponents[0] < 0) != (exponents[1] < 0):
-            raise ValueError("both exponents have to be given, or none")
+            raise ValueError("give both exponents, or neither")
         if max(exponents) > 63:
             raise ValueError(f"a bin of 2**{max(exponents)} bytes is larger than any memory")
         self._automatic = (
@@ -611,14 +612,14 @@ class BinningMemoryResource(UpstreamResourceAdaptor):
         self._binning(self.upstream_mr, bins + self._explicit)
 
     def add_bin(self, allocation_size: int, bin_resource: DeviceMemoryResource | None = None) -> None:
-        """Add a bin, which serves the requests larger than the next smaller bin.
+        """Add a bin. It serves requests that are larger than the next smaller bin's blocks.
 
         Args:
             allocation_size: The largest request that the bin serves, in bytes.
-            bin_resource: The resource that serves them; None takes blocks of `allocation_size` bytes.
+            bin_resource: The resource that serves the bin; None makes blocks of `allocation_size` bytes.
 
         Raises:
-            ValueError: `allocation_size` is no size of a bin.
+            ValueError: A bin cannot have this size.
 
         Example:
             >>> import millpond
@@ -633,7 +634,7 @@ class BinningMemoryResource(UpstreamResourceAdaptor):
 
     @property
     def bin_mrs(self) -> list[DeviceMemoryResource]:
-        """The resources that `add_bin` was given, in that order.
+        """The resources that were passed to `add_bin`, in that order.
 
         Example:
             >>> import millpond
@@ -646,11 +647,12 @@ class BinningMemoryResource(UpstreamResourceAdaptor):
 
 
 class LimitingResourceAdaptor(UpstreamResourceAdaptor):
-    """Limits the bytes that are in use at once. A request beyond the limit fails.
+    """Limits the bytes in use at one time. A request beyond the limit fails.
 
     Args:
         upstream_mr: The resource below.
-        allocation_limit: The limit: bytes, a text as "1GiB", or a share of the free memory as "50%".
+        allocation_limit: The limit: bytes, a text such as "1GiB", or a share of the free memory such as
+            "50%".
 
     Raises:
         TypeError: `upstream_mr` is None.
@@ -694,10 +696,10 @@ class LimitingResourceAdaptor(UpstreamResourceAdaptor):
 
 
 def _device_file(name: FilePath, device: Device) -> str:
-    """Return the absolute path of a device's log, in which names in braces are not replaced."""
+    """Return the absolute path of a device's log. Names in braces are not replaced."""
     name = os.fsdecode(name)
     if not os.path.isabs(name):
-        # The folder of the process is none of the program's names.
+        # Braces in the working directory are literal, so they are escaped.
         folder = re.sub(r"\{(?=(?:pid|rank|device|x[0-9A-Fa-f]{2})\})", "{x7b}", os.getcwd())
         name = os.path.join(folder, name)
     if "{device}" in name:
@@ -710,13 +712,13 @@ class LoggingResourceAdaptor(UpstreamResourceAdaptor):
     """Writes a row for every call to a file, in the format of RMM's logs.
 
     The file's name gets the device's number: `log.csv` becomes `log.dev0.csv`. In the name, `{pid}` stands
-    for the number of the process, `{rank}` for its rank in a job (from the variables of torchrun, MPI and
-    Slurm), and `{device}` for the device's number, which is then not added again. A job of several processes
-    needs `{pid}` or `{rank}`. Missing folders are created.
+    for the process's number. `{rank}` stands for its rank in a job, from the variables of torchrun, MPI and
+    Slurm. `{device}` stands for the device's number, which is then not added again. A job of several
+    processes needs `{pid}` or `{rank}`. Missing folders are created.
 
     Args:
         upstream_mr: The resource below.
-        log_file_name: The path; None takes it from MILLPOND_LOG_FILE, else from RMM_LOG_FILE.
+        log_file_name: The path; None takes it from MILLPOND_LOG_FILE, or else from RMM_LOG_FILE.
 
     Raises:
         TypeError: `upstream_mr` is None.
@@ -741,7 +743,7 @@ class LoggingResourceAdaptor(UpstreamResourceAdaptor):
         self._on(upstream_mr, "logging", file=_device_file(name, upstream_mr.device))
 
     def flush(self) -> None:
-        """Write the rows that wait in memory.
+        """Write the buffered rows to the file.
 
         Raises:
             LogFileError: The file cannot be written.
@@ -774,7 +776,7 @@ class LoggingResourceAdaptor(UpstreamResourceAdaptor):
 
 
 class StatisticsResourceAdaptor(_Adaptor):
-    """Counts bytes and allocations, in levels that `push_counters` and `pop_counters` nest.
+    """Counts bytes and allocations, in levels that `push_counters` and `pop_counters` start and end.
 
     Args:
         upstream_mr: The resource below.
@@ -800,7 +802,7 @@ class StatisticsResourceAdaptor(_Adaptor):
 
     @property
     def allocation_counts(self) -> "Statistics":
-        """The counters of the present level, with sizes in bytes.
+        """The counters of the current level, with sizes in bytes.
 
         Example:
             >>> import millpond
@@ -811,7 +813,7 @@ class StatisticsResourceAdaptor(_Adaptor):
         return self._level(0)
 
     def push_counters(self) -> "Statistics":
-        """Start a level, whose counters begin at 0.
+        """Start a level with all counters at 0.
 
         Returns:
             The counters of the level below, with sizes in bytes.
@@ -828,7 +830,7 @@ class StatisticsResourceAdaptor(_Adaptor):
         """End a level. Its counts are added to the level below.
 
         Returns:
-            The counters of the level that ends, with sizes in bytes.
+            The counters of the level that ended, with sizes in bytes.
 
         Raises:
             IndexError: No level was started.
@@ -848,11 +850,11 @@ class StatisticsResourceAdaptor(_Adaptor):
 
 
 class TrackingResourceAdaptor(UpstreamResourceAdaptor):
-    """Records the allocations that are not freed yet, to find leaks.
+    """Records the live allocations, to find leaks.
 
     Args:
         upstream_mr: The resource below.
-        capture_stacks: True records the call stack of each allocation, which costs time.
+        capture_stacks: Whether to record the call stack of each allocation, which takes time.
 
     Raises:
         TypeError: `upstream_mr` is None.
@@ -869,7 +871,7 @@ class TrackingResourceAdaptor(UpstreamResourceAdaptor):
         self._on(upstream_mr, "tracking" + _options(stacks="on" if capture_stacks else "off"))
 
     def get_allocated_bytes(self) -> int:
-        """Return the bytes that are allocated and not freed.
+        """Return the bytes of the live allocations.
 
         Example:
             >>> import millpond
@@ -880,7 +882,7 @@ class TrackingResourceAdaptor(UpstreamResourceAdaptor):
         return self._outstanding()[0]
 
     def get_outstanding_allocations_str(self) -> str:
-        """Return the allocations that are not freed as text; an empty text if there are none.
+        """Return the live allocations as text; the text is empty if there are none.
 
         Example:
             >>> import millpond
@@ -892,7 +894,7 @@ class TrackingResourceAdaptor(UpstreamResourceAdaptor):
         return text if count else ""
 
     def log_outstanding_allocations(self) -> None:
-        """Log the allocations that are not freed, as a warning of Python's logger `millpond`.
+        """Log the live allocations as a warning of Python's logger `millpond`.
 
         Example:
             >>> import logging
@@ -907,7 +909,7 @@ class TrackingResourceAdaptor(UpstreamResourceAdaptor):
 
 
 class FailureCallbackResourceAdaptor(UpstreamResourceAdaptor):
-    """Calls a function of the program when memory runs out, so that it can free some.
+    """Calls a function when memory runs out, so that the program can free some.
 
     Args:
         upstream_mr: The resource below.
@@ -938,7 +940,7 @@ class FailureCallbackResourceAdaptor(UpstreamResourceAdaptor):
 
 
 class PrefetchResourceAdaptor(_Adaptor):
-    """Moves managed memory to the device when it is allocated.
+    """Moves managed memory to the device at its allocation.
 
     Args:
         upstream_mr: The resource below, of managed memory.
@@ -983,7 +985,7 @@ class AlignedResourceAdaptor(UpstreamResourceAdaptor):
 
     Raises:
         TypeError: `upstream_mr` is None.
-        ValueError: `alignment` is no power of 2, or a size is malformed.
+        ValueError: `alignment` is not a power of 2, or a size is malformed.
 
     Example:
         >>> import millpond
@@ -1027,7 +1029,7 @@ class FallbackResourceAdaptor(UpstreamResourceAdaptor):
     """Takes memory from another stack if the resource below has none.
 
     Args:
-        upstream_mr: The resource that is asked first.
+        upstream_mr: The resource to try first.
         to: The text of the other stack.
 
     Raises:
@@ -1074,8 +1076,8 @@ _BY_LAYER: dict[str, type[DeviceMemoryResource]] = {
 
 # --- The default resource of each device ---
 
-#: Guards `_objects`, and the order in which defaults are set. What a default ends may run functions of the
-#: program: it ends after the lock.
+#: Guards `_objects`, and the order in which defaults are set. Objects that a new default replaces may run the
+#: program's functions, so they end after the lock is released.
 _lock = _locks.lock()
 #: Guards the logs of the devices.
 _logs = _locks.lock()
@@ -1090,7 +1092,7 @@ def _device(device: DeviceLike | None) -> Device:
 
 
 def _known(resource: Resource) -> DeviceMemoryResource:
-    """Return the Python object of a resource: the one that was made the default, else a new one."""
+    """Return the Python object of a resource: the object that was set as the default, or else a new one."""
     known = _objects.get(resource.device)
     if known is not None and known.is_equal(resource) and known.text == resource.text:
         return known
@@ -1119,7 +1121,7 @@ def get_per_device_resource(device: DeviceLike | None) -> DeviceMemoryResource:
     while True:
         before, found = _objects.get(device), _known(default_resource(device))
         with _lock:
-            # Else another thread has set one meanwhile.
+            # Otherwise another thread has set a default meanwhile.
             if _objects.get(device) is before:
                 _objects[device] = found
                 return found
@@ -1128,14 +1130,14 @@ def get_per_device_resource(device: DeviceLike | None) -> DeviceMemoryResource:
 def set_per_device_resource(device: DeviceLike | None, mr: DeviceMemoryResource) -> None:
     """Make a resource the default of its device, for all code in this process that uses libmillpond.
 
-    Buffers that exist keep the resource that they came from.
+    Existing buffers keep the resource that they came from.
 
     Args:
         device: The device or its number; None takes the current one.
         mr: The resource.
 
     Raises:
-        TypeError: `mr` is no resource of millpond.
+        TypeError: `mr` is not a millpond resource.
         InvalidArgumentError: `mr` belongs to another device.
         NoDeviceError: There is no such device.
 
@@ -1146,12 +1148,12 @@ def set_per_device_resource(device: DeviceLike | None, mr: DeviceMemoryResource)
         'cuda+statistics'
     """
     if not isinstance(mr, Resource):
-        raise TypeError(f"{mr!r} is no resource of millpond's; millpond.stack(text) makes one")
+        raise TypeError(f"{mr!r} is not a millpond resource; millpond.stack(text) makes one")
     device = _device(device)
     if mr.device != device:
-        raise InvalidArgumentError(f"{mr!r} is of {mr.device}, and cannot be the default of {device}")
+        raise InvalidArgumentError(f"{mr!r} is on {mr.device} and cannot be the default of {device}")
     with _lock:
-        # They end with this function, and not under the lock.
+        # These end when this function returns, not under the lock.
         before = mr._make_default(), _objects.get(device)
         _objects[device] = mr
     del before
@@ -1179,7 +1181,7 @@ def set_current_device_resource(mr: DeviceMemoryResource) -> None:
         mr: The resource.
 
     Raises:
-        TypeError: `mr` is no resource of millpond.
+        TypeError: `mr` is not a millpond resource.
         InvalidArgumentError: `mr` belongs to another device.
 
     Example:
@@ -1229,7 +1231,7 @@ def get_current_device_resource_type() -> type[DeviceMemoryResource]:
 def reset_per_device_resource(device: DeviceLike | None) -> None:
     """Restore the initial default resource of a device.
 
-    It is the stack that MILLPOND_STACK names, or plain CUDA memory.
+    The initial default is the stack named by MILLPOND_STACK, or plain CUDA memory.
 
     Args:
         device: The device or its number; None takes the current one.
@@ -1251,7 +1253,7 @@ def reset_per_device_resource(device: DeviceLike | None) -> None:
 
 
 def is_initialized() -> bool:
-    """Return whether the current device has a default resource; every device has one.
+    """Return whether the current device has a default resource, which every device has.
 
     Raises:
         NoDeviceError: There is no device.
@@ -1306,10 +1308,10 @@ def register_reinitialize_hook(
 
 
 def unregister_reinitialize_hook(func: Callable[..., object]) -> None:
-    """Remove all registrations of a function. A method is the same function each time that it is looked up.
+    """Remove all registrations of a function. For a method, each lookup counts as the same function.
 
     Args:
-        func: The function that `register_reinitialize_hook` got. An unknown function changes nothing.
+        func: The function that was registered. An unknown function changes nothing.
 
     Example:
         >>> import millpond
@@ -1331,20 +1333,20 @@ def reinitialize(
     *,
     stack: str | None = None,
 ) -> None:
-    """Set a new default resource for each of some devices.
+    """Set a new default resource on one or more devices.
 
-    Buffers that exist keep the resource that they came from.
+    Existing buffers keep the resource that they came from.
 
     Args:
-        pool_allocator: True puts a pool on the device's memory.
-        managed_memory: True takes managed memory as the base.
-        initial_pool_size: The size that the pool takes at once: bytes, a text, or a share as "50%". None
-            takes half of the free memory.
+        pool_allocator: Whether to put a pool on top of the device's memory.
+        managed_memory: Whether to use managed memory as the base.
+        initial_pool_size: The pool's first size: bytes, a text, or a share such as "50%". None takes half of
+            the free memory.
         maximum_pool_size: The most that the pool may hold, in the same forms; None sets no limit.
         devices: A device, its number, or several of them; None is device 0.
-        logging: True logs each call, as `LoggingResourceAdaptor` does.
+        logging: Whether to log each call, as `LoggingResourceAdaptor` does.
         log_file_name: The path of the log; None takes it from MILLPOND_LOG_FILE or RMM_LOG_FILE.
-        stack: The text of any other stack, instead of the first four arguments.
+        stack: The text of any other stack. It replaces the first four arguments.
 
     Raises:
         NoDeviceError: There is no such device.
@@ -1383,13 +1385,13 @@ def _log(device: Device, log_file_name: FilePath | None) -> None:
 
 
 def enable_logging(log_file_name: FilePath | None = None) -> None:
-    """Log the calls of every device that has a default resource, each in a file of its own.
+    """Log the calls of every device that has a default resource, each to a separate file.
 
-    `log.csv` becomes `log.dev0.csv` for device 0. `{pid}` and `{rank}` in the name serve jobs of several
-    processes, as `LoggingResourceAdaptor` says. A device whose default resource is a log keeps it.
+    `log.csv` becomes `log.dev0.csv` for device 0. A job of several processes uses `{pid}` and `{rank}` in the
+    name, as described at `LoggingResourceAdaptor`. A device whose default resource is a log keeps it.
 
     Args:
-        log_file_name: The path; None takes it from MILLPOND_LOG_FILE, else from RMM_LOG_FILE.
+        log_file_name: The path; None takes it from MILLPOND_LOG_FILE, or else from RMM_LOG_FILE.
 
     Raises:
         ValueError: Neither `log_file_name` nor the environment names a file.
@@ -1411,7 +1413,7 @@ def enable_logging(log_file_name: FilePath | None = None) -> None:
 
 
 def disable_logging() -> None:
-    """End the logs that are default resources, and make the resources below them the defaults again.
+    """Remove the logs that are default resources. The resources below them become the defaults again.
 
     A log below another layer writes its rows and continues.
 
@@ -1464,7 +1466,7 @@ def get_log_filenames() -> dict[int, str | None]:
 
 
 def _flush_logs() -> None:
-    """Write the rows that the logs hold."""
+    """Write the buffered rows of all logs."""
     for _, resource, file in _default_logs():
         if file is not None:
             resource._flush()

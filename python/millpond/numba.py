@@ -3,8 +3,8 @@
 >>> import millpond.numba
 >>> millpond.numba.use()  # doctest: +SKIP
 
-Without a change of the program, NUMBA_CUDA_MEMORY_MANAGER=millpond does the same. It serves numba-cuda
-and numba-cuda-mlir. Numba itself allocates host memory and managed memory.
+NUMBA_CUDA_MEMORY_MANAGER=millpond does the same without a change to the program. Both numba-cuda and
+numba-cuda-mlir are supported. Numba itself allocates host memory and managed memory.
 
 Numba names no stream when it allocates. Memory is therefore freed after the work of all blocking streams. To
 allocate for another stream, write `with millpond.numba.stream(s):`. If a non-blocking stream uses an array,
@@ -27,7 +27,7 @@ from . import _errors, _library, _locks
 from ._native import Resource
 from .typing import StackLike, StreamLike
 
-#: The stack for a device whose default is plain CUDA: memory of it can be shared by CUDA's legacy IPC.
+#: The stack for a device whose default is plain CUDA memory. CUDA's legacy IPC can share this memory.
 DEFAULT_STACK = "cuda+pool:pages=off"
 _DRIVERS = ("numba.cuda.cudadrv.driver", "numba_cuda_mlir.numba_cuda.cudadrv.driver")
 _scope = _library.StreamScope()
@@ -48,7 +48,7 @@ def memalloc_calls() -> int:
 
 
 def stream(stream: StreamLike | None) -> contextlib.AbstractContextManager[None]:
-    """Allocate for a stream inside a `with` block, on this thread: the memory is freed in its order.
+    """Allocate for a stream inside a `with` block, on this thread. The memory is freed in the stream's order.
 
     Args:
         stream: The stream; None is the default stream.
@@ -57,7 +57,7 @@ def stream(stream: StreamLike | None) -> contextlib.AbstractContextManager[None]
         The context.
 
     Raises:
-        TypeError: `stream` is no stream; raised when the block begins.
+        TypeError: `stream` is not a stream. The start of the block raises it.
 
     Example:
         >>> import millpond.numba
@@ -68,7 +68,8 @@ def stream(stream: StreamLike | None) -> contextlib.AbstractContextManager[None]
 
 
 def _ending(end: Callable[[Any], object], handle: Any) -> functools.partial[None]:
-    """Return a finalizer for any thread, also at exit and after a reset. A forked child does nothing."""
+    """Return a finalizer that any thread may call, even at exit and after a reset. It does nothing in a
+    forked child."""
     return functools.partial(_end_in, _library.generation[0], _library.generation, end, handle)
 
 
@@ -78,7 +79,7 @@ def _end_in(made_in: int, generation: list[int], end: Callable[[Any], object], h
 
 
 def _memory_of(pointer: Any) -> tuple[Any, Any]:
-    """Return libmillpond's handle of a pointer, or of the pointer that it is a view of."""
+    """Return libmillpond's handle of a pointer. For a view, this is the viewed pointer's handle."""
     seen = pointer
     while seen is not None:
         handle = getattr(seen, "_millpond_memory", None)
@@ -92,7 +93,7 @@ def _memory_of(pointer: Any) -> tuple[Any, Any]:
 
 
 def _stack() -> StackLike:
-    """Return the stack to use: of a resource that was lost with its context, the text."""
+    """Return the stack to use. For a resource that was lost with its context, this is the resource's text."""
     stack: StackLike = _state["stack"]
     if isinstance(stack, Resource):
         try:
@@ -103,15 +104,15 @@ def _stack() -> StackLike:
 
 
 def record_stream(array: Any, stream: StreamLike) -> None:
-    """Announce that work on another stream uses an array's memory: it is reused only after that work.
+    """Announce that work on another stream uses an array's memory. The memory is reused only after that work.
 
     Args:
-        array: The device array of Numba.
+        array: The Numba device array.
         stream: The stream of the work.
 
     Raises:
         ValueError: The array's memory is not from millpond.
-        TypeError: `stream` is no stream.
+        TypeError: `stream` is not a stream.
 
     Example:
         >>> import millpond.numba
@@ -145,7 +146,7 @@ def manager_class(driver: Any) -> type[Any]:
     """
 
     class MillpondOutOfMemoryError(driver.CudaAPIError, _errors.OutOfMemoryError):  # type: ignore[misc]
-        """Numba's own error of memory that is out, with millpond's report."""
+        """Numba's own out-of-memory error, with millpond's report."""
 
         def __str__(self) -> str:
             return self.report or str(self.msg)
@@ -179,7 +180,7 @@ def manager_class(driver: Any) -> type[Any]:
             return self._manager
 
         def _ordinal(self) -> int:
-            # A context that was attached has CUDA's bare device, which is its number.
+            # An attached context has CUDA's bare device, which is its number.
             device = self.context.device
             return device.id if hasattr(device, "id") else int(device)
 
@@ -192,7 +193,7 @@ def manager_class(driver: Any) -> type[Any]:
         def memalloc(self, size: int) -> Any:
             manager, used_on = self._handle(), _scope.current
             if used_on is None:
-                # 2 is the per-thread default stream, of which the library keeps one for each thread.
+                # 2 is the per-thread default stream. The library has one such stream for each thread.
                 used_on = 2 if getattr(driver.config, "CUDA_PER_THREAD_DEFAULT_STREAM", 0) else 0
             address, memory = ctypes.c_uint64(), ctypes.c_void_p()
             places = ctypes.byref(address), ctypes.byref(memory)
@@ -208,7 +209,7 @@ def manager_class(driver: Any) -> type[Any]:
                 weakref.proxy(self.context), ctypes.c_void_p(address.value), size, finalizer=end
             )
             pointer._millpond_memory, pointer._millpond_manager = memory.value, self
-            pointer._millpond_stream = _scope.owner  # a stream lives as long as its memory
+            pointer._millpond_stream = _scope.owner  # the stream must outlive the memory
             with _lock:
                 _state["calls"] += 1
             return pointer
@@ -237,7 +238,7 @@ def manager_class(driver: Any) -> type[Any]:
                 _library.manager_ipc_handle(self._handle(), handle, data, ctypes.byref(offset))
             )
             ipc = driver.binding.CUipcMemHandle()
-            ctypes.memmove(ipc.getPtr(), data, len(data))  # not all bindings have its field `reserved`
+            ctypes.memmove(ipc.getPtr(), data, len(data))  # some bindings lack the field `reserved`
             inside = int(memory.handle) - int(pointer.handle)
             identity = self.context.device.get_device_identity()
             return driver.IpcHandle(memory, ipc, memory.size, identity, offset=offset.value + inside)
@@ -267,7 +268,7 @@ def use(stack: StackLike = None, driver: Any = None) -> None:
     Args:
         stack: A text or a resource, which becomes the default of each device. None keeps the default; if
             that is plain CUDA memory, it becomes `DEFAULT_STACK`.
-        driver: The driver module of the Numba to serve; None serves each one that is loaded, else
+        driver: The driver module of the Numba to serve. None serves each one that is loaded, or else
             numba-cuda.
 
     Raises:
@@ -291,7 +292,8 @@ def use(stack: StackLike = None, driver: Any = None) -> None:
 
 
 def _driver_asking(frame: types.FrameType) -> Any:
-    """Return the driver module of the Numba that asks in a frame; for any other caller, numba-cuda's."""
+    """Return the driver module of the Numba that asks in a frame. For any other caller, it is numba-
+    cuda's."""
     asking = frame.f_globals.get("__name__")
     if asking in _DRIVERS:
         return importlib.import_module(asking)
@@ -299,7 +301,8 @@ def _driver_asking(frame: types.FrameType) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    # Numba reads this for NUMBA_CUDA_MEMORY_MANAGER=millpond.numba; the one that asks is the one to serve.
+    # Numba reads this for NUMBA_CUDA_MEMORY_MANAGER=millpond.numba. The Numba that reads it is the one to
+    # serve.
     if name != "_numba_memory_manager":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return manager_class(_driver_asking(sys._getframe(1)))

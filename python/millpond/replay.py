@@ -10,8 +10,8 @@ def binary() -> Path:
     """Return the path of the binary `millpond-replay`.
 
     Returns:
-        The path that the environment variable MILLPOND_REPLAY names, else the binary of the package. The
-        file may be missing.
+        The path in the environment variable MILLPOND_REPLAY, or else the package's own binary. The file may
+        be missing.
 
     Example:
         >>> from millpond import replay
@@ -23,7 +23,7 @@ def binary() -> Path:
 
 
 def main() -> NoReturn:
-    """Replace this process by the binary, with the same arguments (`python -m millpond.replay LOG`).
+    """Replace this process with the binary, with the same arguments (`python -m millpond.replay LOG`).
 
     Raises:
         SystemExit: The binary is missing; the message says how to install it.
@@ -35,7 +35,7 @@ def main() -> NoReturn:
     """
     path = binary()
     if not path.exists():
-        sys.exit(f"{path} is not there: install the package with pip, or name the binary in MILLPOND_REPLAY")
+        sys.exit(f"{path} does not exist: install the package with pip, or set MILLPOND_REPLAY")
     os.execv(path, [str(path), *sys.argv[1:]])
 
 

@@ -1,4 +1,4 @@
-"""Reports what a stack's memory is used for: as text, as a dict, and as a table in a notebook."""
+"""Reports the use of a stack's memory as text, as a dict, and as a table in a notebook."""
 
 import html
 import json
@@ -9,7 +9,8 @@ from ._native import Resource
 
 
 class MemoryReport:
-    """The memory of a stack at one moment. `memory_report` makes it; a notebook shows it as a table.
+    """The use of a stack's memory at one moment. `memory_report` makes it, and a notebook shows it as a
+    table.
 
     Args:
         text: The report as text.
@@ -29,7 +30,7 @@ class MemoryReport:
     def __init__(self, text: str, data: dict[str, Any]) -> None:
         #: The report as text.
         self.text = text
-        #: The same as a dict.
+        #: The same report as a dict.
         self.data = data
 
     def __str__(self) -> str:
@@ -56,7 +57,7 @@ def _rows(data: dict[str, Any]) -> str:
 
 
 def memory_report(resource: Resource | None = None) -> MemoryReport:
-    """Report what a stack's memory is used for, layer by layer.
+    """Report the use of a stack's memory, layer by layer.
 
     Args:
         resource: The stack; None takes the current device's default resource.

@@ -3,10 +3,10 @@
 >>> import millpond.rmm
 >>> millpond.rmm.use("cuda+pool")  # doctest: +SKIP
 
-`python -m millpond.rmm_bridge build` compiles a bridge, through which RAPIDS calls libmillpond from C++.
-Without the bridge millpond uses `rmm.mr.CallbackMemoryResource`: each allocation and each free takes the GIL
-and calls Python, which costs some microseconds and makes threads of C++ wait for each other. Programs in C++
-use `millpond/memory_resource.hpp` and need neither.
+`python -m millpond.rmm_bridge build` compiles a bridge. Through it RAPIDS calls libmillpond from C++. Without
+the bridge, millpond uses `rmm.mr.CallbackMemoryResource`. Each allocation and each free then takes the GIL
+and calls Python. This takes some microseconds and makes C++ threads wait for each other. C++ programs use
+`millpond/memory_resource.hpp` and need neither.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ._native import Resource
 from .typing import FrameworkDevice, StackLike
 
 _before: dict[int, Any] = {}
-# RMM keeps a plain pointer to its default resource: what it was given stays.
+# RMM keeps a plain pointer to its default resource, so the resource must stay alive.
 _kept: list[Any] = []
 
 
 def bridge() -> str:
-    """Say in words how `resource` and `use` serve RMM: through the compiled bridge, or through Python.
+    """Describe how `resource` and `use` serve RMM: through the compiled bridge, or through Python.
 
     Raises:
         ImportError: RMM is not installed.
@@ -40,7 +40,7 @@ def bridge() -> str:
 
 
 def resource(stack: StackLike = None, device: FrameworkDevice = None) -> Any:
-    """Return a resource of RMM over a device's stack.
+    """Return an RMM resource over a device's stack.
 
     Args:
         stack: A text or a resource, which becomes the device's default. None keeps the default; if that is
@@ -89,7 +89,7 @@ def _over_callbacks(rmm: Any, ours: Resource) -> Any:
 def use(stack: StackLike = None, device: FrameworkDevice = None) -> Any:
     """Make a device's stack RMM's default resource of that device.
 
-    When memory runs out, RAPIDS raises `MemoryError` as before; millpond's report is in the text.
+    When memory runs out, RAPIDS raises `MemoryError` as before. Its text contains millpond's report.
 
     Args:
         stack: A text or a resource, which becomes the device's default. None keeps the default; if that is
@@ -97,7 +97,7 @@ def use(stack: StackLike = None, device: FrameworkDevice = None) -> Any:
         device: A device or its number; None takes the current one.
 
     Returns:
-        The resource of RMM.
+        The RMM resource.
 
     Raises:
         ImportError: RMM is not installed.

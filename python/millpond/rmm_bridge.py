@@ -1,9 +1,9 @@
-"""Compiles the bridge between RMM and millpond in C++ for the installed RMM.
+"""Compiles the C++ bridge between the installed RMM and millpond.
 
 `python -m millpond.rmm_bridge build` compiles it, and `millpond.rmm.use()` then uses it: RAPIDS calls
 libmillpond without the GIL and without Python. To compile it, you need a C++20 compiler (CXX), Cython, and
-the headers of RMM and of CUDA's runtime. The bridge is stored in the folder that MILLPOND_RMM_BRIDGE names,
-or in the user's cache.
+the headers of RMM and of CUDA's runtime. The bridge is stored in the folder named by MILLPOND_RMM_BRIDGE, or
+else in the user's cache.
 """
 
 import functools
@@ -25,7 +25,7 @@ from . import __version__, _library, library_path
 _HERE = Path(__file__).parent
 _SOURCE = _HERE / "_rmm_resource.pyx"
 _MODULE = "_rmm_resource"
-#: One header of each package that is needed.
+#: One header of each required package.
 _HEADERS = ("cuda_runtime_api.h", "crt/host_defines.h", "cuda/memory_resource", "rmm/resource_ref.hpp")
 
 
@@ -33,7 +33,7 @@ def folder() -> Path:
     """Return the folder that holds compiled bridges.
 
     Returns:
-        The folder that MILLPOND_RMM_BRIDGE names, else `millpond` in the user's cache.
+        The folder named by MILLPOND_RMM_BRIDGE, or else `millpond` in the user's cache.
 
     Example:
         >>> from millpond import rmm_bridge
@@ -47,7 +47,7 @@ def folder() -> Path:
 
 
 def _librmm() -> Path:
-    """Return RMM's library: of its wheel, else of the environment (conda)."""
+    """Return RMM's library from its wheel, or else from the environment (conda)."""
     spec = importlib.util.find_spec("librmm")
     roots = [] if spec is None else [Path(root) for root in spec.submodule_search_locations or ()]
     places = [root / "lib64" for root in roots] + [Path(sys.prefix) / "lib"]
@@ -55,13 +55,14 @@ def _librmm() -> Path:
         if (place / "librmm.so").exists():
             return place / "librmm.so"
     searched = ", ".join(map(str, places))
-    raise RuntimeError(f"librmm.so is not there (looked in {searched}): pip install rmm-cu13 (or rmm-cu12)")
+    raise RuntimeError(f"librmm.so was not found (looked in {searched}): pip install rmm-cu13 (or rmm-cu12)")
 
 
 def path() -> Path:
     """Return the path of the bridge for the installed RMM, compiled or not.
 
-    The name changes with the versions of RMM, Python and millpond: no bridge of another version is loaded.
+    The name depends on the versions of RMM, Python and millpond, so a bridge of another version is never
+    loaded.
 
     Raises:
         ImportError: RMM is not installed.
@@ -82,16 +83,16 @@ def path() -> Path:
 
 
 def _include_folders() -> list[Path]:
-    """Return the folders of all headers, of which each wheel has its own."""
+    """Return the folders of all headers. Each wheel has its own folder."""
     prefix = Path(sys.prefix)
     librmm = _librmm().parent.parent
     folders = [_HERE / "include", Path(sysconfig.get_path("include"))]
     folders += [librmm / "include", librmm / "include/rapids"]
-    # The folder of librmm comes first: `pip install --user` and `--target` put packages elsewhere.
+    # The folder of librmm comes first, because `pip install --user` and `--target` put packages elsewhere.
     sites = [librmm.parent, *(Path(sysconfig.get_path(key)) for key in ("platlib", "purelib"))]
     for site in dict.fromkeys(sites):
         folders.append(site / "rapids_logger/include")
-        folders += sorted(site.glob("nvidia/cu*/include"))  # of CUDA 13, and `cuda_*` of CUDA 12
+        folders += sorted(site.glob("nvidia/cu*/include"))  # CUDA 13; CUDA 12 has `cuda_*`
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if os.environ.get(variable):
             folders.append(Path(os.environ[variable]) / "include")
@@ -99,7 +100,7 @@ def _include_folders() -> list[Path]:
     found = [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
     missing = [name for name in _HEADERS if not any((folder / name).exists() for folder in found)]
     if missing:
-        raise RuntimeError(f"the headers {', '.join(missing)} are not there: {_advice()}, or set CUDA_HOME")
+        raise RuntimeError(f"the headers {', '.join(missing)} were not found: {_advice()}, or set CUDA_HOME")
     return found
 
 
@@ -121,9 +122,10 @@ def _run(command: list[str], what: str) -> None:
 
 
 def _limits() -> list[str]:
-    """Return what makes our class as RMM's is made, from which it inherits how objects end.
+    """Return the compiler's flags that build our class as RMM's class is built.
 
-    With the limited interface of Python each object counts as a user of its class, else it does not.
+    Our class inherits the end of its objects from RMM's class. Only with Python's limited interface does each
+    object count as a user of its class.
     """
     base = importlib.util.find_spec("rmm.pylibrmm.memory_resource._memory_resource")
     is_limited = base is not None and str(base.origin).endswith(".abi3.so")
@@ -131,7 +133,7 @@ def _limits() -> list[str]:
 
 
 def build() -> Path:
-    """Compile the bridge for the installed RMM, unless it is compiled.
+    """Compile the bridge for the installed RMM, unless it is already compiled.
 
     Returns:
         The path of the bridge.
@@ -157,7 +159,7 @@ def build() -> Path:
         _run([sys.executable, "-m", "cython", "-3", "--cplus", str(_SOURCE), "-o", str(code)], "Cython")
         compiler = shlex.split(os.environ.get("CXX") or "c++")
         options = ["-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", *_limits(), *includes]
-        # By their names for the linker, the bridge finds the two that the process has loaded.
+        # The linker names let the bridge find both libraries, which the process has already loaded.
         libraries = [str(_librmm()), library_path()]
         _run([*compiler, *options, str(code), *libraries, "-o", str(library)], "the C++ compiler")
         library.replace(made)
@@ -167,7 +169,7 @@ def build() -> Path:
 @functools.cache
 def _import(file: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"millpond.{_MODULE}", file)
-    assert spec is not None and spec.loader is not None  # there is a loader for this ending
+    assert spec is not None and spec.loader is not None  # this file ending always has a loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -177,7 +179,7 @@ def load() -> ModuleType | None:
     """Return the module of the bridge.
 
     Returns:
-        The module; None if the bridge is not compiled, or, with a warning, if it cannot be loaded.
+        The module. It is None if the bridge is not compiled or cannot be loaded; the second case also warns.
 
     Raises:
         ImportError: RMM is not installed.
@@ -191,11 +193,11 @@ def load() -> ModuleType | None:
         file = path()
         if not file.exists():
             return None
-    except (RuntimeError, OSError):  # RMM's library is not where a bridge could be compiled against it
+    except (RuntimeError, OSError):  # RMM's library was not found
         return None
     try:
         return _import(file)
-    except (ImportError, OSError, TypeError, ValueError) as error:  # Cython's, where RMM's classes differ
+    except (ImportError, OSError, TypeError, ValueError) as error:  # RMM's classes may differ
         warnings.warn(f"RMM's bridge cannot be loaded ({error}); delete {file.parent}", stacklevel=3)
         return None
 
@@ -207,7 +209,7 @@ def main(arguments: list[str]) -> None:
         arguments: `["build"]` or `["show"]`.
 
     Raises:
-        SystemExit: The arguments are others, or the bridge cannot be compiled.
+        SystemExit: The arguments are unknown, or the bridge cannot be compiled.
 
     Example:
         >>> from millpond import rmm_bridge

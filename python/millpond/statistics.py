@@ -1,4 +1,4 @@
-"""Counts allocations, and profiles functions and blocks by what they allocate.
+"""Counts allocations, and profiles the allocations of functions and blocks of code.
 
 >>> from millpond import statistics
 >>> import millpond
@@ -52,7 +52,7 @@ class Statistics:
 
 
 def _counting() -> _mr.StatisticsResourceAdaptor | None:
-    """Return the current resource if it counts."""
+    """Return the current resource if it has counters."""
     resource = _mr.get_current_device_resource()
     return resource if isinstance(resource, _mr.StatisticsResourceAdaptor) else None
 
@@ -60,7 +60,8 @@ def _counting() -> _mr.StatisticsResourceAdaptor | None:
 def enable_statistics() -> None:
     """Count the allocations of the current resource from now on.
 
-    It puts a `StatisticsResourceAdaptor` on the current device's default resource, unless one is there.
+    This puts a `StatisticsResourceAdaptor` on top of the current device's default resource, unless it has
+    one.
 
     Raises:
         MillpondError: libmillpond could not build the layer.
@@ -77,7 +78,7 @@ def enable_statistics() -> None:
 
 
 def get_statistics() -> Statistics | None:
-    """Return the counters of the present level.
+    """Return the counters of the current level.
 
     Returns:
         The counters, with sizes in bytes; None if statistics are not enabled.
@@ -95,7 +96,7 @@ def get_statistics() -> Statistics | None:
 
 
 def push_statistics() -> Statistics | None:
-    """Start a level, whose counters begin at 0.
+    """Start a level with all counters at 0.
 
     Returns:
         The counters of the level below, with sizes in bytes; None if statistics are not enabled.
@@ -116,7 +117,7 @@ def pop_statistics() -> Statistics | None:
     """End a level. Its counts are added to the level below.
 
     Returns:
-        The counters of the level that ends, with sizes in bytes; None if statistics are not enabled.
+        The counters of the level that ended, with sizes in bytes; None if statistics are not enabled.
 
     Raises:
         IndexError: No level was started.
@@ -134,10 +135,10 @@ def pop_statistics() -> Statistics | None:
 
 @contextmanager
 def statistics() -> Iterator[None]:
-    """Count the allocations inside a `with` block in a level of their own.
+    """Count the allocations inside a `with` block in a separate level.
 
-    If the current resource does not count yet, a `StatisticsResourceAdaptor` counts for it inside the block,
-    and the block's end restores the resource.
+    If the current resource has no counters, the block puts a `StatisticsResourceAdaptor` on top of it. The
+    block's end restores the resource.
 
     Raises:
         ValueError: The block replaced the current resource.
@@ -159,7 +160,7 @@ def statistics() -> Iterator[None]:
         yield
     finally:
         if _mr.get_current_device_resource() is not resource:
-            raise ValueError("the current resource was changed inside of the context")
+            raise ValueError("the current resource was changed inside the context")
         if before is None:
             pop_statistics()
         else:
@@ -167,7 +168,7 @@ def statistics() -> Iterator[None]:
 
 
 class ProfilerRecords:
-    """What profiled code allocated, by name. Several threads may add to it at the same time.
+    """The allocations of profiled code, by name. Several threads may add to the records at the same time.
 
     Example:
         >>> import millpond
@@ -181,7 +182,7 @@ class ProfilerRecords:
 
     @dataclass
     class MemoryRecord:
-        """The calls of one name.
+        """The counters of all calls with one name.
 
         Args:
             num_calls: The number of calls.
@@ -296,19 +297,20 @@ default_profiler_records = ProfilerRecords()
 
 
 def _get_descriptive_name_of_object(obj: Callable[..., object]) -> str:
-    """Return the file, line and name of a function; of the innermost one, if decorators wrap it."""
+    """Return the file, line and name of a function. If decorators wrap it, they are the innermost
+    function's."""
     obj = inspect.unwrap(obj)
     return f"{inspect.getfile(obj)}:{inspect.getsourcelines(obj)[1]}({obj.__qualname__})"
 
 
 class ProfilerContext:
-    """Profiles a function as its decorator, or a block as its context. `profiler` makes it.
+    """A decorator that profiles a function, or a context that profiles a block. `profiler` makes it.
 
     While statistics are not enabled it does nothing.
 
     Args:
-        records: Where the counters go.
-        name: The name of the record; a decorated function is named by its file, line and name without it.
+        records: The records that receive the counters.
+        name: The name of the record; by default, a decorated function's file, line and name.
 
     Raises:
         ValueError: A `with` block is profiled without a name.
@@ -358,8 +360,8 @@ def profiler(*, records: ProfilerRecords = default_profiler_records, name: str =
     While statistics are not enabled it does nothing.
 
     Args:
-        records: Where the counters go; `default_profiler_records` unless another one is given.
-        name: The name of the record; a decorated function is named by its file, line and name without it.
+        records: The records that receive the counters; by default `default_profiler_records`.
+        name: The name of the record; by default, a decorated function's file, line and name.
 
     Returns:
         An object that serves as a decorator and in `with`.

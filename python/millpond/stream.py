@@ -1,4 +1,4 @@
-"""Streams: the default ones, the flags of new ones, and a pool."""
+"""Streams: the default streams, the flags of new streams, and a pool."""
 
 import enum
 import itertools
@@ -16,7 +16,7 @@ class CudaStreamFlags(enum.IntEnum):
 
     Attributes:
         SYNC_DEFAULT: The stream and the legacy default stream wait for each other (`cudaStreamDefault`).
-        NON_BLOCKING: They do not (`cudaStreamNonBlocking`).
+        NON_BLOCKING: The streams do not wait for each other (`cudaStreamNonBlocking`).
 
     Example:
         >>> import millpond
@@ -49,7 +49,7 @@ class StreamPool:
         self, pool_size: int = 16, flags: CudaStreamFlags | int = CudaStreamFlags.SYNC_DEFAULT
     ) -> None:
         if pool_size < 1:
-            raise ValueError("a pool has at least one stream")
+            raise ValueError("a pool must have at least one stream")
         self._streams = [Stream(flags=int(flags)) for _ in range(pool_size)]
         self._turns = itertools.count()
         self._lock = _locks.lock()
@@ -61,7 +61,7 @@ class StreamPool:
             stream_id: The number of the stream, from 0, modulo the size of the pool; None takes the next one.
 
         Returns:
-            The stream. It stays in the pool, and other callers may get it, too.
+            The stream. It stays in the pool, so other callers may get the same stream.
 
         Raises:
             ValueError: `stream_id` is negative.
@@ -76,7 +76,7 @@ class StreamPool:
             with self._lock:
                 stream_id = next(self._turns)
         elif stream_id < 0:
-            raise ValueError("the number of a stream is not negative")
+            raise ValueError("a stream's number must not be negative")
         return self._streams[stream_id % len(self._streams)]
 
     def get_pool_size(self) -> int:

@@ -4,7 +4,7 @@
 PyTorch's own allocator takes its segments from millpond, and its statistics, snapshots and graphs still work.
 
 `millpond.torch.use()` serves all allocations of the process directly. Call it before PyTorch first uses a
-device. docs/PYTHON.md says what PyTorch cannot do then.
+device. The book's chapter on frameworks lists the features of PyTorch that do not work in this mode.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: A device as `torch.cuda` takes it.
 TorchDeviceLike: TypeAlias = FrameworkDevice | str
 
-# PyTorch keeps the addresses of an allocator's functions as long as its memory lives: these stay.
+# PyTorch keeps the addresses of an allocator's functions as long as its memory lives, so these stay.
 _kept: list[Any] = []
 _patched: list[tuple[Any, str, Any]] = []
 _state = {"is_process_wide": False}
@@ -65,12 +65,12 @@ def _allocator(allocate: str) -> Any:
 def mem_pool(stack: StackLike = None, device: TorchDeviceLike = None) -> Any:
     """Return a `torch.cuda.MemPool` whose segments are blocks of a device's default resource.
 
-    Without memory PyTorch raises its own `torch.OutOfMemoryError`.
+    When memory runs out, PyTorch raises its own `torch.OutOfMemoryError`.
 
     Args:
         stack: A text or a resource, which becomes the device's default. None keeps the default; if that is
             plain CUDA memory, it becomes `cuda+pool`.
-        device: A device of PyTorch or millpond, its number, or a text as "cuda:1"; None takes PyTorch's
+        device: A device of PyTorch or millpond, its number, or a text such as "cuda:1"; None takes PyTorch's
             current device.
 
     Returns:
@@ -89,12 +89,12 @@ def mem_pool(stack: StackLike = None, device: TorchDeviceLike = None) -> Any:
     """
     torch = _torch()
     if _state["is_process_wide"]:
-        raise UnsupportedError("millpond.torch.use() serves the whole process already, without a MemPool")
+        raise UnsupportedError("millpond.torch.use() already serves the whole process, without MemPools")
     torch.cuda.init()
     ordinal = _ordinal(device, stack)
     _library.prepare(stack, ordinal)
-    with torch.cuda.device(ordinal):  # a pool is the current device's
-        # A null pointer is what PyTorch's allocator makes its out-of-memory error of.
+    with torch.cuda.device(ordinal):  # PyTorch makes a pool for the current device
+        # PyTorch's allocator turns a null pointer into its out-of-memory error.
         return torch.cuda.MemPool(_allocator("millpond_malloc").allocator())
 
 
@@ -107,11 +107,12 @@ def use_mem_pool(
 ) -> Iterator[Any]:
     """Serve this thread's allocations inside a `with` block from a pool of `mem_pool`.
 
-    PyTorch routes allocations by thread. Threads of autograd run the backward pass and get no memory from
-    the pool, so the calling thread runs it unless `single_threaded_backward` is False.
+    PyTorch routes allocations by thread. Autograd's own threads would get no memory from the pool in the
+    backward pass. The calling thread therefore runs the backward pass, unless `single_threaded_backward` is
+    False.
 
     Args:
-        pool: The pool; None takes one that millpond keeps for each device.
+        pool: The pool; None takes the pool that millpond keeps for the device.
         device: The device, as for `mem_pool`.
         single_threaded_backward: Whether the calling thread runs the backward pass.
 
@@ -147,7 +148,7 @@ _BASE_ALLOCATION = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.POI
 
 @_BASE_ALLOCATION  # type: ignore[untyped-decorator]
 def _base_allocation(ptr: int, size: Any) -> int:
-    # A block is an allocation of its own.
+    # Each block is a separate allocation.
     number = ctypes.c_uint64()
     if size and not _library.library.millpond_block_size(ctypes.c_void_p(ptr), ctypes.byref(number)):
         size[0] = number.value
@@ -167,9 +168,9 @@ def _too_late(ordinal: int) -> str:
 
 
 def process_allocator() -> Any:
-    """Return an allocator of PyTorch's over the default resource of each device, for the whole process.
+    """Return a PyTorch allocator over the default resource of each device, for the whole process.
 
-    `use()` does more: it prepares the stack of a device, and PyTorch's functions for statistics answer.
+    `use()` does more: it sets up the stack of a device, and makes PyTorch's statistics functions work.
 
     Returns:
         A `torch.cuda.memory.CUDAPluggableAllocator`, for `torch.cuda.memory.change_current_allocator`.
@@ -187,7 +188,7 @@ def process_allocator() -> Any:
     hooks.set_record_stream_fn(_library.address_of("record_stream"))
     hooks.set_reset_fn(_library.address_of("empty_cache"))
     hooks.set_base_alloc_fn(ctypes.cast(_base_allocation, ctypes.c_void_p).value)
-    # What a graph allocates while it is captured stays with it.
+    # Memory that a graph allocates during its capture stays with the graph.
     hooks.set_begin_allocate_to_pool(_library.address_of("begin_allocate_to_pool"))
     hooks.set_end_allocate_to_pool_fn(_library.address_of("end_allocate_to_pool"))
     hooks.set_release_pool(_library.address_of("release_pool"))
@@ -198,19 +199,19 @@ def use(stack: StackLike = None, device: TorchDeviceLike = None) -> None:
     """Serve all device memory of PyTorch in this process. Call it before the first `torch.cuda` call.
 
     PyTorch creates its own allocator in the first `torch.cuda` call, `torch.cuda.set_device` included, and
-    never replaces it later. In a job of several processes LOCAL_RANK names the default device. Devices other
-    than `device` keep their default resources, and are not touched.
+    never replaces it later. In a job of several processes, LOCAL_RANK selects the default device. All other
+    devices keep their default resources and are not touched.
 
-    When memory runs out, PyTorch raises `RuntimeError`, as it keeps `torch.OutOfMemoryError` for its own
-    allocator. The text begins with `CUDA out of memory.`, which libraries look for before they try a smaller
-    batch. PyTorch's functions for statistics answer for millpond's memory; `restore_statistics` undoes that.
-    Nothing undoes the change of the allocator.
+    When memory runs out, PyTorch raises `RuntimeError`, because only its own allocator raises
+    `torch.OutOfMemoryError`. The text begins with `CUDA out of memory.`; libraries look for this text before
+    they try a smaller batch. PyTorch's statistics functions then report millpond's memory;
+    `restore_statistics` undoes that. The change of the allocator cannot be undone.
 
     Args:
         stack: A text or a resource, which becomes the device's default. None keeps the default; if that is
             plain CUDA memory, it becomes `cuda+pool`.
-        device: A device of PyTorch or millpond, its number, or a text as "cuda:1"; None takes the default
-            device.
+        device: A device of PyTorch or millpond, its number, or a text such as "cuda:1"; None takes the
+            default device.
 
     Raises:
         ImportError: PyTorch is not installed.
@@ -233,14 +234,14 @@ def use(stack: StackLike = None, device: TorchDeviceLike = None) -> None:
     serve_statistics()
 
 
-# --- Statistics of the process-wide mode ---
+# --- Statistics in the process-wide mode ---
 
 
 def _counts(device: TorchDeviceLike) -> dict[str, int]:
     counted: dict[str, int] = dict.fromkeys(
         ("bytes_in_use", "bytes_requested", "peak_bytes_in_use", "bytes_reserved", "peak_bytes_reserved",
          "blocks_in_use", "blocks_free", "allocations", "deallocations"), 0)
-    with contextlib.suppress(UnsupportedError):  # plain memory keeps no counts
+    with contextlib.suppress(UnsupportedError):  # plain memory has no counters
         counted.update(_resource(device).counts())
     return counted
 
@@ -252,7 +253,7 @@ def memory_stats(device: TorchDeviceLike = None) -> dict[str, int]:
         device: The device, as for `use`; None takes PyTorch's current device.
 
     Returns:
-        The counts by name, sizes in bytes; 0 for each count that millpond does not keep.
+        The counts by name, with sizes in bytes. A count that millpond does not keep is 0.
 
     Raises:
         ImportError: PyTorch is not installed.
@@ -336,7 +337,7 @@ def empty_cache() -> None:
 
 
 def memory_report(device: TorchDeviceLike = None) -> MemoryReport:
-    """Report what the memory of a device's default resource is used for.
+    """Report the use of the memory of a device's default resource.
 
     Args:
         device: The device, as for `use`; None takes PyTorch's current device.
@@ -359,7 +360,7 @@ def memory_report(device: TorchDeviceLike = None) -> MemoryReport:
 
 def _refuser(what: str) -> Callable[..., NoReturn]:
     def refuse(*args: object, **kwargs: object) -> NoReturn:
-        raise UnsupportedError(f"not with PyTorch's memory from millpond: {what}")
+        raise UnsupportedError(f"not available while millpond serves PyTorch's memory: {what}")
 
     return refuse
 
@@ -371,9 +372,9 @@ def _patch(owner: Any, name: str, function: Callable[..., Any]) -> None:
 
 
 def serve_statistics() -> None:
-    """Let PyTorch's functions for statistics answer for millpond's memory. `use` calls it.
+    """Let PyTorch's statistics functions report millpond's memory. `use` calls this function.
 
-    A function that cannot answer raises `UnsupportedError`.
+    A PyTorch function without a millpond counterpart raises `UnsupportedError`.
 
     Raises:
         ImportError: PyTorch is not installed.
@@ -387,7 +388,7 @@ def serve_statistics() -> None:
     if any(name == "memory_stats" for _, name, _ in _patched):
         return
     snapshot = _refuser("snapshots of PyTorch's own allocator; see millpond.torch.memory_report()")
-    fraction = _refuser("its memory fraction; put a limit on the stack, as cuda+pool+limiting:limit=8GiB")
+    fraction = _refuser("a memory fraction; put a limit on the stack: cuda+pool+limiting:limit=8GiB")
     functions: dict[str, Callable[..., Any]] = {
         "memory_stats": memory_stats,
         "mem_get_info": mem_get_info,
@@ -400,14 +401,14 @@ def serve_statistics() -> None:
         "set_per_process_memory_fraction": fraction,
         "get_per_process_memory_fraction": fraction,
     }
-    # PyTorch's other functions (memory_allocated, memory_summary) call these in their module.
+    # PyTorch's other functions (memory_allocated, memory_summary) look these up in their module.
     for name, function in functions.items():
         _patch(torch.cuda.memory, name, function)
         _patch(torch.cuda, name, function)
 
 
 def restore_statistics() -> None:
-    """Restore PyTorch's own functions for statistics. After `use` they refuse to answer.
+    """Restore PyTorch's own statistics functions. After `use` they raise an error.
 
     Example:
         >>> import millpond.torch

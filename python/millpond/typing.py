@@ -1,4 +1,4 @@
-"""Types for annotations: what the functions of millpond take as a stream, as a device and as a size.
+"""Types for annotations: the streams, devices and sizes that millpond's functions take.
 
 >>> import millpond
 >>> from millpond.typing import Size, StreamLike
@@ -17,7 +17,7 @@ from ._native import Device, Resource, Stream
 
 
 class CudaStream(Protocol):
-    """An object with CUDA's protocol for streams, as a stream of cuda.core and of CuPy has it.
+    """An object with CUDA's stream protocol, such as a stream of cuda.core or CuPy.
 
     Example:
         >>> import millpond
@@ -31,7 +31,7 @@ class CudaStream(Protocol):
 
 
 class CupyStream(Protocol):
-    """A stream of CuPy, or an external one: `ptr` is its handle.
+    """A stream of CuPy, or an external stream; `ptr` is its handle.
 
     Example:
         >>> import millpond
@@ -61,7 +61,7 @@ class TorchStream(Protocol):
 
 
 class NumbaStream(Protocol):
-    """A stream of Numba: `handle` is a number, or an object of ctypes with a `value`.
+    """A stream of Numba. Its `handle` is a number, or a ctypes object with a `value`.
 
     Example:
         >>> from millpond.typing import NumbaStream
@@ -71,12 +71,12 @@ class NumbaStream(Protocol):
 
     @property
     def handle(self) -> object:
-        """The handle, or what holds it."""
+        """The handle, or an object that holds it."""
         ...
 
 
 class HostBuffer(Protocol):
-    """An object with the buffer protocol: `collections.abc.Buffer` of Python 3.12.
+    """An object with the buffer protocol, like `collections.abc.Buffer` of Python 3.12.
 
     Example:
         >>> from millpond.typing import HostBuffer
@@ -89,7 +89,7 @@ class HostBuffer(Protocol):
 
 
 class HostArray(Protocol):
-    """An array of NumPy. Before Python 3.12, type checkers do not know that it is a buffer.
+    """A NumPy array. Before Python 3.12, type checkers do not know that it is a buffer.
 
     Example:
         >>> import numpy as np
@@ -133,7 +133,7 @@ class TorchDevice(Protocol):
         ...
 
 
-#: A stream: millpond's, one of another library, or a handle (`cudaStream_t`) as a number.
+#: A stream of millpond or another library, or a handle (`cudaStream_t`) as a number.
 StreamLike: TypeAlias = Stream | CudaStream | CupyStream | TorchStream | NumbaStream | int
 
 #: A device of millpond, or its number.
@@ -142,16 +142,16 @@ DeviceLike: TypeAlias = Device | int
 #: A device of any library, or its number; None is the current device.
 FrameworkDevice: TypeAlias = Device | CudaCoreDevice | TorchDevice | int | None
 
-#: Contiguous memory of the host: an object with the buffer protocol, as bytes or an array of NumPy.
+#: Contiguous host memory: an object with the buffer protocol, such as bytes or a NumPy array.
 HostMemory: TypeAlias = HostBuffer | HostArray
 
-#: A stack for a framework: a text as "cuda+pool", a resource, or None for the device's default.
+#: A stack for a framework: a text such as "cuda+pool", a resource, or None for the device's default.
 StackLike: TypeAlias = str | Resource | None
 
-#: A size: a number of bytes, or a text as "4GiB". Some functions also take a share, as "50%".
+#: A size: a number of bytes, or a text such as "4GiB". Some functions also take a share such as "50%".
 Size: TypeAlias = float | str
 
-#: The path of a file.
+#: A path of a file.
 FilePath: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 __all__ = [

@@ -1,7 +1,7 @@
 //! The functions of libmillpond, loaded once.
 //!
-//! The library owns all pools of the process, so that what else loads it (PyTorch, CuPy, a program in C)
-//! shares them. It stays loaded to the end of the process.
+//! The library owns all pools of the process. Other users of the library in this process (PyTorch, CuPy, a
+//! program in C) therefore share the pools. The library stays loaded until the process ends.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::Path;
@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-/// The version of the interface that this module was written for.
+/// The interface version that this module expects.
 pub(crate) const ABI: u32 = 0;
 
-/// What a resource counts, as `millpond_statistics`.
+/// The counts of a resource, laid out as `millpond_statistics`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Statistics {
@@ -31,7 +31,7 @@ pub(crate) struct Statistics {
     pub(crate) misuses: u64,
 }
 
-/// The counters of a level, as `millpond_level_counters`.
+/// The counters of a level, laid out as `millpond_level_counters`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counters {
@@ -43,36 +43,36 @@ pub(crate) struct Counters {
     pub(crate) total_count: i64,
 }
 
-/// A handle of the library's: a device or a resource.
+/// A handle from the library: a device or a resource.
 pub(crate) type Raw = *mut c_void;
-/// What `millpond_resource_callback` calls for a block.
+/// The type of the function that a callback resource calls to allocate a block.
 pub(crate) type AllocateFunction = extern "C" fn(Raw, u64, u64, Raw) -> Raw;
-/// What it calls for a block that comes back.
+/// The type of the function that a callback resource calls to free a block.
 pub(crate) type DeallocateFunction = extern "C" fn(Raw, Raw, u64, u64, Raw);
-/// What `millpond_resource_failure_callback` calls.
+/// The type of the function that `millpond_resource_failure_callback` calls.
 pub(crate) type FailureFunction = extern "C" fn(Raw, u64) -> bool;
-/// What `millpond_set_interrupt` sets.
+/// The type of the function that `millpond_set_interrupt` takes.
 pub(crate) type InterruptFunction = extern "C" fn() -> bool;
-/// What `millpond_malloc_unlocked` calls before it may wait.
+/// The type of the function that `millpond_malloc_unlocked` calls before it may wait.
 pub(crate) type LeaveFunction = extern "C" fn() -> Raw;
-/// What it calls after that.
+/// The type of the function that `millpond_malloc_unlocked` calls after a wait.
 pub(crate) type EnterFunction = extern "C" fn(Raw);
-/// What ends a context of these.
+/// The type of the function that frees a callback's context.
 pub(crate) type EndFunction = extern "C" fn(Raw);
 
 macro_rules! functions {
     ($($name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
-        /// The functions that this module calls; `millpond.h` says what each asks of its caller.
+        /// The functions that this module calls. `millpond.h` documents the duties of their callers.
         #[derive(Debug)]
         pub(crate) struct Api {
             $(pub(crate) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
         }
 
         impl Api {
-            /// Takes the functions from a library.
+            /// Looks up the functions in a library.
             ///
             /// # Safety
-            /// The library's functions have these types.
+            /// The library's functions must have these types.
             unsafe fn of(library: &libloading::Library) -> Result<Self, libloading::Error> {
                 // SAFETY: the caller's promise.
                 unsafe {
@@ -167,18 +167,18 @@ functions! {
 
 static API: OnceLock<Api> = OnceLock::new();
 
-/// Loads the library, and sets what its waits ask. A second call keeps the first one's.
+/// Loads the library and registers `is_interrupted` for its waits. A second call changes nothing.
 ///
 /// # Errors
-/// Says why the library cannot be used.
+/// The text says why the library cannot be used.
 pub(crate) fn load(path: &Path, is_interrupted: InterruptFunction) -> Result<(), String> {
     if API.get().is_some() {
         return Ok(());
     }
     let explain = |error| format!("{} cannot be loaded: {error}", path.display());
-    // SAFETY: libmillpond's initialisers do nothing of note; the caller names that library.
+    // SAFETY: libmillpond's initialisers have no side effects; the caller names that library.
     let library = unsafe { libloading::Library::new(path) }.map_err(explain)?;
-    let is_none = |_| format!("{} is no libmillpond: MILLPOND_LIBRARY names another library", path.display());
+    let is_none = |_| format!("{} is not libmillpond: check MILLPOND_LIBRARY", path.display());
     // SAFETY: the function has had this type in all versions.
     let version = unsafe {
         let ask = library.get::<unsafe extern "C" fn() -> u32>(b"millpond_abi_version").map_err(is_none)?;
@@ -191,24 +191,24 @@ pub(crate) fn load(path: &Path, is_interrupted: InterruptFunction) -> Result<(),
             path.display()
         ));
     }
-    // SAFETY: by its version the library has this interface.
+    // SAFETY: libraries of this version have this interface.
     let api = unsafe { Api::of(&library) }.map_err(explain)?;
     // SAFETY: the function may be called on any thread, and does not unwind.
     unsafe { (api.set_interrupt)(is_interrupted) };
     let _ = API.set(api);
-    // Blocks may come back at any time until the process ends.
+    // The library must stay loaded, because blocks may come back at any time until the process ends.
     std::mem::forget(library);
     forks();
     Ok(())
 }
 
-/// The loaded library.
+/// Returns the loaded library.
 #[inline]
 pub(crate) fn api() -> &'static Api {
     API.get().expect("importing the module has loaded the library")
 }
 
-/// How many forks lie between this process and the one that first loaded the library.
+/// The number of forks between the process that first loaded the library and this one.
 static GENERATION: AtomicUsize = AtomicUsize::new(0);
 
 fn forks() {
@@ -219,13 +219,15 @@ fn forks() {
     unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
 }
 
-/// The generation of this process: a forked child has another than its parent, whose memory is not its own.
+/// Returns the generation of this process. A forked child has another generation than its parent, and must
+/// not touch its parent's memory.
 #[inline]
 pub(crate) fn generation() -> usize {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// A value of each process: a lock of its parent's may be held by a thread that a forked child does not have.
+/// A separate value for each process. A forked child must not use its parent's locks: a thread that the child
+/// does not have may hold them.
 #[derive(Debug)]
 pub(crate) struct PerProcess<T>(pub(crate) [T; 8]);
 
@@ -236,12 +238,12 @@ impl<T> PerProcess<T> {
     }
 }
 
-/// A text of the library's, which ends it.
+/// Copies a text that the library allocated, and frees it.
 pub(crate) fn take_text(text: *mut c_char) -> String {
     if text.is_null() {
         return String::new();
     }
-    // SAFETY: every caller has the text from the library, and passes it on once.
+    // SAFETY: every caller got the text from the library, and passes it on once.
     unsafe {
         let copy = CStr::from_ptr(text).to_string_lossy().into_owned();
         (api().string_free)(text);
@@ -249,12 +251,12 @@ pub(crate) fn take_text(text: *mut c_char) -> String {
     }
 }
 
-/// Bytes of the library's, for example of a path, which ends them; `None` for null.
+/// Copies bytes that the library allocated, such as a path, and frees them. Returns `None` for null.
 pub(crate) fn take_bytes(text: *mut c_char) -> Option<Vec<u8>> {
     if text.is_null() {
         return None;
     }
-    // SAFETY: every caller has the text from the library, and passes it on once.
+    // SAFETY: every caller got the text from the library, and passes it on once.
     unsafe {
         let copy = CStr::from_ptr(text).to_bytes().to_vec();
         (api().string_free)(text);
@@ -262,15 +264,15 @@ pub(crate) fn take_bytes(text: *mut c_char) -> Option<Vec<u8>> {
     }
 }
 
-/// A text of the program's as C reads it.
+/// Converts a text from the program to a C string.
 ///
 /// # Errors
-/// `ValueError` if it has a zero byte, as Python says it of paths.
+/// `ValueError` if the text has a zero byte, with Python's own message for paths.
 pub(crate) fn c_argument(text: impl Into<Vec<u8>>) -> PyResult<CString> {
     CString::new(text).map_err(|_| PyValueError::new_err("embedded null byte"))
 }
 
-/// A text as C reads it.
+/// Converts a text to a C string. A zero byte becomes a space.
 pub(crate) fn c_text(text: &str) -> CString {
     CString::new(text.replace('\0', " ")).unwrap_or_default()
 }

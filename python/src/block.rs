@@ -1,8 +1,8 @@
 //! Blocks of memory that buffers share.
 //!
-//! A block has one stream, in whose order it goes back. Every use on another stream follows what was
-//! submitted to the block's own, which then follows the use: so uses come one after the other, and the free
-//! comes last.
+//! Each block has one stream and is freed in its order. A use on another stream first waits for the work
+//! submitted so far to the block's stream. The block's stream then waits for the use. So uses follow one
+//! another, and the free comes last.
 
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;
@@ -25,12 +25,12 @@ use crate::tensor::{CUDA, CUDA_HOST, Foreign};
 /// The handle of the calling thread's per-thread default stream.
 const PER_THREAD: usize = 2;
 
-/// Where the memory of a block is from.
+/// The origin of a block's memory.
 #[derive(Debug)]
 pub(crate) enum Source {
-    /// A resource, which gets it back.
+    /// A resource, which gets the memory back.
     Resource(Arc<ResourceHandle>),
-    /// Another library, by DLPack; or a block from here, the lender.
+    /// Another library, by DLPack. The lender is set if the tensor is an export of a block from this module.
     Foreign { tensor: Foreign, device: Arc<DeviceHandle>, lender: Option<Arc<Block>> },
 }
 
@@ -39,62 +39,63 @@ pub(crate) enum Source {
 pub(crate) struct Block {
     pub(crate) address: usize,
     pub(crate) bytes: u64,
-    /// Dropped with the block, or taken out of it by [`end`](Self::end).
+    /// Dropped with the block, or moved out by [`end`](Self::end).
     pub(crate) source: ManuallyDrop<Source>,
-    /// The stream that it was allocated on, and in whose order it goes back. As the source.
+    /// The stream on which the block was allocated, and in whose order it is freed. Dropped as `source` is.
     pub(crate) stream: ManuallyDrop<Arc<StreamHandle>>,
-    /// The thread whose per-thread default stream that is.
+    /// The owner thread, if `stream` is a per-thread default stream.
     thread: Option<ThreadId>,
-    /// Whether work of another library may use the memory on a stream that is not known.
+    /// Whether another library may use the memory on an unknown stream.
     is_at_large: AtomicBool,
-    /// Whether the collector sees who keeps the block.
+    /// Tells which owners the collector sees: [`SHOWN`], plus [`HIDDEN`] for each export.
     seen: AtomicU32,
     made_in: usize,
 }
 
-/// Buffers that keep the resource's Python object keep the block.
+/// Some of the owners are buffers that keep the resource's Python object.
 const SHOWN: u32 = 1;
-/// One export that keeps it, too.
+/// Added once for each export of the block.
 const HIDDEN: u32 = 2;
 
-/// Blocks that work on streams that are not known may still use, and that nothing else keeps.
+/// Blocks that have no owner, but that unfinished work on unknown streams may still use.
 struct Kept {
     blocks: Mutex<Vec<Block>>,
     count: AtomicUsize,
 }
 
-/// A forked child leaves its parent's alone.
+/// A forked child does not touch its parent's blocks.
 static KEPT: PerProcess<Kept> =
     PerProcess([const { Kept { blocks: Mutex::new(Vec::new()), count: AtomicUsize::new(0) } }; 8]);
 
-/// Gives kept blocks back, if their devices can be waited for now.
+/// Frees the kept blocks if their devices can be waited for now.
 fn give_back_kept() {
     let kept = KEPT.get();
     if kept.count.load(Ordering::Acquire) == 0 {
         return;
     }
-    // They are this thread's while it waits; a block that is still in use is kept again.
+    // This thread owns them while it waits. A block that is still in use is kept again.
     let blocks = std::mem::take(&mut *kept.blocks.lock());
     kept.count.fetch_sub(blocks.len(), Ordering::AcqRel);
     drop(blocks);
 }
 
-/// Who uses memory that was exported.
+/// The consumer of an export.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Consumer {
-    /// Work of this stream. The stream may end before the export does, so its identity is kept.
+    /// Work on this stream. The stream may end before the export does, so its identity is kept.
     Stream { raw: usize, id: u64, thread: Option<ThreadId> },
-    /// It did not say.
+    /// The consumer named no stream.
     Unknown,
 }
 
-/// The calling thread, if the handle means another stream on another thread.
+/// Returns the calling thread if the handle means a different stream on each thread.
 fn thread_of(stream: usize) -> Option<ThreadId> {
     (stream == PER_THREAD).then(|| thread::current().id())
 }
 
-/// The stream behind a handle that `thread` stored. On another thread the handle of a per-thread default
-/// stream names another stream; the legacy default stream waits for the streams of all threads.
+/// Returns the stream behind a handle that `thread` stored. A per-thread default stream has the same handle
+/// on every thread. On any other thread, this returns the legacy default stream, which waits for the streams
+/// of all threads.
 fn stream_here(stream: *mut c_void, thread: Option<ThreadId>) -> *mut c_void {
     match thread {
         Some(thread) if thread != thread::current().id() && !makes(Mistake::Thread) => null_mut(),
@@ -102,7 +103,7 @@ fn stream_here(stream: *mut c_void, thread: Option<ThreadId>) -> *mut c_void {
     }
 }
 
-/// Whether both handles mean one stream on this thread: 0 and 1 are the legacy default stream.
+/// Returns whether both handles mean one stream on this thread. 0 and 1 are both the legacy default stream.
 fn is_same(stream: *mut c_void, other: *mut c_void) -> bool {
     stream.addr().max(1) == other.addr().max(1)
 }
@@ -116,17 +117,19 @@ impl Block {
         stream.check_on(resource.device()?)?;
         give_back_kept();
         let mut ptr = std::ptr::null_mut();
-        // No bytes take no memory, as in RMM: adaptors count neither a request nor a free.
+        // An empty block takes no memory, as in RMM: adaptors count neither a request nor a free.
         if bytes > 0 {
-            // SAFETY: the handle is live, and so is the stream; the result may be written.
+            // SAFETY: the handle and the stream are live; the result may be written.
             check(unsafe { (api().allocate)(resource.raw, bytes, 0, stream.ptr(), &raw mut ptr) })?;
         }
         Ok(Self::of(ptr.addr(), bytes, Source::Resource(resource), stream))
     }
 
-    /// A block that the calling thread has cached; with `if_default`, only if the resource is still the
-    /// default of the current device. Such a call never waits for a thread that waits for the GIL, nor for
-    /// the device, and may be made with the GIL held.
+    /// Takes a block that the calling thread has cached, or returns the resource. With `if_default`, the
+    /// resource must still be the default of the current device.
+    ///
+    /// The call never waits for the device, nor for a thread that waits for the GIL. So the caller may hold
+    /// the GIL.
     pub(crate) fn new_cached(
         resource: Arc<ResourceHandle>,
         if_default: bool,
@@ -150,7 +153,7 @@ impl Block {
         Arc::new(Self { address, bytes, source, stream, thread, is_at_large, seen, made_in: generation() })
     }
 
-    /// Memory of another library.
+    /// A block over memory of another library.
     pub(crate) fn foreign(
         tensor: Foreign,
         bytes: u64,
@@ -168,7 +171,7 @@ impl Block {
         }
     }
 
-    /// What reaches the memory at its address: the device, and the host.
+    /// Returns whether the device and the host can access the memory at its address.
     pub(crate) fn accessibility(&self) -> Result<(bool, bool), Failure> {
         match &*self.source {
             Source::Resource(resource) => resource.accessibility(),
@@ -176,7 +179,7 @@ impl Block {
         }
     }
 
-    /// Whether it is pinned memory of the host.
+    /// Returns whether this is pinned host memory.
     pub(crate) fn is_pinned(&self) -> Result<bool, Failure> {
         match &*self.source {
             Source::Resource(resource) => Ok(resource.text()?.starts_with("pinned_host")),
@@ -184,8 +187,8 @@ impl Block {
         }
     }
 
-    /// Says that buffers that keep the resource's Python object are the only owners. Returns the resource, if
-    /// the collector has to know of these buffers.
+    /// Notes that every owner is now a buffer that keeps the resource's Python object. Returns the resource
+    /// if the collector has to know of these buffers.
     pub(crate) fn show(&self) -> Option<Arc<ResourceHandle>> {
         let Source::Resource(resource) = &*self.source else { return None };
         if !resource.counts_blocks() {
@@ -197,20 +200,20 @@ impl Block {
         Some(resource.clone())
     }
 
-    /// Whether buffers that keep the resource's Python object are the only owners.
+    /// Returns whether every owner is a buffer that keeps the resource's Python object.
     pub(crate) fn is_seen(&self) -> bool {
         self.seen.load(Ordering::Relaxed) == SHOWN
     }
 
-    /// Says that the collector does not see all owners: an export is one.
+    /// Notes an owner that the collector does not see, such as an export.
     pub(crate) fn hide(&self) {
         if self.seen.fetch_add(HIDDEN, Ordering::Relaxed) == SHOWN {
             self.count(false);
         }
     }
 
-    /// Says that an export has ended, whose use of the block is dropped next. A block that ends with it stays
-    /// hidden: no Python object keeps it any more.
+    /// Notes that an export has ended; the caller drops its use of the block next. If that was the last use,
+    /// the block stays hidden, because no Python object keeps it any more.
     pub(crate) fn unhide(self: &Arc<Self>) {
         if Arc::strong_count(self) > 1 && self.seen.fetch_sub(HIDDEN, Ordering::Relaxed) == SHOWN + HIDDEN {
             self.count(true);
@@ -223,7 +226,8 @@ impl Block {
         }
     }
 
-    /// The block that goes back: memory that came from here by DLPack has the order of its own block.
+    /// Returns the block that is freed. Memory that came from this module by DLPack follows its own block's
+    /// order.
     fn root(&self) -> &Self {
         match &*self.source {
             Source::Foreign { lender: Some(lender), .. } => lender.root(),
@@ -231,13 +235,13 @@ impl Block {
         }
     }
 
-    /// The stream that the block goes back on, as this thread names it.
+    /// Returns the stream on which the block is freed, under its handle on this thread.
     fn own_stream(&self) -> *mut c_void {
         stream_here(self.stream.ptr(), self.thread)
     }
 
-    /// Submits work on `stream` that uses the block: after what was submitted to the block's own stream,
-    /// which then waits for it.
+    /// Submits work on `stream` that uses the block. The work waits for the work submitted so far to the
+    /// block's own stream, which then waits for it.
     pub(crate) fn on<T>(
         &self,
         stream: &StreamHandle,
@@ -251,14 +255,14 @@ impl Block {
         }
         let device = root.device()?;
         if !makes(Mistake::Before) {
-            // SAFETY: the device's handle is live, and so are both streams.
+            // SAFETY: the device's handle and both streams are live.
             check(unsafe { (api().stream_follow)(device.0, stream.ptr(), own) })?;
         }
         let submitted = submit();
         if makes(Mistake::After) {
             return submitted;
         }
-        // Also if that failed: a part of it may be on its way.
+        // A failed submission counts too: part of it may be running.
         // SAFETY: as above.
         let followed = check(unsafe { (api().stream_follow)(device.0, own, stream.ptr()) });
         if followed.is_err() {
@@ -267,12 +271,12 @@ impl Block {
         submitted.and_then(|done| followed.map(|()| done))
     }
 
-    /// Makes a consumer's stream, named by its handle, wait for what was submitted to the block's.
+    /// Makes a consumer's stream wait for the work submitted so far to the block's stream.
     pub(crate) fn lend(&self, consumer: usize) -> Result<Consumer, Failure> {
         let root = self.root();
         let (device, own, stream) = (root.device()?, root.own_stream(), without_provenance_mut(consumer));
         if root.address != 0 && !is_same(own, stream) {
-            // SAFETY: the device's handle is live, and so are both streams.
+            // SAFETY: the device's handle and both streams are live.
             check(unsafe { (api().stream_follow)(device.0, stream, own) })?;
         }
         let mut id = 0;
@@ -281,7 +285,7 @@ impl Block {
         Ok(Consumer::Stream { raw: consumer, id, thread: thread_of(consumer) })
     }
 
-    /// Makes the block's stream wait for what an export's consumer submitted.
+    /// Makes the block's stream wait for the work that an export's consumer submitted.
     pub(crate) fn follow(&self, consumer: Consumer) {
         let root = self.root();
         if root.address == 0 || root.made_in != generation() || makes(Mistake::Export) {
@@ -298,8 +302,8 @@ impl Block {
             return;
         }
         let followed = root.device().and_then(|device| {
-            // SAFETY: the device's handle is live, and so is the block's stream; the library asks whether the
-            // other one is.
+            // SAFETY: the device's handle and the block's stream are live; the library checks whether the
+            // other stream is.
             check(unsafe { (api().stream_follow_if_alive)(device.0, own, other, id) })
         });
         if followed.is_err() {
@@ -307,12 +311,12 @@ impl Block {
         }
     }
 
-    /// Lets work use the memory on streams that are not known: the end of the block waits for the device.
+    /// Notes that unknown streams may use the memory. The block's end then waits for the device.
     pub(crate) fn use_anywhere(&self) {
         self.root().is_at_large.store(true, Ordering::Relaxed);
     }
 
-    /// The stream that comes after all uses, as other libraries name it.
+    /// Returns the handle of the stream that follows all uses, as other libraries name it.
     pub(crate) fn ordered_stream(&self) -> usize {
         self.root().own_stream().addr().max(1)
     }
@@ -320,7 +324,7 @@ impl Block {
     /// Waits on the host for the work that uses the block.
     pub(crate) fn wait(&self) -> Result<(), Failure> {
         let root = self.root();
-        // SAFETY: the device's handle is live, and so is the stream.
+        // SAFETY: the device's handle and the stream are live.
         check(unsafe { (api().stream_synchronize)(root.device()?.0, root.own_stream()) })
     }
 
@@ -329,17 +333,17 @@ impl Block {
         check(unsafe { (api().device_wait)(self.device()?.0) })
     }
 
-    /// Waits for work on streams that are not known. Whether the block may be used again.
+    /// Waits for work on unknown streams. Returns whether the block may be used again.
     fn is_over(&self) -> bool {
         if !self.is_at_large.load(Ordering::Relaxed) || makes(Mistake::Unknown) {
             return true;
         }
-        // A lost device runs no work any more.
+        // A lost device runs no more work.
         !makes(Mistake::Wait) && self.wait_for_device().map_or_else(|failure| failure.is_lost(), |()| true)
     }
 
-    /// Gives the memory back; returns `false` if work on streams that are not known may still use it. It
-    /// needs no GIL. A forked child leaves its parent's memory alone.
+    /// Frees the memory. Returns `false` if work on unknown streams may still use it. The call needs no GIL.
+    /// A forked child does not free its parent's memory.
     fn release(&self) -> bool {
         if self.made_in != generation() || self.address == 0 {
             return true;
@@ -350,11 +354,11 @@ impl Block {
                     return false;
                 }
                 let ptr = without_provenance_mut(self.address);
-                // SAFETY: the block is from this resource, with these bytes, and goes back once, after all
-                // its uses; its stream lives as long as it. A refusal is counted by the resource.
+                // SAFETY: the block is from this resource, with these bytes. It is freed once, after all its
+                // uses, and its stream outlives it. The resource counts a refusal.
                 unsafe { (api().deallocate)(resource.raw, ptr, self.bytes, 0, self.own_stream()) };
             }
-            // Another library knows nothing of the streams here.
+            // Another library does not know the streams of this module.
             Source::Foreign { lender: None, .. } => {
                 if !self.is_over() {
                     return false;
@@ -366,8 +370,8 @@ impl Block {
         true
     }
 
-    /// Keeps the block for a later call: the device cannot be waited for now, for instance since a stream
-    /// captures a graph.
+    /// Keeps the block for a later call, because the device cannot be waited for now. This happens, for
+    /// instance, while a stream captures a graph.
     ///
     /// # Safety
     /// The block is not used any more, not even by its drop.
@@ -386,14 +390,14 @@ impl Block {
 }
 
 impl Block {
-    /// Ends a block that nothing else uses, with the GIL held, which is released before anything may wait.
+    /// Ends a block that has no other owner. The caller holds the GIL; it is released before any wait.
     pub(crate) fn end(self, py: Python<'_>) {
         let may_be_kept =
             self.address != 0 && self.made_in == generation() && !self.is_at_large.load(Ordering::Relaxed);
         let is_back = match &*self.source {
             Source::Resource(resource) if may_be_kept => {
                 let ptr = without_provenance_mut(self.address);
-                // SAFETY: as in `release`; if it is not back, `release` follows.
+                // SAFETY: as in `release`; if the cache refuses the block, `release` follows.
                 unsafe { (api().deallocate_cached)(resource.raw, ptr, self.bytes, self.own_stream()) }
             }
             _ => false,
@@ -401,10 +405,10 @@ impl Block {
         if !is_back {
             return py.detach(|| drop(self));
         }
-        // As the drop does, which does not run.
+        // The drop would do this, but it does not run.
         self.hide();
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: both are taken once, and the block is not dropped.
+        // SAFETY: each is taken once, and the block is not dropped.
         let (source, stream) =
             unsafe { (ManuallyDrop::take(&mut this.source), ManuallyDrop::take(&mut this.stream)) };
         // The last user of a resource or a stream ends it, which may take long.
@@ -420,12 +424,12 @@ impl Block {
 }
 
 impl Drop for Block {
-    /// The end of the block comes with the GIL or without: a capsule, a view of the host, a thread that had
+    /// A block may end with or without the GIL: in a capsule, in a view of the host, or on a thread that used
     /// it.
     fn drop(&mut self) {
         self.hide();
         gil::released(|| {
-            // SAFETY: `end` takes them out of blocks that are not dropped. What keeps them is dropped later.
+            // SAFETY: `end` never drops a block after it took these out. A kept block is dropped later.
             unsafe {
                 if self.release() {
                     ManuallyDrop::drop(&mut self.source);

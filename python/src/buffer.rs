@@ -1,4 +1,4 @@
-//! `DeviceBuffer`: bytes of a resource, which go back when the last view of them ends.
+//! `DeviceBuffer`: bytes from a resource, which are freed when their last view ends.
 
 use std::ptr::without_provenance_mut;
 use std::sync::Arc;
@@ -22,9 +22,9 @@ use crate::view::View;
 
 /// Bytes of device memory, allocated and freed in the order of a stream.
 ///
-/// The memory is freed when the last user of it ends: the buffer, its slices, and the objects of other
-/// libraries that share it by DLPack or by the buffer protocol. `buffer[i]` reads a byte, and `buffer[i:j]`
-/// is a slice that shares the memory.
+/// The memory is freed when its last user ends: the buffer, its slices, and the objects of other libraries
+/// that share it through DLPack or the buffer protocol. `buffer[i]` reads a byte, and `buffer[i:j]` is a
+/// slice that shares the memory.
 ///
 /// Args:
 ///     ptr: The address of memory to copy from, on the host or the device, as a number; 0 copies nothing, and
@@ -36,8 +36,8 @@ use crate::view::View;
 /// Raises:
 ///     OutOfMemoryError: The resource has no memory. It is a `MemoryError`.
 ///     OverflowError: `size` is negative.
-///     TypeError: `stream` is no stream, or `mr` is no resource.
-///     InvalidArgumentError: The stream belongs to another device than the memory.
+///     TypeError: `stream` is not a stream, or `mr` is not a resource.
+///     InvalidArgumentError: The stream and the memory belong to different devices.
 ///
 /// Example:
 ///     >>> import millpond
@@ -49,7 +49,7 @@ use crate::view::View;
 #[derive(Debug)]
 pub(crate) struct DeviceBuffer {
     pub(crate) view: Place,
-    /// The Python object of the resource, if one was given.
+    /// The resource's Python object, if the caller gave one.
     pub(crate) mr: Mutex<Option<Py<PyAny>>>,
 }
 
@@ -58,12 +58,12 @@ impl Drop for DeviceBuffer {
         let Some(View { block, stream, .. }) = self.view.lock().take() else { return };
         let mut last = Arc::into_inner(block);
         Python::try_attach(|py| {
-            drop(stream); // not the last use of it: the block has it, or another
+            drop(stream); // the block or another object still keeps it
             if let Some(block) = last.take() {
                 block.end(py);
             }
         });
-        // Else the interpreter is at its end, and the block goes back without it.
+        // At the interpreter's end the block is freed without it.
         drop(last);
     }
 }
@@ -73,9 +73,9 @@ impl DeviceBuffer {
         self.view.lock().clone().ok_or_else(was_collected)
     }
 
-    /// The buffer's view now, and the stream of an argument, which is the buffer's own if it was left out.
+    /// Returns the current view, and the stream of an argument or, if it was left out, of the buffer.
     pub(crate) fn view_on(&self, stream: StreamArgument<'_>) -> PyResult<(View, Arc<StreamHandle>)> {
-        // A stream of the program's is asked first: it may run Python, which may change the buffer.
+        // The argument is resolved first: it may run Python code that changes the buffer.
         let stream = stream.resolve_if_given()?;
         let view = self.view()?;
         let stream = stream.unwrap_or_else(|| view.stream.clone());
@@ -87,7 +87,7 @@ impl DeviceBuffer {
         Self { view, mr: Mutex::new(mr) }
     }
 
-    /// A buffer over memory of another library, or of a block from here.
+    /// A buffer over memory of another library, or over a block of this module.
     pub(crate) fn foreign(
         foreign: Foreign,
         bytes: u64,
@@ -99,14 +99,16 @@ impl DeviceBuffer {
         Self::of(View { block, offset: 0, size: bytes, stream }, None)
     }
 
-    /// The resource's object, if one was given.
+    /// Returns the resource's object, if the caller gave one.
     pub(crate) fn given_mr(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         self.mr.lock().as_ref().map(|mr| mr.clone_ref(py))
     }
 
-    /// Changes the size, and the block if `wanted` says so: it gets the view, and says the new size and, for
-    /// another block, its capacity. Size and block change together; if another thread changed one of them
-    /// meanwhile, `wanted` is asked again.
+    /// Changes the size, and the block if `wanted` says so. `wanted` gets the view and returns the new size
+    /// and, for another block, its capacity.
+    ///
+    /// Size and block change together. If another thread changes one of them meanwhile, `wanted` is called
+    /// again.
     pub(crate) fn change(
         &self,
         py: Python<'_>,
@@ -153,9 +155,9 @@ impl DeviceBuffer {
     }
 }
 
-/// What the methods do that Python calls.
+/// The methods' bodies that Python calls.
 impl DeviceBuffer {
-    /// A new buffer, with a copy of the bytes at `ptr` unless that is 0.
+    /// Makes a buffer. It holds a copy of the bytes at `ptr`, unless `ptr` is 0.
     pub(crate) fn make(
         py: Python<'_>,
         ptr: usize,
@@ -167,7 +169,7 @@ impl DeviceBuffer {
         let given = match &mr {
             Some(mr) => Some(
                 mr.cast::<Resource>()
-                    .map_err(|_| PyTypeError::new_err("mr has to be a memory resource"))?
+                    .map_err(|_| PyTypeError::new_err("mr must be a memory resource"))?
                     .get()
                     .handle()?,
             ),
@@ -194,7 +196,7 @@ impl DeviceBuffer {
             let block = Block::new(resource, size, stream.clone())?;
             let view = View { block, offset: 0, size, stream };
             if ptr != 0 {
-                // SAFETY: `ptr` points to `size` bytes, as its user promises.
+                // SAFETY: the caller promises that `ptr` points to `size` bytes.
                 unsafe { view.copy_from_anywhere(ptr, &view.stream)? };
                 if view.stream.raw <= 2 {
                     view.synchronize(&view.stream)?;
@@ -206,7 +208,7 @@ impl DeviceBuffer {
         Ok(Self::of(view, mr.map(Bound::unbind)))
     }
 
-    /// The Python object of the resource that the memory is from; `None` for memory of another library.
+    /// Returns the Python object of the memory's resource, or `None` for memory of another library.
     pub(crate) fn resource(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
         if let Some(mr) = self.given_mr(py) {
             return Ok(Some(mr));
@@ -220,7 +222,7 @@ impl DeviceBuffer {
         }
     }
 
-    /// The bytes on the host.
+    /// Copies the bytes to the host.
     pub(crate) fn read<'py>(
         &self,
         py: Python<'py>,
@@ -229,12 +231,12 @@ impl DeviceBuffer {
         let (view, stream) = self.view_on(stream)?;
         PyBytes::new_with(py, view.size as usize, |target| {
             let target = target.as_mut_ptr().addr();
-            // SAFETY: the new bytes are this function's own, and hold as many.
+            // SAFETY: the new bytes belong to this function, and there are as many.
             Ok(py.detach(|| unsafe { view.read(std::ptr::with_exposed_provenance_mut(target), &stream) })?)
         })
     }
 
-    /// Copies to `ary`, or to a new array of the host.
+    /// Copies to `ary`, or to a new host array.
     pub(crate) fn write_host<'py>(
         &self,
         py: Python<'py>,
@@ -246,19 +248,19 @@ impl DeviceBuffer {
         let host = HostBytes::writable(&ary)?;
         if (host.bytes as u64) < view.size {
             return Err(PyValueError::new_err(format!(
-                "the array holds {} bytes, and the buffer {}",
+                "the array has {} bytes, but the buffer has {}",
                 host.bytes, view.size
             )));
         }
-        // SAFETY: the array is held by `host`, and holds as many.
+        // SAFETY: `host` holds the array, which has as many bytes.
         py.detach(|| unsafe { view.read(host.address(), &stream) })?;
         Ok(ary)
     }
 
     /// Copies from a buffer, or from an object with `__cuda_array_interface__`.
     ///
-    /// The stream waits for the one that the object names, which then waits for the copy: the source may end
-    /// at once. If the object names none, the call waits for the copy.
+    /// The stream waits for the stream that the object names, which then waits for the copy. So the source
+    /// may end at once. If the object names no stream, the call waits for the copy.
     pub(crate) fn read_device(
         &self,
         py: Python<'_>,
@@ -294,7 +296,7 @@ impl DeviceBuffer {
         let own = py.detach(|| view.device().map(|device| device.ordinal()))?;
         if let Some(other) = device.filter(|device| *device != -1 && *device != own) {
             return Err(PyValueError::new_err(format!(
-                "the memory is of device {own}, and cannot be moved to device {other}; -1 is the host"
+                "the memory belongs to device {own} and cannot move to device {other}; -1 is the host"
             )));
         }
         Ok(py.detach(|| {
@@ -302,27 +304,27 @@ impl DeviceBuffer {
                 return Ok(());
             }
             match view.prefetch(device == Some(-1), &stream) {
-                // Pinned memory, and devices without page migration, cannot; that is no error, as in RMM.
+                // Pinned memory and devices without page migration cannot move. That is no error, as in RMM.
                 Err(failure) if !failure.is_refusal() => Err(failure),
                 _ => Ok(()),
             }
         })?)
     }
 
-    /// The byte or the slice of an index.
+    /// Returns the byte or the slice at an index.
     pub(crate) fn item<'py>(&self, py: Python<'py>, index: &Bound<'py, PyAny>) -> PyResult<Py<PyAny>> {
         let mut view = self.view()?;
         if let Ok(slice) = index.cast::<PySlice>() {
             let range = slice.indices(view.size as isize)?;
             if range.step != 1 {
-                return Err(PyValueError::new_err("a slice of a buffer has step 1"));
+                return Err(PyValueError::new_err("a slice of a buffer must have step 1"));
             }
             view.offset += range.start as u64;
             view.size = range.slicelength as u64;
             let part = Self::of(view, self.given_mr(py));
             return Ok(Bound::new(py, part)?.into_any().unbind());
         }
-        let outside = || PyIndexError::new_err("the index is outside of the buffer");
+        let outside = || PyIndexError::new_err("the index is outside the buffer");
         let index: i64 = index.extract().map_err(|error: PyErr| {
             if error.is_instance_of::<PyOverflowError>(py) { outside() } else { error }
         })?;
@@ -338,7 +340,8 @@ impl DeviceBuffer {
         Ok(byte[0].into_pyobject(py)?.into_any().unbind())
     }
 
-    /// Fills a buffer of Python's: in place if the host can access the memory, else with a read-only copy.
+    /// Fills a Python buffer. If the host can access the memory, the buffer uses it in place, and otherwise a
+    /// read-only copy.
     ///
     /// # Safety
     /// Python calls it with a buffer to fill.
@@ -355,7 +358,7 @@ impl DeviceBuffer {
         if !is_reached {
             if flags & ffi::PyBUF_WRITABLE != 0 {
                 return Err(PyBufferError::new_err(
-                    "the host does not reach the buffer's memory, and sees a copy: use copy_from_host to \
+                    "the host cannot access the buffer's memory and sees a copy: use copy_from_host to \
                      write",
                 ));
             }

@@ -1,7 +1,7 @@
 //! `malloc` and `free` for CuPy's `CFunctionAllocator`, which calls them with the GIL held.
 //!
-//! The library releases it unless the thread has the block in its cache, so that no call waits for the
-//! device, or for a thread that waits for the GIL, while it is held.
+//! The library releases the GIL unless the thread's cache serves the call. So no call waits for the device,
+//! or for a thread that wants the GIL, while it holds the GIL.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -14,27 +14,27 @@ use pyo3::prelude::*;
 
 use crate::api::api;
 
-/// What the two functions need. It lives as long as the process, as CuPy's memory keeps its address.
+/// The context of the two functions. It lives until the process ends, because CuPy keeps its address.
 struct Functions {
-    /// CuPy's own function for the handle of its current stream; -1 with an exception if it fails.
+    /// CuPy's C function that returns the handle of its current stream, or -1 with an exception set.
     current_stream: extern "C" fn() -> isize,
-    /// The same as an object, for streams that may end.
+    /// CuPy's Python function that returns the current stream's object, for streams that may end.
     stream_object: Py<PyAny>,
-    /// Serves what the function here does not: `(size, device) -> address`.
+    /// Serves every other request: `(size, device) -> address`.
     otherwise: Py<PyAny>,
-    /// A bit for each device whose requests need nothing but memory.
+    /// One bit for each device whose requests this module can serve.
     plain_devices: AtomicU64,
 }
 
-/// The stream of each block that is not of a default stream, which lives as long as the block.
+/// The stream of each block that was not allocated on a default stream. It lives as long as the block.
 static STREAMS: Mutex<Option<HashMap<usize, Py<PyAny>>>> = Mutex::new(None);
-/// How many there are, readable without the lock.
+/// The number of entries in `STREAMS`, readable without its lock.
 static STREAM_COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// What CuPy reads as a failure, if an exception is set.
+/// The result that CuPy takes as a failure if an exception is set.
 const FAILED: *mut c_void = without_provenance_mut(usize::MAX);
 
-/// The last default stream: these never end.
+/// The highest handle of a default stream. Default streams never end.
 const PER_THREAD: isize = 2;
 
 fn keep_stream(address: usize, stream: Py<PyAny>) {
@@ -64,13 +64,13 @@ extern "C" fn leave() -> *mut c_void {
 
 /// Takes the GIL again.
 extern "C" fn enter(state: *mut c_void) {
-    // SAFETY: the state is that of `leave`, on the same thread.
+    // SAFETY: the state came from `leave`, on the same thread.
     unsafe { ffi::PyEval_RestoreThread(state.cast()) }
 }
 
 /// `void *(*)(void *, size_t, int)`
 extern "C" fn allocate(functions: *mut c_void, bytes: usize, device: i32) -> *mut c_void {
-    // SAFETY: CuPy passes on what `parameter` says, which lives as long as the process.
+    // SAFETY: CuPy passes on the address from `parameter`, which is valid until the process ends.
     let functions = unsafe { &*functions.cast::<Functions>() };
     let stream = (functions.current_stream)();
     if stream == -1 {
@@ -90,7 +90,7 @@ extern "C" fn allocate(functions: *mut c_void, bytes: usize, device: i32) -> *mu
     } else if is_plain && let Some(ptr) = allocate_on(functions, bytes, device, stream) {
         return ptr;
     }
-    // The interpreter that ends takes no thread any more.
+    // At its end the interpreter lets no thread attach.
     let answer = Python::try_attach(|py| {
         let answer = functions.otherwise.call1(py, (bytes, device)).and_then(|answer| answer.extract(py));
         answer.map(without_provenance_mut).unwrap_or_else(|error: PyErr| {
@@ -101,7 +101,8 @@ extern "C" fn allocate(functions: *mut c_void, bytes: usize, device: i32) -> *mu
     answer.unwrap_or(FAILED)
 }
 
-/// The same for a stream that may end: the block keeps it. `None` if that fails, or there is no memory.
+/// Does the same for a stream that may end: the block keeps it. Returns `None` if that fails or memory runs
+/// out.
 fn allocate_on(functions: &Functions, bytes: usize, device: i32, stream: isize) -> Option<*mut c_void> {
     Python::try_attach(|py| {
         let object = functions.stream_object.call0(py).ok()?;
@@ -119,27 +120,27 @@ fn allocate_on(functions: &Functions, bytes: usize, device: i32, stream: isize) 
 /// `void (*)(void *, void *, int)`
 extern "C" fn free(_functions: *mut c_void, ptr: *mut c_void, _device: i32) {
     let stream = take_stream(ptr.addr());
-    // SAFETY: CuPy holds the GIL, and gives each block back once; its stream lives on.
+    // SAFETY: CuPy holds the GIL, and frees each block once; its stream is still alive.
     unsafe { (api().free_unlocked)(ptr, leave, enter) };
     if let Some(stream) = stream {
-        // The last block of a stream may end it.
+        // The stream may end with its last block.
         Python::try_attach(|_| drop(stream));
     }
 }
 
-/// The two functions for CuPy's `CFunctionAllocator`, and what it passes to them.
+/// The two functions for CuPy's `CFunctionAllocator`, and the context that CuPy passes to them.
 #[pyclass(frozen, module = "millpond")]
 pub(crate) struct CupyFunctions(&'static Functions);
 
 #[pymethods]
 impl CupyFunctions {
-    /// `current_stream` is the address of CuPy's C function of the type `intptr_t (void)`.
+    /// `current_stream` is the address of CuPy's C function of type `intptr_t (void)`.
     #[new]
     fn new(current_stream: usize, stream_object: Py<PyAny>, otherwise: Py<PyAny>) -> PyResult<Self> {
         if current_stream == 0 {
             return Err(pyo3::exceptions::PyValueError::new_err("the function's address is 0"));
         }
-        // SAFETY: the caller has the address from CuPy, which says that it is of this type.
+        // SAFETY: the caller got the address from CuPy, which documents this type.
         let current_stream = unsafe {
             std::mem::transmute::<*const (), extern "C" fn() -> isize>(current_stream as *const ())
         };
@@ -148,7 +149,7 @@ impl CupyFunctions {
         Ok(Self(Box::leak(Box::new(functions))))
     }
 
-    /// What the functions get first.
+    /// The address of the context, which is the functions' first argument.
     #[getter]
     fn parameter(&self) -> usize {
         std::ptr::from_ref(self.0).expose_provenance()
@@ -166,7 +167,7 @@ impl CupyFunctions {
         free as *const () as usize
     }
 
-    /// Says whether the requests of a device need nothing but memory.
+    /// Notes whether this module can serve the requests of a device.
     fn set_plain(&self, device: u32, is_plain: bool) {
         let Some(bit) = 1_u64.checked_shl(device) else { return };
         if is_plain {
@@ -176,7 +177,7 @@ impl CupyFunctions {
         }
     }
 
-    /// Keeps a stream as long as a block of it.
+    /// Keeps a stream until the block at this address is freed.
     #[staticmethod]
     fn keep(address: usize, stream: Py<PyAny>) {
         keep_stream(address, stream);

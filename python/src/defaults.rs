@@ -8,7 +8,7 @@ use crate::error::check;
 use crate::handle::{ResourceHandle, take_recent_default};
 use crate::resource::Resource;
 
-/// The default resource of a device, else of the current one.
+/// Returns the default resource of a device, or else of the current device.
 #[pyfunction]
 #[pyo3(signature = (device=None))]
 pub(crate) fn default_resource(py: Python<'_>, device: Option<&Device>) -> PyResult<Resource> {
@@ -20,7 +20,7 @@ pub(crate) fn default_resource(py: Python<'_>, device: Option<&Device>) -> PyRes
     Ok(Resource::of(handle))
 }
 
-/// Restores the initial default of a device.
+/// Restores the initial default resource of a device.
 #[pyfunction]
 pub(crate) fn reset_default_resource(py: Python<'_>, device: &Device) -> PyResult<()> {
     let reset = py.detach(|| {

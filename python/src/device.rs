@@ -13,7 +13,7 @@ use crate::api::{Raw, api, c_text, generation, take_text};
 use crate::error::{Failure, check};
 use crate::gil;
 
-/// The library's handle of a device, whose number and kind were asked once.
+/// The library's handle of a device, with its number and kind once they are known.
 #[derive(Debug)]
 pub(crate) struct DeviceHandle(pub(crate) Raw, OnceLock<(i32, bool)>);
 
@@ -24,28 +24,29 @@ unsafe impl Sync for DeviceHandle {}
 
 impl Drop for DeviceHandle {
     fn drop(&mut self) {
-        // SAFETY: the handle is this value's own.
+        // SAFETY: this value owns the handle.
         gil::released(|| unsafe { (api().device_free)(self.0) });
     }
 }
 
 impl DeviceHandle {
-    /// The device that `open` writes.
+    /// Wraps the device that `open` writes.
     pub(crate) fn from_call(open: impl FnOnce(*mut Raw) -> i32) -> Result<Arc<Self>, Failure> {
         let mut device = null_mut();
         check(open(&raw mut device))?;
         Ok(Arc::new(Self(device, OnceLock::new())))
     }
 
-    /// The calling thread's current device: the device of CUDA's current context, else the default one.
+    /// Returns the calling thread's current device: the device of CUDA's current context, or else the default
+    /// one.
     pub(crate) fn current() -> Result<Arc<Self>, Failure> {
         ensure_default();
         // SAFETY: the result may be written.
         Self::from_call(|device| unsafe { (api().device_current)(device) })
     }
 
-    /// The process's default device: `millpond_device_open` says which. A simulated one is opened at the
-    /// first call.
+    /// Returns the process's default device, which `millpond_device_open` selects. The first call opens it if
+    /// it is simulated.
     fn default_one() -> Result<Arc<Self>, Failure> {
         // SAFETY: a null name is allowed, and the result may be written.
         Self::from_call(|device| unsafe { (api().device_open)(null(), device) })
@@ -77,8 +78,10 @@ impl fmt::Display for DeviceHandle {
     }
 }
 
-/// Opens the default device if it is simulated, so that it is the current one; the library keeps it. If the
-/// environment names no device that can be opened, the call that wants the current device says so.
+/// Opens the default device if it is simulated, and makes it the current one. The library keeps it open.
+///
+/// If the environment names no device that can be opened, the next call that needs the current device reports
+/// it.
 pub(crate) fn ensure_default() {
     static IS_THERE: AtomicBool = AtomicBool::new(false);
     if !IS_THERE.load(Ordering::Relaxed) {
@@ -86,14 +89,15 @@ pub(crate) fn ensure_default() {
     }
 }
 
-/// A device: CUDA's, or a simulated one. To name a device uses none of its memory.
+/// A CUDA device or a simulated one. Naming a device uses none of its memory.
 ///
-/// Without a name it is the calling thread's current device: the one of CUDA's current context, or else the
-/// default one. MILLPOND_DEVICE names the default device. Without it, LOCAL_RANK does if several devices are
-/// visible; else it is cuda:0, and on a machine without a GPU a simulated H200.
+/// Without a name, this is the calling thread's current device: the device of CUDA's current context, or else
+/// the default device. MILLPOND_DEVICE names the default device. If it is not set and several devices are
+/// visible, LOCAL_RANK selects one. Otherwise the default is cuda:0, or a simulated H200 on a machine without
+/// a GPU.
 ///
 /// Args:
-///     name: "cuda:1" is a device of CUDA, "sim:8GiB" makes a simulated one. None is the current device.
+///     name: "cuda:1" is a CUDA device, and "sim:8GiB" makes a simulated one. None is the current device.
 ///
 /// Raises:
 ///     NoDeviceError: There is no such device.
@@ -116,7 +120,7 @@ impl Device {
         py.detach(|| {
             let Some(name) = name else { return DeviceHandle::current() };
             let name = c_text(name);
-            // A simulated default device has the number 0, whatever a program names first.
+            // A simulated default device gets number 0, whichever device the program names first.
             ensure_default();
             // SAFETY: the name is a string, and the result may be written.
             DeviceHandle::from_call(|device| unsafe { (api().device_open)(name.as_ptr(), device) })
@@ -125,11 +129,11 @@ impl Device {
         .map_err(PyErr::from)
     }
 
-    /// Return the device with a number. It touches no device.
+    /// Return the device with a number. The call does not touch the device.
     ///
     /// Args:
-    ///     ordinal: The number of a device of CUDA; if the default device is simulated, of an open simulated
-    ///         one.
+    ///     ordinal: The number of a CUDA device or, if the default device is simulated, of an open simulated
+    ///         device.
     ///
     /// Raises:
     ///     NoDeviceError: There is no such device.
@@ -161,7 +165,7 @@ impl Device {
         self.0.ordinal()
     }
 
-    /// Whether the device is simulated: the host's memory stands for its memory.
+    /// Whether the device is simulated, with host memory in the role of device memory.
     ///
     /// Example:
     ///     >>> import millpond
@@ -229,13 +233,13 @@ impl Device {
     }
 }
 
-/// A stream, and what keeps it alive.
+/// A stream, with the object that keeps it alive.
 #[derive(Debug)]
 pub(crate) struct StreamHandle {
     pub(crate) raw: usize,
-    /// The device that made it, if this value ends it.
+    /// The device that made the stream, and the generation, if this value owns the stream.
     made_on: Option<(Arc<DeviceHandle>, usize)>,
-    /// The object of another library that it came with.
+    /// The object of another library that the stream came from.
     _owner: Option<Py<PyAny>>,
 }
 
@@ -248,17 +252,17 @@ impl StreamHandle {
         std::ptr::without_provenance_mut(self.raw)
     }
 
-    /// Refuses a stream that is known to be of another device than the memory.
+    /// Refuses a stream that belongs to a different device than the memory, if its device is known.
     pub(crate) fn check_on(&self, device: &DeviceHandle) -> Result<(), Failure> {
         match &self.made_on {
             Some((own, _)) if !own.is_same(device) => Err(Failure::refused(format!(
-                "the stream is of {own}, and the memory of {device}: use a stream of the memory's device"
+                "the stream belongs to {own}, but the memory to {device}: use a stream of the memory's device"
             ))),
             _ => Ok(()),
         }
     }
 
-    /// The stream's device; of a default stream, the current one.
+    /// Returns the stream's device or, for a default stream, the current device.
     pub(crate) fn device(&self) -> Result<Arc<DeviceHandle>, Failure> {
         if let Some((device, _)) = &self.made_on {
             return Ok(device.clone());
@@ -274,7 +278,7 @@ impl Drop for StreamHandle {
         if let Some((device, made_in)) = &self.made_on
             && *made_in == generation()
         {
-            // SAFETY: the stream was made on this device, and ends here.
+            // SAFETY: this device made the stream, which ends here.
             gil::released(|| unsafe {
                 (api().stream_destroy)(device.0, self.ptr());
             });
@@ -291,7 +295,7 @@ impl Drop for StreamHandle {
 ///     device: The device of a new stream; None takes the current one.
 ///
 /// Raises:
-///     TypeError: `obj` is no stream.
+///     TypeError: `obj` is not a stream.
 ///     ValueError: `flags` is unknown, or `flags` or `device` is given together with `obj`.
 ///     DriverError: The driver could not make a stream.
 ///
@@ -304,7 +308,7 @@ impl Drop for StreamHandle {
 #[derive(Debug)]
 pub(crate) struct Stream(pub(crate) Arc<StreamHandle>);
 
-/// An attribute that an object may lack. What else its property raises, as Ctrl-C does, is raised.
+/// Reads an attribute that an object may lack. Other exceptions of a property, such as Ctrl-C, are passed on.
 pub(crate) fn attribute<'py>(object: &Bound<'py, PyAny>, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
     match object.getattr(name) {
         Err(error) if error.is_instance_of::<PyAttributeError>(object.py()) => Ok(None),
@@ -312,18 +316,18 @@ pub(crate) fn attribute<'py>(object: &Bound<'py, PyAny>, name: &str) -> PyResult
     }
 }
 
-/// The number of an object that is one, as an `int` is.
+/// Returns the number if the object is one, as an `int` is.
 fn number_of(object: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
     match object.extract::<usize>() {
         Err(error) if error.is_instance_of::<PyTypeError>(object.py()) => Ok(None),
         Err(error) if error.is_instance_of::<PyOverflowError>(object.py()) => {
-            Err(PyOverflowError::new_err(format!("{object} is no handle of a stream")))
+            Err(PyOverflowError::new_err(format!("{object} is not a stream handle")))
         }
         answer => answer.map(Some),
     }
 }
 
-/// The stream of an argument.
+/// Returns the stream of an argument.
 pub(crate) fn stream_of(argument: &Bound<'_, PyAny>) -> PyResult<Arc<StreamHandle>> {
     if let Ok(stream) = argument.cast::<Stream>() {
         return Ok(stream.get().0.clone());
@@ -357,10 +361,11 @@ pub(crate) fn stream_of(argument: &Bound<'_, PyAny>) -> PyResult<Arc<StreamHandl
         }
     }
     let kind = argument.get_type().name()?;
-    Err(PyTypeError::new_err(format!("{kind} is no stream: it has no `__cuda_stream__`")))
+    Err(PyTypeError::new_err(format!("{kind} is not a stream: it has no `__cuda_stream__`")))
 }
 
-/// A stream argument. Left out it is the default stream, or a buffer's own; None is refused.
+/// A stream argument. If the caller leaves it out, it means the default stream or a buffer's own. None is
+/// refused.
 pub(crate) struct StreamArgument<'py>(pub(crate) Option<Bound<'py, PyAny>>);
 
 impl<'a, 'py> FromPyObject<'a, 'py> for StreamArgument<'py> {
@@ -372,7 +377,7 @@ impl<'a, 'py> FromPyObject<'a, 'py> for StreamArgument<'py> {
 }
 
 impl StreamArgument<'_> {
-    /// The stream; left out, the default one.
+    /// Returns the stream, or the default stream if the argument was left out.
     pub(crate) fn resolve(self) -> PyResult<Arc<StreamHandle>> {
         static DEFAULT: OnceLock<Arc<StreamHandle>> = OnceLock::new();
         match self.0 {
@@ -381,7 +386,7 @@ impl StreamArgument<'_> {
         }
     }
 
-    /// The stream; `None` if it was left out.
+    /// Returns the stream, or `None` if the argument was left out.
     pub(crate) fn resolve_if_given(self) -> PyResult<Option<Arc<StreamHandle>>> {
         self.0.as_ref().map(stream_of).transpose()
     }
@@ -406,7 +411,7 @@ impl Stream {
         let is_non_blocking = match flags.unwrap_or(0) {
             0 => false,
             1 => true,
-            other => return Err(PyValueError::new_err(format!("{other} is no flag of a stream"))),
+            other => return Err(PyValueError::new_err(format!("{other} is not a stream flag"))),
         };
         let device = device.map(|device| device.0.clone());
         let made = py.detach(|| {

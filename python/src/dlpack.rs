@@ -23,7 +23,7 @@ const FLAG_COPIED: u64 = 2;
 pub(crate) const PLAIN: &CStr = c"dltensor";
 pub(crate) const VERSIONED: &CStr = c"dltensor_versioned";
 
-/// An exported tensor with what it points to and keeps.
+/// An exported tensor, with everything it points to and keeps.
 struct Export<T> {
     managed: T,
     shape: [i64; 1],
@@ -39,7 +39,7 @@ impl<T> Drop for Export<T> {
 }
 
 impl<T> Export<T> {
-    /// Ends what a consumer took: the block goes back after the consumer's work.
+    /// Ends an export that a consumer took. The block is freed after the consumer's work.
     fn end(self: Box<Self>) {
         gil::released(|| {
             self.view.block.follow(self.consumer);
@@ -48,9 +48,9 @@ impl<T> Export<T> {
     }
 }
 
-/// The block that a tensor is of, if it is an export of this module.
+/// Returns the block of a tensor that this module exported.
 pub(crate) fn lender_of(tensor: &Foreign) -> Option<Arc<Block>> {
-    // SAFETY: the tensor lives, and with its deleter it is an export, which is its context.
+    // SAFETY: the tensor lives. If it has this module's deleter, its context is an export.
     unsafe {
         if tensor.is_versioned {
             let managed = &*tensor.managed.cast::<ManagedVersioned>().as_ptr();
@@ -65,7 +65,7 @@ pub(crate) fn lender_of(tensor: &Foreign) -> Option<Arc<Block>> {
     }
 }
 
-/// The kind of a view's memory, and its device's number.
+/// Returns the kind of a view's memory, and its device's number.
 pub(crate) fn device_of(view: &View) -> Result<(i32, i32), Failure> {
     let device = view.device()?;
     let kind = match view.block.accessibility()? {
@@ -78,20 +78,20 @@ pub(crate) fn device_of(view: &View) -> Result<(i32, i32), Failure> {
     Ok((kind, if matches!(kind, CPU | CUDA_HOST) { 0 } else { device.ordinal() }))
 }
 
-/// The stream that a consumer names, if it names one.
+/// Returns the stream that a consumer names, if it names one.
 fn consumer_of(stream: Option<i64>) -> PyResult<Option<usize>> {
     match stream {
         None => Ok(Some(1)),
         Some(-1) => Ok(None),
         Some(0) => Err(PyValueError::new_err(
-            "stream 0 is ambiguous: 1 is the legacy default stream, 2 the one of the thread",
+            "stream 0 is ambiguous: use 1 for the legacy default stream, 2 for the per-thread one",
         )),
-        Some(stream) if stream < -1 => Err(PyValueError::new_err(format!("{stream} is no stream of DLPack"))),
+        Some(stream) if stream < -1 => Err(PyValueError::new_err(format!("{stream} is not a DLPack stream"))),
         Some(stream) => Ok(Some(stream as usize)),
     }
 }
 
-/// A capsule over a view.
+/// Makes a capsule over a view.
 pub(crate) fn export<'py>(
     py: Python<'py>,
     view: View,
@@ -153,7 +153,7 @@ pub(crate) fn export<'py>(
 }
 
 /// # Safety
-/// `value` is what the name says, and has no other owner.
+/// `value` has the type that `name` stands for, and has no other owner.
 unsafe fn capsule<'py>(
     py: Python<'py>,
     value: *mut c_void,
@@ -164,32 +164,32 @@ unsafe fn capsule<'py>(
     unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyCapsule_New(value, name.as_ptr(), Some(destructor))) }
 }
 
-/// Ends an export, on any thread, with the GIL or without.
+/// Ends an export. Any thread may call it, with or without the GIL.
 unsafe extern "C" fn end_plain(managed: *mut Managed) {
     // SAFETY: the context is the export, which ends here.
     unsafe { Box::from_raw((*managed).context.cast::<Export<Managed>>()) }.end();
 }
 
-/// The same for one with a version.
+/// Ends an export with a version in the same way.
 unsafe extern "C" fn end_versioned(managed: *mut ManagedVersioned) {
     // SAFETY: the context is the export, which ends here.
     unsafe { Box::from_raw((*managed).context.cast::<Export<ManagedVersioned>>()) }.end();
 }
 
-/// Ends the export in a capsule without a consumer: nothing used it.
+/// Ends an export whose capsule had no consumer. No work used it.
 unsafe extern "C" fn drop_plain(capsule: *mut ffi::PyObject) {
     // SAFETY: Python calls this with a capsule of ours; a consumer has changed its name.
     unsafe { drop_unused::<Managed>(capsule, PLAIN, |managed| (*managed).context) }
 }
 
-/// The same for one with a version.
+/// Ends an export with a version in the same way.
 unsafe extern "C" fn drop_versioned(capsule: *mut ffi::PyObject) {
     // SAFETY: as above.
     unsafe { drop_unused::<ManagedVersioned>(capsule, VERSIONED, |managed| (*managed).context) }
 }
 
 /// # Safety
-/// The capsule is one of `export`, and a `T` if it has this name; Python calls it with the GIL.
+/// `export` made the capsule, which holds a `T` if it has this name. Python calls it with the GIL.
 unsafe fn drop_unused<T>(
     capsule: *mut ffi::PyObject,
     name: &CStr,

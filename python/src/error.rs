@@ -11,7 +11,7 @@ use pyo3::sync::PyOnceLock;
 use crate::api::api;
 use crate::gil;
 
-/// What went wrong, taken from the library on the thread that failed.
+/// A failure of the library, read on the thread that failed.
 #[derive(Debug)]
 pub(crate) struct Failure {
     status: i32,
@@ -21,51 +21,52 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// An argument that no call of the library's may get.
+    /// An argument that must not reach the library.
     pub(crate) fn refused(message: String) -> Self {
         Self { status: 2, message, code: 0, report: None }
     }
 
-    /// What an object asks for that this version of millpond cannot do.
+    /// A request from an object that this version of millpond cannot serve.
     pub(crate) fn unsupported(message: String) -> Self {
         Self { status: 5, message, code: 0, report: None }
     }
 
-    /// Whether CUDA refused an argument as invalid, as an address of the host where it wants the device's.
+    /// Returns whether CUDA refused an argument as invalid, such as a host address for a device address.
     pub(crate) fn is_invalid_value(&self) -> bool {
         self.code == 1
     }
 
-    /// Whether the device is lost, so that it runs no work any more.
+    /// Returns whether the device is lost and runs no more work.
     pub(crate) fn is_lost(&self) -> bool {
         self.status == 7
     }
 
-    /// Whether the driver or the library refused the request itself, whatever the state of memory.
+    /// Returns whether the driver or the library refused the request itself, however much memory is free.
     pub(crate) fn is_refusal(&self) -> bool {
-        // Invalid argument, unsupported, and CUDA's invalid value, device, and not supported.
+        // The statuses: invalid argument, unsupported. CUDA's codes: invalid value, invalid device, not
+        // supported.
         matches!(self.status, 2 | 5) || matches!(self.code, 1 | 101 | 801)
     }
 }
 
-/// What a callback of the program's raised.
+/// An exception that the program's callback raised.
 #[derive(Debug)]
 pub(crate) enum Raised {
-    /// The cause of the call's own exception.
+    /// The exception is the cause of the call's own exception.
     Cause(PyErr),
-    /// It is raised, and the call's own exception is not.
+    /// The call raises this exception, not its own.
     Instead(PyErr),
 }
 
 impl Raised {
-    /// What a function that allocates raised: memory that is out is the cause of the same, and anything else
-    /// becomes the `RuntimeError` that RMM makes of it.
+    /// Classifies an exception of a function that allocates. Out of memory becomes the cause of millpond's
+    /// own error. Any other exception becomes a `RuntimeError`, as in RMM.
     pub(crate) fn by_allocate(py: Python<'_>, error: PyErr) -> Self {
         if error.is_instance_of::<PyMemoryError>(py) {
             return Self::Cause(error);
         }
         // `KeyboardInterrupt`, `SystemExit` and a cancelled task end the program's work, whatever failed. A
-        // bare `BaseException` is none of them.
+        // bare `BaseException` is no such exception.
         let is_end = !error.is_instance_of::<PyException>(py)
             && !error.get_type(py).is(py.get_type::<PyBaseException>());
         if error.is_instance_of::<PyRuntimeError>(py) || is_end {
@@ -78,17 +79,17 @@ impl Raised {
 }
 
 thread_local! {
-    /// What a callback raised, for the call that made it.
+    /// The exception of a callback, kept for the call that ran the callback.
     static RAISED: RefCell<Option<Raised>> = const { RefCell::new(None) };
-    /// The exception that ends the program's work, or that a signal handler raised while a call waited.
+    /// An exception that ends the program's work, or that a signal handler raised during a wait.
     static INTERRUPT: RefCell<Option<PyErr>> = const { RefCell::new(None) };
 }
 
-/// Whether a callback ever raised: most programs have none, and their calls look no further.
+/// Whether a callback has ever raised. In most programs none does, and their calls check nothing more.
 static ANY_RAISED: AtomicBool = AtomicBool::new(false);
 
-/// Keeps a callback's exception until the call fails that made it. An exception that is no error
-/// (`KeyboardInterrupt`, `SystemExit`) is raised even if the call is served.
+/// Keeps a callback's exception until the call that ran it fails. An exception that is no error
+/// (`KeyboardInterrupt`, `SystemExit`) is raised even if the call succeeds.
 pub(crate) fn keep_raised(py: Python<'_>, raised: Raised) {
     let (Raised::Cause(error) | Raised::Instead(error)) = &raised;
     if error.is_instance_of::<PyException>(py) {
@@ -99,11 +100,11 @@ pub(crate) fn keep_raised(py: Python<'_>, raised: Raised) {
     }
 }
 
-/// Whether this may be the thread on which Python handles signals: the first one. Others need no lock of
-/// Python's.
+/// Returns whether this may be the main thread, which handles Python's signals. Other threads need not take
+/// the GIL to check them.
 fn handles_signals() -> bool {
     #[cfg(target_os = "linux")]
-    // SAFETY: both functions ask for nothing.
+    // SAFETY: both functions take no arguments and have no preconditions.
     unsafe {
         libc::syscall(libc::SYS_gettid) == libc::c_long::from(libc::getpid())
     }
@@ -111,8 +112,8 @@ fn handles_signals() -> bool {
     true
 }
 
-/// Lets Python handle the signals that came, as a wait of the library's asks. Whether a handler raised, as
-/// Ctrl-C does, so that the wait ends.
+/// Lets Python handle pending signals during a wait of the library. Returns whether a handler raised, as for
+/// Ctrl-C, and the wait has to end.
 pub(crate) extern "C" fn is_interrupted() -> bool {
     if INTERRUPT.try_with(|slot| slot.borrow().is_some()).unwrap_or(false) {
         return true;
@@ -124,7 +125,7 @@ pub(crate) extern "C" fn is_interrupted() -> bool {
     raised.is_some_and(|raised| INTERRUPT.try_with(|slot| slot.replace(Some(raised))).is_ok())
 }
 
-/// Raises the exception of a signal handler that ran in a call that succeeded nevertheless.
+/// Raises the exception of a signal handler that ran during a call that still succeeded.
 pub(crate) fn raise_interrupt(_py: Python<'_>) -> PyResult<()> {
     taken_interrupt().map_or(Ok(()), Err)
 }
@@ -133,17 +134,17 @@ fn taken_interrupt() -> Option<PyErr> {
     INTERRUPT.try_with(RefCell::take).ok().flatten()
 }
 
-/// Forgets what callbacks raised: the call that made them was served in another way.
+/// Drops the exceptions of callbacks after their call succeeded in another way.
 #[cold]
 fn forget_raised() {
     let is_kept = RAISED.try_with(|slot| slot.borrow().is_some()).unwrap_or(false);
     if is_kept {
-        // At the interpreter's end it stays.
+        // At the interpreter's end the exception stays.
         gil::attached(|_| drop(RAISED.try_with(RefCell::take)));
     }
 }
 
-/// Makes a status a result; without a need for the GIL.
+/// Turns a status into a result. The caller need not hold the GIL.
 #[inline]
 pub(crate) fn check(status: i32) -> Result<(), Failure> {
     if status != 0 {
@@ -156,13 +157,13 @@ pub(crate) fn check(status: i32) -> Result<(), Failure> {
 }
 
 fn text(text: *const c_char) -> Option<String> {
-    // SAFETY: the library's text is null, or lives until the thread's next failing call.
+    // SAFETY: the library's text is null, or valid until the thread's next failing call.
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
 }
 
 #[cold]
 fn last_failure(status: i32) -> Failure {
-    // SAFETY: these functions ask for nothing.
+    // SAFETY: these functions have no preconditions.
     unsafe {
         let report = text((api().error_report)()).zip(text((api().error_report_json)()));
         Failure {
@@ -197,7 +198,7 @@ impl From<Failure> for PyErr {
             });
             let error = match made {
                 Ok(error) => Self::from_value(error),
-                // Ctrl-C while Python makes the exception, for instance.
+                // For instance, Ctrl-C while Python makes the exception.
                 Err(error) => return error,
             };
             error.set_cause(py, cause);

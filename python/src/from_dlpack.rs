@@ -1,4 +1,4 @@
-//! Buffers over the memory of other libraries, by DLPack.
+//! Buffers over the memory of other libraries, through DLPack.
 
 use std::ptr::NonNull;
 
@@ -44,7 +44,7 @@ pub(crate) fn from_dlpack(
     let (kind, number): (i32, i32) = obj.call_method0("__dlpack_device__")?.extract()?;
     if !matches!(kind, CUDA | CUDA_HOST | CUDA_MANAGED | EXTENSION) {
         return Err(PyBufferError::new_err(format!(
-            "memory of DLPack's device ({kind}, {number}) is not CUDA's; to_device copies the host's"
+            "DLPack's device ({kind}, {number}) is not a CUDA device; to_device copies host memory"
         )));
     }
     // Checked first: the producer's own error would not say what to do.
@@ -63,7 +63,7 @@ pub(crate) fn from_dlpack(
     arguments.set_item("max_version", (MAJOR, MINOR))?;
     let capsule = match obj.call_method("__dlpack__", (), Some(&arguments)) {
         Err(error) if error.is_instance_of::<PyTypeError>(py) => {
-            // A producer of before version 1.
+            // A producer older than version 1.
             arguments.del_item("max_version")?;
             obj.call_method("__dlpack__", (), Some(&arguments))?
         }
@@ -71,8 +71,7 @@ pub(crate) fn from_dlpack(
     };
     let foreign = consume(&capsule)?;
     let bytes = foreign.bytes();
-    let bytes =
-        bytes.ok_or_else(|| PyBufferError::new_err("no memory has as many bytes as the tensor says"))?;
+    let bytes = bytes.ok_or_else(|| PyBufferError::new_err("the tensor's size in bytes is too large"))?;
     if !foreign.is_contiguous() {
         return Err(PyBufferError::new_err("only contiguous memory can be a buffer"));
     }
@@ -80,10 +79,10 @@ pub(crate) fn from_dlpack(
         // SAFETY: the tensor is live.
         let managed = unsafe { &*foreign.managed.cast::<ManagedVersioned>().as_ptr() };
         if managed.major != MAJOR {
-            return Err(PyBufferError::new_err(format!("version {} of DLPack is not known", managed.major)));
+            return Err(PyBufferError::new_err(format!("DLPack version {} is unsupported", managed.major)));
         }
         if managed.flags & 1 != 0 {
-            return Err(PyBufferError::new_err("the memory is read-only, and a buffer can be written"));
+            return Err(PyBufferError::new_err("the memory is read-only, but a buffer must be writable"));
         }
     }
     let lender = lender_of(&foreign);
@@ -95,7 +94,8 @@ fn consume(capsule: &Bound<'_, PyAny>) -> PyResult<Foreign> {
     for (name, used, is_versioned) in
         [(VERSIONED, c"used_dltensor_versioned", true), (PLAIN, c"used_dltensor", false)]
     {
-        // SAFETY: the capsule is live; its pointer is what its name says; the new name marks it as consumed.
+        // SAFETY: the capsule is live, and its name tells its pointer's type. The new name marks it as
+        // consumed.
         unsafe {
             if ffi::PyCapsule_IsValid(capsule.as_ptr(), name.as_ptr()) == 0 {
                 continue;
@@ -108,5 +108,5 @@ fn consume(capsule: &Bound<'_, PyAny>) -> PyResult<Foreign> {
             return Ok(Foreign { managed, is_versioned });
         }
     }
-    Err(PyBufferError::new_err("`__dlpack__` returned no capsule of DLPack, or one that was consumed"))
+    Err(PyBufferError::new_err("`__dlpack__` returned no DLPack capsule, or a consumed one"))
 }

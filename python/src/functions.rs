@@ -1,4 +1,4 @@
-//! The program's functions behind resources and handlers of failures.
+//! The Python functions behind callback resources and failure handlers.
 
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::ffi;
@@ -9,18 +9,18 @@ use crate::device::{Stream, StreamHandle};
 use crate::error::{Raised, keep_raised};
 use crate::gil;
 
-/// The functions of one resource, which it keeps as a context.
+/// The functions of one resource, which keeps them as its context.
 pub(crate) type Functions = Vec<Py<PyAny>>;
 
-/// Functions of the program's as a context, which `end_functions` ends.
+/// Makes a context of Python functions. `end_functions` frees it.
 pub(crate) fn context_of(functions: impl Into<Functions>) -> Raw {
     Box::into_raw(Box::new(functions.into())).cast()
 }
 
-/// The program's functions behind a context.
+/// Returns the Python functions of a context.
 ///
 /// # Safety
-/// The context is one of [`context_of`] that was not ended.
+/// [`context_of`] made the context, and it was not freed.
 pub(crate) unsafe fn context<'a>(context: Raw) -> &'a Functions {
     // SAFETY: the caller's promise.
     unsafe { &*context.cast::<Functions>() }
@@ -36,7 +36,7 @@ pub(crate) extern "C" fn call_allocate(functions: Raw, bytes: u64, _alignment: u
         let functions: &Functions = unsafe { context(functions) };
         functions[0].call1(py, (bytes, stream_object(py, stream)?))?.extract(py)
     };
-    // Null where the interpreter is at its end.
+    // Null at the interpreter's end.
     let answer = gil::attached(|py| {
         call(py).unwrap_or_else(|error| {
             keep_raised(py, Raised::by_allocate(py, error));
@@ -55,11 +55,11 @@ pub(crate) extern "C" fn call_deallocate(functions: Raw, ptr: Raw, bytes: u64, _
         };
         if let Err(error) = call() {
             if error.is_instance_of::<PyKeyboardInterrupt>(py) {
-                // A free cannot fail: Ctrl-C comes again when Python goes on.
-                // SAFETY: this thread has the lock.
+                // A free cannot fail, so Ctrl-C is raised again when Python continues.
+                // SAFETY: this thread holds the GIL.
                 return unsafe { ffi::PyErr_SetInterrupt() };
             }
-            // As in a finaliser, Python's hook is told.
+            // As in a finaliser, the exception goes to Python's hook.
             error.write_unraisable(py, Some(functions[1].bind(py)));
         }
     });
@@ -77,10 +77,10 @@ pub(crate) extern "C" fn call_failure(handle: Raw, bytes: u64) -> bool {
     answer.unwrap_or(false)
 }
 
-/// Ends the program's functions; at the interpreter's end they stay.
+/// Frees the functions of a context. At the interpreter's end they stay.
 pub(crate) extern "C" fn end_functions(functions: Raw) {
     gil::attached(|_| {
-        // SAFETY: the context is one of `context_of`, and ends here.
+        // SAFETY: `context_of` made the context, which ends here.
         drop(unsafe { Box::from_raw(functions.cast::<Functions>()) });
     });
 }

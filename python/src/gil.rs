@@ -1,7 +1,7 @@
-//! Python's lock around code that may wait, and around the program's functions.
+//! The GIL around code that may wait, and around the program's functions.
 //!
-//! PyO3 counts how often a thread took the lock through it. Other libraries call in here with the lock held
-//! or not, and may have released it meanwhile, so that the count alone says nothing.
+//! PyO3 counts how often a thread took the GIL through it. Other libraries call into this module with or
+//! without the GIL, and may have released it meanwhile. So the count alone says nothing.
 
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
@@ -13,17 +13,17 @@ unsafe extern "C" {
     fn PyGILState_Check() -> c_int;
 }
 
-/// Whether the calling thread holds Python's lock; with free threading, whether it is attached.
+/// Returns whether the calling thread holds the GIL or, with free threading, is attached.
 pub(crate) fn is_held() -> bool {
     // SAFETY: the function may be called on any thread.
     unsafe { PyGILState_Check() == 1 }
 }
 
-/// Runs what may wait for the device, for another thread or for a function of the program's. If this thread
-/// holds Python's lock, it is released meanwhile.
+/// Runs code that may wait for the device, another thread or one of the program's functions. If this thread
+/// holds the GIL, it is released meanwhile.
 pub(crate) fn released(wait: impl FnOnce()) {
     struct Carried<F>(Option<F>);
-    // SAFETY: the closure stays on this thread, and uses Python's objects only with the lock.
+    // SAFETY: the closure stays on this thread, and uses Python objects only with the GIL.
     unsafe impl<F> Send for Carried<F> {}
 
     impl<F: FnOnce()> Carried<F> {
@@ -38,11 +38,11 @@ pub(crate) fn released(wait: impl FnOnce()) {
     if is_held() {
         Python::try_attach(|py| py.detach(|| wait.run()));
     }
-    // Without the lock; or at the interpreter's end, where no other thread runs Python.
+    // Runs here without the GIL, or at the interpreter's end, when no other thread runs Python.
     wait.run();
 }
 
-/// Whether the interpreter takes no thread any more.
+/// Returns whether the interpreter is at its end and lets no thread attach.
 fn is_at_end() -> bool {
     static ASK: OnceLock<Option<extern "C" fn() -> c_int>> = OnceLock::new();
     // SAFETY: the function may be called at any time.
@@ -50,7 +50,7 @@ fn is_at_end() -> bool {
         return true;
     }
     let ask = ASK.get_or_init(|| {
-        // The name since Python 3.13, and the one before.
+        // The function's name since Python 3.13, and its older name.
         [c"Py_IsFinalizing", c"_Py_IsFinalizing"].into_iter().find_map(|name| {
             // SAFETY: the name is a string.
             let found: *mut c_void = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
@@ -62,10 +62,10 @@ fn is_at_end() -> bool {
     ask.is_some_and(|ask| ask() != 0)
 }
 
-/// Runs `body` with Python's lock. `None` if the interpreter is at its end.
+/// Runs `body` with the GIL. Returns `None` if the interpreter is at its end.
 ///
-/// A block may be freed while Python handles an exception: `body` runs without it, and it is pending again
-/// afterwards. Python code that runs with a pending exception fails, or replaces it.
+/// A block may be freed while Python handles an exception. Python code that runs with a pending exception
+/// fails or replaces it. So the exception is set aside while `body` runs, and set again afterwards.
 pub(crate) fn attached<T>(body: impl FnOnce(Python<'_>) -> T) -> Option<T> {
     let body = |py: Python<'_>| {
         let pending = PyErr::take(py);
@@ -81,11 +81,11 @@ pub(crate) fn attached<T>(body: impl FnOnce(Python<'_>) -> T) -> Option<T> {
     if is_at_end() {
         return None;
     }
-    // PyO3 may count this thread as attached, though CuPy's allocator has released the lock.
-    // SAFETY: the interpreter runs; the state is given back below, on this thread.
+    // PyO3 may count this thread as attached even after CuPy's allocator released the GIL.
+    // SAFETY: the interpreter runs; this thread gives the state back below.
     let state = unsafe { ffi::PyGILState_Ensure() };
     let answer = Python::try_attach(body);
-    // SAFETY: the state is the one of above.
+    // SAFETY: the state comes from the call above.
     unsafe { ffi::PyGILState_Release(state) };
     answer
 }

@@ -1,4 +1,4 @@
-//! The library's handle of a resource, and who keeps it.
+//! The library's handle of a resource, and its owners.
 
 use std::fmt;
 use std::ptr::null_mut;
@@ -22,20 +22,20 @@ pub(crate) struct ResourceHandle {
     device: OnceLock<Arc<DeviceHandle>>,
     below: Below,
     links: Arc<Links>,
-    /// The buffers that keep one of those objects, if the collector has to know of them.
+    /// The buffers that keep one of the resource's Python objects, if the collector has to know of them.
     buffers: Mutex<Vec<Weak<dyn Collected>>>,
 }
 
-/// What the collector reads of a resource. Reading keeps no resource, as the collector may end none: an end
-/// runs code of the program's.
+/// The data that the collector reads of a resource. Reading must not keep a resource, because the reader
+/// could then be the one to end it. An end runs the program's code, which the collector must not do.
 #[derive(Debug)]
 struct Links {
     raw: Raw,
-    /// The Python objects that keep the handle.
+    /// The number of Python objects that keep the handle.
     objects: AtomicUsize,
-    /// The blocks that are kept by Python objects alone, each of which keeps one of those objects.
+    /// The number of blocks whose owners are all Python objects. Each of these also keeps one of `objects`.
     seen_blocks: AtomicUsize,
-    /// The resources on this one. Each takes itself out before its own handle of the library's ends.
+    /// The resources built on this one. Each removes its entry before it frees its own handle.
     above: Mutex<Vec<(Weak<ResourceHandle>, Arc<Self>)>>,
 }
 
@@ -45,32 +45,34 @@ unsafe impl Send for Links {}
 unsafe impl Sync for Links {}
 
 impl Links {
-    /// Whether one Python object alone keeps the resource, with buffers that keep the object, and with
-    /// resources on it of which the same holds. `handles` counts the owners of the handle, which is live.
+    /// Returns whether only one Python object keeps the resource. Buffers that keep this object do not count
+    /// against it, nor do resources on top for which the same holds.
+    ///
+    /// `handles` is the number of owners of the handle, which is live.
     fn is_seen(&self, handles: usize) -> bool {
-        // Another thread may hold it for a moment; then the resource is in use.
+        // Another thread may hold the lock for a moment; the resource then counts as in use.
         let Some(above) = self.above.try_lock() else { return false };
         // SAFETY: the handle is live.
         let owners = unsafe { (api().resource_owners)(self.raw) };
         self.objects.load(Ordering::Relaxed) == 1
             && handles == 1 + self.seen_blocks.load(Ordering::Relaxed) + above.len()
             && owners == 1 + above.len()
-            // What is in the list is live while it is locked.
+            // The resources in the list are live while it is locked.
             && above.iter().all(|(handle, links)| links.is_seen(handle.strong_count()))
     }
 }
 
-/// An object that the collector ends with the resource that it keeps.
+/// An object that the collector ends together with the resource that it keeps.
 pub(crate) trait Collected: fmt::Debug + Send + Sync {
-    /// Gives the memory back, unless something that the collector does not see keeps it.
+    /// Frees the memory unless an owner that the collector does not see keeps it.
     fn end(&self);
 }
 
-/// What a resource is built on.
+/// The things that a resource is built on.
 #[derive(Debug, Default)]
 pub(crate) struct Below {
     pub(crate) resources: Vec<Arc<ResourceHandle>>,
-    /// The program's functions, which the resource keeps: a context of `context_of`.
+    /// The program's functions that the resource keeps: a context from `context_of`.
     pub(crate) functions: Option<Raw>,
 }
 
@@ -80,7 +82,7 @@ unsafe impl Send for Below {}
 unsafe impl Sync for Below {}
 
 impl Below {
-    /// The program's functions of this resource.
+    /// Returns the program's functions of this resource.
     fn functions(&self) -> &[Py<PyAny>] {
         match self.functions {
             // SAFETY: the functions live as long as the resource.
@@ -101,25 +103,25 @@ unsafe impl Sync for ResourceHandle {}
 
 impl Drop for ResourceHandle {
     fn drop(&mut self) {
-        // A forked child leaves its parent's memory alone.
+        // A forked child does not free its parent's memory.
         if self.made_in == generation() {
             for resource in &self.below.resources {
                 resource.links.above.lock().retain(|(_, links)| !Arc::ptr_eq(links, &self.links));
             }
-            // A pool that ends reaches the driver, and may wait for a function of the program's.
-            // SAFETY: the handle is this value's own.
+            // Freeing a pool reaches the driver, and may wait for one of the program's functions.
+            // SAFETY: this value owns the handle.
             gil::released(|| unsafe { (api().resource_free)(self.raw) });
         }
     }
 }
 
 impl ResourceHandle {
-    /// The resource that `make` writes.
+    /// Wraps the resource that `make` writes.
     pub(crate) fn from_call(make: impl FnOnce(*mut Raw) -> i32) -> Result<Arc<Self>, Failure> {
         Self::on(Below::default(), make)
     }
 
-    /// The resource that `make` writes, which is built on these.
+    /// Wraps the resource that `make` writes and that is built on `below`.
     pub(crate) fn on(below: Below, make: impl FnOnce(*mut Raw) -> i32) -> Result<Arc<Self>, Failure> {
         let mut raw = null_mut();
         check(make(&raw mut raw))?;
@@ -142,23 +144,24 @@ impl ResourceHandle {
         Ok(made)
     }
 
-    /// A handle of the library's that is this value's own; none for null.
+    /// Wraps a handle that this value now owns; none for null.
     pub(crate) fn owned(raw: Raw) -> Option<Arc<Self>> {
         let take = |place: *mut Raw| {
-            // SAFETY: `on` passes a place of its own, which may be written.
+            // SAFETY: `on` passes a valid place for the result.
             unsafe { *place = raw };
             0
         };
         if raw.is_null() { None } else { Self::from_call(take).ok() }
     }
 
-    /// The program's functions, if the collector sees all that keeps the resource.
+    /// Returns the program's functions if the collector sees every owner of the resource.
     pub(crate) fn seen_functions(self: &Arc<Self>) -> &[Py<PyAny>] {
         let functions = self.below.functions();
         if functions.is_empty() || !self.links.is_seen(Arc::strong_count(self)) { &[] } else { functions }
     }
 
-    /// Whether the collector has to know of the blocks: functions of the program's may keep them.
+    /// Returns whether the collector has to know of the blocks, because the program's functions may keep
+    /// them.
     pub(crate) fn counts_blocks(&self) -> bool {
         self.below.has_functions()
     }
@@ -172,20 +175,20 @@ impl ResourceHandle {
         buffers.push(buffer);
     }
 
-    /// Ends the buffers of a resource whose last Python object ends. Each of them keeps that object, so the
-    /// collector ends them all, and the functions that take their blocks back are whole now, and not later.
+    /// Ends the buffers of a resource whose last Python object ends. Each buffer keeps that object, so the
+    /// collector ends them all. It must happen now, while the functions that take the blocks back still work.
     pub(crate) fn end_buffers(&self) {
         if self.links.objects.load(Ordering::Relaxed) != 1 {
             return;
         }
         let buffers = std::mem::take(&mut *self.buffers.lock());
-        // Not under the lock: a function of the program's may make a buffer.
+        // Not under the lock: one of the program's functions may make a buffer.
         for buffer in buffers.iter().filter_map(Weak::upgrade) {
             buffer.end();
         }
     }
 
-    /// Counts a block that Python objects alone keep, or one less.
+    /// Counts one block more, or one less, whose owners are all Python objects.
     pub(crate) fn count_block(&self, is_more: bool) {
         if is_more {
             self.links.seen_blocks.fetch_add(1, Ordering::Relaxed);
@@ -194,30 +197,30 @@ impl ResourceHandle {
         }
     }
 
-    /// The default resource of the current device. Called without the GIL, as it may end the one that was
-    /// the default before.
+    /// Returns the default resource of the current device. The caller does not hold the GIL, because this may
+    /// end the previous default resource.
     pub(crate) fn current() -> Result<Arc<Self>, Failure> {
         ensure_default();
         // SAFETY: the result may be written.
         let current = Self::from_call(|resource| unsafe { (api().get_current_device_resource)(resource) })?;
         let before = RECENT.get().lock().replace(current.clone());
-        // Not under the lock: its end may wait for the GIL, whose holder may wait for the lock.
+        // Not under the lock: its end may wait for the GIL, and the GIL's holder may wait for the lock.
         drop(before);
         Ok(current)
     }
 
-    /// The default resource of a device.
+    /// Returns the default resource of a device.
     pub(crate) fn of_device(device: &DeviceHandle) -> Result<Arc<Self>, Failure> {
         // SAFETY: the device's handle is live, and the result may be written.
         Self::from_call(|resource| unsafe { (api().get_per_device_resource)(device.0, resource) })
     }
 
-    /// What was last found to be a default resource; it may be none any more.
+    /// Returns the default resource that was found last. It may no longer be the default.
     pub(crate) fn recent_default() -> Option<Arc<Self>> {
         RECENT.get().lock().as_ref().filter(|recent| recent.made_in == generation()).cloned()
     }
 
-    /// The resource's device.
+    /// Returns the resource's device.
     pub(crate) fn device(&self) -> Result<&Arc<DeviceHandle>, Failure> {
         if self.device.get().is_none() {
             // SAFETY: the handle is live, and the result may be written.
@@ -228,7 +231,7 @@ impl ResourceHandle {
         Ok(self.device.get().expect("it was set"))
     }
 
-    /// What reaches its memory: the device, and the host.
+    /// Returns whether the device and the host can access its memory.
     pub(crate) fn accessibility(&self) -> Result<(bool, bool), Failure> {
         let (mut device, mut host) = (false, false);
         // SAFETY: the handle is live, and the results may be written.
@@ -244,15 +247,16 @@ impl ResourceHandle {
     }
 }
 
-/// The last default resource that [`ResourceHandle::current`] found; none after a default was set here.
+/// The default resource that [`ResourceHandle::current`] found last. It is empty after this module set a
+/// default.
 static RECENT: PerProcess<Mutex<Option<Arc<ResourceHandle>>>> = PerProcess([const { Mutex::new(None) }; 8]);
 
-/// Takes it, so that a default resource that was replaced ends with its last buffer.
+/// Takes the entry, so that a replaced default resource ends with its last buffer.
 pub(crate) fn take_recent_default() -> Option<Arc<ResourceHandle>> {
     RECENT.get().lock().take()
 }
 
-/// The handle of a Python object, by which the collector sees the resource.
+/// The handle of a Python object, through which the collector sees the resource.
 #[derive(Debug)]
 pub(crate) struct Owned(Arc<ResourceHandle>);
 

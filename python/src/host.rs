@@ -1,30 +1,30 @@
-//! Contiguous memory of the host that an object of Python's offers.
+//! Contiguous host memory that a Python object offers.
 
 use std::mem::MaybeUninit;
 
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-/// The bytes of an object that has the buffer protocol, held until this ends.
+/// The bytes of an object with the buffer protocol, held until this value ends.
 pub(crate) struct HostBytes<'py> {
     buffer: Box<ffi::Py_buffer>,
     pub(crate) bytes: usize,
-    /// Ended while Python's lock is held.
+    /// Proof that the GIL is held when this value ends.
     _py: Python<'py>,
 }
 
-// SAFETY: only the address and the size are used without the GIL; the buffer ends where `_py` is.
+// SAFETY: only the address and the size are used without the GIL; the buffer ends where `_py` is valid.
 unsafe impl Sync for HostBytes<'_> {}
 // SAFETY: as above.
 unsafe impl Send for HostBytes<'_> {}
 
 impl<'py> HostBytes<'py> {
-    /// The bytes to read.
+    /// Opens the bytes for reading.
     pub(crate) fn readable(object: &Bound<'py, PyAny>) -> PyResult<Self> {
         Self::with(object, ffi::PyBUF_SIMPLE)
     }
 
-    /// The bytes to write.
+    /// Opens the bytes for writing.
     pub(crate) fn writable(object: &Bound<'py, PyAny>) -> PyResult<Self> {
         Self::with(object, ffi::PyBUF_WRITABLE)
     }

@@ -1,4 +1,4 @@
-//! Memory of another library, by the CUDA array interface.
+//! Memory of another library, through the CUDA array interface.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -10,12 +10,12 @@ use crate::device::attribute;
 pub(crate) struct CudaArray {
     pub(crate) address: usize,
     pub(crate) bytes: u64,
-    /// The stream that a consumer waits for, if the object names one.
+    /// The stream that a consumer has to wait for, if the object names one.
     pub(crate) stream: Option<usize>,
 }
 
 impl CudaArray {
-    /// Reads `__cuda_array_interface__`, of one dimension.
+    /// Reads `__cuda_array_interface__` of a one-dimensional array.
     pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let interface = attribute(object, "__cuda_array_interface__")?
             .ok_or_else(|| PyValueError::new_err("the source needs a `__cuda_array_interface__`"))?;
@@ -24,7 +24,7 @@ impl CudaArray {
         let item: u64 = kind
             .get(2..)
             .and_then(|bytes| bytes.parse().ok())
-            .ok_or_else(|| PyValueError::new_err(format!("the type `{kind}` is not known")))?;
+            .ok_or_else(|| PyValueError::new_err(format!("the type `{kind}` is unknown")))?;
         let is_not_flat = || PyValueError::new_err("only one-dimensional contiguous memory can be copied");
         let [length] = shape[..] else { return Err(is_not_flat()) };
         let get = |name| -> PyResult<Option<Bound<'_, PyAny>>> {
@@ -37,7 +37,7 @@ impl CudaArray {
         }
         let (address, _): (usize, bool) = interface.get_item("data")?.extract()?;
         let stream = get("stream")?.map(|stream| stream.extract::<usize>()).transpose()?;
-        // More than there are fit into no buffer.
+        // A saturated size fits into no buffer.
         Ok(Self { address, bytes: length.saturating_mul(item), stream })
     }
 }

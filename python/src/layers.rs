@@ -1,4 +1,4 @@
-//! The classes of layers ask the library for these: the layer below, its name, a log's file, bins, sizes.
+//! Queries by the classes of layers: the layer below, its name, a log's file, bins, sizes.
 
 use std::borrow::Cow;
 use std::ptr::null_mut;
@@ -10,7 +10,8 @@ use crate::error::{Failure, check};
 use crate::handle::ResourceHandle;
 use crate::resource::{Resource, on};
 
-/// Builds `made` from the text of layers, on a resource; the outermost one has the file `path` as `key`.
+/// Builds `made` from the text of layers on top of a resource. The outermost layer gets the file `path` under
+/// its option `key`.
 #[pyfunction]
 pub(crate) fn build_layer_file(
     py: Python<'_>,
@@ -29,7 +30,7 @@ pub(crate) fn build_layer_file(
     })
 }
 
-/// The resource that the outermost layer stands on, or None.
+/// Returns the resource below the outermost layer, or None.
 #[pyfunction]
 pub(crate) fn layer_below(py: Python<'_>, resource: &Bound<'_, Resource>) -> PyResult<Option<Resource>> {
     let handle = resource.get().handle()?;
@@ -42,7 +43,7 @@ pub(crate) fn layer_below(py: Python<'_>, resource: &Bound<'_, Resource>) -> PyR
     Ok(below.map(Resource::of))
 }
 
-/// The name of the outermost layer in text.
+/// Returns the name of the outermost layer in text.
 #[pyfunction]
 pub(crate) fn layer_name(resource: &Bound<'_, Resource>) -> PyResult<String> {
     let (handle, mut name) = (resource.get().handle()?, null_mut());
@@ -51,7 +52,7 @@ pub(crate) fn layer_name(resource: &Bound<'_, Resource>) -> PyResult<String> {
     Ok(take_text(name))
 }
 
-/// The path of the outermost log's file as bytes, or None.
+/// Returns the file's path of the outermost log as bytes, or None.
 #[pyfunction]
 pub(crate) fn log_file(resource: &Bound<'_, Resource>) -> PyResult<Option<Cow<'static, [u8]>>> {
     let (handle, mut path) = (resource.get().handle()?, null_mut());
@@ -60,7 +61,7 @@ pub(crate) fn log_file(resource: &Bound<'_, Resource>) -> PyResult<Option<Cow<'s
     Ok(take_bytes(path).map(Cow::Owned))
 }
 
-/// The bins of the outermost layer: pairs of a size in bytes and the resource that was given for it, or None.
+/// Returns the bins of the outermost layer: pairs of a size in bytes and the resource given for it, or None.
 #[pyfunction]
 pub(crate) fn layer_bins(resource: &Bound<'_, Resource>) -> PyResult<Vec<(u64, Option<Resource>)>> {
     let handle = resource.get().handle()?;
@@ -77,7 +78,7 @@ pub(crate) fn layer_bins(resource: &Bound<'_, Resource>) -> PyResult<Vec<(u64, O
     }
 }
 
-/// Reads an amount of memory: its bytes, and its percentage of the free memory; the other is 0.
+/// Reads an amount of memory. Returns its bytes and its percentage of the free memory; one of them is 0.
 #[pyfunction]
 pub(crate) fn parse_size(size: &str) -> PyResult<(u64, f64)> {
     let (size, mut bytes, mut percent) = (c_argument(size)?, 0, 0.0);

@@ -1,7 +1,7 @@
-//! The extension module `millpond._native`: Python's classes over libmillpond's functions.
+//! The extension module `millpond._native`: Python classes over libmillpond's functions.
 //!
-//! It holds no pool: the library, loaded at import, is the owner of all pools of the process. The GIL is
-//! released around every call that may reach the driver, and no state relies on it.
+//! The module holds no pool. It loads the library at import, and the library owns all pools of the process.
+//! Every call that may reach the driver releases the GIL, and no state relies on the GIL.
 
 mod api;
 mod block;
@@ -32,13 +32,13 @@ use std::path::PathBuf;
 use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
 
-/// Loads libmillpond from a file. The package does it at import.
+/// Loads libmillpond from a file. The package calls it at import.
 #[pyfunction]
 fn load(path: PathBuf) -> PyResult<()> {
     api::load(&path, error::is_interrupted).map_err(PyImportError::new_err)
 }
 
-/// The version of the library.
+/// Returns the version of the library.
 #[pyfunction]
 fn version() -> String {
     // SAFETY: the text lives as long as the library.

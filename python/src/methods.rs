@@ -112,7 +112,7 @@ impl DeviceBuffer {
     ///
     /// Raises:
     ///     DriverError: The copy failed.
-    ///     TypeError: `stream` is no stream.
+    ///     TypeError: `stream` is not a stream.
     ///
     /// Example:
     ///     >>> import millpond
@@ -189,8 +189,8 @@ impl DeviceBuffer {
 
     /// Copy from device memory to the start of the buffer, in stream order.
     ///
-    /// The source may be freed at once: the stream waits for the stream that the source names, which then
-    /// waits for the copy. If the source names none, the call waits for the copy.
+    /// The stream waits for the stream that the source names, which then waits for the copy. So the source
+    /// may be freed at once. If the source names no stream, the call waits for the copy.
     ///
     /// Args:
     ///     cuda_ary: A buffer, or a contiguous, one-dimensional object with `__cuda_array_interface__`, not
@@ -199,7 +199,7 @@ impl DeviceBuffer {
     ///
     /// Raises:
     ///     ValueError: The source is larger than the buffer, or not contiguous.
-    ///     TypeError: `cuda_ary` is no device memory.
+    ///     TypeError: `cuda_ary` is not device memory.
     ///     DriverError: The copy failed.
     ///
     /// Example:
@@ -225,8 +225,8 @@ impl DeviceBuffer {
     ///     stream: The stream of the work; without it, the buffer's own.
     ///
     /// Raises:
-    ///     OverflowError: `value` is no byte.
-    ///     DriverError: The device could not be asked to do it.
+    ///     OverflowError: `value` is not in this range.
+    ///     DriverError: The driver refused the operation.
     ///
     /// Example:
     ///     >>> import millpond
@@ -265,7 +265,7 @@ impl DeviceBuffer {
         self.copy(py)
     }
 
-    /// Make room, so that `resize` allocates nothing. Slices and exports keep the memory that they have.
+    /// Make room, so that a later `resize` allocates nothing. Slices and exports keep their memory.
     ///
     /// Args:
     ///     new_capacity: The bytes to make room for. A number below the capacity changes nothing.
@@ -292,15 +292,15 @@ impl DeviceBuffer {
         self.change(py, &stream, |view| (view.size, Some(new_capacity).filter(|it| *it > view.capacity())))
     }
 
-    /// Change the size. New bytes are undefined. Slices and exports keep the memory that they have.
+    /// Change the size. New bytes are undefined. Slices and exports keep their memory.
     ///
     /// Args:
-    ///     new_size: The new size in bytes. The buffer gets new memory if this is beyond its capacity.
+    ///     new_size: The new size in bytes. The buffer gets new memory if the size exceeds its capacity.
     ///     stream: The stream of the copy to new memory; without it, the buffer's own.
     ///
     /// Raises:
     ///     OutOfMemoryError: The resource has no memory.
-    ///     BufferError: The memory belongs to another library, and the size is beyond it.
+    ///     BufferError: The memory belongs to another library, and the size exceeds it.
     ///
     /// Example:
     ///     >>> import millpond
@@ -319,7 +319,7 @@ impl DeviceBuffer {
         self.change(py, &stream, |view| (new_size, Some(new_size).filter(|it| *it > view.capacity())))
     }
 
-    /// Free the memory beyond the size, by a copy to a smaller block.
+    /// Copy the bytes to a smaller block, and free the memory beyond the size.
     ///
     /// Args:
     ///     stream: The stream of the copy; without it, the buffer's own.
@@ -345,11 +345,11 @@ impl DeviceBuffer {
     ///
     /// Args:
     ///     device: The number of the memory's own device, or -1 for the host. None is the device.
-    ///     stream: The stream of the work; without it, and for None, the buffer's own.
+    ///     stream: The stream of the work; if left out or None, the buffer's own.
     ///
     /// Raises:
     ///     ValueError: `device` is another device.
-    ///     DriverError: The device could not be asked to do it.
+    ///     DriverError: The driver refused the operation.
     ///
     /// Example:
     ///     >>> import millpond
@@ -369,9 +369,10 @@ impl DeviceBuffer {
         self.item(py, index)
     }
 
-    /// Version 3 of the CUDA array interface, with the stream that a consumer waits for. It does not say on
-    /// which stream the consumer works: so the block goes back after all work of the device, for which its
-    /// end waits. By DLPack the consumer names its stream, and nothing waits.
+    /// Version 3 of the CUDA array interface, with the stream that a consumer has to wait for.
+    ///
+    /// The interface does not tell the consumer's stream, so the block's end waits for all work on the
+    /// device. With DLPack the consumer names its stream, and the block's end waits for nothing else.
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let view = self.view()?;
@@ -386,13 +387,14 @@ impl DeviceBuffer {
         Ok(interface)
     }
 
-    /// DLPack's name of the device: the kind of memory, and the number.
+    /// DLPack's description of the device: the kind of memory, and the number.
     fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
         let view = self.view()?;
         Ok(py.detach(|| dlpack::device_of(&view))?)
     }
 
-    /// A capsule of DLPack; its deleter needs no GIL. `stream` waits for the buffer's (-1: no waiting).
+    /// Returns a DLPack capsule, whose deleter needs no GIL. `stream` waits for the buffer's stream, unless
+    /// it is -1.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,
@@ -417,7 +419,7 @@ impl DeviceBuffer {
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        // Another thread may hold it for a moment; then the collector finds the object in use.
+        // Another thread may hold the lock for a moment; the collector then finds the object in use.
         match self.mr.try_lock() {
             Some(mr) => visit.call(mr.as_ref()),
             None => Ok(()),
@@ -436,7 +438,7 @@ impl DeviceBuffer {
         }
     }
 
-    /// The bytes for the host: in place where it reaches them, else a copy that cannot be written.
+    /// Offers the bytes to the host: in place if the host can access them, or else as a read-only copy.
     ///
     /// # Safety
     /// Python calls it with a buffer to fill.
@@ -446,7 +448,7 @@ impl DeviceBuffer {
     }
 
     /// # Safety
-    /// Python calls it with a buffer of `__getbuffer__` that is in place.
+    /// Python calls it with a buffer that `__getbuffer__` filled.
     unsafe fn __releasebuffer__(&self, buffer: *mut ffi::Py_buffer) {
         // SAFETY: the value came from `__getbuffer__`, and ends here.
         let view = unsafe { Box::from_raw((*buffer).internal.cast::<View>()) };
@@ -457,7 +459,7 @@ impl DeviceBuffer {
 /// Copy bytes of the host to a new buffer, and wait for the copy.
 ///
 /// Args:
-///     b: A contiguous object with the buffer protocol, as bytes or an array of NumPy.
+///     b: A contiguous object with the buffer protocol, such as bytes or a NumPy array.
 ///     stream: The stream of the buffer; without it, the default stream.
 ///     mr: The resource; None takes the current device's default resource.
 ///
@@ -466,7 +468,7 @@ impl DeviceBuffer {
 ///
 /// Raises:
 ///     OutOfMemoryError: The resource has no memory.
-///     TypeError: `b` has no buffer protocol.
+///     TypeError: `b` does not support the buffer protocol.
 ///     BufferError: `b` is not contiguous.
 ///
 /// Example:

@@ -1,4 +1,5 @@
-//! The checks of a simulated device, and the mistakes that they must find: for the package's own tests.
+//! The checks of a simulated device, and the mistakes that they must find. Only the package's own tests use
+//! this module.
 
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,40 +10,40 @@ use crate::api::{Raw, api, take_text};
 use crate::device::{Device, DeviceHandle, Stream};
 use crate::error::{Failure, check};
 
-/// A step of the order that a test leaves out on purpose.
+/// A step of the stream order that a test leaves out on purpose.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Mistake {
-    /// A use on another stream does not follow the block's stream.
+    /// A use on another stream does not wait for the block's stream.
     Before = 1,
-    /// The block's stream does not follow a use on another one.
+    /// The block's stream does not wait for a use on another stream.
     After = 2,
     /// The source of a copy counts as unused.
     Source = 4,
-    /// The block's stream does not follow what an export's consumer did.
+    /// The block's stream does not wait for the work of an export's consumer.
     Export = 8,
-    /// The end of a block does not wait for work on streams that are not known.
+    /// The end of a block does not wait for work on unknown streams.
     Unknown = 16,
     /// The per-thread default streams of two threads count as one.
     Thread = 32,
-    /// No wait for the device succeeds, as while a graph is captured.
+    /// Every wait for the device fails, as during a graph capture.
     Wait = 64,
 }
 
 static MADE: AtomicU32 = AtomicU32::new(0);
 
-/// Whether a test makes this mistake; no program does.
+/// Returns whether a test makes this mistake. No program does.
 #[inline]
 pub(crate) fn makes(mistake: Mistake) -> bool {
     MADE.load(Ordering::Relaxed) & mistake as u32 != 0
 }
 
-/// Makes mistakes from now on, named by the sum of their numbers; 0 makes none.
+/// Sets the mistakes to make from now on, as the sum of their numbers. 0 makes none.
 #[pyfunction]
 pub(crate) fn _oracle_mistakes(mistakes: u32) {
     MADE.store(mistakes, Ordering::Relaxed);
 }
 
-/// Opens a simulated device on which an adversary with this seed chooses when work is done.
+/// Opens a simulated device on which an adversary with this seed decides when work is done.
 #[pyfunction]
 pub(crate) fn _oracle_device(py: Python<'_>, nbytes: u64, seed: u64) -> PyResult<Device> {
     // SAFETY: the result may be written.
@@ -50,7 +51,7 @@ pub(crate) fn _oracle_device(py: Python<'_>, nbytes: u64, seed: u64) -> PyResult
     Ok(py.detach(|| DeviceHandle::from_call(open)).map(Device)?)
 }
 
-/// Begins a capture on a stream of a simulated device, or ends it.
+/// Begins or ends a capture on a stream of a simulated device.
 #[pyfunction]
 pub(crate) fn _oracle_capture(
     py: Python<'_>,
@@ -58,11 +59,11 @@ pub(crate) fn _oracle_capture(
     stream: &Stream,
     begins: bool,
 ) -> PyResult<()> {
-    // SAFETY: the device's handle is live, and so is the stream.
+    // SAFETY: the device's handle and the stream are live.
     Ok(py.detach(|| check(unsafe { (api().oracle_capture)(device.0.0, stream.0.ptr(), begins) }))?)
 }
 
-/// The findings of a simulated device's checks since the last call, a line each.
+/// Returns the findings of a simulated device's checks since the last call, one on each line.
 #[pyfunction]
 pub(crate) fn _oracle_violations(py: Python<'_>, device: &Device) -> PyResult<String> {
     Ok(py.detach(|| {

@@ -1,4 +1,4 @@
-//! What a buffer is now, where the collector may end it with its resource.
+//! The state of a buffer, which the collector may end together with the buffer's resource.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use pyo3::prelude::*;
 use crate::handle::Collected;
 use crate::view::View;
 
-/// What a buffer is now; `None` once the collector has ended it.
+/// The current state of a buffer; `None` once the collector has ended it.
 pub(crate) type Now = Mutex<Option<View>>;
 
-/// Where a buffer has it.
+/// The owner of a buffer's state.
 #[derive(Debug)]
 pub(crate) enum Place {
     Own(Now),
-    /// With the resource, whose end may come first if the collector ends both.
+    /// Shared with the resource. If the collector ends both, the resource may be first.
     Shared(Arc<Now>),
 }
 
@@ -44,7 +44,8 @@ impl Collected for Now {
 }
 
 impl Place {
-    /// A place for a new buffer; `keeps_resource` says whether it keeps the Python object of its resource.
+    /// Makes the state of a new buffer. `keeps_resource` says whether the buffer keeps its resource's Python
+    /// object.
     pub(crate) fn new(view: View, keeps_resource: bool) -> Self {
         let resource = if keeps_resource { view.block.show() } else { None };
         let now = Mutex::new(Some(view));
@@ -56,7 +57,7 @@ impl Place {
     }
 }
 
-/// What a use of a buffer raises that the collector has ended.
+/// Makes the exception for a use of a buffer that the collector has ended.
 pub(crate) fn was_collected() -> PyErr {
-    PyValueError::new_err("Python has collected this buffer with its resource, and its memory went back")
+    PyValueError::new_err("Python has collected this buffer together with its resource; its memory is freed")
 }

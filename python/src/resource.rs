@@ -1,4 +1,4 @@
-//! Memory resources: stacks of the library's, as a class that Python's classes derive from.
+//! Memory resources: stacks from the library, as the base class of Python's resource classes.
 
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ use crate::size::size;
 
 /// A memory resource: a stack of layers over the memory of one device.
 ///
-/// `millpond.stack` builds one from text, and each class of `millpond.mr` is a layer. A class of your own
-/// derives from one of those.
+/// `millpond.stack` builds one from text, and each class of `millpond.mr` is a layer. Derive your own class
+/// from one of these.
 ///
 /// Example:
 ///     >>> import millpond
@@ -31,26 +31,26 @@ use crate::size::size;
 pub(crate) struct Resource(Mutex<Option<Owned>>);
 
 impl Resource {
-    /// The handle of a resource that was built.
+    /// Returns the handle of a resource that was built.
     pub(crate) fn handle(&self) -> PyResult<Arc<ResourceHandle>> {
         self.0.lock().as_ref().map(|owned| owned.handle().clone()).ok_or_else(|| {
-            PyTypeError::new_err("this resource was not built: its class has to call `super().__init__`")
+            PyTypeError::new_err("this resource was not built: its class must call `super().__init__`")
         })
     }
 
-    /// Blocks of a resource that was replaced keep it.
+    /// Replaces the handle. Blocks of the earlier resource keep that resource.
     fn set(&self, py: Python<'_>, handle: Arc<ResourceHandle>) {
         let before = self.0.lock().replace(Owned::new(handle));
         // Not under the lock: its end may wait.
         py.detach(|| drop(before));
     }
 
-    /// A Python object over a handle.
+    /// Makes a Python object over a handle.
     pub(crate) fn of(handle: Arc<ResourceHandle>) -> Self {
         Self(Mutex::new(Some(Owned::new(handle))))
     }
 
-    /// Calls the library with the GIL released.
+    /// Calls the library without the GIL.
     fn call(&self, py: Python<'_>, call: impl FnOnce(&ResourceHandle) -> i32 + Send) -> PyResult<()> {
         let handle = self.handle()?;
         py.detach(|| check(call(&handle)))?;
@@ -74,14 +74,14 @@ impl Resource {
     }
 }
 
-/// What stands on one resource.
+/// Describes a resource that is built on one other resource.
 pub(crate) fn on(upstream: &Arc<ResourceHandle>) -> Below {
     Below { resources: vec![upstream.clone()], functions: None }
 }
 
-/// A handle that crosses into a closure without the GIL.
+/// A handle that a closure without the GIL uses.
 struct Sendable<T>(T);
-// SAFETY: what is wrapped are handles and pointers that the caller keeps alive; the library is thread-safe.
+// SAFETY: it wraps handles and pointers that the caller keeps alive; the library is thread-safe.
 unsafe impl<T> Send for Sendable<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Sendable<T> {}
@@ -120,7 +120,7 @@ impl Resource {
         })
     }
 
-    /// Builds this object from the text of layers, on a resource.
+    /// Builds this object from the text of layers, on top of a resource.
     fn _layer(&self, py: Python<'_>, upstream: &Self, text: &str) -> PyResult<()> {
         let (text, upstream) = (c_argument(text)?, upstream.handle()?);
         // SAFETY: the handle is live, the text is a string, and the result may be written.
@@ -129,7 +129,7 @@ impl Resource {
         })
     }
 
-    /// Builds the checks of a simulated device on a resource. For tests.
+    /// Builds the checks of a simulated device on top of a resource, for tests.
     fn _watch(&self, py: Python<'_>, upstream: &Self) -> PyResult<()> {
         let upstream = upstream.handle()?;
         // SAFETY: the handle is live, and the result may be written.
@@ -142,7 +142,7 @@ impl Resource {
         Ok(())
     }
 
-    /// Builds bins: pairs of a size and a resource or None.
+    /// Builds bins from pairs of a size and a resource, or None.
     fn _binning(
         &self,
         py: Python<'_>,
@@ -164,13 +164,13 @@ impl Resource {
         let resources = handles.iter().flatten().chain([&upstream]).cloned().collect();
         self.build(py, Below { resources, functions: None }, |made| {
             let first = raws.as_slice().as_ptr();
-            // SAFETY: the handles are live, as `handles` is; both arrays hold as many; the result may be
+            // SAFETY: `handles` keeps the handles alive; both arrays have this length; the result may be
             // written.
             unsafe { (api().resource_binning)(upstream.raw, sizes.as_ptr(), first, sizes.len(), made) }
         })
     }
 
-    /// Builds a view of a driver's pool.
+    /// Builds a view of one of the driver's own pools.
     #[pyo3(signature = (pool, device=None))]
     fn _view(&self, py: Python<'_>, pool: usize, device: Option<&Device>) -> PyResult<()> {
         let device = match device {
@@ -178,13 +178,13 @@ impl Resource {
             None => py.detach(DeviceHandle::current)?,
         };
         let pool = Sendable(std::ptr::without_provenance_mut(pool));
-        // SAFETY: the device's handle is live; the pool is the caller's; the result may be written.
+        // SAFETY: the device's handle is live; the caller vouches for the pool; the result may be written.
         self.build(py, Below::default(), |made| unsafe {
             (api().resource_async_view)(device.0, pool.get(), made)
         })
     }
 
-    /// Builds a resource of two functions.
+    /// Builds a resource over two Python functions.
     #[pyo3(signature = (allocate, deallocate, device=None))]
     fn _callback(
         &self,
@@ -199,8 +199,8 @@ impl Resource {
         };
         let context = Sendable(context_of([allocate, deallocate]));
         let below = Below { resources: Vec::new(), functions: Some(context.get()) };
-        // SAFETY: the device's handle is live, the functions keep to their types, and the context is ended by
-        // the last of them; the result may be written.
+        // SAFETY: the device's handle is live, and the functions have these types. The library calls
+        // `end_functions` last; the result may be written.
         self.build(py, below, |made| unsafe {
             (api().resource_callback)(
                 device.0,
@@ -213,7 +213,7 @@ impl Resource {
         })
     }
 
-    /// Builds a handler of failures on a resource.
+    /// Builds a failure handler on top of a resource.
     fn _failure_callback(&self, py: Python<'_>, upstream: &Self, handle: Py<PyAny>) -> PyResult<()> {
         let upstream = upstream.handle()?;
         let context = Sendable(context_of([handle]));
@@ -238,7 +238,7 @@ impl Resource {
     ///     OutOfMemoryError: The resource has no memory. It is a `MemoryError`.
     ///     OverflowError: `nbytes` is negative.
     ///     InvalidArgumentError: `alignment` is invalid, or the stream belongs to another device.
-    ///     TypeError: `stream` is no stream.
+    ///     TypeError: `stream` is not a stream.
     ///
     /// Example:
     ///     >>> import millpond
@@ -258,32 +258,32 @@ impl Resource {
         let place = Sendable(&raw mut block.0);
         self.check_stream(py, &stream)?;
         let called = self.call(py, |handle| {
-            // SAFETY: the handle is live, and so is the stream; the result may be written.
+            // SAFETY: the handle and the stream are live; the result may be written.
             unsafe { (api().allocate)(handle.raw, nbytes, alignment, stream.ptr(), place.get()) }
         });
         if called.is_err() && !block.0.is_null() {
-            // The call was interrupted, and was served all the same.
+            // The call was interrupted but still succeeded.
             let block = Sendable(block.0);
             self.call(py, |handle| {
-                // SAFETY: the block is new, and no other code has it.
+                // SAFETY: the block is new, and no other code knows it.
                 unsafe { (api().deallocate)(handle.raw, block.get(), nbytes, alignment, stream.ptr()) }
             })?;
         }
         called.map(|()| block.0.addr())
     }
 
-    /// Free memory, in the order of a stream: after its earlier work.
+    /// Free memory in the order of a stream, that is, after the stream's earlier work.
     ///
     /// Args:
     ///     ptr: The address that `allocate` returned.
-    ///     nbytes: The size that `allocate` got, in bytes.
+    ///     nbytes: The size that was passed to `allocate`, in bytes.
     ///     stream: The stream; without it, the default stream.
-    ///     alignment: The alignment that `allocate` got, in bytes.
+    ///     alignment: The alignment that was passed to `allocate`, in bytes.
     ///
     /// Raises:
     ///     InvalidArgumentError: The resource did not allocate such a block, or the stream belongs to
     ///         another device.
-    ///     TypeError: `stream` is no stream.
+    ///     TypeError: `stream` is not a stream.
     ///
     /// Example:
     ///     >>> import millpond
@@ -303,7 +303,7 @@ impl Resource {
         self.check_stream(py, &stream)?;
         self.call(py, |handle| {
             let ptr = std::ptr::without_provenance_mut(ptr);
-            // SAFETY: the handle is live, and so is the stream; the rest is the caller's promise.
+            // SAFETY: the handle and the stream are live; the caller vouches for the rest.
             unsafe { (api().deallocate)(handle.raw, ptr, nbytes, alignment, stream.ptr()) }
         })
     }
@@ -378,10 +378,10 @@ impl Resource {
     /// Return free memory to the layer below.
     ///
     /// Args:
-    ///     keep_bytes: The bytes to keep at most.
+    ///     keep_bytes: The most bytes to keep.
     ///
     /// Returns:
-    ///     The bytes that were returned.
+    ///     The number of bytes returned.
     ///
     /// Raises:
     ///     OverflowError: `keep_bytes` is negative.
@@ -400,7 +400,7 @@ impl Resource {
         Ok(freed)
     }
 
-    /// Return the counts of the outermost layer that keeps counts.
+    /// Return the counters of the outermost layer that has any.
     ///
     /// Returns:
     ///     A dict. Sizes are in bytes: `bytes_in_use`, `bytes_requested`, `peak_bytes_in_use`,
@@ -408,7 +408,7 @@ impl Resource {
     ///     `blocks_free`, `allocations`, `deallocations` and `misuses`.
     ///
     /// Raises:
-    ///     UnsupportedError: No layer keeps counts.
+    ///     UnsupportedError: No layer has counters.
     ///
     /// Example:
     ///     >>> import millpond
@@ -438,7 +438,7 @@ impl Resource {
         Ok(answer)
     }
 
-    /// The report of the stack's memory as text and as JSON.
+    /// Returns the report of the stack's memory as text and as JSON.
     fn _report(&self, py: Python<'_>) -> PyResult<(String, String)> {
         let handle = self.handle()?;
         Ok(py.detach(|| {
@@ -452,7 +452,7 @@ impl Resource {
         })?)
     }
 
-    /// What the layers know of the block in use that starts at `ptr`, as JSON, or None.
+    /// Returns the layers' data about the live block that starts at `ptr`, as JSON, or None.
     fn _block_at(&self, py: Python<'_>, ptr: usize) -> PyResult<Option<String>> {
         let handle = self.handle()?;
         Ok(py.detach(|| {
@@ -477,8 +477,8 @@ impl Resource {
         self.call(py, |handle| unsafe { (api().resource_clear_counters)(handle.raw) })
     }
 
-    /// The counters of a level: current, peak and total bytes, then counts. `step` is 1 to start a level, -1
-    /// to end one.
+    /// Returns the counters of a level: current, peak and total bytes, then counts. `step` is 1 to start a
+    /// level and -1 to end one.
     fn _counters(&self, py: Python<'_>, step: i32) -> PyResult<(i64, i64, i64, i64, i64, i64)> {
         let mut c = Counters::default();
         let ask = match step {
@@ -491,7 +491,7 @@ impl Resource {
         Ok((c.current_bytes, c.peak_bytes, c.total_bytes, c.current_count, c.peak_count, c.total_count))
     }
 
-    /// The bytes that a limit has handed out, and the limit.
+    /// Returns the bytes that a limit has handed out, and the limit.
     fn _limits(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
         let (mut allocated, mut limit) = (0, 0);
         // SAFETY: the handle is live, and the results may be written.
@@ -501,7 +501,7 @@ impl Resource {
         Ok((allocated, limit))
     }
 
-    /// The bytes that were not given back, and the allocations as text.
+    /// Returns the bytes that were not freed, and the allocations as text.
     fn _outstanding(&self, py: Python<'_>) -> PyResult<(u64, String)> {
         let handle = self.handle()?;
         Ok(py.detach(|| {
@@ -512,13 +512,13 @@ impl Resource {
         })?)
     }
 
-    /// Writes the rows that a log holds.
+    /// Writes the buffered rows of a log.
     fn _flush(&self, py: Python<'_>) -> PyResult<()> {
         // SAFETY: the handle is live.
         self.call(py, |handle| unsafe { (api().logging_flush)(handle.raw) })
     }
 
-    /// The driver's pool (`CUmemoryPool`) as a number.
+    /// Returns the driver's pool (`CUmemoryPool`) as a number.
     fn _async_pool(&self, py: Python<'_>) -> PyResult<usize> {
         let mut pool = Sendable(null_mut());
         let place = Sendable(&raw mut pool.0);
@@ -527,7 +527,8 @@ impl Resource {
         Ok(pool.0.addr())
     }
 
-    /// Makes this the default resource of its device. Returns what may end now, for the caller to end.
+    /// Makes this the default resource of its device. Returns the resources that may end now; the caller ends
+    /// them.
     fn _make_default(&self, py: Python<'_>) -> PyResult<Vec<Self>> {
         let (handle, mut raw) = (self.handle()?, Sendable(null_mut()));
         let place = Sendable(&raw mut raw.0);
@@ -543,7 +544,7 @@ impl Resource {
     ///     other: The other resource.
     ///
     /// Raises:
-    ///     TypeError: `other` is no resource.
+    ///     TypeError: `other` is not a resource.
     ///
     /// Example:
     ///     >>> import millpond
@@ -556,7 +557,7 @@ impl Resource {
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        // Another thread may hold it for a moment; then the collector finds the functions in use.
+        // Another thread may hold the lock for a moment; the collector then finds the functions in use.
         let Some(handle) = self.0.try_lock() else { return Ok(()) };
         let functions = handle.as_ref().map_or(&[][..], |owned| owned.handle().seen_functions());
         functions.iter().try_for_each(|function| visit.call(function))
@@ -566,15 +567,15 @@ impl Resource {
         self._end();
     }
 
-    /// Ends the resource if its end calls functions of the program's: a finaliser calls it while they are
-    /// whole. These functions may use other resources that the collector ends, so those stay.
+    /// Ends the resource if its end calls the program's functions. A finaliser calls this while the functions
+    /// still work. They may use other resources that the collector ends, so those stay.
     fn _finalise(&self) {
         if self.handle().is_ok_and(|handle| handle.counts_blocks()) {
             self._end();
         }
     }
 
-    /// Ends this object's use of the resource.
+    /// Drops this object's use of the resource.
     fn _end(&self) {
         let before = self.0.lock().take();
         // Not under the lock: its end may wait.

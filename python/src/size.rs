@@ -3,7 +3,7 @@
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 
-/// Reads a size. One beyond 2^64 is as large as can be said: the resource then has no memory for it, and the
+/// Reads a size. A size beyond 2^64 becomes the largest one. The resource then has no memory for it, and the
 /// program gets the `MemoryError` of any request that is too large. A negative size raises `OverflowError`,
 /// as in RMM.
 pub(crate) fn size(object: &Bound<'_, PyAny>) -> PyResult<u64> {

@@ -1,12 +1,12 @@
-//! The structures of DLPack, and a tensor of another library.
+//! The structures of DLPack, and tensors of other libraries.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
-/// CUDA's plain memory.
+/// Plain CUDA memory.
 pub(crate) const CUDA: i32 = 2;
 pub(crate) const CUDA_HOST: i32 = 3;
-/// Memory of a simulated device, which no other library takes for real memory.
+/// Memory of a simulated device. No other library mistakes it for real memory.
 pub(crate) const EXTENSION: i32 = 12;
 pub(crate) const CUDA_MANAGED: i32 = 13;
 
@@ -54,21 +54,21 @@ pub(crate) struct ManagedVersioned {
     pub(crate) tensor: DlTensor,
 }
 
-/// A tensor of another library, ended by its deleter.
+/// A tensor of another library, freed by its deleter.
 #[derive(Debug)]
 pub(crate) struct Foreign {
     pub(crate) managed: NonNull<c_void>,
     pub(crate) is_versioned: bool,
 }
 
-// SAFETY: by the rules of DLPack the deleter may be called on any thread.
+// SAFETY: DLPack allows any thread to call the deleter.
 unsafe impl Send for Foreign {}
-// SAFETY: nothing is changed before the end.
+// SAFETY: the tensor does not change before its end.
 unsafe impl Sync for Foreign {}
 
 impl Foreign {
     fn tensor(&self) -> &DlTensor {
-        // SAFETY: the tensor lives until this ends.
+        // SAFETY: the tensor lives until this value ends.
         unsafe {
             if self.is_versioned {
                 &(*self.managed.cast::<ManagedVersioned>().as_ptr()).tensor
@@ -95,7 +95,7 @@ impl Foreign {
         unsafe { std::slice::from_raw_parts(tensor.shape, tensor.dimensions as usize) }
     }
 
-    /// `None` if no memory has as many.
+    /// `None` if the number of bytes overflows.
     pub(crate) fn bytes(&self) -> Option<u64> {
         let kind = self.tensor().kind;
         let item = (u64::from(kind.bits) * u64::from(kind.lanes)).div_ceil(8);

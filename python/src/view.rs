@@ -1,4 +1,4 @@
-//! Views of blocks: what a buffer is at one time, and the work on it.
+//! Views of blocks: a buffer's state at one time, and the work on it.
 
 use std::ptr::without_provenance_mut;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::error::{Failure, check};
 use crate::handle::ResourceHandle;
 use crate::oracle::{Mistake, makes};
 
-/// What a buffer is at one time.
+/// The state of a buffer at one time.
 #[derive(Clone, Debug)]
 pub(crate) struct View {
     pub(crate) block: Arc<Block>,
@@ -28,23 +28,23 @@ impl View {
         self.block.device()
     }
 
-    /// The bytes that the view can grow to.
+    /// Returns the number of bytes that the view can grow to.
     pub(crate) fn capacity(&self) -> u64 {
         self.block.bytes - self.offset
     }
 
     /// Waits on the host for a stream.
     pub(crate) fn synchronize(&self, stream: &StreamHandle) -> Result<(), Failure> {
-        // SAFETY: the device's handle is live, and so is the stream.
+        // SAFETY: the device's handle and the stream are live.
         check(unsafe { (api().stream_synchronize)(self.device()?.0, stream.ptr()) })
     }
 
-    /// The first bytes alone.
+    /// Shortens the view to its first bytes.
     fn first(&self, bytes: u64) -> Self {
         Self { size: bytes, ..self.clone() }
     }
 
-    /// Whether the first bytes of both share memory, from different places on.
+    /// Returns whether the first bytes of both overlap and start at different addresses.
     fn overlaps(&self, other: &Self, bytes: u64) -> bool {
         let distance = self.address().abs_diff(other.address()) as u64;
         0 < distance && distance < bytes
@@ -61,18 +61,17 @@ impl View {
         let (device, source) = (self.device()?.0, without_provenance_mut(self.address()));
         self.block.on(stream, || {
             let target = target.cast();
-            // SAFETY: the device's handle is live, as are the stream and the block; the target may be
-            // written.
+            // SAFETY: the device's handle, the stream and the block are live; the target may be written.
             let copied = unsafe { (api().copy_to_host)(device, target, source, self.size, stream.ptr()) };
-            // Also if that failed, as the host's memory is the caller's.
+            // A failed copy is awaited too, because the host's memory belongs to the caller.
             check(copied).and(self.synchronize(stream))
         })
     }
 
-    /// Copies from the host, and waits for it, as the host's memory is the caller's.
+    /// Copies from the host and waits, because the host's memory belongs to the caller.
     ///
     /// # Safety
-    /// `bytes` bytes may be read at `source`, and are at most the view's.
+    /// `bytes` bytes may be read at `source`, and `bytes` is at most the view's size.
     pub(crate) unsafe fn write(
         &self,
         source: *const u8,
@@ -85,14 +84,13 @@ impl View {
         let (device, target) = (self.device()?.0, without_provenance_mut(self.address()));
         self.block.on(stream, || {
             let source = source.cast_mut().cast();
-            // SAFETY: the device's handle is live, and so are the stream and the block; the source may be
-            // read.
+            // SAFETY: the device's handle, the stream and the block are live; the source may be read.
             let copied = unsafe { (api().copy_to_device)(device, target, source, bytes, stream.ptr()) };
             check(copied).and(self.synchronize(stream))
         })
     }
 
-    /// Copies on the device, in the order of `stream`. The caller orders the source.
+    /// Copies on the device in the order of `stream`. The caller orders the source.
     pub(crate) fn copy_from(&self, source: usize, bytes: u64, stream: &StreamHandle) -> Result<(), Failure> {
         if bytes == 0 {
             return Ok(());
@@ -100,15 +98,16 @@ impl View {
         let device = self.device()?.0;
         let (target, source) = (without_provenance_mut(self.address()), without_provenance_mut(source));
         self.block.on(stream, || {
-            // SAFETY: the device's handle is live, and so are the stream and the block, which holds as many;
-            // the source is the caller's promise.
+            // SAFETY: the device's handle, the stream and the block are live, and the block is large enough.
+            // The caller vouches for the source.
             check(unsafe { (api().copy_on_device)(device, target, source, bytes, stream.ptr()) })
         })
     }
 
-    /// Fills the view from an address of the device or, with CUDA, of the host, as `cudaMemcpyDefault` does:
-    /// CUDA refuses to take an address of the host for one of the device. A simulated device refuses it for
-    /// good, because it cannot tell such an address from one of memory that has ended.
+    /// Fills the view from a device address or, with CUDA, from a host address, as `cudaMemcpyDefault` does.
+    /// CUDA refuses a host address where it expects a device address, so the copy is tried again as one from
+    /// the host. A simulated device always refuses a host address, because it cannot tell it from the address
+    /// of freed memory.
     ///
     /// # Safety
     /// `self.size` bytes may be read at `source`.
@@ -126,8 +125,8 @@ impl View {
         }
     }
 
-    /// Copies the first bytes of another view, in the order of `stream`; the other one's block goes back
-    /// after the copy.
+    /// Copies the first bytes of another view in the order of `stream`. The other view's block is freed after
+    /// the copy.
     pub(crate) fn copy_from_view(
         &self,
         other: &Self,
@@ -146,39 +145,39 @@ impl View {
         if device.is_same(of_other) || bytes == 0 {
             return other.block.on(stream, || self.copy_from(other.address(), bytes, stream));
         }
-        // The streams of two devices are ordered by the host.
+        // The host orders streams of different devices.
         other.block.wait()?;
         let (target, source) =
             (without_provenance_mut(self.address()), without_provenance_mut(other.address()));
         self.block.on(stream, || {
             let (device, from, stream) = (device.0, of_other.0, stream.ptr());
-            // SAFETY: the handles of both devices are live, and so are the stream and both blocks, which hold
-            // as many; the source's work is done.
+            // SAFETY: the handles of both devices, the stream and both blocks are live, and the blocks are
+            // large enough. The source's work is done.
             check(unsafe { (api().copy_from_device)(device, target, from, source, bytes, stream) })
         })
     }
 
-    /// Sets each byte, in the order of `stream`.
+    /// Sets each byte in the order of `stream`.
     pub(crate) fn fill(&self, value: u8, stream: &StreamHandle) -> Result<(), Failure> {
         if self.size == 0 {
             return Ok(());
         }
         let (device, target) = (self.device()?.0, without_provenance_mut(self.address()));
-        // SAFETY: the device's handle is live, and so are the stream and the block.
+        // SAFETY: the device's handle, the stream and the block are live.
         self.block
             .on(stream, || check(unsafe { (api().fill)(device, target, value, self.size, stream.ptr()) }))
     }
 
-    /// Moves managed memory to the device, or to the host, in the order of `stream`.
+    /// Moves managed memory to the device or the host in the order of `stream`.
     pub(crate) fn prefetch(&self, to_host: bool, stream: &StreamHandle) -> Result<(), Failure> {
         let (device, target) = (self.device()?.0, without_provenance_mut(self.address()));
         self.block.on(stream, || {
-            // SAFETY: the device's handle is live, and so are the stream and the block.
+            // SAFETY: the device's handle, the stream and the block are live.
             check(unsafe { (api().prefetch)(device, target, self.size, to_host, stream.ptr()) })
         })
     }
 
-    /// The same bytes in memory of their own, from the same resource.
+    /// Copies the bytes to new memory from the same resource.
     pub(crate) fn duplicate(&self, stream: &Arc<StreamHandle>) -> Result<Self, Failure> {
         let resource = match &*self.block.source {
             Source::Resource(resource) => resource.clone(),
@@ -190,7 +189,7 @@ impl View {
         Ok(copy)
     }
 
-    /// Copies memory of another owner, whose stream waits for the copy: the owner may end at once.
+    /// Copies memory of another owner. The owner's stream waits for the copy, so the owner may end at once.
     pub(crate) fn copy_from_foreign(
         &self,
         source: usize,
@@ -199,7 +198,7 @@ impl View {
         stream: &StreamHandle,
     ) -> Result<(), Failure> {
         let (device, of_source) = (self.device()?, without_provenance_mut(of_source));
-        // SAFETY: the device's handle is live, and so are both streams.
+        // SAFETY: the device's handle and both streams are live.
         check(unsafe { (api().stream_follow)(device.0, stream.ptr(), of_source) })?;
         let copied = self.copy_from(source, bytes, stream);
         // SAFETY: as above.
@@ -208,8 +207,8 @@ impl View {
         copied.and(followed.or_else(|_| self.block.wait_for_device()))
     }
 
-    /// Copies memory of which nothing but the address is known, and waits for it: its owner cannot know when
-    /// the copy is done.
+    /// Copies memory at an address whose owner is unknown, and waits. The owner cannot know when the copy is
+    /// done.
     pub(crate) fn copy_from_unknown(
         &self,
         source: usize,

@@ -1,4 +1,4 @@
-"""What all tests share: each begins and ends with the initial default resource."""
+"""Set-up for all tests: each begins and ends with the initial default resource."""
 
 import gc
 
@@ -17,7 +17,7 @@ def _initial_default():
 
 
 def needs(text):
-    """Build a stack, or skip where the device cannot have it."""
+    """Build a stack, or skip the test if the device does not support it."""
     try:
         return millpond.stack(text)
     except millpond.UnsupportedError as error:

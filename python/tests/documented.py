@@ -1,4 +1,4 @@
-"""Finds the public names of the package with their docstrings, and says what a docstring lacks."""
+"""Finds the public names of the package with their docstrings, and lists the gaps in a docstring."""
 
 import importlib
 import inspect
@@ -9,12 +9,12 @@ import types
 import millpond
 from millpond import _native
 
-#: Methods and properties of native classes, which are of other types than Python's own.
+#: Methods and properties of native classes, whose types differ from those that Python code makes.
 _NATIVE = (types.GetSetDescriptorType, types.MethodDescriptorType, types.BuiltinFunctionType)
 
 
 def modules():
-    """Return the public modules that can be imported, by name, those that name others' classes last."""
+    """Return the importable public modules by name. Modules that re-export others' classes come last."""
     found = {"millpond": millpond}
     for module in pkgutil.walk_packages(millpond.__path__, "millpond.", onerror=lambda name: None):
         name = module.name
@@ -22,7 +22,7 @@ def modules():
             try:
                 found[name] = importlib.import_module(name)
             except ImportError as error:
-                # Of a framework that is not installed, as Dask.
+                # A module for a framework that is not installed, such as Dask.
                 if "pip install" not in str(error):
                     raise
     return dict(sorted(found.items(), key=lambda item: item[0].startswith("millpond.compat.")))
@@ -35,14 +35,14 @@ def public():
         names = getattr(module, "__all__", None) or [name for name in vars(module) if name[0] != "_"]
         for name in names:
             value = getattr(module, name)
-            # In a module without `__all__`, its own names, and not those that it imports.
+            # In a module without `__all__`: its own names, without the names that it imports.
             home = str(getattr(value, "__module__", ""))
             if not callable(value) or (home != module_name and not hasattr(module, "__all__")):
                 continue
             _add(found, seen, f"{module_name}.{name}", value)
-    # The base class of all resources, whose methods each of them has.
+    # The base class of all resources. Each resource has its methods.
     _add(found, seen, "millpond._native.Resource", _native.Resource)
-    # The members of a native class come in another order in each process.
+    # The members of a native class come in a different order in each process.
     return dict(sorted(found.items()))
 
 
@@ -62,7 +62,7 @@ def _add(found, seen, name, value):
 
 
 def parameters(value):
-    """Return the names of the parameters that a caller gives."""
+    """Return the names of the parameters that a caller passes."""
     if isinstance(value, (property, types.GetSetDescriptorType)):
         return []
     if inspect.isclass(value) and (issubclass(value, BaseException) or hasattr(value, "_is_protocol")):
@@ -77,7 +77,7 @@ def parameters(value):
 
 
 def lacks(name, value):
-    """Return what the docstring of a public name lacks, one finding in a text."""
+    """Return the gaps in the docstring of a public name, one finding in each text."""
     text = inspect.getdoc(value) or ""
     own = value.__doc__ or ""
     if not own.strip():
@@ -90,7 +90,7 @@ def lacks(name, value):
         found.append(f"{name}: does not say what {', '.join(missing)} is")
     if missing == [] and parameters(value) and "Args:\n" not in text:
         found.append(f"{name}: has no section `Args:`")
-    # The class of a protocol shows its members.
+    # The class of a protocol has the example for its members.
     if ">>> " not in text and not (isinstance(value, property) and name.startswith("millpond.typing.")):
         found.append(f"{name}: has no example")
     return found

@@ -1,4 +1,5 @@
-"""A simulated device that checks the order of all work, and programs on it whose bytes a model knows."""
+"""A simulated device that checks the order of all work, and programs on it. A model knows the programs'
+bytes."""
 
 import ctypes
 import os
@@ -11,19 +12,19 @@ import numpy as np
 import millpond
 from millpond import _LIBRARY, DeviceBuffer, Stream, _native, mr
 
-# What `_native._oracle_mistakes` takes.
+# The argument of `_native._oracle_mistakes`.
 BEFORE, AFTER, SOURCE, EXPORT, UNKNOWN, THREAD, WAIT = (1 << bit for bit in range(7))
 
 
 class Watched(mr.DeviceMemoryResource):
-    """The checks of a simulated device on a resource."""
+    """A resource under the checks of a simulated device."""
 
     def __init__(self, upstream_mr):
         self._watch(upstream_mr)
 
 
 class Library:
-    """Work of another library: it has an address and a stream, and none of the package's care."""
+    """Work of another library. It knows an address and a stream, and the package does not order it."""
 
     def __init__(self, device):
         self.functions = ctypes.CDLL(os.fspath(_LIBRARY))
@@ -61,7 +62,7 @@ _USED = b"used_dltensor"
 
 
 class Taken:
-    """A tensor that another library took out of a capsule, and ends with the GIL or without."""
+    """A tensor that another library took out of a capsule. It ends with or without the GIL."""
 
     def __init__(self, capsule, with_gil):
         self.tensor = _pointer_of(capsule, b"dltensor")
@@ -76,16 +77,16 @@ class Taken:
 
 
 class Bytes:
-    """The bytes of a block as the model knows them; some may not be known."""
+    """The bytes of a block in the model. Some bytes may be unknown."""
 
     def __init__(self, capacity):
         self.data, self.known = np.zeros(capacity, "u1"), np.zeros(capacity, bool)
-        # A consumer that is not ordered with the buffer has it.
+        # Set while a consumer has the block and is not ordered with the buffer.
         self.is_lent = False
 
 
 class Part:
-    """A buffer, and where its bytes are in the model."""
+    """A buffer, and the place of its bytes in the model."""
 
     def __init__(self, buffer, whole, start, size):
         self.buffer, self.whole, self.start, self.size = buffer, whole, start, size
@@ -106,7 +107,7 @@ class Part:
 
 
 class Worker(threading.Thread):
-    """A thread that runs the tasks it is given, one at a time."""
+    """A thread that runs tasks one at a time."""
 
     def __init__(self):
         super().__init__(daemon=True)
@@ -130,17 +131,17 @@ class Worker(threading.Thread):
 
 
 class Interface:
-    """An object of another library over memory of a buffer."""
+    """An object of another library over a buffer's memory."""
 
     def __init__(self, interface):
         self.__cuda_array_interface__ = interface
 
 
 class Program:
-    """Random calls of every method that has a stream, on several streams and threads."""
+    """Random calls of every method that takes a stream, on several streams and threads."""
 
     LARGEST = 3000
-    #: Whether bytes are compared with the model.
+    #: Whether to compare bytes with the model.
     compares = True
 
     def __init__(self, seed, stack="cuda+pool"):
@@ -181,13 +182,13 @@ class Program:
             if not part.whole.is_lent:
                 self.check(part, part.buffer.tobytes(), "at the end")
         self.parts.clear()
-        # What comes next gets each of the blocks.
+        # New buffers reuse each of the blocks.
         for stream in self.streams:
             blocks = [self.new(size, stream) for size in (1, 300, 700, 1500, 3000) for _ in range(3)]
             for block in blocks:
                 block.fill(0)
 
-    # --- What a call needs ---
+    # --- Parts of a call ---
 
     def check(self, part, seen, what):
         if self.compares:
@@ -203,7 +204,7 @@ class Program:
         return {"stream": self.stream()} if self.random.random() < 0.8 else {}
 
     def part(self):
-        """A buffer that no consumer has; a new one if there is none."""
+        """Return a buffer that no consumer has, or a new buffer."""
         free = [part for part in self.parts if not part.whole.is_lent]
         return self.random.choice(free) if free else self.do_new()
 
@@ -270,7 +271,7 @@ class Program:
     do_copy_from_device_again = do_copy_from_device
 
     def moved(self, part, buffer, size, capacity):
-        """Other memory with the bytes of a part."""
+        """Return other memory with the bytes of a part."""
         whole, kept = Bytes(capacity), min(size, part.size)
         at = slice(part.start, part.start + kept)
         whole.data[:kept], whole.known[:kept] = part.whole.data[at], part.whole.known[at]
@@ -329,7 +330,7 @@ class Program:
     do_drop_again = do_drop
 
     def do_new_stream(self):
-        """A stream ends as soon as nothing keeps it; buffers do."""
+        """A stream ends with its last user, and buffers are users."""
         self.streams[self.random.randrange(4)] = Stream(device=self.device, flags=self.random.randrange(2))
 
     # --- Exports ---
@@ -362,7 +363,7 @@ class Program:
         self.library.fill(taken.ptr, value, part.size, stream.ptr)
         part.set(value)
         if self.random.random() < 0.5:
-            # The tensor alone has the memory now.
+            # Only the tensor keeps the memory now.
             self.parts = [other for other in self.parts if other.whole is not part.whole]
 
     do_export_again = do_export
@@ -372,19 +373,19 @@ class Program:
             taken, whole, stream, _ = self.lent.pop(self.random.randrange(len(self.lent)))
             taken.end()
             whole.is_lent = False
-            # The next owner of the memory, if it went back.
+            # The next owner of the memory, if it was freed.
             self.new(len(whole.data), stream).fill(0)
 
     def do_interface(self):
-        """Another library works on a stream that it does not name, as long as the buffer lives."""
+        """Another library works on a stream that it does not name while the buffer lives."""
         if self.random.random() < 0.8:
-            return  # the host waits for the device, and knows too much to be wrong soon
+            return  # the host waits for the device, which makes an early error unlikely
         part, stream = self.part(), self.stream()
         interface = part.buffer.__cuda_array_interface__
         if not part.size or stream.ptr == 2 or any(lent[1] is part.whole for lent in self.lent):
             return
         self.library.wait(stream.ptr, interface["stream"])
         self.library.fill(interface["data"][0], 1, part.size, stream.ptr)
-        # Nothing orders it but the end.
+        # Only the buffer's end orders this work.
         part.whole.is_lent = True
         self.parts = [other for other in self.parts if other.whole is not part.whole]

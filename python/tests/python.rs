@@ -1,9 +1,10 @@
-//! Runs the tests of the Python package, in an environment of its own below `target/`.
+//! Runs the tests of the Python package, in a separate environment below `target/`.
 //!
-//! The package is put together from what Cargo built for this run. MILLPOND_PYTHON names the Python to use;
-//! without Python 3.11 or later the test is skipped, and says so. MILLPOND_REQUIRE_PYTHON makes that a
-//! failure, and installs the frameworks beside which the package is tested; otherwise those tests are
-//! skipped.
+//! The test builds the package from the files that Cargo built for this run. MILLPOND_PYTHON names the Python
+//! to use. Without Python 3.11 or later, the test is skipped with a message.
+//!
+//! MILLPOND_REQUIRE_PYTHON turns a missing Python into a failure. It also installs the frameworks whose tests
+//! are otherwise skipped.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +15,7 @@ fn run(command: &mut Command) {
     assert!(status.success(), "{command:?} failed");
 }
 
-/// The Python to use, if there is one.
+/// Finds the Python to use.
 fn python() -> Option<PathBuf> {
     let named = std::env::var_os("MILLPOND_PYTHON").map(PathBuf::from);
     let candidates = named.into_iter().chain(["python3", "python"].map(PathBuf::from));
@@ -26,11 +27,11 @@ fn python() -> Option<PathBuf> {
     })
 }
 
-/// What every test of the package needs.
+/// The packages that every test of the package needs.
 const PACKAGES: &[&str] = &["pytest", "pytest-xdist", "numpy", "hypothesis"];
 
-/// What the tests beside frameworks and of the types need, if MILLPOND_REQUIRE_PYTHON is set: hundreds of MB.
-/// Otherwise those tests are skipped.
+/// More packages, for the tests of the frameworks and the types: hundreds of MB. They are installed if
+/// MILLPOND_REQUIRE_PYTHON is set; otherwise those tests are skipped.
 const FRAMEWORKS: &[&str] = &[
     // Their classes can be made without a GPU.
     "dask[distributed]",
@@ -38,10 +39,10 @@ const FRAMEWORKS: &[&str] = &[
     "numba-cuda",
     "nvidia-cuda-runtime<14",
     "rmm-cu13",
-    // For the tests of the types and of the style, which run these.
+    // The tests of types and style run these.
     "mypy",
     "ruff",
-    // For the bridge to RMM, which a test compiles.
+    // A test compiles the bridge to RMM with these.
     "cython",
     "nvidia-cuda-crt<14",
 ];
@@ -50,7 +51,7 @@ fn is_required() -> bool {
     std::env::var_os("MILLPOND_REQUIRE_PYTHON").is_some()
 }
 
-/// The environment with pytest, made once: a file in it names what it has.
+/// Makes the environment with pytest, once. A file in it lists the installed packages.
 fn environment(target: &Path) -> Option<PathBuf> {
     let folder = target.join("python/env");
     let (python_of, note) = (folder.join("bin/python"), folder.join("packages"));
@@ -62,7 +63,7 @@ fn environment(target: &Path) -> Option<PathBuf> {
         run(Command::new(python()?).args(["-m", "venv", "--clear"]).arg(&folder));
         run(Command::new(&python_of).args(["-m", "pip", "install", "--quiet"]).args(&packages));
         if is_required() {
-            // Without PyTorch, whose wheel has hundreds of MB: the tests load the one file they are about.
+            // Without PyTorch, whose wheel has hundreds of MB. The tests load only the file that they need.
             let accelerate = ["-m", "pip", "install", "--quiet", "--no-deps", "accelerate"];
             run(Command::new(&python_of).args(accelerate));
         }
@@ -71,7 +72,7 @@ fn environment(target: &Path) -> Option<PathBuf> {
     Some(python_of)
 }
 
-/// Compiles the stand-in for libcuda of `test_devices.py`, and returns its folder.
+/// Compiles the stand-in for libcuda that `test_devices.py` uses, and returns its folder.
 fn fake_cuda(root: &Path, target: &Path) -> PathBuf {
     let folder = target.join("python/fake_cuda");
     std::fs::create_dir_all(&folder).expect("the folder can be made");
@@ -82,7 +83,7 @@ fn fake_cuda(root: &Path, target: &Path) -> PathBuf {
     folder
 }
 
-/// Copies the package's sources with its subpackages, without what a build put beside them.
+/// Copies the package's sources with its subpackages, but none of the files that a build added.
 fn copy_sources(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).expect("the folder can be made");
     for file in std::fs::read_dir(from).expect("the package is there") {
@@ -99,7 +100,8 @@ fn copy_sources(from: &Path, to: &Path) {
     }
 }
 
-/// The library that Cargo built for a crate, beside this test: `deps/` holds what is not asked for by name.
+/// Returns the library that Cargo built for a crate, in the folder of this test. Cargo puts a package that
+/// was not selected by name only into `deps/`.
 fn built(deps: &Path, name: &str) -> PathBuf {
     let plain = deps.join(format!("lib{name}.so"));
     assert!(
@@ -118,7 +120,7 @@ fn the_tests_of_the_package_pass() {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("it is below `target`");
     let Some(python) = environment(target) else {
         assert!(!is_required(), "there is no Python 3.11 or later");
-        // The harness hides what a test that passes prints.
+        // The test harness hides the output of a passing test.
         let _ = std::fs::write("/dev/stderr", "SKIPPED: no Python 3.11 or later to test the package with\n");
         return;
     };
@@ -126,7 +128,7 @@ fn the_tests_of_the_package_pass() {
     let package = site.join("millpond");
     let _ = std::fs::remove_dir_all(&site);
     copy_sources(&root.join("millpond"), &package);
-    // As build.rs puts them into a wheel.
+    // build.rs puts the same headers into a wheel.
     for header in ["millpond.h", "millpond/millpond.hpp", "millpond/memory_resource.hpp"] {
         let copy = package.join("include").join(header);
         std::fs::create_dir_all(copy.parent().expect("a folder")).expect("the folder can be made");
@@ -136,16 +138,17 @@ fn the_tests_of_the_package_pass() {
     let fake_cuda = if cfg!(target_os = "linux") { fake_cuda(root, target) } else { PathBuf::new() };
     run(Command::new(python)
         .args(["-m", "pytest", "--quiet", "-p", "no:cacheprovider", "--durations=10"])
-        // On as many processes as there are cores.
+        // As many processes as cores.
         .args(["--numprocesses", "auto"])
         .arg(root.join("tests"))
-        // `-m` puts the working folder first on the path: not the sources, which lack the libraries.
+        // `-m` puts the working folder first on the path, so this must not be the sources, which lack the
+        // libraries.
         .current_dir(&site)
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("PYTHONPATH", &site)
         .env("MILLPOND_LIBRARY", built(deps, "millpond_c"))
         .env("MILLPOND_FAKE_CUDA", fake_cuda)
-        // A bridge that was compiled for the same files is kept.
+        // Keeps a bridge that was compiled for the same files.
         .env("MILLPOND_RMM_BRIDGE", target.join("python/bridge"))
         .env_remove("MILLPOND_STACK"));
 }

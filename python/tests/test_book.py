@@ -1,4 +1,4 @@
-"""The programs of the book run as they stand: one process a page, on the simulated device."""
+"""The programs of the book run unchanged on the simulated device, with one process for each page."""
 
 import os
 import pathlib
@@ -13,7 +13,7 @@ README = pathlib.Path(__file__).parents[2] / "README.md"
 
 
 def programs(text):
-    """The blocks ```python of a page; a block ```python,norun needs a framework or a GPU."""
+    """Return the ```python blocks of a page. A ```python,norun block needs a framework or a GPU."""
     return re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 

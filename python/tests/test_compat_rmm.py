@@ -1,4 +1,4 @@
-"""`millpond.compat.rmm`: what programs that use RMM write, and what of millpond was mended for them."""
+"""`millpond.compat.rmm`: the code of programs that use RMM, and the changes to millpond for them."""
 
 import copy
 import dataclasses
@@ -25,7 +25,7 @@ def _no_hooks():
 
 
 def run(program):
-    """Run a program in its own process; return its output."""
+    """Run a program in a separate process. Return its output."""
     done = subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE, text=True)
     return done.stdout.strip()
 
@@ -122,7 +122,7 @@ def test_versions_and_rmms_error():
     assert error.errcode == 3 and str(error) == "why"
 
 
-# --- What users of RMM write, line by line ---
+# --- Lines from users' RMM programs ---
 
 
 def test_a_buffer_of_host_bytes():
@@ -353,7 +353,7 @@ def test_a_prefetch_without_a_stream_is_in_the_order_of_the_buffer():
 def test_a_host_address_is_read_by_cuda_alone():
     host = np.arange(16, dtype="u1")
     if millpond.Device().is_simulated:
-        # It cannot tell the address from one of memory that has ended.
+        # A simulated device cannot tell the address from the address of freed memory.
         with pytest.raises(millpond.DriverError):
             rmm.DeviceBuffer(ptr=host.ctypes.data, size=16)
     else:
@@ -368,7 +368,7 @@ def test_streams_under_rmms_names():
     assert rmm._cuda.stream.Stream is rmm.pylibrmm.stream.Stream is millpond.Stream
 
 
-# --- What of millpond was mended ---
+# --- Changes to millpond for RMM's programs ---
 
 
 def test_statistics_are_in_rmms_order():
@@ -453,7 +453,7 @@ def test_the_text_of_what_a_callback_raises_is_in_the_error(raised, caught):
     def free(nbytes):
         raise raised("my own text")
 
-    # Without memory nothing but the end of the program's work is more than a reason.
+    # Out of memory hides all other exceptions, except those that end the program.
     caught = MemoryError if issubclass(raised, Exception) else raised
     resource = rmm.mr.FailureCallbackResourceAdaptor(limited(1), free)
     with pytest.raises(caught, match="my own text"):

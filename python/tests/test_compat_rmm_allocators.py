@@ -1,6 +1,7 @@
-"""RMM's allocators for CuPy, Numba and PyTorch: real classes where they need no GPU, else stand-ins.
+"""RMM's allocators for CuPy, Numba and PyTorch. The tests use real classes if these need no GPU, and
+stand-ins otherwise.
 
-`gpu/rmm_suite.sh` runs RMM's own tests, with the real ones on a GPU.
+`gpu/rmm_suite.sh` runs RMM's own tests with the real classes on a GPU.
 """
 
 import os
@@ -23,7 +24,7 @@ def driver():
 def manager(driver):
     context = types.SimpleNamespace(device=types.SimpleNamespace(id=0))
     made = rmm.allocators.numba.manager_class(driver)(context=types.SimpleNamespace(**vars(context)))
-    made.kept = made.context = type("Context", (), vars(context))()  # one that can be referred to weakly
+    made.kept = made.context = type("Context", (), vars(context))()  # a class that allows weak references
     made.initialize()
     return made
 
@@ -107,7 +108,7 @@ def test_cupy_that_is_not_installed_is_named(monkeypatch):
 
 @pytest.fixture
 def torch_allocator():
-    """Read the allocator anew, before and after a test."""
+    """Read the allocator again before and after a test."""
     rmm.allocators.torch._allocator.cache_clear()
     yield lambda: rmm.allocators.torch.rmm_torch_allocator
     rmm.allocators.torch._allocator.cache_clear()
@@ -132,7 +133,7 @@ def test_pytorchs_allocator_is_made_once_over_the_functions_that_throw(monkeypat
             made.append((path, allocate, free))
 
         def allocator(self):
-            # Each hook is set by a method of its own.
+            # A different method sets each hook.
             return types.SimpleNamespace(**dict.fromkeys(HOOKS, made.append))
 
     memory = types.SimpleNamespace(CUDAPluggableAllocator=Allocator)

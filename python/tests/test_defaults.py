@@ -1,4 +1,4 @@
-"""Streams, the defaults of the devices, `reinitialize`, logs, statistics and the profiler."""
+"""Streams, the devices' default resources, `reinitialize`, logs, statistics and the profiler."""
 
 import csv
 import ctypes
@@ -122,7 +122,7 @@ def test_defaults_of_devices():
 
 
 def _warm(size=1000):
-    """Make and drop buffers, until they come from what the thread has cached."""
+    """Make and drop buffers until they come from the thread's cache."""
     for _ in range(32):
         millpond.DeviceBuffer(size=size)
 
@@ -137,7 +137,7 @@ def test_a_buffer_is_of_the_default_of_its_time():
         assert stack.counts()["allocations"] == before + 33
         assert stack.counts()["blocks_in_use"] == 1 and buffer.mr.text == stack.text
         del buffer
-    # Another user of the library, which this package does not see, sets the default.
+    # Another user of the library, unknown to this package, sets the default.
     program = _library.library.millpond_reset_per_device_resource
     program.argtypes = (ctypes.c_void_p,)
     device = _library.find_device(millpond.Device().ordinal)
@@ -288,7 +288,7 @@ def test_a_buffer_of_a_per_thread_stream_that_another_thread_ends(tmp_path):
     resource.flush()
     rows = [line.split(",") for line in open(resource.get_file_name()).read().splitlines()[1:]]
     frees = {int(row[4]): int(row[5], 0) for row in rows if row[2] == "free"}
-    # On the other thread the handle 2 would name its own stream: the legacy one waits for both.
+    # On the other thread, the handle 2 would name that thread's stream. The legacy stream waits for both.
     assert frees == {1000: 2, 2000: 0}
 
 
@@ -383,7 +383,7 @@ def test_version():
 
 
 def reported(tmp_path, program, **environment):
-    """Run a program that frees a block twice; return what went to the standard error and to the file."""
+    """Run a program that frees a block twice. Return its standard error and the log file."""
     twice = (
         "import millpond\n"
         f"{program}\n"
@@ -449,7 +449,7 @@ def test_a_log_file_that_cannot_be_written_is_named(tmp_path):
 
 def test_processes_that_share_a_log_file_leave_each_others_lines(tmp_path):
     file = tmp_path / "shared.txt"
-    # The second process empties the file, as RMM's does, while the first goes on.
+    # The second process empties the file, as RMM does, while the first process continues.
     program = TWICE_BY_POINTER + (
         "import subprocess, sys\n"
         f"subprocess.run([sys.executable, '-c', {TWICE_BY_POINTER!r}], check=True)\n"
@@ -484,5 +484,5 @@ def test_levels_of_the_logger():
 
 @pytest.mark.parametrize("wrong", ["cuda+pool", None, millpond.mr.CudaMemoryResource])
 def test_what_is_no_resource_is_refused_by_name(wrong):
-    with pytest.raises(TypeError, match="is no resource of millpond's; millpond.stack"):
+    with pytest.raises(TypeError, match="is not a millpond resource; millpond.stack"):
         mr.set_current_device_resource(wrong)

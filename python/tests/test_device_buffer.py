@@ -1,4 +1,4 @@
-"""`DeviceBuffer`: making, copying, slicing, pickling, the host's view, and other libraries' by DLPack."""
+"""`DeviceBuffer`: making, copying, slicing, pickling, the host's view, and exchange through DLPack."""
 
 import copy
 import gc
@@ -14,7 +14,7 @@ from test_processes import script
 import millpond
 from millpond import DeviceBuffer, mr, to_device
 
-# The first call on a device takes as long as it takes; no test fails because of time.
+# The first call on a device may be slow, and no test may fail because of time.
 untimed = settings(deadline=None)
 
 
@@ -208,7 +208,7 @@ def test_the_host_sees_a_copy_of_what_it_does_not_reach():
     "see", ["memoryview", "bytes", "m.DeviceBuffer.tobytes", "m.DeviceBuffer.copy_to_host"]
 )
 def test_bytes_that_the_host_has_no_room_for_are_a_memory_error(see):
-    """The process goes on."""
+    """The process continues."""
     program = (
         "import millpond as m, resource\n"
         "buffer = m.DeviceBuffer(size=64 << 30, mr=m.stack('cuda', m.Device('sim:80GiB')))\n"
@@ -223,7 +223,7 @@ def test_bytes_that_the_host_has_no_room_for_are_a_memory_error(see):
 
 
 def test_copies_between_devices():
-    """Simulated devices have addresses of their own, which say nothing on another one."""
+    """Each simulated device has separate addresses, which mean nothing on another device."""
     data = np.random.default_rng(1).integers(0, 256, 3_000_000, "u1")
     other = millpond.Device("sim:1GiB")
     of_other, here = millpond.stack("cuda+pool", other), millpond.stack("cuda+pool")
@@ -254,7 +254,7 @@ def test_copies_between_devices():
 
 
 class Producer:
-    """Passes a buffer's capsules on, and remembers what was asked for."""
+    """Passes a buffer's capsules on, and records the arguments."""
 
     def __init__(self, buffer, **forced):
         self.buffer, self.forced, self.asked = buffer, forced, []

@@ -1,4 +1,5 @@
-"""Which device a program uses: it touches none that it did not name, and the default follows the environment.
+"""The choice of the device. A program touches only devices that it named, and the environment sets the
+default.
 
 A stand-in for libcuda has four devices and counts how often each one's context is retained.
 """
@@ -14,7 +15,7 @@ import millpond
 _FAKE = os.environ.get("MILLPOND_FAKE_CUDA")
 needs_fake = pytest.mark.skipif(not _FAKE, reason="SKIPPED: `cargo test` compiles the stand-in for libcuda")
 
-#: What each program below begins with. `retains()` is the number of retains of each device.
+#: The first lines of each program below. `retains()` is the number of retains of each device.
 _HEAD = """
 import ctypes, os, sys, tempfile, types
 import millpond, millpond as m
@@ -26,7 +27,7 @@ def retains(): return [_fake.fake_retains(device) for device in range(4)]
 
 
 def script(text, head="import millpond, millpond as m\n", **environment):
-    """Run a program in a process of its own, and return its output."""
+    """Run a program in a separate process, and return its output."""
     names = ("MILLPOND_DEVICE", "LOCAL_RANK", "MILLPOND_STACK", "FAKE_CUDA_DEVICES")
     kept = {name: value for name, value in os.environ.items() if name not in names}
     answer = subprocess.run(
@@ -41,12 +42,12 @@ def script(text, head="import millpond, millpond as m\n", **environment):
 
 
 def with_fake(text, **environment):
-    """Run a program beside the four devices of the stand-in."""
+    """Run a program with the stand-in's four devices."""
     path = os.pathsep.join(filter(None, [_FAKE, os.environ.get("LD_LIBRARY_PATH")]))
     return script(text, _HEAD, LD_LIBRARY_PATH=path, **environment)
 
 
-# --- Naming touches nothing ---
+# --- Naming a device does not touch it ---
 
 
 @needs_fake

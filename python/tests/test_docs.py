@@ -60,12 +60,12 @@ def test_what_a_docstring_lacks_is_found():
 
 def test_docstrings_say_more_than_a_name():
     words = [len((value.__doc__ or "").split()) for value in PUBLIC.values()]
-    # It was 12 when no docstring had an example.
+    # The median was 12 when no docstring had an example.
     assert statistics.median(words) >= 30
 
 
 def test_sizes_and_times_have_units():
-    """A parameter that is a size or a time says of what."""
+    """The docstring of a size or a time names its unit."""
     sizes = re.compile(r"^(size|nbytes|.*_size|.*_bytes|allocation_limit|headroom|timeout)$")
     for name, value in PUBLIC.items():
         text = inspect.getdoc(value) or ""
@@ -78,7 +78,7 @@ def test_sizes_and_times_have_units():
 
 
 def examples():
-    """Return the examples of all docstrings by module, with the docstrings of the modules."""
+    """Return the examples of all docstrings, grouped by module, with the docstrings of the modules."""
     parser, found = doctest.DocTestParser(), {}
     for name, value in (documented.modules() | PUBLIC).items():
         text = inspect.getdoc(value) if value.__doc__ else ""
@@ -99,7 +99,7 @@ def test_each_example_does_what_it_says(module, tmp_path, monkeypatch):
     said = []
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
     for example in EXAMPLES[module]:
-        # Each begins with the initial default resource, as in a new program.
+        # Each example begins with the initial default resource, as in a new program.
         millpond.mr.reset_per_device_resource(None)
         runner.run(example, out=said.append)
     assert said == [], "".join(said)

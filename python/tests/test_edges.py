@@ -1,4 +1,5 @@
-"""Wrong arguments, objects and moments: an error that says what to do, and no crash, hang or loss."""
+"""Wrong arguments, objects and moments. Each raises an error that names a remedy; nothing crashes, hangs or
+gets lost."""
 
 import copy
 import ctypes
@@ -18,7 +19,7 @@ TESTS = os.path.dirname(__file__)
 
 
 def program(text, **environment):
-    """Run a program that may import this folder's files, with a watchdog, and return its output."""
+    """Run a program that may import this folder's files, under a watchdog. Return its output."""
     head = "import faulthandler; faulthandler.dump_traceback_later(60, exit=True)\n"
     path = os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")])
     return script(head + text, PYTHONPATH=path, **environment)
@@ -37,7 +38,7 @@ def test_a_block_that_a_resource_refuses_is_an_error_that_says_why(stack, capfd)
     resource.deallocate(ptr, 1000)
     with pytest.raises(millpond.InvalidArgumentError, match="once"):
         resource.deallocate(ptr, 1000)
-    # What was refused is no cause of a later error.
+    # A refused call is not the cause of a later error.
     resource.deallocate(resource.allocate(10), 10)
     other.deallocate(foreign, 1000)
     assert "panicked" not in capfd.readouterr().err
@@ -62,7 +63,7 @@ def test_an_interface_of_more_bytes_than_there_are_is_refused(kind, length):
 
 
 class Capsule:
-    """Passes a capsule on whose tensor was changed."""
+    """Passes on a capsule with a changed tensor."""
 
     def __init__(self, buffer, extent=None, dimensions=None, kind=None):
         self.buffer, self.capsule = buffer, buffer.__dlpack__(stream=-1)
@@ -85,7 +86,7 @@ class Capsule:
 def test_a_tensor_of_more_bytes_than_there_are_is_refused(extent):
     counted = mr.StatisticsResourceAdaptor(mr.CudaMemoryResource())
     for kind in (0x1_4001, 0x4_FF01):  # 64 bits, and four lanes of 255 bits
-        with pytest.raises(BufferError, match="as many bytes"):
+        with pytest.raises(BufferError, match="is too large"):
             millpond.from_dlpack(Capsule(to_device(b"abc", mr=counted), extent, kind=kind))
     assert counted.allocation_counts.current_count == 0
 
@@ -159,7 +160,7 @@ def test_a_copy_within_a_buffer_is_that_of_bytes(source, target, size):
 
 
 class Raising:
-    """Raises when one attribute is asked for, and has no other."""
+    """Raises for one attribute, and has no other attributes."""
 
     def __init__(self, name, kind):
         self._name, self._kind = name, kind
@@ -193,7 +194,7 @@ def test_what_an_array_of_another_library_raises_is_raised(kind):
 
 def test_a_stream_of_another_device_is_refused():
     other, here = millpond.Device("sim:1GiB"), to_device(b"abc")
-    # No stream of this device has the handle of the other's last stream.
+    # The handle of the other device's last stream is unused on this device.
     streams, resource = [millpond.Stream(device=other) for _ in range(50)], millpond.stack("cuda+pool", other)
     stream = streams[-1]
     mine = millpond.Stream()
@@ -213,7 +214,7 @@ def test_a_stream_of_another_device_is_refused():
         lambda: resource.allocate(1, mine),
         lambda: resource.deallocate(ptr, 100, mine),
     ):
-        with pytest.raises(ValueError, match="the stream is of .*, and the memory of .*: use a stream of"):
+        with pytest.raises(ValueError, match="the stream belongs to .*, but the memory to .*: use a"):
             call()
     assert here.tobytes() == b"abc"
     resource.deallocate(ptr, 100, stream)
@@ -231,7 +232,7 @@ def test_a_handle_of_no_stream_says_what_to_do():
 
 @pytest.mark.parametrize("handle", [-1, 1 << 64, 1 << 100])
 def test_a_number_that_is_no_handle_is_refused(handle):
-    with pytest.raises(OverflowError, match="no handle of a stream"):
+    with pytest.raises(OverflowError, match="not a stream handle"):
         millpond.Stream(handle)
 
 
@@ -357,7 +358,7 @@ def test_a_forked_child_runs_no_function_for_its_parents_memory():
     ],
 )
 def test_a_fork_beside_a_thread_that_holds_a_lock_hangs_no_child(child):
-    """Each lock of the package's is held by another thread when the process is forked."""
+    """When the process forks, another thread holds each of the package's locks."""
     before = (
         "held, go = threading.Barrier(2), threading.Event()\n"
         "def hold():\n"

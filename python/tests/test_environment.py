@@ -1,4 +1,4 @@
-"""An empty variable of the environment counts as unset."""
+"""An empty environment variable counts as unset."""
 
 import os
 import subprocess
@@ -47,5 +47,5 @@ def test_empty_variables_count_as_unset():
 
 def test_an_empty_name_of_the_library_is_the_one_of_the_package():
     told = _run("import millpond", MILLPOND_LIBRARY="")
-    beside = os.path.join(os.path.dirname(millpond.__file__), "libmillpond.so")
-    assert told.returncode == 0 if os.path.exists(beside) else "libmillpond.so" in told.stderr, told.stderr
+    shipped = os.path.join(os.path.dirname(millpond.__file__), "libmillpond.so")
+    assert told.returncode == 0 if os.path.exists(shipped) else "libmillpond.so" in told.stderr, told.stderr

@@ -1,4 +1,4 @@
-"""Errors speak Python: no word of theirs is one of Rust's."""
+"""Errors speak Python: they contain no Rust terms."""
 
 import functools
 import re
@@ -9,7 +9,7 @@ from conftest import needs
 import millpond
 from millpond import mr
 
-#: What says nothing to a reader who does not know Rust.
+#: Terms that mean nothing to a reader who does not know Rust.
 RUST = re.compile(
     r"\b(Arc|Box|Rc|Vec|StreamRef|DriverHandle|AnyResource|SimDevice|usize|u64|Result)\b"
     r"|\b(Err|Ok|Some)\(|&mut|&self|::|os error|panicked|unwrap|invalid digit found"
@@ -101,17 +101,17 @@ WRONG_CALLS = {
     "a bin without bytes": lambda: mr.BinningMemoryResource(mr.CudaMemoryResource()).add_bin(0),
 }
 if not millpond.Device().is_simulated:
-    # The driver itself crashes at a pointer that is no stream.
+    # The driver itself crashes if a pointer is not a stream.
     del WRONG_CALLS["a stream that is none"]
 STACKS = ["cuda", "managed", "host", "pinned_host", "cuda_async", "cuda_async:max=1GiB", "cuda+pool:max=1GiB",
           "cuda+fixed_size", "cuda+limiting:limit=1GiB", "cuda+pool+tracking", "cuda+pool+retry:timeout=1ms"]
 
 
 def _refused(call):
-    """Return the texts of what a call raises; a call may be served elsewhere."""
+    """Return the texts of a call's exception. The call may also succeed."""
     try:
         call()
-    except Exception as error:  # each class is looked at
+    except Exception as error:  # every class of exception is checked
         return [str(error), *error.args, getattr(error, "report", ""), str(error.__cause__ or "")]
     return []
 

@@ -1,6 +1,7 @@
-"""The frameworks' modules over the simulated device: real classes where they need no GPU, else stand-ins.
+"""The frameworks' modules over the simulated device. The tests use real classes if these need no GPU, and
+stand-ins otherwise.
 
-tests/gpu holds what runs with the real frameworks on a GPU.
+tests/gpu holds the tests with the real frameworks on a GPU.
 """
 
 import contextlib
@@ -45,7 +46,7 @@ def test_the_streams_of_all_libraries_are_understood():
     assert _library.stream_pointer(types.SimpleNamespace(__cuda_stream__=(0, 4))) == 4
     assert _library.stream_pointer(types.SimpleNamespace(handle=Handle())) == 7
     assert _library.stream_pointer(types.SimpleNamespace(ptr=3)) == 3
-    with pytest.raises(TypeError, match="is no stream"):
+    with pytest.raises(TypeError, match="is not a stream"):
         _library.stream_pointer("s")
 
 
@@ -71,7 +72,7 @@ def numba_driver():
 
 
 class Context:
-    """What a manager asks of Numba's context."""
+    """The parts of Numba's context that a manager uses."""
 
     def __init__(self):
         self.device = types.SimpleNamespace(id=0, get_device_identity=lambda: {"id": 0})
@@ -212,7 +213,7 @@ def test_numbas_finalizers_are_silent_at_exit(numba_driver):
         "manager.reset(); manager.initialize()\n"
         "keep += [manager.memalloc(1000) for _ in range(10)]\n"
         "import os, warnings\n"
-        # CUDA has threads of its own, of which Python 3.12 and later warn at a fork.
+        # CUDA's own threads make Python 3.12 and later warn at a fork.
         "warnings.filterwarnings('ignore', '.*multi-threaded', DeprecationWarning)\n"
         "child = os.fork()\n"
         "if child: assert os.waitpid(child, 0)[1] == 0\n"
@@ -225,7 +226,7 @@ def test_numbas_finalizers_are_silent_at_exit(numba_driver):
 
 
 def _capsule(function, name):
-    """Return a capsule as Cython exports a function; it ends with `function`."""
+    """Return a capsule like those in which Cython exports functions. It ends with `function`."""
     make = ctypes.pythonapi.PyCapsule_New
     make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
     return make(ctypes.cast(function, ctypes.c_void_p), name, None)
@@ -246,7 +247,7 @@ def cupy(monkeypatch, request):
             self.ptr, self.size, self.owner, self.device_id = ptr, size, owner, device_id
 
     class CFunctionAllocator:
-        """Calls functions with the GIL held, and raises what they set, as CuPy's."""
+        """Calls functions with the GIL held, and raises their exceptions, as CuPy's class does."""
 
         def __init__(self, param, malloc, free, owner):
             pointer = ctypes.c_void_p
@@ -301,7 +302,7 @@ def cupy(monkeypatch, request):
 def test_cupy_gets_memory_of_the_current_stream(cupy):
     cupy.state.stream = millpond.Stream()
     alive = weakref.ref(cupy.state.stream)
-    first = cupy.state.allocator(1000)  # asks for the device's stack
+    first = cupy.state.allocator(1000)  # sets up the device's stack
     pointer = cupy.state.allocator(1000)
     assert pointer.ptr % 256 == 0 and pointer.mem.size == 1000
     cupy.state.stream = millpond.Stream(0)
@@ -330,7 +331,7 @@ def test_cupy_raises_its_own_error_with_the_report(cupy):
 
 
 def test_cupys_limit_counts_a_request_that_is_served_once(cupy, monkeypatch):
-    """Another thread waits until it is over: its bytes are in use, and it is under way."""
+    """Another thread waits until the request is over: its bytes are in use, and it is still in progress."""
     import millpond.cupy as ours
 
     cupy._default_memory_pool.set_limit(size=1 << 20)
@@ -364,7 +365,7 @@ def test_cupys_limit_counts_a_request_that_is_served_once(cupy, monkeypatch):
 
 
 def test_a_request_that_waits_for_another_thread_is_not_waited_for_by_it(cupy, monkeypatch):
-    """Each of two threads waits for the other, but the one at CuPy's limit for a moment only."""
+    """Two threads wait for each other, but the thread at CuPy's limit waits only for a moment."""
     import millpond.cupy as ours
 
     cupy._default_memory_pool.set_limit(size=1 << 20)
@@ -437,7 +438,7 @@ def test_cupy_announces_another_stream(cupy):
     del pointer, array
 
 
-# --- PyTorch: a stand-in that records what it is given ---
+# --- PyTorch: a stand-in that records its arguments ---
 
 
 @pytest.fixture
@@ -497,7 +498,7 @@ def test_the_process_wide_mode_sets_hooks_and_statistics(torch):
     import millpond.torch as ours
 
     ours.use("cuda+pool")
-    ours.use()  # nothing more
+    ours.use()  # no further change
     assert torch.given["allocate"] == "millpond_malloc_or_throw" and torch.given["current"]
     assert set(torch.hooks) == {
         "set_record_stream_fn", "set_reset_fn", "set_base_alloc_fn",
@@ -566,7 +567,7 @@ def test_rmms_current_resource_is_ours(monkeypatch):
     assert defaults[0] == "rmm's own"
 
 
-# --- cuda.core: its real base class; its buffers need a driver, so they are stand-ins ---
+# --- cuda.core: its real base class, and stand-ins for its buffers, which need a driver ---
 
 
 def test_cuda_cores_resource_takes_the_stream_in_each_way(monkeypatch):
@@ -608,7 +609,7 @@ def test_dask_configures_all_workers_also_a_late_one():
     ):
         client.wait_for_workers(2)
         millpond.dask.setup(client, "cuda+pool+statistics")
-        millpond.dask.setup(client, "cuda+pool+statistics")  # nothing more
+        millpond.dask.setup(client, "cuda+pool+statistics")  # no further change
         assert set(client.run(used).values()) == {("cuda+pool+statistics", 5000)}
         cluster.scale(3)
         client.wait_for_workers(3)
@@ -619,7 +620,7 @@ def test_dask_configures_all_workers_also_a_late_one():
                 lambda dask_scheduler: [w.metrics.get("millpond") for w in dask_scheduler.workers.values()]
             )
 
-        for _ in range(100):  # the workers tell at their heartbeats
+        for _ in range(100):  # workers report at their heartbeats
             seen = metrics()
             if len(seen) == 3 and all(m and m["allocations"] > 0 for m in seen):
                 break

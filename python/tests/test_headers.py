@@ -1,4 +1,4 @@
-"""The headers of the package: a library in C++ that is compiled with them shares the package's resources."""
+"""The headers of the package. A C++ library that is compiled with them shares the package's resources."""
 
 import ctypes
 import shutil

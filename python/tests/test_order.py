@@ -1,4 +1,4 @@
-"""The order of streams around buffers: random programs under the checks of the simulated device."""
+"""The stream order of buffers: random programs under the checks of the simulated device."""
 
 import ctypes
 import functools
@@ -15,10 +15,10 @@ import pytest
 import millpond
 from millpond import DeviceBuffer, Stream, _native, mr
 
-#: The calls of a run, all programs together.
+#: The number of calls of a run, over all programs.
 CALLS = int(os.environ.get("MILLPOND_ORDER_CALLS", "20000"))
 PROGRAMS = 50
-#: The calls of a program in the ordinary run: as many find each mistake.
+#: The calls of one program in the ordinary run. This many calls find each mistake.
 SHORTEST = 400
 STACKS = ["cuda+pool", "cuda+pool:pages=off", "cuda+binning", "cuda_async", "cuda+pool+statistics"]
 FIRST_SEED = int(os.environ.get("MILLPOND_ORDER_SEED", "1"))
@@ -43,7 +43,7 @@ def test_random_programs_keep_the_order(part):
     [oracle.BEFORE, oracle.AFTER, oracle.SOURCE, oracle.EXPORT, oracle.UNKNOWN, oracle.THREAD],
 )
 def test_the_checks_find_a_mistake(mistake):
-    """Each mistake is one step of the order that the package leaves out."""
+    """For each mistake, the package leaves out one step of the stream order."""
     _native._oracle_mistakes(mistake)
     try:
         assert any(program(seed, SHORTEST) for seed in range(1, 40)), "nothing was found"
@@ -60,7 +60,7 @@ def watched(stack="cuda+pool", seed=1):
     "mistake", [oracle.AFTER, oracle.SOURCE, oracle.EXPORT, oracle.UNKNOWN, oracle.THREAD]
 )
 def test_the_device_itself_finds_a_block_that_goes_back_too_early(mistake):
-    """Not by other bytes, but by the order in which the next owner gets the block."""
+    """The device notices the order in which the next owner gets the block, not wrong bytes."""
     _native._oracle_mistakes(mistake)
     try:
         for seed in range(1, 40):
@@ -139,7 +139,7 @@ def test_threads_with_buffers_of_their_own_share_a_pool(seed):
                     del buffer
                     assert set(copy.tobytes()) == {value}
                 while len(passed_on) > 10:
-                    # It ends on another thread than the one that made it, perhaps.
+                    # The buffer may end on a different thread than the one that made it.
                     passed_on.pop()
         except BaseException as error:
             failures.append(error)
@@ -156,7 +156,7 @@ def test_threads_with_buffers_of_their_own_share_a_pool(seed):
 
 
 def test_the_source_of_a_copy_from_another_library_may_end_at_once():
-    """A source that names its stream ends in the order of it; for one that names none, the call waits."""
+    """A source that names its stream ends in that stream's order. If it names none, the call waits."""
     for named in (True, False):
         for seed in range(1, 6):
             device, resource = watched(seed=seed)
@@ -167,7 +167,7 @@ def test_the_source_of_a_copy_from_another_library_may_end_at_once():
             target = DeviceBuffer(size=5000, stream=two, mr=resource)
             for value in range(20):
                 busy.fill(value)
-            # An address alone: the interface of a buffer would keep its block from ending early.
+            # Only an address: a buffer's own interface would keep its block from ending early.
             interface = {
                 "shape": (5000,),
                 "typestr": "|u1",
@@ -211,7 +211,7 @@ def test_work_of_a_buffer_on_another_thread_follows_the_threads_own_stream():
 @pytest.mark.parametrize("export", ["interface", "capsule"])
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_work_on_a_stream_that_nobody_named_is_waited_for(export, seed):
-    """The stack is a pool alone, whose blocks the thread's cache may take with the GIL held."""
+    """The stack is only a pool, so the thread's cache may take its blocks while the GIL is held."""
     device = _native._oracle_device(64 << 20, seed)
     resource, library = millpond.stack("cuda+pool", device), oracle.Library(device)
     stream = Stream(device=device, flags=1)
@@ -242,7 +242,7 @@ def test_a_change_of_size_while_another_one_allocates_is_kept():
     base, changes = mr.CudaMemoryResource(), []
 
     def allocate(nbytes, stream):
-        # As another thread would, between the look at the buffer and the change of its block.
+        # Does what another thread could do between the read of the buffer and the change of its block.
         if changes:
             changes.pop()()
         return base.allocate(nbytes, stream)
@@ -260,11 +260,11 @@ def test_a_change_of_size_while_another_one_allocates_is_kept():
     assert shared.size == 200 and shared.capacity() == 300 and set(shared[:50].tobytes()) == {7}
 
 
-# --- What random programs do not reach ---
+# --- Cases that random programs do not reach ---
 
 
 class Foreign:
-    """A tensor that no module here has made, over memory of a buffer; it says whether work ran at its end."""
+    """A tensor over a buffer's memory, made by no module here. It records whether work ran at its end."""
 
     def __init__(self, buffer, stream):
         self.buffer, self.stream, self.was_done = buffer, stream, []
@@ -343,7 +343,7 @@ def test_a_copy_to_another_device_follows_the_work_on_its_source(seed):
 
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_work_beside_a_capture_of_the_blocks_stream_comes_before_the_free(seed):
-    """The stream can wait for nothing outside of its capture."""
+    """The stream cannot wait for work outside its capture."""
     device, resource = watched(seed=seed)
     own, other = Stream(device=device, flags=1), Stream(device=device, flags=1)
     buffer = DeviceBuffer(size=5000, stream=own, mr=resource)
@@ -387,7 +387,7 @@ def test_the_end_of_an_export_leaves_a_capture_of_the_blocks_stream_alone(seed):
 
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_copies_of_pinned_memory_of_the_host_are_done_when_the_call_returns(seed):
-    """The driver returns early for it, unlike for other memory of the host."""
+    """The driver returns early for pinned memory, unlike for other host memory."""
     device, resource = watched(seed=seed)
     stream = Stream(device=device, flags=1)
     pinned = DeviceBuffer(size=5000, mr=mr.PinnedHostMemoryResource(device=device))
@@ -438,7 +438,7 @@ def test_a_forked_child_leaves_the_blocks_alone_that_its_parent_has_kept():
 
 
 def test_a_block_that_cannot_be_waited_for_is_kept_and_comes_back_later():
-    """The device refuses a wait while a graph is captured. Such a block was lost in silence."""
+    """The device refuses a wait during a graph capture. Such blocks were once lost silently."""
     device = _native._oracle_device(64 << 20, 1)
     resource = mr.StatisticsResourceAdaptor(millpond.stack("cuda+pool", device))
     stream = Stream(device=device)

@@ -1,4 +1,4 @@
-"""Memory that is out is a `MemoryError` with a report, for each size and on each stack."""
+"""Out of memory is a `MemoryError` with a report, for each size and on each stack."""
 
 import ctypes
 import functools
@@ -169,13 +169,13 @@ def test_pytorchs_mode_says_that_memory_is_out_as_pytorch_does(torchs_allocator)
     for size in (1 << 50, 1 << 60, (1 << 64) - 1):
         with pytest.raises(RuntimeError, match=r"^CUDA out of memory\. ") as caught:
             torchs_allocator(size)
-        # What Lightning asks for.
+        # Lightning looks for these words.
         assert "CUDA" in caught.value.args[0] and "out of memory" in caught.value.args[0]
 
 
 @pytest.fixture
 def accelerate(monkeypatch):
-    """The file of accelerate's with its search for a batch size; the rest of it needs PyTorch."""
+    """The file of accelerate that searches for a batch size. The rest of accelerate needs PyTorch."""
     installed = importlib.util.find_spec("accelerate")
     if installed is None:
         pytest.skip("SKIPPED: accelerate is not installed")

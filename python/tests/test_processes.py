@@ -1,4 +1,4 @@
-"""Threads, forked children, and the end of the interpreter: no deadlock, no message, nothing leaked."""
+"""Threads, forked children and the end of the interpreter: no deadlock, no message, no leak."""
 
 import itertools
 import os
@@ -15,7 +15,7 @@ from millpond import mr
 
 
 def script(text, **environment):
-    """Run a program, and return what it printed; it must not write to stderr."""
+    """Run a program, and return its output. It must not write to stderr."""
     answer = subprocess.run(
         [sys.executable, "-c", text],
         capture_output=True,
@@ -27,7 +27,7 @@ def script(text, **environment):
     return answer.stdout.strip()
 
 
-#: How long the threads of `test_threads` go on; without it each takes 600 steps.
+#: The seconds for which the threads of `test_threads` run. Without it each thread takes 600 steps.
 SECONDS = float(os.environ.get("MILLPOND_THREAD_SECONDS", "0"))
 
 
@@ -129,7 +129,7 @@ def test_a_forked_child_leaves_the_parents_memory_alone():
     assert (
         script(
             "import millpond, os, sys, warnings\n"
-            # CUDA has threads of its own, of which Python 3.12 and later warn at a fork.
+            # CUDA's own threads make Python 3.12 and later warn at a fork.
             "warnings.filterwarnings('ignore', '.*multi-threaded', DeprecationWarning)\n"
             "millpond.reinitialize(stack='cuda+pool+statistics')\n"
             "buffers = [millpond.to_device(bytes([i]) * 100, millpond.Stream()) for i in range(20)]\n"
@@ -221,7 +221,7 @@ def test_a_library_that_is_another_one_is_named():
         text=True,
         env={**os.environ, "MILLPOND_LIBRARY": libc},
     )
-    assert answer.returncode == 1 and f"ImportError: {libc} is no libmillpond" in answer.stderr
+    assert answer.returncode == 1 and f"ImportError: {libc} is not libmillpond" in answer.stderr
 
 
 def test_replay_is_found(tmp_path):

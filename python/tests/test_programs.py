@@ -1,4 +1,4 @@
-"""The programs beside the package, as far as they need no GPU."""
+"""The package's benchmarks and examples, as far as they need no GPU."""
 
 import json
 import pathlib

@@ -382,7 +382,7 @@ def test_a_cycle_of_buffers_is_collected():
 
 
 def test_a_callback_that_frees_leaves_a_raised_exception_alone():
-    """A temporary buffer ends while the exception of the call that used it is on its way."""
+    """A temporary buffer ends while the exception of its call is propagating."""
     upstream, freed = mr.CudaMemoryResource(), []
 
     def free(ptr, size, stream):

@@ -1,4 +1,4 @@
-"""RMM's resource over the bridge, which is compiled against the installed RMM, on the simulated device."""
+"""RMM's resource over the bridge, compiled against the installed RMM, on the simulated device."""
 
 import gc
 import shutil
@@ -57,7 +57,7 @@ def test_rmms_adaptors_stand_on_it(made, theirs):
 def test_memory_that_is_out_is_rmms_error(made, theirs):
     with pytest.raises(MemoryError, match="out of memory for 1PiB.*in `cuda.pool`"):
         made.allocate(1 << 50)
-    # Only RMM's own class of C++ reaches the function of its adaptor.
+    # Only RMM's own C++ class reaches the function of its adaptor.
     asked = []
     watched = theirs.mr.FailureCallbackResourceAdaptor(made, lambda size: bool(asked.append(size)))
     with pytest.raises(MemoryError):
@@ -139,7 +139,7 @@ def test_what_is_missing_is_named(theirs, monkeypatch, tmp_path):
     with pytest.raises(RuntimeError, match="no-such-compiler.*CXX names"):
         rmm_bridge.build()
     monkeypatch.setattr(rmm_bridge, "_HEADERS", ("no_such_header.h",))
-    with pytest.raises(RuntimeError, match="no_such_header.h are not there: pip install"):
+    with pytest.raises(RuntimeError, match="no_such_header.h were not found: pip install"):
         rmm_bridge.build()
     assert not rmm_bridge.path().exists(), "nothing is left that could be loaded"
 

@@ -1,4 +1,4 @@
-"""Paths and sizes are data: what becomes of them between a program, a stack's text and the file system."""
+"""Paths and sizes are data: their way between a program, a stack's text and the file system."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 def child(program, *arguments, cwd=None, **variables):
-    """Run a program in another process, and return it."""
+    """Run a program in another process, and return the process."""
     environment = {name: value for name, value in os.environ.items() if not name.endswith("LOG_FILE")}
     environment = {os.fsencode(k): os.fsencode(v) for k, v in (environment | variables).items()}
     command = [sys.executable, "-c", program, *arguments]
@@ -53,7 +53,7 @@ NAMES = st.binary(min_size=1, max_size=20).filter(
 @example("ü{x".encode())
 def test_a_path_is_never_read_as_a_stack(tmp_path_factory, name):
     folder = os.fsencode(tmp_path_factory.mktemp("log"))
-    name = name.replace(b"}", b"")  # names in braces have a test of their own
+    name = name.replace(b"}", b"")  # another test covers names in braces
     if not name.strip(b"."):
         return
     for cut in (b"results", name.split(b"+")[0].split(b",")[0]):
@@ -210,7 +210,7 @@ def test_a_stack_prints_what_was_said():
             mr.PoolMemoryResource(cuda, size)
 
 
-# --- One stack, one behaviour ---
+# --- Equal stacks behave equally ---
 
 PAIRS = [
     (lambda cuda, path: mr.PoolMemoryResource(cuda, "4MiB", "64MiB"), "pool:initial=4MiB,max=64MiB"),
@@ -236,13 +236,13 @@ PAIRS = [
 
 
 def report(resource):
-    """Return the report of a stack's memory, without the device's."""
+    """Return the report of a stack's memory, without the device's part."""
     data = millpond.memory_report(resource).data
     return data["stack"], data["layers"]
 
 
 def answer(resource, name):
-    """Return what an attribute of a resource says, or the class of its error."""
+    """Return the value of a resource's attribute, or the class of its error."""
     try:
         value = getattr(resource, name)
         return value() if callable(value) else value
@@ -280,7 +280,7 @@ def test_a_log_from_text_has_what_a_log_of_the_class_has(tmp_path):
         assert "allocate" in open(log.get_file_name()).read()
         assert type(log.upstream_mr) is mr.CudaMemoryResource
     millpond.reinitialize(stack=text.replace("a+b", "c+d") + "+statistics")
-    # Other tests of the process may have named other devices.
+    # Other tests of the process may have named more devices.
     device, path = millpond.Device().ordinal, str(tmp_path / "c+d.csv")
     try:
         assert millpond.get_log_filenames()[device] == path

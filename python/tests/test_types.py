@@ -1,6 +1,6 @@
 """Types: mypy accepts the package, the examples and the programs in `typed`, and the stubs fit the module.
 
-pyproject.toml configures mypy and ruff. `typed/wrong.py` holds mistakes that mypy has to find.
+pyproject.toml configures mypy and ruff. `typed/wrong.py` holds mistakes that mypy must find.
 """
 
 import importlib.util
@@ -16,7 +16,7 @@ TYPED = sorted((Path(__file__).parent / "typed").glob("*.py"))
 
 
 def run(module, *arguments):
-    """Run a module of Python's in the checkout; skip the test if it is not installed, and is not required."""
+    """Run a Python module in the checkout. Skip the test if the module is not installed and not required."""
     name = module.split(".")[0]
     if importlib.util.find_spec(name) is None:
         assert "MILLPOND_REQUIRE_PYTHON" not in os.environ, f"{name} is not installed: pip install {name}"
@@ -31,7 +31,7 @@ def test_mypy_accepts_the_package_the_examples_and_the_programs():
 
 
 def test_the_stubs_fit_the_module():
-    """mypy's stubtest compares names and signatures; the file of exceptions says why each is one."""
+    """mypy's stubtest compares names and signatures. The file of exceptions gives a reason for each."""
     if importlib.util.find_spec("distributed") is None:
         pytest.skip("dask[distributed] is not installed, and millpond.dask cannot be imported")
     exceptions = str(ROOT / "python/tests/typed/stubtest.allow")
@@ -50,7 +50,7 @@ def test_a_typed_program_runs(program):
 
 
 def test_each_mistake_of_the_wrong_program_is_expected():
-    """mypy refuses an exception that hides nothing, so each of these lines holds a mistake that it finds."""
+    """mypy refuses an unused exception, so each of these lines holds a mistake that it finds."""
     [wrong] = [path for path in TYPED if path.stem == "wrong"]
     mistakes = [line for line in wrong.read_text().splitlines() if line.startswith("    ")]
     assert len(mistakes) >= 10

@@ -1,4 +1,4 @@
-"""What waits, and whom it may not stop: Python's lock, Ctrl-C, the collector, forked children."""
+"""Waits, and the things that they must not block: the GIL, Ctrl-C, the collector, forked children."""
 
 import ctypes
 import gc
@@ -74,7 +74,7 @@ class Raised(Exception):
 
 @pytest.fixture
 def alarm():
-    """Raise an exception from the handler of a signal, soon."""
+    """Raise an exception from a signal handler after a short time."""
 
     def raise_it(kind, seconds=0.05):
         def handler(*_):
@@ -90,7 +90,7 @@ def alarm():
 
 
 def waiting(**options):
-    """A resource that holds 1024 bytes, of which 1000 are in use, and waits for a free for 60 s."""
+    """A resource with 1024 bytes, 1000 of them in use, that waits up to 60 s for a free."""
     limited = mr.LimitingResourceAdaptor(mr.CudaMemoryResource(), 1024)
     resource = mr.RetryResourceAdaptor(limited, timeout=60.0)
     return resource, DeviceBuffer(size=1000, mr=resource)
@@ -123,7 +123,7 @@ def test_a_signal_ends_a_wait(alarm, kind, call):
 
 
 def served_the_second_time(raised):
-    """A resource whose function raises in the first of two attempts of each request."""
+    """A resource whose function raises in the first of two attempts at each request."""
     base, calls = mr.StatisticsResourceAdaptor(mr.CudaMemoryResource()), []
 
     def allocate(nbytes, stream):
@@ -170,7 +170,7 @@ def test_what_a_function_raised_in_a_call_that_succeeded_is_forgotten():
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, TimeoutError])
 def test_a_signal_while_an_error_is_made_keeps_its_class(kind):
-    """The signal arrives in the call that fails; Python handles it while it makes the error."""
+    """The signal arrives during the failing call. Python handles it while it makes the error."""
 
     def handler(*_):
         raise kind
@@ -179,7 +179,7 @@ def test_a_signal_while_an_error_is_made_keeps_its_class(kind):
     before = signal.signal(number, handler)
     try:
         limited = mr.LimitingResourceAdaptor(mr.CudaMemoryResource(), 1)
-        # A function without a step of Python's: it gets the size, which is the number of the signal.
+        # A function that runs no Python code. It gets the size, which is the number of the signal.
         arrive = ctypes.pythonapi.PyErr_SetInterruptEx
         resource = mr.FailureCallbackResourceAdaptor(limited, arrive)
         with pytest.raises(kind):
@@ -199,9 +199,9 @@ def test_ctrl_c_in_a_function_of_the_program_is_no_error_of_it(kind):
 
 
 def test_ctrl_c_in_a_function_that_takes_a_block_back_comes_again():
-    """A free cannot fail."""
+    """A free cannot fail, so the exception comes later."""
     text = (
-        # A job in the background is started with the signal ignored.
+        # A background job starts with the signal ignored.
         "import signal\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "import millpond\n"
@@ -273,7 +273,7 @@ def cycles():
             base.deallocate(ptr, nbytes, stream)
 
         pool = mr.PoolMemoryResource(mr.CallbackMemoryResource(allocate, deallocate))
-        # More than the thread caches of blocks of a pool.
+        # More blocks than a thread caches for a pool.
         for _ in range(50):
             DeviceBuffer(size=10, mr=pool)
         deallocate.pool = allocate.pool = pool
@@ -347,7 +347,7 @@ def test_cycles_are_collected(make):
 
 @pytest.mark.parametrize("has_pool", [False, True])
 def test_blocks_of_a_cycle_go_back_by_the_functions_of_the_program(has_pool, capfd):
-    """Blocks of a pool on them do, too: all come back while the functions are whole."""
+    """All blocks are freed while the functions still work, even blocks of a pool on top."""
     counted = mr.StatisticsResourceAdaptor(mr.CudaMemoryResource())
     kept, freed = [], []
 
@@ -374,7 +374,7 @@ def test_blocks_of_a_cycle_go_back_by_the_functions_of_the_program(has_pool, cap
 
 
 def test_resources_that_the_functions_of_a_cycle_use_are_whole_until_its_end():
-    """The collector may finalise the resource below before the one whose functions use it."""
+    """The collector may finalise the lower resource before the resource whose functions use it."""
     device = millpond.Device("sim:1GiB")
     free = device.memory_info()[0]
 
@@ -440,7 +440,7 @@ def test_a_buffer_that_a_finaliser_rescues_is_empty():
 
 @pytest.mark.parametrize("version", [None, (1, 0)])
 def test_an_export_of_a_buffer_in_a_cycle_keeps_its_memory(version):
-    """The collector sees the cycle, and not the capsule's use of the block."""
+    """The collector sees the cycle, but not the capsule's use of the block."""
     counted, freed = mr.StatisticsResourceAdaptor(mr.CudaMemoryResource()), []
 
     def make():
@@ -470,7 +470,7 @@ def test_an_export_of_a_buffer_in_a_cycle_keeps_its_memory(version):
 
 @pytest.mark.parametrize("drops", range(9))
 def test_an_export_of_a_block_that_the_thread_has_cached_keeps_its_memory(drops):
-    """After some drops, the pool's blocks come from what the thread has cached, and go back there."""
+    """After some drops, the pool's blocks come from the thread's cache, and return to it."""
     counted, freed = mr.StatisticsResourceAdaptor(mr.CudaMemoryResource()), []
 
     def make():
@@ -528,7 +528,7 @@ def test_a_cycle_of_a_class_with_a_finaliser_of_its_own_is_collected(has_super):
 
 @pytest.mark.parametrize("owner", ["default", "buffer", "export", "pool", "given", "slice", "object"])
 def test_functions_that_are_in_use_are_not_collected(owner):
-    """The Python object of the resource has gone, and something else still uses the resource."""
+    """The resource's Python object is gone, but something else still uses the resource."""
     base = mr.CudaMemoryResource()
 
     def allocate(nbytes, stream):

@@ -22,7 +22,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Draws bars from the start if `shown`, else none.
+    /// Draws bars from the start if `shown`, and none otherwise.
     pub fn new(shown: bool) -> Self {
         Self { from: shown.then(Instant::now), is_plain: shown && !io::stderr().is_terminal() }
     }

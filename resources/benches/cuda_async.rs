@@ -1,4 +1,4 @@
-//! What `cuda_async` adds to a pair of `cuMemAllocFromPoolAsync` and `cuMemFreeAsync`, in nanoseconds.
+//! Measures the extra time of `cuda_async` over a pair of `cuMemAllocFromPoolAsync` and `cuMemFreeAsync`.
 //!
 //! Needs a GPU.
 //!
@@ -6,9 +6,10 @@
 //! cargo bench -p millpond-resources --bench cuda_async
 //! ```
 //!
-//! Each round times the plain calls, the same through the driver's trait, and the resource, one after the
-//! other on pools of their own. A driver's pool changes its speed within a process, so only rounds are
-//! compared. A row shows the medians over the rounds: the plain pair, and what each of the others adds.
+//! Each round times the plain calls, the same calls through the driver's trait, and the resource, each on a
+//! separate pool. A driver's pool changes its speed within a process, so only times of one round are
+//! compared. A row shows medians over the rounds in nanoseconds: the plain pair, and the extra time of the
+//! other two.
 
 use std::time::Instant;
 
@@ -43,7 +44,7 @@ fn main() {
 fn measure() -> Result<()> {
     // SAFETY: the driver was opened before, so that the library is loaded and stays so.
     let library = unsafe { libloading::Library::new("libcuda.so.1") }.expect("the driver is there");
-    // SAFETY: the types are those of CUDA's header.
+    // SAFETY: CUDA's header has the same types.
     let (alloc, free, retain, set) = unsafe {
         (
             *library.get::<AllocFromPool>(b"cuMemAllocFromPoolAsync").expect("a function of CUDA 11.2"),

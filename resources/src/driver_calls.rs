@@ -4,8 +4,8 @@ use millpond_core::driver::{Driver, DriverResult, StreamFlags, ask};
 use millpond_core::{StreamId, StreamRef};
 use parking_lot::Mutex;
 
-/// A stream with the id that it had when it was named. On another thread the reference of a per-thread stream
-/// names another stream.
+/// A stream, with its id at the time when it was named. On another thread, the reference of a per-thread
+/// stream means a different stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NamedStream {
     pub(crate) id: StreamId,

@@ -1,6 +1,6 @@
 //! The memory resources of millpond, and the registry of each device's default resource.
 //!
-//! | resource | in text | what it does |
+//! | resource | in text | purpose |
 //! |---|---|---|
 //! | [`CudaMemoryResource`] | `cuda` | plain device memory; every call synchronises with the device |
 //! | [`ManagedMemoryResource`] | `managed` | memory that host and device share |

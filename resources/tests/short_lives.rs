@@ -143,7 +143,7 @@ fn a_million_streams_and_ten_thousand_threads_leave_no_trace() {
         // Often enough that each stream gets a front; a thread has several hundred fronts at most.
         let (first, more) = if cfg!(miri) { (2, 2) } else { (3_500, 2_000) };
         setup.assert_nothing_grows("streams used often", first, more, || setup.short_lived_stream(8));
-        setup.pool.trim(0).expect("what is free can be given back");
+        setup.pool.trim(0).expect("free memory can be returned");
         assert_eq!(setup.pool.pool_bytes(), 0);
     }
 }

@@ -86,8 +86,8 @@ nsys export --type sqlite --output profile.sqlite profile.nsys-rep
         }
     }
 
-    /// Returns the framework that wrote a recording, if its lines would record data that the file lacks; else
-    /// `None`.
+    /// Returns the framework that wrote a recording, if its lines would record data that the file lacks;
+    /// otherwise `None`.
     pub fn to_record_again(recording: &Recording) -> Option<Self> {
         let framework = match recording.source().format.as_str() {
             Source::PYTORCH => Self::PyTorch,

@@ -108,7 +108,7 @@ impl fmt::Debug for Several {
 impl fmt::Display for Several {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, resource) in self.resources.iter().enumerate() {
-            write!(f, "{}{resource}", if index == 0 { "" } else { " beside " })?;
+            write!(f, "{}{resource}", if index == 0 { "" } else { " next to " })?;
         }
         Ok(())
     }

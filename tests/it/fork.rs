@@ -125,7 +125,7 @@ fn a_forked_child_drops_memory_of_the_host() {
     own_process::run(|| {
         for text in ["host", "system", "sam_headroom:headroom=1MiB"] {
             let stack = stack(text);
-            // The device itself is a table that threads change; the child keeps it.
+            // Threads change the simulated device's tables, so the child must never free the device.
             std::mem::forget(stack.driver().clone());
             forks_of_stack(text, stack);
         }

@@ -197,7 +197,7 @@ fn a_ticket_outlives_no_sweep() {
         let [first, second] = [(); 2].map(|()| setup.take_apart(4 * MIB, donor));
         [third, fourth].into_iter().for_each(|stream| _ = setup.take(APART, stream));
         (0..11).for_each(|_| _ = setup.take(APART, setup.stream()));
-        // The last stream to come: after it is forgotten, its number is the next to be reused.
+        // This is the last stream to arrive. Once the pool forgets it, its number is reused first.
         let others = setup.take_apart(6 * MIB, other);
         setup.fill(fourth);
 

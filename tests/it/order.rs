@@ -82,7 +82,7 @@ fn a_layer_that_submits_work_keeps_the_order_wherever_it_stands() {
     assert!(failed.is_empty(), "\n{}", failed.join("\n\n"));
 }
 
-/// Tests what no single thread can: blocks change hands while others free, allocate, record and wait.
+/// Needs several threads: blocks change hands while other threads free, allocate, record and wait.
 #[test]
 fn racing_threads_keep_the_order() {
     let steps = size::of(500, 2_000);

@@ -95,7 +95,7 @@ fn assert_same(log: &Path, stack: &str, one: Peak, other: Peak) {
 fn other_device() -> DriverHandle {
     let device = HookedDriver::new(SimDevice::new(SimConfig::h200().falling_addresses()));
     device.answer_late();
-    // Streams have other identities there.
+    // The device's streams get other identities.
     (0..77).for_each(|_| _ = device.stream_create(StreamFlags::NON_BLOCKING).expect("a stream"));
     device
 }

@@ -114,7 +114,7 @@ fn no_block_is_shared_or_handed_out_too_early() {
         let report = soak(&driver, &resource, Trims::Yes, operations, seed).expect("every call succeeds");
         println!("{report}");
         assert_eq!(report.mismatched_bytes, 0, "seed {seed}: {report}");
-        resource.trim(0).expect("what is free can be given back");
+        resource.trim(0).expect("free memory can be returned");
         if let Some(after) = resource.statistics() {
             let reused = after.ladder.served() - after.ladder.grow;
             assert!(reused > 0, "nothing was reused, so nothing was tested: {report}");

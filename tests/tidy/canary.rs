@@ -49,6 +49,37 @@ fn house_phrases_are_found() {
 }
 
 #[test]
+fn tics_are_counted() {
+    for (tic, allowed) in tics::TICS {
+        let file = |uses: usize| [File::of("a.rs", format!("// Then {tic} then.\n").repeat(uses))];
+        assert_eq!(tics::too_frequent(&file(allowed)), [""; 0]);
+        assert_eq!(tics::too_frequent(&file(allowed + 1)).len(), allowed + 1, "{tic}");
+    }
+}
+
+#[test]
+fn tics_are_found_in_texts_only() {
+    let uses = |path: &str, text: &str| tics::uses(&File::of(path, text)).len();
+    for (tic, _) in tics::TICS {
+        let across = |between: &str| tic.replacen(' ', between, 1);
+        for text in [
+            format!("let a = f(\"Then {tic}.\"); // then\n"),
+            format!("let a = 1; // Then {}\n", tic.to_uppercase()),
+            format!("/// Then {}.\n", across("\n    /// ")),
+            format!("let a = \"then {}\";\n", across(" \\\n    ")),
+        ] {
+            assert_eq!(uses("a/src/a.rs", &text), 1, "{text}");
+        }
+        let text = format!("# Then {tic}: {tic}.\n");
+        assert_eq!((uses("a.py", &text), uses("docs/a.md", &text), uses(".ci/run", &text)), (2, 2, 2));
+        for path in ["docs/lab/a.md", "CHANGELOG.md", "LICENSE-MIT", "a/a.plan"] {
+            assert_eq!(uses(path, &text), 0, "{path}");
+        }
+        assert_eq!(uses("a.rs", &format!("let {tic} = a.{tic}(); // a_{tic} {tic}s\n")), 0, "{tic}");
+    }
+}
+
+#[test]
 fn leftovers_are_found() {
     for leftover in LEFTOVERS {
         let bad = File::of("a.rs", format!("fn f() {{ {leftover} }}"));

@@ -72,9 +72,9 @@ fn modules(files: &[File], root: usize) -> Modules {
         let children = Reader::new(&files[file].text).read(file, path, is_test, &mut modules);
         for child in children {
             let name = child.path.last().expect("a child has a name");
-            let beside = files[file].path.rsplit_once('/').map_or("", |(folder, _)| folder);
+            let parent = files[file].path.rsplit_once('/').map_or("", |(folder, _)| folder);
             let (sources, below) = match &child.written {
-                Some(written) => (vec![format!("{beside}/{written}")], beside.to_owned()),
+                Some(written) => (vec![format!("{parent}/{written}")], parent.to_owned()),
                 None => {
                     let base = format!("{folder}/{name}");
                     (vec![format!("{base}.rs"), format!("{base}/mod.rs")], base)

@@ -12,13 +12,24 @@ pub(crate) struct Function {
 
 /// Returns the source with all strings, characters and comments replaced by blanks. Lines keep their numbers.
 pub(crate) fn code(source: &str) -> String {
+    one_kind(source, false)
+}
+
+/// Returns only the strings, characters and comments of the source, with blanks for the code. Lines keep
+/// their numbers.
+pub(crate) fn texts(source: &str) -> String {
+    one_kind(source, true)
+}
+
+/// Returns the source with blanks for the code, or for everything else.
+fn one_kind(source: &str, keeps_texts: bool) -> String {
     let chars: Vec<char> = source.chars().collect();
     let mut out = String::with_capacity(source.len());
     let mut at = 0;
     while at < chars.len() {
         let end = token_end(&chars, at);
-        let opaque = end > at + 1;
-        out.extend(chars[at..end].iter().map(|&c| if opaque && c != '\n' { ' ' } else { c }));
+        let is_kept = (end > at + 1) == keeps_texts;
+        out.extend(chars[at..end].iter().map(|&c| if is_kept || c == '\n' { c } else { ' ' }));
         at = end;
     }
     out
@@ -205,6 +216,10 @@ mod canary {
         assert_eq!(blanked.matches('}').count(), 1, "{blanked}");
         for kept in ["let a", "let b", "let c", "let d", "let e", "fn life<'a>(x: &'a str)"] {
             assert!(blanked.contains(kept), "{kept} is lost in {blanked}");
+        }
+        let others = texts(source);
+        for ((c, in_code), in_texts) in source.chars().zip(blanked.chars()).zip(others.chars()) {
+            assert!(c.is_whitespace() || (in_code == c) != (in_texts == c), "`{c}` in {others}");
         }
     }
 

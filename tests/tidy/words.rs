@@ -31,18 +31,22 @@ pub(crate) const PHRASES: [(&str, &str); 27] = [
     ("goes by", "depends on"),
 ];
 
-/// Returns the lines of a text's refused phrases, with the phrases' indices in `PHRASES`. Phrases across two
-/// lines count.
+/// Returns the lines of a text's refused phrases, with the phrases' indices in `PHRASES`.
 pub(crate) fn refused(text: &str) -> Vec<(usize, usize)> {
+    uses(text, &PHRASES.map(|(phrase, _)| phrase))
+}
+
+/// Returns the line of each use of a phrase, with the phrase's index. A phrase across two lines counts. The
+/// phrases are in lower case.
+pub(crate) fn uses(text: &str, phrases: &[&str]) -> Vec<(usize, usize)> {
     let lines: Vec<String> = text.lines().map(prose).collect();
     let mut found = Vec::new();
     for (index, line) in lines.iter().enumerate() {
         let both = format!("{line} {}", lines.get(index + 1).map_or("", String::as_str));
-        for (place, (phrase, _)) in PHRASES.iter().enumerate() {
+        for (place, phrase) in phrases.iter().enumerate() {
             let starts = both.match_indices(phrase).map(|(at, _)| at);
-            if starts.into_iter().any(|at| at < line.len() && stands_alone(&both, at, phrase.len())) {
-                found.push((index + 1, place));
-            }
+            let whole = starts.filter(|&at| at < line.len() && stands_alone(&both, at, phrase.len()));
+            found.extend(whole.map(|_| (index + 1, place)));
         }
     }
     found

@@ -83,7 +83,7 @@ impl Lines {
         flushed.unwrap_or_else(|| Err(status::in_vain()))
     }
 
-    /// Returns the destination; `None` if it is code of the program that may be waiting for this thread.
+    /// Locks the destination. Returns `None` if the program's own writer may be waiting for this thread.
     fn turn(&self) -> Option<MutexGuard<'_, Direct>> {
         if !self.status.is_programs() {
             return Some(self.direct.lock());
@@ -130,7 +130,8 @@ impl KeepsRows for Lines {
             let mut direct = self.direct.lock();
             self.write_left(&mut direct);
             direct.sink.keep_nothing();
-            // Writes the rows that the writer logged meanwhile, but not the rows that it logs for these.
+            // Writes the rows that the program's writer logged during the call above, but none that it logs
+            // now.
             self.write_left(&mut direct);
         })
     }

@@ -216,7 +216,7 @@ impl<R> Drop for Gate<R> {
     fn drop(&mut self) {
         let (upstream, mut panics) = (&self.inside.get_mut().upstream, Panics::default());
         for free in mem::take(self.left.get_mut()) {
-            // SAFETY: the thread that left the free gave the guarantees.
+            // SAFETY: the thread that queued the free vouched for it.
             unsafe { panics.carry_out(upstream, self.deallocate, free) };
         }
     }

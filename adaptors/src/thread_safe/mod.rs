@@ -25,8 +25,8 @@ const FREE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Lets one thread at a time into a resource. So `R: Send` is enough to share it.
 ///
-/// It does for resources what [`Mutex`](std::sync::Mutex) does for values. Millpond's own shareable resources
-/// are faster without it. Use it for your own resources, and for resources that give up sharing for speed.
+/// It guards a resource as [`Mutex`](std::sync::Mutex) guards a value. Millpond's own shareable resources are
+/// faster without it. Use it for your own resources, and for resources that give up sharing for speed.
 ///
 /// Code below may call back into the whole stack on the same thread, for example from a failure callback that
 /// frees memory. Such a call is served at once. The upstream sees the same calls as without this adaptor: a

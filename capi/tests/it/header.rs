@@ -40,7 +40,7 @@ fn filled(first: &str, rest: &str, text: &str) -> String {
     format!("{done}{line}\n").replace(FIXED, " ")
 }
 
-/// A comment of C's from one of Rust's: lines of the header's width, and no headings.
+/// Makes a C comment from a Rust comment: filled to the header's width, and without headings.
 fn comment(indent: &str, lines: &[&str]) -> String {
     let begin = format!("{indent}/// ");
     let paragraphs = lines.split(|line| line.is_empty()).map(|paragraph| paragraph.join(" "));
@@ -85,7 +85,7 @@ fn declaration(block: &str) -> (String, String) {
     (name, text)
 }
 
-/// What cbindgen makes of the sources.
+/// Returns the declarations that cbindgen makes from the sources.
 fn declarations(root: &Path) -> BTreeMap<String, String> {
     let config = cbindgen::Config::from_file(root.join("cbindgen.toml")).expect("the configuration is right");
     let builder = cbindgen::Builder::new().with_config(config);

@@ -236,7 +236,7 @@ fn parts_on_several_streams_are_ordered() {
     assert_eq!(bench.all(&values), 4.0);
 }
 
-/// Another buffer gets the memory only after the copies, of which cudarc's slice would forget the first.
+/// Another buffer gets the memory only after both copies. cudarc's slice would forget the first copy.
 #[test]
 #[ignore = "needs a CUDA GPU; run by the GPU lane"]
 fn memory_is_reused_after_all_copies() {

@@ -244,7 +244,7 @@ fn a_range_outside_is_none() {
         assert!(view.try_slice(2..5).is_none() && view.try_slice(..=4).is_none());
         assert!(view.try_slice(5..).is_none() && view.try_slice(max..).is_none());
         assert!(view.try_slice(..=max).is_none());
-        #[expect(clippy::reversed_empty_ranges, reason = "it is what is refused")]
+        #[expect(clippy::reversed_empty_ranges, reason = "the test needs a refused range")]
         let reversed = view.try_slice(3..2);
         assert!(reversed.is_none());
         assert_eq!(view.try_slice(4..).map(|rest| rest.is_empty()), Some(true));

@@ -224,7 +224,7 @@ impl CudaDriver {
     pub(super) fn living_stream_is_capturing(&self, stream: StreamRef) -> DriverResult<bool> {
         let _context = self.enter()?;
         let mut status = 0;
-        // SAFETY: Results; the stream is alive.
+        // SAFETY: the results go to locals; the stream is alive.
         unsafe { self.functions().stream_is_capturing(stream.handle(), &raw mut status) }?;
         Ok(status != 0) // an invalidated capture must still be ended
     }

@@ -16,10 +16,11 @@ use super::abi::{self, AllocationProp, IpcHandle, Location};
 use super::capture_mode::exchange_mode;
 use super::living::End;
 
-// Two clauses serve nearly every `SAFETY` comment below. *Results*: the call writes through pointers to
-// locals of the types that CUDA requires. *Vouched*: the method is unsafe, and its caller has vouched for the
-// pointers and handles (`Driver`, "Safety of the unsafe methods"). When a safe method takes a handle, either
-// its type requires a living stream (`StreamRef`), or only unsafe methods end it.
+// Two clauses recur in the `SAFETY` comments below. "The results go to locals" means that the call writes
+// through pointers to locals of the types that CUDA requires. "The caller vouched" means that the method is
+// unsafe, and that its contract covers the pointers and handles (`Driver`, "Safety of the unsafe methods").
+// If a safe method takes a handle, either its type requires a living stream (`StreamRef`), or only unsafe
+// methods end it.
 
 /// Treats `CUDA_ERROR_NOT_READY` as an answer.
 fn is_done(query: DriverResult<()>) -> DriverResult<bool> {
@@ -65,7 +66,7 @@ impl Driver for CudaDriver {
 
     fn version(&self) -> DriverResult<i32> {
         let mut version = 0;
-        // SAFETY: Results.
+        // SAFETY: the results go to locals of the right types.
         unsafe { self.functions().driver_get_version(&raw mut version) }?;
         Ok(version)
     }
@@ -74,7 +75,7 @@ impl Driver for CudaDriver {
         let number = abi::device_attribute(attribute)
             .ok_or_else(|| DriverError::new(DriverError::NOT_SUPPORTED, "cuDeviceGetAttribute"))?;
         let mut value = 0;
-        // SAFETY: Results.
+        // SAFETY: the results go to locals of the right types.
         unsafe { self.functions().device_get_attribute(&raw mut value, number, self.device) }?;
         Ok(i64::from(value))
     }
@@ -91,7 +92,7 @@ impl Driver for CudaDriver {
     fn mem_get_info(&self) -> DriverResult<MemoryInfo> {
         let _context = self.enter()?;
         let mut info = MemoryInfo::default();
-        // SAFETY: Results.
+        // SAFETY: the results go to locals of the right types.
         unsafe { self.functions().mem_get_info(&raw mut info.free, &raw mut info.total) }?;
         Ok(info)
     }
@@ -109,7 +110,7 @@ impl Driver for CudaDriver {
     fn mem_alloc(&self, bytes: u64) -> DriverResult<DevicePtr> {
         let _context = self.enter()?;
         let mut ptr = 0;
-        // SAFETY: Results.
+        // SAFETY: the results go to locals of the right types.
         unsafe { self.functions().mem_alloc(&raw mut ptr, bytes) }?;
         Ok(DevicePtr::new(ptr))
     }
@@ -117,21 +118,21 @@ impl Driver for CudaDriver {
     fn mem_alloc_managed(&self, bytes: u64) -> DriverResult<DevicePtr> {
         let _context = self.enter()?;
         let mut ptr = 0;
-        // SAFETY: Results.
+        // SAFETY: the results go to locals of the right types.
         unsafe { self.functions().mem_alloc_managed(&raw mut ptr, bytes, abi::CU_MEM_ATTACH_GLOBAL) }?;
         Ok(DevicePtr::new(ptr))
     }
 
     unsafe fn mem_free(&self, ptr: DevicePtr) -> DriverResult<()> {
         let _context = self.enter()?;
-        // SAFETY: Vouched.
+        // SAFETY: the caller vouched for the arguments.
         unsafe { self.functions().mem_free(ptr.address()) }
     }
 
     fn mem_get_address_range(&self, ptr: DevicePtr) -> DriverResult<(DevicePtr, u64)> {
         let _context = self.enter()?;
         let (mut base, mut bytes) = (0, 0);
-        // SAFETY: Results; any address is allowed.
+        // SAFETY: the results go to locals; any address is allowed.
         unsafe { self.functions().mem_get_address_range(&raw mut base, &raw mut bytes, ptr.address()) }?;
         Ok((DevicePtr::new(base), bytes))
     }
@@ -159,11 +160,11 @@ impl Driver for CudaDriver {
         let _context = self.enter()?;
         let (functions, ptr, stream) = (self.functions(), ptr.address(), stream.handle());
         let location = if to_host { Location::HOST } else { Location::device(self.device) };
-        // SAFETY: Vouched.
+        // SAFETY: the caller vouched for the arguments.
         match unsafe { functions.mem_prefetch_async_v2(ptr, bytes, location, 0, stream) } {
             Err(error) if error.code() == DriverError::NO_SYMBOL => {
                 let device = if to_host { abi::CU_DEVICE_CPU } else { self.device };
-                // SAFETY: Vouched.
+                // SAFETY: the caller vouched for the arguments.
                 unsafe { functions.mem_prefetch_async_v1(ptr, bytes, device, stream) }
             }
             answer => answer,
@@ -179,11 +180,11 @@ impl Driver for CudaDriver {
             MemAdvice::AccessedByDevice => (abi::CU_MEM_ADVISE_SET_ACCESSED_BY, false),
         };
         let location = if on_host { Location::HOST } else { Location::device(self.device) };
-        // SAFETY: Vouched.
+        // SAFETY: the caller vouched for the arguments.
         match unsafe { self.functions().mem_advise_v2(ptr.address(), bytes, advice, location) } {
             Err(error) if error.code() == DriverError::NO_SYMBOL => {
                 let device = if on_host { abi::CU_DEVICE_CPU } else { self.device };
-                // SAFETY: Vouched.
+                // SAFETY: the caller vouched for the arguments.
                 unsafe { self.functions().mem_advise_v1(ptr.address(), bytes, advice, device) }
             }
             answer => answer,
@@ -193,13 +194,13 @@ impl Driver for CudaDriver {
     fn mem_host_alloc(&self, bytes: u64, flags: HostFlags) -> DriverResult<HostPtr> {
         let _context = self.enter()?;
         let mut ptr = ptr::null_mut();
-        // SAFETY: Results.
+        // SAFETY: the results go to locals of the right types.
         unsafe { self.functions().mem_host_alloc(&raw mut ptr, bytes, abi::host_flags(flags)) }?;
         Ok(HostPtr(ptr.expose_provenance()))
     }
 
     unsafe fn mem_free_host(&self, ptr: HostPtr) -> DriverResult<()> {
-        // SAFETY: Vouched.
+        // SAFETY: the caller vouched for the arguments.
         unsafe { self.free_host_after_work(ptr) }
     }
 
@@ -209,13 +210,13 @@ impl Driver for CudaDriver {
                 .with_detail("only memory from cuMemHostAlloc can be write-combined"));
         }
         let _context = self.enter()?;
-        // SAFETY: Vouched.
+        // SAFETY: the caller vouched for the arguments.
         unsafe { self.functions().mem_host_register(host_ptr(ptr), bytes, abi::host_flags(flags)) }
     }
 
     unsafe fn mem_host_unregister(&self, ptr: HostPtr) -> DriverResult<()> {
         let _context = self.enter()?;
-        // SAFETY: Vouched.
+        // SAFETY: the caller vouched for the arguments.
         unsafe { self.functions().mem_host_unregister(host_ptr(ptr)) }
     }
 
@@ -226,7 +227,7 @@ impl Driver for CudaDriver {
     fn mem_host_get_device_pointer(&self, ptr: HostPtr) -> DriverResult<DevicePtr> {
         let _context = self.enter()?;
         let mut device_ptr = 0;
-        // SAFETY: Results; the driver refuses host memory that it does not know.
+        // SAFETY: the results go to locals; the driver refuses host memory that it does not know.
         unsafe { self.functions().mem_host_get_device_pointer(&raw mut device_ptr, host_ptr(ptr), 0) }?;
         Ok(DevicePtr::new(device_ptr))
     }
@@ -235,7 +236,7 @@ impl Driver for CudaDriver {
         self.check_alive(stream)?;
         let _context = self.enter()?;
         let mut ptr = 0;
-        // SAFETY: Results; the stream is alive (`StreamRef`).
+        // SAFETY: the results go to locals; the stream is alive (`StreamRef`).
         unsafe { self.functions().mem_alloc_async(&raw mut ptr, bytes, stream.handle()) }?;
         Ok(DevicePtr::new(ptr))
     }
@@ -249,30 +250,30 @@ impl Driver for CudaDriver {
         self.check_alive(stream)?;
         let _context = self.enter()?;
         let mut ptr = 0;
-        // SAFETY: Results; the stream is alive (`StreamRef`); only unsafe code could have ended the pool.
+        // SAFETY: the results go to locals; the stream is alive (`StreamRef`); only unsafe code ends a pool.
         unsafe { self.functions().mem_alloc_from_pool_async(&raw mut ptr, bytes, pool.0, stream.handle()) }?;
         Ok(DevicePtr::new(ptr))
     }
 
     unsafe fn mem_free_async(&self, ptr: DevicePtr, stream: StreamRef) -> DriverResult<()> {
         let Some(_context) = self.enter_if_there()? else {
-            // SAFETY: Vouched.
+            // SAFETY: the caller vouched for the arguments.
             return unsafe { self.free_after_reset(ptr) };
         };
-        // SAFETY: Vouched.
+        // SAFETY: the caller vouched for the arguments.
         unsafe { self.functions().mem_free_async(ptr.address(), stream.handle()) }
     }
 
     unsafe fn mem_pool_destroy(&self, pool: MemPool) -> DriverResult<()> {
         let _context = self.enter_if_there()?;
-        // SAFETY: Vouched.
+        // SAFETY: the caller vouched for the arguments.
         unsafe { self.functions().mem_pool_destroy(pool.0) }
     }
 
     fn device_get_default_mem_pool(&self) -> DriverResult<MemPool> {
         let _context = self.enter()?;
         let mut pool = 0;
-        // SAFETY: Results.
+        // SAFETY: the results go to locals of the right types.
         unsafe { self.functions().device_get_default_mem_pool(&raw mut pool, self.device) }?;
         Ok(MemPool(pool))
     }
@@ -305,7 +306,7 @@ impl Driver for CudaDriver {
         let props = AllocationProp::on_device(self.device, PhysicalProps::default());
         let minimum = abi::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
         let mut bytes = 0;
-        // SAFETY: Results; `props` lives through the call.
+        // SAFETY: the results go to locals; `props` lives through the call.
         unsafe {
             self.functions().mem_get_allocation_granularity(&raw mut bytes, &raw const props, minimum)
         }?;
@@ -315,14 +316,14 @@ impl Driver for CudaDriver {
     fn mem_address_reserve(&self, bytes: u64, alignment: u64) -> DriverResult<DevicePtr> {
         let _context = self.enter()?;
         let mut ptr = 0;
-        // SAFETY: Results.
+        // SAFETY: the results go to locals of the right types.
         unsafe { self.functions().mem_address_reserve(&raw mut ptr, bytes, alignment, 0, 0) }?;
         Ok(DevicePtr::new(ptr))
     }
 
     unsafe fn mem_address_free(&self, ptr: DevicePtr, bytes: u64) -> DriverResult<()> {
         let _context = self.enter_if_there()?;
-        // SAFETY: Vouched.
+        // SAFETY: the caller vouched for the arguments.
         unsafe { self.functions().mem_address_free(ptr.address(), bytes) }
     }
 
@@ -330,26 +331,26 @@ impl Driver for CudaDriver {
         let _context = self.enter()?;
         let props = AllocationProp::on_device(self.device, props);
         let mut handle = 0;
-        // SAFETY: Results; `props` lives through the call.
+        // SAFETY: the results go to locals; `props` lives through the call.
         unsafe { self.functions().mem_create(&raw mut handle, bytes, &raw const props, 0) }?;
         Ok(PhysicalHandle(handle))
     }
 
     unsafe fn mem_release(&self, handle: PhysicalHandle) -> DriverResult<()> {
         let _context = self.enter_if_there()?;
-        // SAFETY: Vouched.
+        // SAFETY: the caller vouched for the arguments.
         unsafe { self.functions().mem_release(handle.0) }
     }
 
     unsafe fn mem_map(&self, ptr: DevicePtr, bytes: u64, handle: PhysicalHandle) -> DriverResult<()> {
         let _context = self.enter()?;
-        // SAFETY: Vouched; only 0 is allowed for the offset and the flags.
+        // SAFETY: the caller vouched for the arguments; only 0 is allowed for the offset and the flags.
         unsafe { self.functions().mem_map(ptr.address(), bytes, 0, handle.0, 0) }
     }
 
     unsafe fn mem_unmap(&self, ptr: DevicePtr, bytes: u64) -> DriverResult<()> {
         let _context = self.enter_if_there()?;
-        // SAFETY: Vouched.
+        // SAFETY: the caller vouched for the arguments.
         unsafe { self.functions().mem_unmap(ptr.address(), bytes) }
     }
 
@@ -360,7 +361,7 @@ impl Driver for CudaDriver {
         access: AccessFlags,
         devices: &[DeviceId],
     ) -> DriverResult<()> {
-        // SAFETY: Vouched.
+        // SAFETY: the caller vouched for the arguments.
         unsafe { self.set_access(ptr, bytes, access, devices) }
     }
 
@@ -376,7 +377,7 @@ impl Driver for CudaDriver {
         let _context = self.enter()?;
         let kind = if flags.non_blocking { abi::CU_STREAM_NON_BLOCKING } else { 0 };
         let mut handle = 0;
-        // SAFETY: Results.
+        // SAFETY: the results go to locals of the right types.
         unsafe { self.functions().stream_create_with_priority(&raw mut handle, kind, flags.priority) }?;
         let id = self.identify(handle, None).inspect_err(|_| {
             // SAFETY: the stream was made above, and no other code knows it.
@@ -395,7 +396,7 @@ impl Driver for CudaDriver {
             return invalid("a default stream cannot be destroyed; destroy only streams that you created");
         }
         let _context = self.enter()?;
-        // SAFETY: Vouched.
+        // SAFETY: the caller vouched for the arguments.
         let destroy = || unsafe { self.functions().stream_destroy(stream.handle()) };
         match self.streams.end(stream, destroy) {
             End::Asked(destroyed) => destroyed,
@@ -410,13 +411,13 @@ impl Driver for CudaDriver {
             return Ok(StreamRef::from_raw_parts(handle, 0));
         }
         let _context = self.enter()?;
-        // SAFETY: Vouched.
+        // SAFETY: the caller vouched for the arguments.
         if let Some(capturing) = unsafe { self.capturing_stream(handle) }? {
             return Ok(capturing);
         }
         let known = self.streams.id(handle);
         let id = self.identify(handle, known)?;
-        // SAFETY: Vouched.
+        // SAFETY: the caller vouched for the arguments.
         Ok(unsafe { self.named(handle, id) })
     }
 
@@ -462,14 +463,14 @@ impl Driver for CudaDriver {
     fn event_create(&self, flags: EventFlags) -> DriverResult<Event> {
         let _context = self.enter()?;
         let mut event = 0;
-        // SAFETY: Results.
+        // SAFETY: the results go to locals of the right types.
         unsafe { self.functions().event_create(&raw mut event, abi::event_flags(flags)) }?;
         Ok(Event(event))
     }
 
     unsafe fn event_destroy(&self, event: Event) -> DriverResult<()> {
         let _context = self.enter()?;
-        // SAFETY: Vouched.
+        // SAFETY: the caller vouched for the arguments.
         unsafe { self.functions().event_destroy(event.0) }
     }
 
@@ -510,7 +511,7 @@ impl Driver for CudaDriver {
         stream: StreamRef,
     ) -> DriverResult<()> {
         let _context = self.enter()?;
-        // SAFETY: Vouched.
+        // SAFETY: the caller vouched for the arguments.
         unsafe { self.functions().memcpy_htod_async(dst.address(), src.cast(), bytes, stream.handle()) }
     }
 
@@ -522,7 +523,7 @@ impl Driver for CudaDriver {
         stream: StreamRef,
     ) -> DriverResult<()> {
         let _context = self.enter()?;
-        // SAFETY: Vouched.
+        // SAFETY: the caller vouched for the arguments.
         unsafe { self.functions().memcpy_dtoh_async(dst.cast(), src.address(), bytes, stream.handle()) }
     }
 
@@ -534,7 +535,7 @@ impl Driver for CudaDriver {
         stream: StreamRef,
     ) -> DriverResult<()> {
         let _context = self.enter()?;
-        // SAFETY: Vouched.
+        // SAFETY: the caller vouched for the arguments.
         unsafe { self.functions().memcpy_dtod_async(dst.address(), src.address(), bytes, stream.handle()) }
     }
 
@@ -546,7 +547,7 @@ impl Driver for CudaDriver {
         bytes: u64,
         stream: StreamRef,
     ) -> DriverResult<()> {
-        // SAFETY: Vouched.
+        // SAFETY: the caller vouched for the arguments.
         unsafe { self.copy_from_peer(dst, src, src_device, bytes, stream) }
     }
 
@@ -558,14 +559,14 @@ impl Driver for CudaDriver {
         stream: StreamRef,
     ) -> DriverResult<()> {
         let _context = self.enter()?;
-        // SAFETY: Vouched.
+        // SAFETY: the caller vouched for the arguments.
         unsafe { self.functions().memset_d8_async(dst.address(), value, bytes, stream.handle()) }
     }
 
     fn ipc_get_mem_handle(&self, ptr: DevicePtr) -> DriverResult<IpcMemHandle> {
         let _context = self.enter()?;
         let mut handle = IpcHandle([0; 64]);
-        // SAFETY: Results; the driver refuses memory that it does not know.
+        // SAFETY: the results go to locals; the driver refuses memory that it does not know.
         unsafe { self.functions().ipc_get_mem_handle(&raw mut handle, ptr.address()) }?;
         Ok(IpcMemHandle(handle.0))
     }
@@ -574,14 +575,14 @@ impl Driver for CudaDriver {
         let _context = self.enter()?;
         let lazy = abi::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS;
         let mut ptr = 0;
-        // SAFETY: Results; the driver refuses an invalid handle.
+        // SAFETY: the results go to locals; the driver refuses an invalid handle.
         unsafe { self.functions().ipc_open_mem_handle(&raw mut ptr, IpcHandle(handle.0), lazy) }?;
         Ok(DevicePtr::new(ptr))
     }
 
     unsafe fn ipc_close_mem_handle(&self, ptr: DevicePtr) -> DriverResult<()> {
         let _context = self.enter()?;
-        // SAFETY: Vouched.
+        // SAFETY: the caller vouched for the arguments.
         unsafe { self.functions().ipc_close_mem_handle(ptr.address()) }
     }
 }

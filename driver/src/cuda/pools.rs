@@ -19,7 +19,7 @@ impl CudaDriver {
         let _context = self.enter()?;
         let props = PoolProps::new(self.device, props);
         let mut pool = 0;
-        // SAFETY: Results; `props` lives through the call, which copies it.
+        // SAFETY: the results go to locals; `props` lives through the call, which copies it.
         unsafe { self.functions().mem_pool_create(&raw mut pool, &raw const props) }?;
         Ok(MemPool(pool))
     }
@@ -27,7 +27,7 @@ impl CudaDriver {
     pub(super) fn device_get_mem_pool(&self) -> DriverResult<MemPool> {
         let _context = self.enter()?;
         let mut pool = 0;
-        // SAFETY: Results.
+        // SAFETY: the results go to locals of the right types.
         unsafe { self.functions().device_get_mem_pool(&raw mut pool, self.device) }?;
         Ok(MemPool(pool))
     }
@@ -46,7 +46,7 @@ impl CudaDriver {
     ) -> DriverResult<MemPool> {
         let _context = self.enter()?;
         let (mut pool, mut location) = (0, Location::of(location, self.device));
-        // SAFETY: Results; the location lives through the call.
+        // SAFETY: the results go to locals; the location lives through the call.
         unsafe {
             let (pool, location) = (&raw mut pool, &raw mut location);
             self.functions().mem_get_default_mem_pool(pool, location, kind.cuda_number())
@@ -61,7 +61,7 @@ impl CudaDriver {
     ) -> DriverResult<MemPool> {
         let _context = self.enter()?;
         let (mut pool, mut location) = (0, Location::of(location, self.device));
-        // SAFETY: Results; the location lives through the call.
+        // SAFETY: the results go to locals; the location lives through the call.
         unsafe {
             let (pool, location) = (&raw mut pool, &raw mut location);
             self.functions().mem_get_mem_pool(pool, location, kind.cuda_number())
@@ -90,12 +90,12 @@ impl CudaDriver {
         let (functions, number) = (self.functions(), abi::pool_attribute(attribute));
         if abi::pool_attribute_is_int(attribute) {
             let mut value = 0_u32;
-            // SAFETY: Results; CUDA's `int` and enumerations are 32 bits wide.
+            // SAFETY: the results go to locals; CUDA's `int` and enumerations are 32 bits wide.
             unsafe { functions.mem_pool_get_attribute(pool.0, number, (&raw mut value).cast()) }?;
             return Ok(u64::from(value));
         }
         let mut value = 0_u64;
-        // SAFETY: Results.
+        // SAFETY: the results go to locals of the right types.
         unsafe { functions.mem_pool_get_attribute(pool.0, number, (&raw mut value).cast()) }?;
         Ok(value)
     }
@@ -138,7 +138,7 @@ impl CudaDriver {
         let _context = self.enter()?;
         let mut location = Location::device(self.device_number(device, "cuMemPoolGetAccess")?);
         let mut flags = 0;
-        // SAFETY: Results; the location lives through the call.
+        // SAFETY: the results go to locals; the location lives through the call.
         unsafe { self.functions().mem_pool_get_access(&raw mut flags, pool.0, &raw mut location) }?;
         Ok(abi::access_flags_from(flags))
     }
@@ -157,7 +157,7 @@ impl CudaDriver {
         let _context = self.enter()?;
         let kind = abi::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
         let mut pool = 0;
-        // SAFETY: Results; the driver refuses a descriptor that it did not export.
+        // SAFETY: the results go to locals; the driver refuses a descriptor that it did not export.
         with_os_handle(fd, |os_handle| unsafe {
             self.functions().mem_pool_import_from_shareable_handle(&raw mut pool, os_handle, kind, 0)
         })?;
@@ -167,7 +167,7 @@ impl CudaDriver {
     pub(super) fn mem_pool_export_pointer(&self, ptr: DevicePtr) -> DriverResult<MemPoolPtrData> {
         let _context = self.enter()?;
         let mut data = PtrExportData([0; 64]);
-        // SAFETY: Results; the driver refuses a pointer that belongs to no exported pool.
+        // SAFETY: the results go to locals; the driver refuses a pointer that belongs to no exported pool.
         unsafe { self.functions().mem_pool_export_pointer(&raw mut data, ptr.address()) }?;
         Ok(MemPoolPtrData(data.0))
     }
@@ -179,7 +179,7 @@ impl CudaDriver {
     ) -> DriverResult<DevicePtr> {
         let _context = self.enter()?;
         let (mut ptr, mut data) = (0, PtrExportData(data.0));
-        // SAFETY: Results; the driver refuses data that does not describe the pool's memory.
+        // SAFETY: the results go to locals; the driver refuses data that does not describe the pool's memory.
         unsafe { self.functions().mem_pool_import_pointer(&raw mut ptr, pool.0, &raw mut data) }?;
         Ok(DevicePtr::new(ptr))
     }
@@ -187,7 +187,7 @@ impl CudaDriver {
     pub(super) fn pointer_mem_pool(&self, ptr: DevicePtr) -> DriverResult<Option<MemPool>> {
         let _context = self.enter()?;
         let (mut pool, attribute) = (0_u64, abi::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE);
-        // SAFETY: Results; the attribute is a handle. Any address is allowed.
+        // SAFETY: the results go to locals; the attribute is a handle. Any address is allowed.
         let answer = unsafe {
             self.functions().pointer_get_attribute((&raw mut pool).cast(), attribute, ptr.address())
         };

@@ -38,12 +38,13 @@ enum Kind {
 struct Model {
     next: u32,
     kinds: [Kind; STREAMS],
-    /// Everything that each stream's next work happens after, without the legacy rule and the host.
+    /// All work that each stream's next work comes after, without the legacy stream's rule and the host's
+    /// waits.
     before: [Set; STREAMS],
     host: Set,
     /// The work of destroyed blocking streams that the legacy stream must wait for.
     departed: Set,
-    /// The work of each present stream that uses no block, and such work of destroyed streams.
+    /// For each existing stream, its work that uses no block.
     idle: [Set; STREAMS],
     gone: Set,
     events: Vec<Set>,

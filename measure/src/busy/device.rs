@@ -10,7 +10,7 @@ use millpond_driver::sim::{Access, SimDevice};
 use millpond_engine::Result;
 
 /// How many nanoseconds a simulated device needs between two kernels of a stream. On one stream of an H200,
-/// 60,354 kernels of 5 to 25 µs need 1.3 µs more each than they run; with 36,045 kernels it is 1.4 µs.
+/// each of 60,354 kernels of 5 to 25 µs takes 1.3 µs beyond its run time. With 36,045 kernels, it is 1.4 µs.
 const BETWEEN_KERNELS_NS: u64 = 1_300;
 
 /// How many further nanoseconds a host loses on a simulated device when it waits for its last kernel. The

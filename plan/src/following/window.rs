@@ -33,7 +33,7 @@ pub(super) struct Window {
     beside: i64,
     most_beside: i64,
     most_beside_before: i64,
-    /// The bytes of this window's requests on streams without a lane that upstream had no room for.
+    /// The bytes of requests in this window that found no room upstream. Their streams have no lane.
     crowded_bytes: u64,
 }
 

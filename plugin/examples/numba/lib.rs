@@ -21,7 +21,7 @@ use millpond_plugin::{
 /// not mapped pages.
 const DEFAULT_STACK: &str = "cuda+pool:pages=off";
 
-/// The manager of one device; lives as long as the process.
+/// The manager of one device. It lives as long as the process.
 #[derive(Debug)]
 pub struct Manager(pub Arc<dyn MemoryManager>);
 
@@ -39,7 +39,7 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
     panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref().map(String::as_str)).unwrap_or("?")
 }
 
-/// Returns the result of `body`. If it fails, stores the error and returns `None`.
+/// Runs `body`. If it fails, stores the error and returns `None`.
 fn guarded<T>(body: impl FnOnce() -> Result<T>) -> Option<T> {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(value)) => Some(value),
@@ -68,8 +68,8 @@ fn default_manager() -> Result<()> {
     outcome
 }
 
-/// Returns the reason of the last failure on this thread: `M` (out of memory) or `E`, then the text. Valid
-/// until the next call that fails.
+/// Returns the reason of the last failure on this thread: `M` (out of memory) or `E`, then the text. The text
+/// is valid until the next failing call.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_error() -> *const c_char {
     LAST_ERROR.with_borrow(|last| last.as_ptr())
@@ -159,10 +159,7 @@ pub unsafe extern "C" fn millpond_reset(manager: *const Manager) {
     });
 }
 
-/// Defers cleanup until [`millpond_resume`].
-///
-/// # Safety
-/// `manager` is from [`millpond_manager`].
+/// Defers cleanup until a call of [`millpond_resume`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_defer(manager: *const Manager) -> *mut DeferCleanup {
     // SAFETY: managers are never freed.

@@ -1,4 +1,4 @@
-"""Numba's device memory from millpond: NUMBA_CUDA_MEMORY_MANAGER=millpond_numba. See README.md."""
+"""Device memory from millpond for Numba, with NUMBA_CUDA_MEMORY_MANAGER=millpond_numba. See README.md."""
 
 import contextlib
 import ctypes
@@ -10,8 +10,8 @@ from numba.cuda import GetIpcHandleMixin, HostOnlyCUDAMemoryManager, MemoryInfo,
 
 
 def _load():
-    beside = pathlib.Path(__file__).with_name("libmillpond_numba.so")
-    library = ctypes.CDLL(os.environ.get("MILLPOND_NUMBA_LIBRARY", str(beside)))
+    shipped = pathlib.Path(__file__).with_name("libmillpond_numba.so")
+    library = ctypes.CDLL(os.environ.get("MILLPOND_NUMBA_LIBRARY", str(shipped)))
     handle, number = ctypes.c_void_p, ctypes.c_uint64
     for name, result, arguments in [
         ("error", ctypes.c_char_p, []),
@@ -33,7 +33,7 @@ _library = _load()
 
 
 def _checked(result):
-    """What a call returned; raises if it failed."""
+    """Return the result of a call, or raise its error."""
     if result:
         return result
     reason = _library.millpond_error().decode()
@@ -42,7 +42,7 @@ def _checked(result):
 
 
 class MillpondMemoryManager(GetIpcHandleMixin, HostOnlyCUDAMemoryManager):
-    """Device memory from the stack that MILLPOND_MEMORY_MANAGER names, host memory from Numba."""
+    """Device memory from the stack named by MILLPOND_MEMORY_MANAGER, and host memory from Numba."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)

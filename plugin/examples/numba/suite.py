@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Runs those of numba-cuda's own tests that have to do with memory, over millpond's plug-in, on a GPU.
+"""Runs numba-cuda's own memory tests over millpond's plug-in, on a GPU.
 
-Needs numba-cuda, pytest and filecheck, and libmillpond_numba.so beside this file. Prints a line for each
-phase and the tests that failed; the exit code is 0 if none did. With --baseline the same tests run over
-Numba's own manager too: what fails there is not millpond's.
+Needs numba-cuda, pytest, filecheck, and libmillpond_numba.so in the folder of this file. Prints a line for
+each phase and the failed tests. The exit code is 0 if all tests passed. With --baseline the same tests also
+run over Numba's own manager; a failure there is not millpond's.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import xml.etree.ElementTree as xml
 
 HERE = pathlib.Path(__file__).resolve().parent
 TESTS = "numba.cuda.tests"
-# Its children give up after some seconds, so nothing runs beside it.
+# This test's child processes give up after some seconds, so it runs alone.
 ALONE = [f"{TESTS}.cudapy.test_ipc"]
 MEMORY = [
     f"{TESTS}.cudadrv",
@@ -32,11 +32,11 @@ MEMORY = [
         ).split()
     ),
 ]
-# These fill managed memory, which no plug-in manages, up to what the device has.
+# These tests fill managed memory, which no plug-in manages, up to the device's capacity.
 LEFT_OUT = "not subscribe"
 
-# What the suite's own configuration, which is not in the wheel, gives its tests; and the proof that memory
-# came from the manager that was asked for.
+# Set-up that the suite's own configuration provides, which is not in the wheel. It also proves that memory
+# came from the chosen manager.
 PLUGIN = '''
 import json, os, pytest
 
@@ -65,12 +65,12 @@ def pytest_sessionfinish(session):
     with open(os.environ["MILLPOND_SUITE_PROOF"], "w") as file:
         json.dump({"manager": driver._memory_manager.__name__, "calls": calls}, file)
 '''
-# The tests lie in a package that is laid over numba's own.
+# The tests are in a package that is laid over numba's own.
 CONFIGURATION = """
 [pytest]
 consider_namespace_packages = true
 """
-# Also for child processes. NumPy 2.5 has no row_stack any more, which numba-cuda up to 0.30 asks for.
+# For child processes as well. NumPy 2.5 no longer has row_stack, which numba-cuda needs up to 0.30.
 SITE = '''
 try:
     import numpy
@@ -82,7 +82,7 @@ except ImportError:
 
 
 def outcomes(path):
-    """How often each outcome occurred, and what failed."""
+    """Counts each outcome, and lists the failures."""
     counts, failed = dict.fromkeys(("passed", "failed", "skipped"), 0), []
     for case in xml.parse(path).iter("testcase"):
         kinds = {child.tag for child in case}
@@ -94,7 +94,7 @@ def outcomes(path):
 
 
 def phase(name, manager, modules, options, folder):
-    """Runs pytest in a process of its own; whether all is well."""
+    """Runs pytest in a separate process. Returns whether all tests passed."""
     report, proof = (folder / f"{name}.{kind}" for kind in ("xml", "json"))
     log = options.out / f"numba-{name}.log"
     paths = [str(folder), str(HERE), str(HERE / "site"), os.environ.get("PYTHONPATH", "")]

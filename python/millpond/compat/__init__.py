@@ -1,1 +1,1 @@
-"""The interfaces of other libraries over millpond: `millpond.compat.rmm` is RMM's for Python."""
+"""Interfaces of other libraries on top of millpond. `millpond.compat.rmm` is RMM's Python interface."""

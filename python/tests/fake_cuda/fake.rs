@@ -1,8 +1,9 @@
-//! A stand-in for libcuda with several devices (`FAKE_CUDA_DEVICES`, else 4), which `test_devices.py` loads.
+//! A stand-in for libcuda with several devices (`FAKE_CUDA_DEVICES`, or else 4), which `test_devices.py`
+//! loads.
 //!
-//! Memory is the host's, and work is done when it is submitted. `fake_retains` says how often the primary
-//! context of a device was retained. A call without a context, or with a stream of another device, fails as
-//! CUDA's does. Virtual memory and CUDA's own pools are missing.
+//! Memory is host memory, and work is done when it is submitted. `fake_retains` returns the number of retains
+//! of a device's primary context. A call without a context, or with another device's stream, fails as in
+//! CUDA. Virtual memory and CUDA's own pools are missing.
 #![allow(non_snake_case)]
 #![allow(unexpected_cfgs)]
 
@@ -24,7 +25,7 @@ thread_local! {
 }
 
 static RETAINS: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
-/// The bytes and the device of each block.
+/// The size and the device of each block.
 static BLOCKS: Mutex<BTreeMap<u64, (u64, u64)>> = Mutex::new(BTreeMap::new());
 /// The device of each stream.
 static STREAMS: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
@@ -42,7 +43,7 @@ fn in_context(body: impl FnOnce(u64) -> i32) -> i32 {
     }
 }
 
-/// Runs the body if the stream is one of the current context.
+/// Runs the body if the stream belongs to the current context.
 fn on_stream(stream: u64, body: impl FnOnce() -> i32) -> i32 {
     in_context(|device| {
         let of_device = stream <= 2 || STREAMS.lock().unwrap().get(&stream) == Some(&device);
@@ -185,7 +186,7 @@ pub unsafe extern "C" fn cuMemFree_v2(ptr: u64) -> i32 {
     })
 }
 
-/// Memory of a device, or of none.
+/// Answers only for device memory. Other addresses are an invalid value.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuPointerGetAttribute(value: *mut c_void, attribute: u32, ptr: u64) -> i32 {
     let blocks = BLOCKS.lock().unwrap();

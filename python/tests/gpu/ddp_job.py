@@ -3,11 +3,11 @@
     python ddp_job.py [--steps 300] [--json FILE]
 
 Each run prints one line of JSON: the kind of job (DDP, FSDP, or NCCL's collectives and sends with checked
-contents), the order of the lines at its begin, each rank's losses, milliseconds a step and reserved MiB,
-the MiB that the job uses on each GPU by nvidia-smi, and the other devices on which a rank has a context.
-Before them a line for each library lists the devices on which a process with LOCAL_RANK=1 has contexts;
-`--touch` prints those alone. The last line is the verdict, about the means where a job runs several times;
-the exit code is 1 if it is not fine. It takes under six minutes.
+contents), the order of its first lines, each rank's losses, milliseconds a step and reserved MiB, the MiB
+that the job uses on each GPU by nvidia-smi, and the other devices on which a rank has a context. Before them
+a line for each library lists the devices on which a process with LOCAL_RANK=1 has contexts; `--touch` prints
+only these lines. The last line is the verdict. If a job runs several times, the verdict uses the means. The
+exit code is 1 if the verdict is bad. A run takes under six minutes.
 """
 
 import argparse
@@ -25,9 +25,10 @@ import time
 RANKS = 2
 STACK = "cuda+pool"
 KINDS = ("ddp", "fsdp", "nccl")
-#: How often each job runs. Which of NCCL's blocks are in use at once varies from run to run.
+#: The number of runs of each job. The overlap of NCCL's blocks varies from run to run.
 REPEATS = {"ddp": 1, "fsdp": 1, "nccl": 4}
-#: How a rank begins: without millpond; `use(stack, rank)` above `set_device`; and `use(stack)` by LOCAL_RANK.
+#: The first lines of a rank: without millpond; `use(stack, rank)` above `set_device`; `use(stack)` with
+#: LOCAL_RANK.
 ORDERS = ("pytorch", "use_rank", "use_first")
 
 
@@ -35,7 +36,7 @@ ORDERS = ("pytorch", "use_rank", "use_first")
 
 
 def contexts():
-    """Return the devices whose primary context this process holds. It makes none."""
+    """Return the devices whose primary context this process holds. The call makes no context."""
     cuda = ctypes.CDLL("libcuda.so.1")
     count, found = ctypes.c_int(), []
     assert cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0
@@ -47,7 +48,7 @@ def contexts():
 
 
 def begin(order, rank):
-    """Run the first lines of a program in an order; return what millpond said, if it refused."""
+    """Run the first lines of a program in an order. Return millpond's message if it refused."""
     import torch
 
     if order == "pytorch":
@@ -91,7 +92,7 @@ def make_model(torch, kind):
 
 
 def train(kind, steps):
-    """Train a small transformer; return the losses and the milliseconds of a step."""
+    """Train a small transformer. Return the losses and the milliseconds of a step."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -102,7 +103,7 @@ def train(kind, steps):
     losses, times = [], []
     for step in range(steps):
         start = time.perf_counter()
-        # Lengths differ, so that the allocator has work.
+        # The lengths differ, so that the allocator has work.
         shape = 8, 32 + 16 * (step % 9), 512
         data = torch.randn(shape, generator=generator).cuda(non_blocking=True)
         with sdpa_kernel(SDPBackend.MATH):
@@ -120,7 +121,8 @@ def train(kind, steps):
 
 
 def exchange(steps):
-    """Run NCCL's collectives and sends with memory that is dropped at once; return a check of contents."""
+    """Run NCCL's collectives and sends with memory that is dropped at once. Return a check of the
+    contents."""
     import torch
     import torch.distributed as dist
 
@@ -194,14 +196,14 @@ def rank_main(kind, order, steps):
 
 
 def used_mib():
-    """Return the MiB in use on each GPU, of all processes."""
+    """Return the MiB in use on each GPU by all processes."""
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()
     return [int(line) for line in lines][:RANKS]
 
 
 def settled_mib():
-    """Return the same once the GPUs have the memory of processes that ended back."""
+    """Return the same once the GPUs have reclaimed the memory of ended processes."""
     before = used_mib()
     for _ in range(20):
         time.sleep(0.5)
@@ -219,7 +221,7 @@ def free_port():
 
 
 def job(kind, order, steps):
-    """Run a job of two ranks; return its report."""
+    """Run a job of two ranks. Return its report."""
     idle, port = settled_mib(), free_port()
     ranks = []
     for rank in range(RANKS):
@@ -234,7 +236,7 @@ def job(kind, order, steps):
         ranks.append(subprocess.Popen(command, env=environment, **pipes))
     lines = [rank.stdout.readline() for rank in ranks]
     used = [now - then for now, then in zip(used_mib(), idle, strict=True)]
-    # All at once: the end of a process group waits for the other ranks.
+    # All at once, because the end of a process group waits for the other ranks.
     for rank in ranks:
         with contextlib.suppress(BrokenPipeError):
             rank.stdin.write("end\n")
@@ -247,7 +249,7 @@ def job(kind, order, steps):
 
 
 def faults_of(runs):
-    """Compare each run with PyTorch's own; return the faults in words."""
+    """Compare each run with PyTorch's own allocator. Return the faults as text."""
     faults = []
     base = {run["kind"]: run for run in runs if run["order"] == "pytorch"}
     mib = {}  # of each kind and order, on each GPU
@@ -284,7 +286,7 @@ def faults_of(runs):
     return faults
 
 
-# --- Which devices a process has contexts on, through each library ---
+# --- The devices on which a process has contexts, through each library ---
 
 TOUCH = {
     "device": ("millpond.Device(), millpond.Device.find(1), millpond.Device.find(0)", []),
@@ -319,7 +321,7 @@ def touch_main(name):
 
 
 def touch(out):
-    """Run each library in a process with LOCAL_RANK=1; return the faults in words."""
+    """Run each library in a process with LOCAL_RANK=1. Return the faults as text."""
     faults = []
     for name, (_, expected) in TOUCH.items():
         command = [sys.executable, __file__, "--touch-one", name]

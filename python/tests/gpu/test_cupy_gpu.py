@@ -40,7 +40,7 @@ def served():
 
 
 def record_stream():
-    """The memory of an array that another stream reads is not written before; without the call it is."""
+    """The memory of an array that another stream reads is not overwritten. Without the call it is."""
     import cupy as cp
 
     import millpond.cupy
@@ -75,7 +75,7 @@ def record_stream():
 
 
 def threads():
-    """Threads on streams of their own, and on the default stream, find their arrays as they left them."""
+    """Threads on separate streams, and on the default stream, find their arrays unchanged."""
     import contextlib
     import threading
 
@@ -94,7 +94,7 @@ def threads():
                 cp.cuda.get_current_stream().synchronize()
                 wrong.extend((number, round_) for array in arrays if not bool((array == number).all()))
             rounds[number] += 1
-            # The arrays of a stream that goes now go back in its order.
+            # The arrays of a stream that ends now are freed in its order.
 
     running = [threading.Thread(target=work, args=(number,)) for number in range(len(rounds))]
     for thread in running:

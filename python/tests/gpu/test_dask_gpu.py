@@ -1,4 +1,4 @@
-"""A Dask cluster with one worker for each of two GPUs, whose CuPy arrays are in millpond's memory."""
+"""A Dask cluster with one worker for each of two GPUs. CuPy's arrays are in millpond's memory."""
 
 import os
 import subprocess
@@ -16,13 +16,13 @@ SIDE, CHUNK = 20_000, 5_000  # 3.2 GB of doubles
 
 
 def gpus():
-    """Return how many GPUs there are, asked in another process."""
+    """Return the number of GPUs, counted in another process."""
     program = "import cupy; print(cupy.cuda.runtime.getDeviceCount())"
     return int(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout)
 
 
 def start_worker(address, ordinal):
-    """Start a worker that sees one GPU, and is configured before anything else in it."""
+    """Start a worker that sees one GPU. millpond is configured before anything else in it."""
     command = [sys.executable, "-m", "distributed.cli.dask_worker", address]
     command += ["--nthreads", "1", "--no-nanny", "--no-dashboard", "--memory-limit", "32GiB"]
     command += ["--preload", "millpond.dask", "--millpond-stack", "cuda+pool"]
@@ -31,7 +31,7 @@ def start_worker(address, ordinal):
 
 
 def metrics(client):
-    """Return what each worker's last heartbeat told of its memory."""
+    """Return the memory that each worker reported with its last heartbeat."""
     return client.run_on_scheduler(
         lambda dask_scheduler: [w.metrics.get("millpond") for w in dask_scheduler.workers.values()]
     )
@@ -62,8 +62,8 @@ def two_workers():
             start = time.monotonic()
             kept = job()
             seconds = time.monotonic() - start
-            share = SIDE * SIDE * 8 // 4  # a worker has half of the result, or somewhat less
-            for _ in range(100):  # workers tell at their heartbeats
+            share = SIDE * SIDE * 8 // 4  # a worker has half of the result, or slightly less
+            for _ in range(100):  # workers report at their heartbeats
                 seen = metrics(client)
                 if all(m["bytes_in_use"] > share for m in seen):
                     break

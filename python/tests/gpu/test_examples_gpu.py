@@ -1,4 +1,4 @@
-"""The training example under all allocators on a GPU, with models that train in a second."""
+"""The training example under all allocators on a GPU, with models small enough to train in a second."""
 
 import pathlib
 import subprocess

@@ -1,4 +1,4 @@
-"""What PyTorch promises of a `MemPool` with an allocator of its own, with millpond's, on a GPU."""
+"""PyTorch's promises for a `MemPool` with a custom allocator, checked for millpond's allocator on a GPU."""
 
 import gc
 
@@ -12,13 +12,13 @@ MIB = 1 << 20
 
 
 def bytes_of(torch, pool):
-    """Return the bytes of the segments that PyTorch has in a pool."""
+    """Return the bytes of PyTorch's segments in a pool."""
     segments = torch.cuda.memory_snapshot()
     return sum(it["total_size"] for it in segments if tuple(it["segment_pool_id"]) == tuple(pool.id))
 
 
 def routed():
-    """What is allocated inside comes from the innermost pool, and nothing else does."""
+    """Only the allocations inside the block come from the innermost pool."""
     import torch
 
     import millpond.torch as ours
@@ -40,7 +40,7 @@ def routed():
 
 
 def reused():
-    """What is freed is used again inside of the pool, and not outside."""
+    """Freed memory is reused inside the pool, and not outside."""
     import torch
 
     import millpond.torch as ours
@@ -59,7 +59,7 @@ def reused():
 
 
 def outlived():
-    """Tensors outlive the pool; with the last of them the memory goes back to millpond."""
+    """Tensors outlive the pool. With the last tensor the memory is returned to millpond."""
     import torch
 
     import millpond.torch as ours
@@ -79,7 +79,7 @@ def outlived():
 
 
 def out_of_memory():
-    """PyTorch's own error where millpond's limit is met; afterwards there is memory again."""
+    """PyTorch raises its own error at millpond's limit. Afterwards there is memory again."""
     import torch
 
     import millpond.torch as ours
@@ -94,7 +94,7 @@ def out_of_memory():
 
 
 def threads():
-    """Each thread has the pool that it chose, and its tensors are its own."""
+    """Each thread uses the pool that it chose, and no thread changes another's tensors."""
     import threading
 
     import torch

@@ -101,7 +101,7 @@ def ipc():
     import millpond.numba
 
     millpond.numba.use()
-    first = cuda.to_device(np.zeros(1000, np.float32))  # so that the next one has an offset
+    first = cuda.to_device(np.zeros(1000, np.float32))  # the next array then has an offset
     array = cuda.to_device(np.arange(1000, dtype=np.float32))
     handle = cuda.current_context().get_ipc_handle(array.gpu_data)
     data = ctypes.string_at(handle.handle.getPtr(), 64)

@@ -1,4 +1,4 @@
-"""The order of streams around buffers on a GPU: programs whose bytes a model knows, with work in flight."""
+"""Stream order of buffers on a GPU: a model knows the bytes of each program, and work is in flight."""
 
 import os
 
@@ -13,12 +13,12 @@ harness.needs()
 
 STACKS = ["cuda+pool", "cuda+pool:pages=off", "cuda_async", "cuda+pool+statistics", "cuda+binning"]
 MIB = 1 << 20
-#: The calls of a run, all programs together.
+#: The number of calls of a run, over all programs.
 CALLS = int(os.environ.get("MILLPOND_ORDER_CALLS", "20000"))
 
 
 class OnGpu(oracle.Program):
-    """The random programs of the package's tests, with streams that are far behind the host."""
+    """The random programs of the package's tests, on streams that are far behind the host."""
 
     LARGEST = 1 << 20
 
@@ -34,7 +34,7 @@ class OnGpu(oracle.Program):
         return ""
 
     def do_busy(self):
-        """Work of a millisecond or so that uses no buffer of the model."""
+        """Work of about a millisecond that uses no buffer of the model."""
         stream = self.stream()
         for value in range(20):
             self.library.fill(self.busy.ptr, value, self.busy.size, stream.ptr)
@@ -121,7 +121,7 @@ def test_the_work_of_a_consumer_is_before_the_free(stack):
 
 @pytest.mark.parametrize("does", ["allocates", "trims", "frees"])
 def test_a_callback_below_a_pool_may_use_the_pool(does):
-    """The blocks that the callback takes and gives back are as their owners left them."""
+    """The callback's blocks keep their contents while they have an owner."""
     held, kept, calls = [], [], []
 
     def spill(nbytes):
@@ -131,7 +131,7 @@ def test_a_callback_below_a_pool_may_use_the_pool(does):
             kept[-1].fill(77)
         elif does == "frees" and held:
             kept.append(held.pop().tobytes()[:1])
-            # The pool has the block now; the limit below counts it until it goes back.
+            # The pool has the block now. The limit below counts it until it is freed.
             pool.trim(0)
             return True
         else:

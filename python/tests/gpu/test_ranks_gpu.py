@@ -1,4 +1,4 @@
-"""Jobs of two ranks on two GPUs: `ddp_job.py` in short."""
+"""Jobs of two ranks on two GPUs: a short run of `ddp_job.py`."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ harness.needs("torch")
 
 
 def count_of_gpus():
-    """Return how many GPUs there are, asked in another process."""
+    """Return the number of GPUs, counted in another process."""
     program = (
         "import millpond\n"
         "try: print(millpond.Device('cuda:1').ordinal + 1)\n"

@@ -11,7 +11,7 @@ SIZE = 64 << 20
 
 
 def one_stack():
-    """Memory freed by one is used by the next, on the same stream: the pool does not grow."""
+    """One library reuses the memory that another freed on the same stream, so the pool does not grow."""
     import torch
 
     import millpond

@@ -1,4 +1,4 @@
-"""millpond.torch with the real PyTorch on a GPU, each mode in a process of its own."""
+"""millpond.torch with the real PyTorch on a GPU, each mode in a separate process."""
 
 import contextlib
 
@@ -13,7 +13,7 @@ KEPT = []
 
 
 def scope(mode):
-    """Turn a mode on; return the context that its allocations stand in."""
+    """Turn a mode on. Return the context for its allocations."""
     import millpond.torch
 
     if mode == "process":
@@ -76,7 +76,7 @@ def steps(torch, kind):
 
 
 def record_stream(mode):
-    """What another stream reads is not written before; without the call it is."""
+    """Memory that another stream reads is not overwritten. Without `record_stream` it is."""
     import torch
 
     outcomes = {}
@@ -104,27 +104,27 @@ def record_stream(mode):
 
 
 def graph_scope(mode):
-    """Turn a mode on; return what `torch.cuda.graph` gets for it."""
+    """Turn a mode on. Return the arguments for `torch.cuda.graph`."""
     import ctypes
 
     import millpond.torch
     from millpond import _library
 
     if mode == "without_hooks":
-        # What PyTorch says of captures is not heard.
+        # millpond does not hear of PyTorch's captures.
         nothing = ctypes.cast(_library.library.millpond_abi_version, ctypes.c_void_p).value
         address_of = _library.address_of
         _library.address_of = lambda name: nothing if "pool" in name else address_of(name)
     if mode != "pool":
         millpond.torch.use("cuda+pool")
         return {}
-    KEPT.append(millpond.torch.mem_pool("cuda+pool"))  # it ends with this object
+    KEPT.append(millpond.torch.mem_pool("cuda+pool"))  # the pool ends with this object
     return {"pool": KEPT[0].id}
 
 
 @contextlib.contextmanager
 def loader(torch):
-    """A thread that allocates on a stream of its own meanwhile, and finds its tensors as it left them."""
+    """Run a thread that allocates on a separate stream, and check that its tensors keep their contents."""
     import threading
 
     stop, wrong, rounds = threading.Event(), [], [0]
@@ -149,7 +149,7 @@ def loader(torch):
 
 
 def graph(mode):
-    """What a graph uses is used by nothing else; without PyTorch's hooks it is."""
+    """No other work reuses a graph's memory. Without PyTorch's hooks it would."""
     import torch
 
     arguments = graph_scope(mode)
@@ -158,13 +158,13 @@ def graph(mode):
     def work():
         return (static * 2 + 1).sqrt().square().sum()
 
-    work()  # loads the kernels
+    work()  # load the kernels
     torch.cuda.synchronize()
     before = harness.in_use()
     captured = [torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()]
     results = []
     with loader(torch) if mode != "without_hooks" else contextlib.nullcontext():
-        for graph in captured:  # the second shares the first one's memory
+        for graph in captured:  # the second graph shares the first one's memory
             kind = {"stream": stream, "capture_error_mode": "thread_local"}
             with torch.cuda.graph(graph, **kind, **arguments):
                 results.append(work())
@@ -192,7 +192,8 @@ def graph(mode):
 
 
 def graph_training(mode):
-    """Whole steps of training, captured with their backward pass: the losses are those without a graph."""
+    """Captures whole steps of training with their backward pass. The losses are the same as without a
+    graph."""
     import torch
 
     arguments = graph_scope(mode)
@@ -272,7 +273,8 @@ def statistics(mode):
 
 
 def compiled(mode):
-    """`torch.compile` in the process-wide mode: without graphs, with them, and why not with graph trees."""
+    """`torch.compile` in the process-wide mode: without graphs, with graphs, and the error with graph
+    trees."""
     import torch
 
     import millpond.torch
@@ -293,7 +295,7 @@ def compiled(mode):
 
     assert is_close(run(torch.compile(model)))
     torch._dynamo.reset()
-    # PyTorch keeps its trees of graphs by checkpoints of its own allocator.
+    # PyTorch's graph trees need checkpoints of its own allocator.
     with pytest.raises(RuntimeError, match="does not yet support|CheckpointState"):
         run(torch.compile(model, mode="reduce-overhead"))
     torch._dynamo.reset()

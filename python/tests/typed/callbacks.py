@@ -1,4 +1,4 @@
-"""Functions of the program as a resource, as a handler of failures, and as a hook; a class of its own."""
+"""Functions of the program as a resource, a failure handler and a hook; and a derived class."""
 
 from typing import assert_type
 
@@ -10,7 +10,7 @@ live: dict[int, int] = {}
 
 
 def allocate(size: int, stream: millpond.Stream) -> int:
-    """Allocate from the base, and note the size in bytes."""
+    """Allocate from the base, and record the size in bytes."""
     ptr = base.allocate(size, stream)
     live[ptr] = size
     return ptr

@@ -1,4 +1,4 @@
-"""PyTorch, CuPy, Numba, RMM and cuda.core, each if it is installed and there is a GPU."""
+"""PyTorch, CuPy, Numba, RMM and cuda.core, each if it is installed and a GPU is available."""
 
 import importlib.util
 
@@ -6,7 +6,7 @@ import millpond
 
 
 def torch_program() -> None:
-    """Train in a pool, or with all memory of the process."""
+    """Train with a pool, or with all memory of the process from millpond."""
     import torch
 
     import millpond.torch
@@ -21,7 +21,7 @@ def torch_program() -> None:
 
 
 def torch_pool() -> None:
-    """Allocate inside a pool of PyTorch's."""
+    """Allocate inside a PyTorch pool."""
     import torch
 
     with millpond.torch.use_mem_pool(millpond.torch.mem_pool(millpond.stack("cuda+pool"))) as pool:

@@ -8,7 +8,7 @@ from millpond.typing import Size
 
 
 def build(limit: Size) -> mr.DeviceMemoryResource:
-    """Return a pool below a limit."""
+    """Return a pool with a limit on top."""
     pool = mr.PoolMemoryResource(mr.CudaMemoryResource(), initial_pool_size="1MiB", maximum_pool_size="50%")
     assert_type(pool.pool_size(), int)
     assert_type(pool.upstream_mr, mr.DeviceMemoryResource)

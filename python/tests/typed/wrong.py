@@ -1,4 +1,4 @@
-"""Mistakes that a type checker has to find: mypy refuses this file if one of them passes."""
+"""Mistakes that a type checker must find. mypy refuses this file if one of them passes."""
 
 import millpond
 from millpond import mr

@@ -119,7 +119,7 @@ fn marks(passes: usize) -> impl Iterator<Item = usize> {
 /// The formats of the rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Format {
-    /// For people
+    /// A table for people
     Table,
     /// One object per log and stack, and one for all logs, each on its own line
     Json,

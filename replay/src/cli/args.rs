@@ -127,7 +127,7 @@ Examples:
   millpond-replay calibrate --out my.toml --check app.csv.gz
       measure the GPU for `--device sim:my.toml`, and compare a log on both
   millpond-replay import snapshot.pickle --output log.csv.gz
-      print what a PyTorch memory snapshot holds and what it cannot tell, and write it as a log
+      print the contents and the gaps of a PyTorch memory snapshot, and write it as a log
   millpond-replay explain snapshot.pickle
       where is its memory, why did a request fail, and what would help?
   millpond-replay tune snapshot.pickle

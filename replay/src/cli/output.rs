@@ -8,7 +8,7 @@ use tempfile::NamedTempFile;
 
 use super::verdict::Failure;
 
-/// Writes what `body` writes to a file, as [`to_file`] does. Writes to `out` if there is no path, or it is
+/// Writes the output of `body` to a file, as [`to_file`] does. Writes to `out` if there is no path, or it is
 /// `-`.
 ///
 /// # Errors
@@ -24,7 +24,7 @@ pub(super) fn write(
     }
 }
 
-/// Writes what `body` writes to a file, as [`replace`] does.
+/// Writes the output of `body` to a file, as [`replace`] does.
 ///
 /// # Errors
 /// The errors of `body`, and of the file with its name.
@@ -37,9 +37,9 @@ pub(super) fn to_file(
     })
 }
 
-/// Writes what `body` writes to a file. The file keeps its old content until everything is written to another
-/// file in the same folder, which then takes its name. A pipe or a device is written directly, and so is a
-/// file if its folder allows no new file.
+/// Writes the output of `body` to a file. The file keeps its old content until everything is written to
+/// another file in the same folder, which then takes its name. A pipe or a device is written directly, and so
+/// is a file if its folder allows no new file.
 ///
 /// # Errors
 /// The errors of `body`, and of the files.

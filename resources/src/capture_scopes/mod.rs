@@ -85,10 +85,10 @@ impl<R: DeviceMemoryResource> Display for CaptureScopesMemoryResource<R> {
 debug_as_text!(CaptureScopesMemoryResource<R: DeviceMemoryResource>);
 
 // SAFETY: blocks of a scope are disjoint parts of its spans, aligned as the request asks (`Heap::take`). A
-// stream gets only: a span, once upstream's work for it is done; a block that the stream freed itself,
-// outside of captures, or in the capture that allocated the block; or a block whose work outside of captures
-// is done, while all its other uses were captured for graphs of the scope, which never run at once. Spans go
-// back when all work of the device is done. All else is upstream's.
+// stream gets a span only after upstream's work for the span is done. It gets a block that it freed itself,
+// outside of captures or in the capture that allocated the block. It gets any other block only if the block's
+// work outside of captures is done, and all other uses were captured for graphs of the scope, which never run
+// at once. Spans are returned when all work of the device is done. Upstream guarantees the rest.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl<R: DeviceMemoryResource + Send + Sync> DeviceMemoryResource for CaptureScopesMemoryResource<R> {
     #[inline]

@@ -19,7 +19,7 @@ pub(crate) const CUDA_ASYNC: LayerEntry = LayerEntry {
         ("release_threshold", "bytes to keep at a synchronisation (default: all)"),
         (
             "max",
-            "bytes to hold at most (default: what the device has); a size, or a percentage of free memory",
+            "the most bytes to hold (default: all device memory); a size, or a percentage of free memory",
         ),
         (
             "reuse",

@@ -47,12 +47,12 @@ pub(crate) enum Whose {
     Of(Owner, Epoch),
     /// An owner's and unowned ones; with `is_own_first` the owner's alone if they serve.
     OwnOrUnowned { owner: Owner, is_own_first: bool },
-    /// Contiguous bytes of which the owner owns a part and the rest is unowned.
+    /// Contiguous bytes: the owner owns some of them, and the rest are unowned.
     Joined(Owner),
 }
 
 impl Whose {
-    /// Returns the owners of which one has such bytes.
+    /// Returns the possible owners of such bytes.
     pub(crate) fn owners(self) -> [Owner; 2] {
         match self {
             Self::Of(owner, _) | Self::Joined(owner) => [owner; 2],

@@ -1,7 +1,7 @@
 //! Memory of the host: pageable memory as a resource, and allocators for the host over any resource with host
 //! memory.
 //!
-//! | item | what it does |
+//! | item | purpose |
 //! |---|---|
 //! | [`PageableHostMemoryResource`] | memory of the system's allocator, for the host only |
 //! | [`SystemMemoryResource`] | the same memory, on a device that can access it |

@@ -155,7 +155,7 @@ impl MemoryPool {
         Self::known(driver, raw)
     }
 
-    /// Returns the living value of this pool, or a new one that does not own it.
+    /// Returns the existing value for this pool, or a new value that does not own the pool.
     fn known(driver: DriverHandle, raw: MemPool) -> Self {
         let found = POOLS.get(&key(&driver, raw)).and_then(|pool| pool.upgrade());
         found.map_or_else(|| Self::register(driver, raw, Origin::Elsewhere), Self)
@@ -234,7 +234,7 @@ impl MemoryPool {
         })
     }
 
-    // --- What it holds ---
+    // --- The pool's memory ---
 
     /// Gives free memory back to the device until the pool holds at most `keep_bytes`, and returns the bytes
     /// given back. Waits for the device, unless a graph capture prevents that.
@@ -394,10 +394,7 @@ impl MemoryPool {
         if !self.is_imported() {
             return Ok(());
         }
-        let message = format!(
-            "an imported pool cannot {what}; it has only what the process that made it exports, so do it \
-             there"
-        );
+        let message = format!("an imported pool cannot {what}; do this in the process that made the pool");
         Err(Error::new(ErrorKind::Unsupported, message).on_device(self.0.driver.device()))
     }
 }

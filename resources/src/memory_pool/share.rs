@@ -44,8 +44,7 @@ impl MemoryPool {
         };
         let raw = raw.map_err(|error| {
             let is_refused = error.kind() == ErrorKind::Driver;
-            let why =
-                "the descriptor names no pool of this device; pass on what the export of a pool returned";
+            let why = "the descriptor names no pool of this device; pass the descriptor that a pool exported";
             if is_refused {
                 Error::invalid_argument(why).on_device(driver.device()).caused_by(error)
             } else {

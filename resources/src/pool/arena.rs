@@ -144,9 +144,9 @@ impl Arenas {
         self.mutex(shard).try_lock()
     }
 
-    /// Returns the arena that a contending thread should move to: an unused one, else a new one, or, at the
-    /// limit, one that fewer threads use. A thread that is alone in its arena stays. `users` is the number of
-    /// threads that use each arena.
+    /// Returns the arena that a contending thread should move to: an unused arena, or else a new one, or, at
+    /// the limit, one that fewer threads use. A thread that is alone in its arena stays. `users` is the
+    /// number of threads that use each arena.
     pub(super) fn next(&self, shard: Shard, users: &[u32; ARENAS]) -> Shard {
         if users[usize::from(shard)] < 2 {
             return shard;

@@ -384,7 +384,7 @@ fn emptied_regions(regions: Vec<Part>, short: u64, over: u64) -> Option<Choice> 
     let sum = |parts: &[Part]| parts.iter().map(|part| part.bytes).sum::<u64>();
     let of_regions = sum(&regions);
     let pages = whole_pages(regions);
-    // The pool counts the regions' own bytes, at most `rounding` fewer.
+    // The pool counts only the regions' own bytes, which are up to `rounding` bytes fewer.
     let rounding = sum(&pages) - of_regions;
     emptied(&pages, short.max(over + rounding))
 }

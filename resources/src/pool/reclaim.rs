@@ -38,7 +38,8 @@ impl Heaps {
         };
         let mut thread_caches: Vec<Arc<ThreadCache>> =
             self.shared.thread_caches.lock().iter().filter(has_some).cloned().collect();
-        // Over regions, and while threads contend, growth costs less than the loss of the caches.
+        // If the store consists of regions, or while threads contend, growth costs less than the loss of the
+        // caches.
         if how == Reclaim::All && !self.is_short && !self.shared.saves_memory() {
             let held = thread_caches.iter().map(|thread_cache| thread_cache.counts.small_bytes_held());
             let reserved = match only {

@@ -245,7 +245,7 @@ impl Store for Regions {
 
     fn growth(&self, request: &Request) -> Option<Growth> {
         if let Some(FixedBlocks { block_bytes, blocks_per_region }) = self.fixed {
-            // As many blocks as are in use: so no more blocks are free than are in use.
+            // Adds as many blocks as are in use, so that at most half of all blocks are free.
             let blocks = self.heap.blocks_in_use.clamp(1, blocks_per_region);
             return Some(Growth { preferred: blocks * block_bytes, least: block_bytes, unit: block_bytes });
         }

@@ -29,7 +29,7 @@ fn subjects() -> Vec<Subject> {
             let stacks = texts.iter().map(|text| text.parse::<StackSpec>()?.build(&table, driver));
             Ok(Several::new(stacks.collect::<Result<_>>()?).into_any())
         };
-        Subject::new(texts.join(" beside "), build).inspected_by(validate_pools).decayed_by(decay_pools)
+        Subject::new(texts.join(" next to "), build).inspected_by(validate_pools).decayed_by(decay_pools)
     };
     vec![
         build(&["cuda+pool:pages=on"]),

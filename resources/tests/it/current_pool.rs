@@ -76,7 +76,7 @@ fn issue_29_code_that_the_driver_calls_may_ask_for_the_current_pool_and_change_i
             assert!([&made, &other].contains(&&current), "it is one that was made here, not a view of it");
             default.set_current().unwrap();
             drop((made, other, current));
-            assert_eq!(device.live_allocations(), 0, "nothing keeps what is current no more");
+            assert_eq!(device.live_allocations(), 0, "a pool that is no longer current is freed");
         });
     }
 }

@@ -126,7 +126,7 @@ fn issue_9_failing_requests_do_not_disturb_other_resources() {
                 let plain = driver.mem_alloc(64 * MIB);
                 is_over.store(ptr.is_err() || plain.is_err(), Ordering::Relaxed);
                 give(&pool, ptr.expect("500 MiB are free"), 4 * MIB);
-                pool.trim(0).expect("what is free can be given back");
+                pool.trim(0).expect("free memory can be returned");
                 // SAFETY: the block is this test's, and nothing uses it.
                 unsafe { driver.mem_free(plain.expect("500 MiB are free")).expect("it was allocated") };
             }
@@ -177,7 +177,7 @@ fn one_of_two_is_served(drivers: [DriverHandle; 2], modes: [PagesMode; 2], bytes
                     if let Ok(ptr) = answer {
                         give(pool, ptr, bytes);
                     }
-                    pool.trim(0).expect("what is free can be given back");
+                    pool.trim(0).expect("free memory can be returned");
                 }
             });
         }
@@ -385,7 +385,7 @@ fn issue_9_memory_on_its_way_back_is_not_missed() {
         if whole {
             drop(holder);
         } else {
-            holder.trim(0).expect("what is free can be given back");
+            holder.trim(0).expect("free memory can be returned");
         }
         let ptr = answered.recv().expect("the thread answers").expect("800 MiB are free by then");
         give(&*asking, ptr, 700 * MIB);

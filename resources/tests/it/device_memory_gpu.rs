@@ -55,7 +55,7 @@ fn of_two_pools_one_is_served() {
                         if let Ok(ptr) = answer {
                             give(pool, ptr, bytes);
                         }
-                        pool.trim(0).expect("what is free can be given back");
+                        pool.trim(0).expect("free memory can be returned");
                     }
                 });
             }
@@ -84,7 +84,7 @@ fn the_other_process() {
                 if let Some(ptr) = held.take() {
                     give(&pool, ptr, bytes);
                 }
-                pool.trim(0).expect("what is free can be given back");
+                pool.trim(0).expect("free memory can be returned");
                 println!("given");
             }
         }
@@ -122,7 +122,7 @@ fn of_two_processes_one_is_served() {
         if let Ok(ptr) = answer {
             give(&pool, ptr, bytes);
         }
-        pool.trim(0).expect("what is free can be given back");
+        pool.trim(0).expect("free memory can be returned");
         writeln!(tell, "give").expect("it listens");
         hear("given");
     }

@@ -209,7 +209,7 @@ fn bins_give_way_to_larger_requests() {
         // SAFETY: the block came from the bins with this size, and nothing uses it.
         unsafe { bins.deallocate_bytes(*ptr, MIB, S) };
     }
-    bins.allocate_bytes(16 * MIB, S).expect("the bins return what is free");
+    bins.allocate_bytes(16 * MIB, S).expect("the bins return free memory");
 }
 
 fn given(driver: &DriverHandle) -> (AnyResource, mock::Handle) {
@@ -217,8 +217,8 @@ fn given(driver: &DriverHandle) -> (AnyResource, mock::Handle) {
     (resource.into_any(), handle)
 }
 
-/// If a resource cannot give memory back, its error says nothing about the request, and the other resources
-/// still give memory back.
+/// If a resource cannot return memory, its error does not describe the request, and the other resources still
+/// return memory.
 #[test]
 fn a_bin_that_cannot_give_way_keeps_no_other_from_it_and_hides_no_lack_of_memory() {
     let driver: DriverHandle = SimDevice::new(SimConfig::h200());

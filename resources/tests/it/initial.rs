@@ -64,7 +64,7 @@ fn issue_9_an_initial_size_that_is_not_there_is_an_error() {
         unsafe { device.mem_free(other).expect("it was allocated") };
         // Memory that another pool keeps is reclaimed for it.
         let idle = build("cuda+pool:initial=500MiB", &driver).expect("there is room");
-        build(text, &driver).expect("the other pool gives back what it keeps");
+        build(text, &driver).expect("the other pool returns its free memory");
         assert_eq!(idle.statistics().expect("a pool counts").bytes_reserved, 0);
     }
 }

@@ -320,8 +320,8 @@ mod shared {
             ("be exported", imported.export_pointer(DevicePtr::new(256)).map(drop)),
         ] {
             let text = format!(
-                "not supported of DEVICE: an imported pool cannot {what}; it has only what the process that \
-                 made it exports, so do it there"
+                "not supported of DEVICE: an imported pool cannot {what}; do this in the process that made \
+                 the pool"
             );
             assert_eq!(said(answer), (ErrorKind::Unsupported, text));
         }
@@ -346,8 +346,8 @@ mod shared {
         let refused = unsafe { MemoryPool::import_fd(device.clone(), file.as_fd()) };
         let (kind, text) = said(refused);
         assert_eq!(kind, ErrorKind::InvalidArgument);
-        let start = "invalid argument of DEVICE: the descriptor names no pool of this device; pass on what \
-                     the export of a pool returned: ";
+        let start = "invalid argument of DEVICE: the descriptor names no pool of this device; pass the \
+                     descriptor that a pool exported: ";
         assert!(text.starts_with(start), "{text}");
         assert_eq!(device.live_allocations(), 0);
     }
@@ -545,7 +545,7 @@ fn a_new_pool_with_an_old_handle_is_a_pool_of_its_own() {
     let made = MemoryPool::new(driver.clone(), options().handles(HandleTypes::POSIX_FD)).unwrap();
     assert_ne!(made, *stale.pool());
     drop(stale);
-    // The call finds the remaining value, and makes no new one that would not own the pool.
+    // The call finds the existing value, and does not make a new one that would not own the pool.
     assert_eq!(MemoryPool::current_of(driver.clone()).unwrap(), made);
     let before = device.live_allocations();
     drop(made);

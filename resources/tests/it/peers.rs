@@ -84,7 +84,7 @@ fn issue_9_a_device_that_comes_later_uses_what_is_mapped_already() {
             pool.add_peer(first.device()).unwrap();
             assert_eq!(pool.peers(), [late.device()]);
         } else {
-            take(&pool, 600 * MIB); // what is there does not serve it: the driver is asked
+            take(&pool, 600 * MIB); // the reserved memory is too small, so the pool asks the driver
             assert_eq!(pool.peers(), [second.device(), late.device()]);
         }
         for (ptr, bytes) in blocks {

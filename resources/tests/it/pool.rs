@@ -84,7 +84,7 @@ impl Setup {
                 self.give(mine.swap_remove(index));
             }
             if step % 100 == 99 {
-                self.pool.trim(MOST / 2).expect("what is free can be given back");
+                self.pool.trim(MOST / 2).expect("free memory can be returned");
             }
         }
         mine.into_iter().for_each(|block| self.give(block));
@@ -108,7 +108,7 @@ fn threads_share_a_pool() {
         }
         setup.left.lock().expect("no thread panicked").drain(..).for_each(|block| setup.give(block));
         setup.pool.validate();
-        setup.pool.trim(0).expect("what is free can be given back");
+        setup.pool.trim(0).expect("free memory can be returned");
         let after = setup.pool.statistics().expect("a pool counts");
         assert_eq!((after.blocks_in_use, after.bytes_in_use, after.bytes_reserved), (0, 0, 0), "{after:?}");
         assert_eq!((after.allocations, after.misuses), (after.deallocations, 0));
@@ -125,7 +125,7 @@ fn trim_leaves_nothing_that_is_free() {
             let block = setup.take(1000, stream).expect("there is memory");
             setup.give(block);
         }
-        setup.pool.trim(0).expect("what is free can be given back");
+        setup.pool.trim(0).expect("free memory can be returned");
         assert_eq!(setup.pool.pool_bytes(), 0, "{pages}");
     }
 }

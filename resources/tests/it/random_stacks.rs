@@ -128,7 +128,7 @@ fn races_over_random_stacks_keep_the_rules() {
         let race = Race::new(seed, 400);
         let driver: DriverHandle = SimDevice::new(SimConfig::with_capacity(race.capacity_bytes));
         if stacks.build(&stack, &driver).is_err() {
-            continue; // too little memory for what its options ask for
+            continue; // too little memory for its options
         }
         let text = stack.to_string();
         let built = Arc::clone(&stacks);

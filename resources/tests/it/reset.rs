@@ -189,7 +189,7 @@ fn issue_9_the_registrys_default_is_a_new_one_after_a_reset() {
     let plain = registry::get_per_device_resource(id).unwrap();
     assert_eq!(plain.to_string(), "cuda");
     plain.allocate_bytes(MIB, StreamRef::LEGACY).unwrap();
-    assert_eq!(first.live_bytes(), MIB, "the pool gave back what the reset left");
+    assert_eq!(first.live_bytes(), MIB, "the pool returned all memory that the reset left");
     assert_eq!(first.violations(), []);
 }
 
@@ -208,7 +208,8 @@ fn issue_9_layers_over_a_lost_pool_say_that_they_are_lost() {
     assert_eq!(first.violations(), []);
 }
 
-/// Takes blocks, frees some, and captures in a scope if the stack has one. Returns what must be freed later.
+/// Takes blocks, frees some, and captures in a scope if the stack has one. Returns the blocks and the scope
+/// to free later.
 fn use_all(stack: &AnyResource, device: &SimDevice) -> (Vec<DevicePtr>, Option<CaptureScope>) {
     let s = device.stream_create(StreamFlags::NON_BLOCKING).unwrap();
     let take = || stack.allocate_bytes(3 * MIB, s).unwrap();

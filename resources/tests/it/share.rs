@@ -173,7 +173,7 @@ fn issue_9_a_block_is_shared_with_another_process() {
     let ptr = pool.allocate_bytes(BYTES, LEGACY).unwrap();
     write(&driver, ptr, &pattern(BYTES));
     let (description, descriptors) = pool.export_block(ptr, BYTES).unwrap().into_parts();
-    println!("{} handles, {} blocks beside it", descriptors.len(), all.len());
+    println!("{} handles, {} other blocks", descriptors.len(), all.len());
     let hex: String = description.iter().map(|byte| format!("{byte:02x}")).collect();
     // The child inherits descriptors that do not close when it starts.
     let inherited: Vec<OwnedFd> = descriptors
@@ -195,7 +195,7 @@ fn issue_9_a_block_is_shared_with_another_process() {
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && text.contains("1 passed"), "{text}");
-    assert_eq!(read(&driver, ptr, BYTES), vec![0xA5; BYTES as usize], "what the child wrote");
+    assert_eq!(read(&driver, ptr, BYTES), vec![0xA5; BYTES as usize], "the child's bytes");
 }
 
 /// The other process of the test above, which starts it. It does nothing when run alone.

@@ -145,7 +145,7 @@ fn issue_9_each_growth_and_each_refusal_is_an_event_in_every_configuration() {
             // Memory that goes back is reported, too.
             blocks.into_iter().for_each(|ptr| give(&*resource, ptr, 8 * MIB, S));
             let before = device.live_bytes();
-            resource.trim(0).expect("what is free can be given back");
+            resource.trim(0).expect("free memory can be returned");
             let given: u64 = collector.seen("released memory").iter().map(|it| it.number("bytes")).sum();
             assert!(given >= before - device.live_bytes() && given > 0, "{text}: {given}");
         });
@@ -192,7 +192,7 @@ fn issue_9_waits_and_errors_of_the_driver_are_events() {
         let errors = collector.seen("the driver reports an error");
         assert_eq!((errors.len(), errors[0].number("code")), (1, DriverError::INVALID_VALUE as u64));
         device.set_faults(FaultPlan::none());
-        pool.trim(0).expect("what is free can be given back");
+        pool.trim(0).expect("free memory can be returned");
         assert!(!collector.seen("waited for work to end").is_empty());
     });
 }

@@ -5,8 +5,7 @@ use std::collections::VecDeque;
 use crate::peers::torch::model::Memory;
 use crate::recording::EventKind;
 
-/// Segments that the record has no address for get addresses from here on, above the addresses of all
-/// devices.
+/// The first address for segments without a recorded address. It is above the addresses of all devices.
 pub(super) const ELSEWHERE: u64 = 1 << 56;
 
 /// Returns whether the driver gets memory back.

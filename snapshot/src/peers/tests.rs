@@ -101,7 +101,7 @@ fn rmm_pool_doubles_and_merges() {
     assert_eq!(allocate(&pool, 2 * MIB), blocks[2]);
     let limited = build("rmm_pool:initial=4MiB,max=16MiB", "sim:1GiB");
     allocate(&limited, 5 * MIB);
-    assert_eq!(reserved(&limited), 10 * MIB, "half of what is left");
+    assert_eq!(reserved(&limited), 10 * MIB, "half of the rest");
     assert!(limited.allocate_bytes(8 * MIB, StreamRef::LEGACY).is_err());
 }
 

@@ -111,8 +111,8 @@ pub fn print_plan(plan: &ProgramPlan, out: &mut impl Write) -> io::Result<()> {
     let lanes = counted(parts.lanes.len() as u64, "stream");
     writeln!(out, "  written     {all}, {} for {lanes}", format_bytes(parts.bytes()))?;
     if left_out > 0 {
-        let beside = format_bytes(parts.beside);
-        writeln!(out, "              {left_out} without a slot, at most {beside} at a time")?;
+        let outside = format_bytes(parts.beside);
+        writeln!(out, "              {left_out} without a slot, at most {outside} at a time")?;
     }
     writeln!(out, "  log         {}", parts.log)
 }

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-/// The kind of an event.
+/// The kind of the event.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum EventKind {

@@ -189,7 +189,7 @@ mod tests {
         order.wait(4, 1);
         assert!(order.is_after(4, &first), "order is transitive");
         order.host_saw_stream(2);
-        assert!(order.is_after(5, &second), "the host submits after what it has seen");
+        assert!(order.is_after(5, &second), "the host submits after the work that it has seen");
         let third = work(&[order.submit(5), order.submit(6)]);
         order.host_saw_device();
         assert!(order.is_after(0, &third));

@@ -45,7 +45,7 @@ struct Shrinking<'a> {
 }
 
 impl Shrinking<'_> {
-    /// Runs other operations, under the present schedule and `others` more. Keeps the operations if they
+    /// Runs these operations under the current schedule and under `others` more. Keeps the operations if they
     /// break the same rule.
     fn attempt(&mut self, operations: &[Op], others: u64) -> bool {
         let schedules = std::iter::once(self.best.schedule).chain(0..others);

@@ -188,7 +188,7 @@ pub(crate) const OPERATIONS: &[Operation] = &[
             use_of(&CudaAsyncMemoryResource::new(stage.driver(), options)?, stage)
         })
     }),
-    Operation::new("CudaAsyncMemoryResource (a request beside a capture)", |stage| {
+    Operation::new("CudaAsyncMemoryResource (a request during a capture)", |stage| {
         let resource = CudaAsyncMemoryResource::new(stage.driver(), CudaAsyncOptions::default())?;
         on_stage(stage, move |stage| {
             let device = stage.device();

@@ -198,7 +198,7 @@ pub(crate) const DIVIDERS: &[Program] = &[
          already; deallocate each block once",
     ),
     program(
-        "a block of what is below an arena is freed in it",
+        "a block from below an arena is freed in the arena",
         |bench| freed_in_another(bench, "cuda", "cuda+arena:size=16MiB"),
         "refused to deallocate P (1000 bytes, stream A) in `cuda+arena:size=16MiB`: no block in use starts \
          there: it is another resource's, or it was freed before; give each block back once, to the \

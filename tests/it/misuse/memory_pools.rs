@@ -45,8 +45,8 @@ pub(crate) const PROGRAMS: &[Program] = &[
             // SAFETY: nothing is imported.
             error(unsafe { MemoryPool::import_fd(bench.driver(), reader.as_fd()) })
         },
-        "invalid argument of DEVICE: the descriptor names no pool of this device; pass on what \
-         the export of a pool returned: driver error of DEVICE: cuMemPoolImportFromShareableHandle: \
+        "invalid argument of DEVICE: the descriptor names no pool of this device; pass the \
+         descriptor that a pool exported: driver error of DEVICE: cuMemPoolImportFromShareableHandle: \
          CUDA_ERROR_INVALID_VALUE (1): Illegal seek (os error 29)",
     ),
     program(
@@ -85,20 +85,20 @@ pub(crate) const PROGRAMS: &[Program] = &[
     program(
         "an imported pool is to hand out blocks",
         |bench| of_another_process(bench, |pool| error(CudaAsyncViewMemoryResource::new(pool.clone()))),
-        "not supported of DEVICE: an imported pool cannot allocate; it has only what the process that made \
-         it exports, so do it there",
+        "not supported of DEVICE: an imported pool cannot allocate; do this in the process that made the \
+         pool",
     ),
     program(
         "an imported pool is trimmed",
         |bench| of_another_process(bench, |pool| error(pool.trim(0))),
-        "not supported of DEVICE: an imported pool cannot be trimmed; it has only what the process that \
-         made it exports, so do it there",
+        "not supported of DEVICE: an imported pool cannot be trimmed; do this in the process that made the \
+         pool",
     ),
     program(
         "an imported pool is to be the device's current one",
         |bench| of_another_process(bench, |pool| error(pool.set_current())),
-        "not supported of DEVICE: an imported pool cannot be a device's current pool; it has only what the \
-         process that made it exports, so do it there",
+        "not supported of DEVICE: an imported pool cannot be a device's current pool; do this in the \
+         process that made the pool",
     ),
     program(
         "an imported block is freed by a graph",

@@ -42,7 +42,7 @@ fn texts_that_are_ready_out_of_order_are_written_in_order() {
     let third = queue.take(1).unwrap();
     queue.finish(third, BATCHES);
     queue.finish(second, BATCHES);
-    assert_eq!(log.text(), "", "what is due is not ready");
+    assert_eq!(log.text(), "", "no row is due and ready");
     queue.finish(first, BATCHES);
     assert!(sizes(&log).into_iter().eq(0..ROWS + 3));
 }

@@ -274,8 +274,8 @@ impl Order {
         self.lanes[slot].state == State::Free
     }
 
-    /// Frees the slots of destroyed streams that are done and that no later call can refer to. Either the
-    /// host knows their end, or nothing refers to them.
+    /// Frees the slots of destroyed streams whose work is done, if no later call can refer to them. This
+    /// holds if the host knows the stream's end, or if nothing refers to the stream.
     pub(crate) fn fold(&mut self, referenced: &[bool], done: impl Fn(Slot) -> bool) {
         let mut dead = std::mem::take(&mut self.dead);
         dead.retain(|&slot| {

@@ -20,7 +20,7 @@ pub enum ViolationKind {
     DeadHandle,
     /// A wait on an event that was never recorded, which CUDA ignores.
     UnrecordedEvent,
-    /// Memory went back to the driver while some use of it was not ordered before.
+    /// Memory went back to the driver, but some use of it was not ordered before the return.
     EarlyReturn,
     /// Memory went back to the driver while a block in it was lent.
     LentReturned,

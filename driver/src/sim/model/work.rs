@@ -52,7 +52,8 @@ struct Queue {
 }
 
 impl Queue {
-    /// Counts places in the order too; most queues have few.
+    /// Returns whether the queue takes no more work. Entries that only hold a place in the order count too,
+    /// with a higher limit.
     fn is_full(&self) -> bool {
         self.launched >= DEEPEST_QUEUE || self.entries.len() >= 16 * DEEPEST_QUEUE
     }

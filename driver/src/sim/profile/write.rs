@@ -10,13 +10,13 @@ pub(super) const FORMAT: u32 = 1;
 type Comment<'a> = &'a dyn Fn(&str, Option<u64>) -> Option<String>;
 
 const HEAD: &str = "\
-# What a device is and what its driver's calls cost, for millpond's simulated device: --device sim:FILE.toml.
+# Describes a device and the cost of its driver calls, for a simulated device: --device sim:FILE.toml.
 # `millpond-replay calibrate` measures a device and writes such a file.
 #
-# Bytes and nanoseconds of the host throughout; the time of the timer, some 20 to 40 ns, is in each. A list of
-# points [bytes, ns] is a cost by size: on straight lines between the points, the first point's cost
-# below, on along the last line beyond. What is left out was not measured: such calls cost no time, and
-# reports say that it is missing.
+# Sizes are in bytes. Times are in nanoseconds on the host, and each includes the timer's own 20 to 40 ns.
+# A list of points [bytes, ns] gives a cost by size, on straight lines between the points. Below the first
+# point, its cost applies. Beyond the last point, the last line continues. A missing entry was not measured:
+# such calls cost no time, and reports say that it is missing.
 ";
 
 pub(super) fn toml(profile: &Profile, comment: Comment<'_>) -> String {
@@ -67,24 +67,21 @@ fn points(out: &mut String, field: &str, name: &str, curve: &Curve, comment: Com
 }
 
 fn write_calls(out: &mut String, costs: &Costs, comment: Comment<'_>) {
-    line(
-        out,
-        format_args!("\n# Calls that cost the same whatever they are given, each in ns.\n[costs.calls_ns]"),
-    );
+    line(out, format_args!("\n# Calls with the same cost for all arguments, in ns.\n[costs.calls_ns]"));
     for (kind, ns) in costs.calls_ns.iter() {
         scalar(out, kind.name(), ns, comment(&format!("calls_ns.{kind}"), None));
     }
     let extra = costs.event_record.legacy_stream_extra_ns;
-    line(out, format_args!("\n# Recording an event costs so much more on the legacy default stream."));
+    line(out, format_args!("\n# The extra cost of recording an event on the legacy default stream."));
     line(out, format_args!("[costs.event_record]"));
     scalar(out, "legacy_stream_extra_ns", extra, comment("event_record.legacy_stream_extra_ns", None));
 }
 
 fn write_plain(out: &mut String, costs: &Costs, comment: Comment<'_>) {
     let about = [
-        "cuMemAlloc: `in_page_ns` for a block of up to 2 MiB in a page that is there; `by_bytes_ns` for\n\
-         # a larger one, by the bytes of its pages, and, at 2 MiB, for the page that a smaller one needs.",
-        "cuMemFree of plain memory, likewise.",
+        "cuMemAlloc. `in_page_ns`: a block of up to 2 MiB in an existing page. `by_bytes_ns`: a larger\n\
+         # block, by the bytes of its pages, and, at 2 MiB, a new page for a smaller block.",
+        "cuMemFree of plain memory, with the same entries.",
     ];
     for ((name, plain), about) in
         [("mem_alloc", &costs.mem_alloc), ("mem_free", &costs.mem_free)].iter().zip(about)
@@ -120,11 +117,11 @@ fn write_mappings(out: &mut String, costs: &Costs, comment: Comment<'_>) {
     if let Some(set) = &costs.mem_set_access {
         line(
             out,
-            format_args!("\n# cuMemSetAccess: the call, and each mapping in its range; a mapping costs more"),
+            format_args!("\n# cuMemSetAccess: the call, and each mapping in its range. A mapping costs more"),
         );
         line(
             out,
-            format_args!("# if its handle is mapped elsewhere too, and if it is the first in an aligned"),
+            format_args!("# if its handle is also mapped elsewhere, and if it is the first in an aligned"),
         );
         line(out, format_args!("# 512 MiB of addresses.\n[costs.mem_set_access]"));
         let said = |name: &str| comment(&format!("mem_set_access.{name}"), None);

@@ -1,4 +1,4 @@
-"""RMM's interface for Python over millpond: a program that uses RMM runs on millpond's resources.
+"""RMM's Python interface on top of millpond. A program written for RMM runs on millpond's resources.
 
 >>> import millpond.compat.rmm as rmm
 >>> rmm.reinitialize(pool_allocator=True, initial_pool_size="1GiB")
@@ -7,8 +7,8 @@
 b'abc'
 
 `install()` serves a program that says `import rmm` itself. The classes of `mr` are millpond's own, so
-resources of both kinds can be layered, and `rmm.mr.set_current_device_resource` sets the default of the one
-libmillpond in the process. Extensions that were compiled against RMM (cuDF, cuML) need RMM itself;
+resources of both packages can be layered, and `rmm.mr.set_current_device_resource` sets the default of the
+one libmillpond in the process. Extensions that were compiled against RMM (cuDF, cuML) need RMM itself;
 `millpond.rmm.use()` serves them.
 """
 
@@ -40,12 +40,12 @@ from .rmm import (
 
 
 def install() -> None:
-    """Register this package and all its modules as `rmm`, for every `import rmm` that follows.
+    """Register this package and all its modules as `rmm` for every later `import rmm`.
 
     A second call changes nothing. RMM may be installed or not.
 
     Raises:
-        ImportError: RMM itself was imported before: the program would use both.
+        ImportError: RMM itself is imported already, so the program would use both.
 
     Example:
         >>> import millpond.compat.rmm

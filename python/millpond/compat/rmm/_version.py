@@ -1,4 +1,4 @@
-"""RMM's module `rmm._version`, with the version of RMM whose interface is served."""
+"""RMM's module `rmm._version`, with the RMM version whose interface this package offers."""
 
 __version__ = "26.10.00"
 __git_commit__ = ""

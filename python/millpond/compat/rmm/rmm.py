@@ -1,4 +1,4 @@
-"""RMM's module `rmm.rmm`: new default resources, the hooks that run before them, and RMM's error."""
+"""RMM's module `rmm.rmm`: new default resources, the hooks that run before a change, and RMM's error."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from .pylibrmm.helper import parse_bytes
 
 
 class RMMError(Exception):
-    """RMM's own error, with a number. millpond raises none: its errors are `millpond.MillpondError`.
+    """RMM's own error, with a number. millpond never raises it; its errors are `millpond.MillpondError`.
 
     Args:
         errcode: A number, which the attribute `errcode` keeps.
@@ -35,22 +35,22 @@ def reinitialize(
     logging: bool = False,
     log_file_name: str | None = None,
 ) -> None:
-    """Run the hooks, and set a new default resource for each of `devices`.
+    """Run the hooks, and set a new default resource on each of `devices`.
 
     Args:
-        pool_allocator: Whether a pool stands above the driver's memory.
+        pool_allocator: Whether to put a pool on top of the driver's memory.
         managed_memory: Whether the driver's memory is managed.
-        initial_pool_size: What the pool takes at once: bytes, or a text as "1GiB". None is half of the free
+        initial_pool_size: The pool's first size: bytes, or a text such as "1GiB". None takes half of the free
             memory.
-        maximum_pool_size: The most that the pool takes: bytes, or a text. None is no limit.
+        maximum_pool_size: The pool's largest size: bytes, or a text. None sets no limit.
         devices: The number of a device, or several of them. None is device 0.
         logging: Whether each call is logged, in a file for each device.
-        log_file_name: The name of the log, to which `.dev0` is added; None is what RMM_LOG_FILE names.
+        log_file_name: The name of the log, to which `.dev0` is added; None takes the name from RMM_LOG_FILE.
 
     Raises:
-        ValueError: A size cannot be read, or a log has no name.
+        ValueError: A size is malformed, or no file is named for the log.
         RuntimeError: The pool's first size exceeds its largest one.
-        MemoryError: The pool does not get its first size.
+        MemoryError: The device has no memory for the pool's first size.
 
     Example:
         >>> import millpond.compat.rmm as rmm

@@ -98,7 +98,7 @@ fn the_page_zooms_pans_and_switches_its_axis() {
     browser.mouse("mouseMoved", (timeline.0 + 100.0, timeline.1), json!({"buttons": 1}));
     browser.mouse("mouseReleased", (timeline.0 + 100.0, timeline.1), json!({}));
     let (panned, _) = range(&mut browser);
-    assert!(panned < from, "dragging to the right shows what is left: {panned} {from}");
+    assert!(panned < from, "dragging to the right moves to earlier times: {panned} {from}");
 
     browser.evaluate("document.querySelector('#timeline').focus()");
     browser.key("ArrowRight");

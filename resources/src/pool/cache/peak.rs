@@ -173,8 +173,8 @@ mod tests {
         assert!(!counts.exceeds_quota());
     }
 
-    /// The peak rises for the reserve only after several searches in a row found other threads busy.
-    /// Otherwise it would be too high for no reason.
+    /// Only several searches in a row that find other threads busy raise the peak for the reserve. A single
+    /// one would raise it too high.
     #[test]
     fn only_busy_searches_in_a_row_count() {
         let peak = Peak::default();

@@ -32,7 +32,7 @@ struct Call<'a> {
 
 /// The outcome of a growth's request for a promise of the device's memory.
 enum Promised<'a> {
-    /// The growth may go on, with a promise if the pool uses the device's books.
+    /// The growth may continue. If the pool uses the device's books, it has a promise.
     Yes(Option<Promise<'a>>),
     TooLittle(Reading),
 }

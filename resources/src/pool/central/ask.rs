@@ -52,7 +52,7 @@ pub(crate) struct Ask {
     /// Errors that the request no longer needs. Dropping an error may run foreign code, so they are dropped
     /// without the lock.
     pub(crate) discarded: Vec<Error>,
-    /// Whether, at the last look, no memory could ever serve the request. Then the pool tries nothing else.
+    /// Whether the last look found that no memory could ever serve the request. The pool then stops trying.
     pub(crate) is_impossible: bool,
     /// Why no memory was taken, for the next event.
     pub(crate) told: Option<&'static str>,

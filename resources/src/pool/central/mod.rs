@@ -142,7 +142,7 @@ impl PoolLock {
     }
 }
 
-/// What the pool's lock guards.
+/// The state that the pool's lock guards.
 #[derive(Debug)]
 pub(crate) struct State {
     rules: Rules,

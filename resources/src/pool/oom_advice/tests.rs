@@ -149,7 +149,7 @@ impl World {
     }
 
     fn free(&mut self, address: u64, stream: StreamRef) {
-        let bytes = self.live.remove(&address).expect("a report names what is live");
+        let bytes = self.live.remove(&address).expect("a report names live blocks");
         // SAFETY: the block came from the pool with this size and is freed once; nothing uses it.
         unsafe { self.pool.deallocate(DevicePtr::new(address), Layout::new(bytes), stream) };
     }
@@ -194,7 +194,7 @@ impl World {
                 assert_eq!(*number, blocks.len() as u64, "a report names all of a few blocks");
                 assert_eq!(*bytes, blocks.iter().map(|block| block.bytes).sum::<u64>());
                 for LiveBlock { address, bytes } in blocks {
-                    assert_eq!(self.live.get(address), Some(bytes), "a report names what is live");
+                    assert_eq!(self.live.get(address), Some(bytes), "a report names live blocks");
                     self.free(*address, failed.stream);
                 }
             }

@@ -247,8 +247,8 @@ mod tests {
     use super::*;
     use crate::tuning::Policy;
 
-    /// A span is not cut from the smallest free extent that the request fits, except in the large range:
-    /// small blocks live long, and would break up a larger extent.
+    /// A span does not come from the smallest free extent that the request fits, except in the large range.
+    /// Small blocks live long, so there they would break up a larger extent.
     #[test]
     fn a_span_comes_from_an_extent_with_the_bytes_wanted() {
         const MIB: u64 = 1 << 20;

@@ -146,7 +146,7 @@ impl Pages {
         if self.has_too_many_mappings() {
             self.thin_aliases(&kept, most_calls.saturating_sub(calls), &mut release);
         }
-        // The last handle of a chunk first: the bytes before it keep the chunk's number.
+        // A chunk's last handle comes first, because the bytes before it then keep the chunk's number.
         free.sort_unstable_by_key(|(_, id)| Reverse(self.handles.get(*id).primary));
         for (chunk, id) in free {
             self.retire(chunk, id, &mut release);

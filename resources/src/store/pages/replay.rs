@@ -91,7 +91,7 @@ impl Bench {
         self.in_driver += start.elapsed();
         let block = self.pages.commit_block(plan);
         if let Some(mut release) = self.pages.plan_tidying() {
-            release.run(&*self.device).expect("what is mapped can be unmapped");
+            release.run(&*self.device).expect("a mapped page can be unmapped");
             self.pages.commit_release(release);
         }
         block

@@ -97,9 +97,9 @@ impl Pages {
     /// Chooses the handles of a block of `bytes`, if no run of an alias serves and the pool may not grow by
     /// the whole block.
     ///
-    /// The largest free end comes first, or the free end of an alias if it has more bytes; then wholly free
-    /// handles, the largest first, until one handle's start completes the block or the missing bytes are
-    /// within `room`. If bytes are still missing, they are new memory beyond the slack.
+    /// The largest free end comes first, or the free end of an alias if it has more bytes. Then come wholly
+    /// free handles, the largest first. This ends when one handle's start completes the block, or when at
+    /// most `room` bytes are missing. If bytes are still missing, they are new memory beyond the slack.
     pub(super) fn stitch(&self, ends: &FreeEnds, bytes: u64, room: u64, may_extend: bool) -> Stitching {
         let candidates = Candidates::of(self, ends);
         let mut chosen = self.choose_first(ends, &candidates, bytes, may_extend);

@@ -72,7 +72,7 @@ fn explicit_initial_pool_size() {
     assert_eq!((pool.reserved_bytes().unwrap(), pool.used_bytes().unwrap()), (100 * MIB, 0));
     let s = stream(&device);
     let ptr = resource.allocate_bytes(100 * MIB, s).unwrap();
-    assert_eq!(pool.reserved_high().unwrap(), 100 * MIB, "a request takes what is there");
+    assert_eq!(pool.reserved_high().unwrap(), 100 * MIB, "a request takes reserved memory first");
     put(&resource, ptr, 100 * MIB, s);
 }
 
@@ -307,7 +307,7 @@ fn dropping_the_resource_frees_what_is_handed_out() {
     assert_eq!(device.take_violations(), []);
 }
 
-/// A hit asks the driver only whether the stream captures, and for the memory.
+/// A request that the pool can serve makes two driver calls: one checks for a capture, and one allocates.
 #[test]
 fn a_request_and_a_free_make_two_calls_each() {
     let device = device();

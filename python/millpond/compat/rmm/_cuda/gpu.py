@@ -1,7 +1,7 @@
-"""RMM's module `rmm._cuda.gpu`: CUDA's devices and versions, by `cuda.bindings`.
+"""RMM's module `rmm._cuda.gpu`: CUDA's devices and versions, through `cuda.bindings`.
 
-Every function but `getDevice` needs the package `cuda-bindings` and a CUDA driver. What CUDA answers with an
-error raises `CUDARuntimeError` or `CUDADriverError`.
+Every function but `getDevice` needs the package `cuda-bindings` and a CUDA driver. A CUDA error raises
+`CUDARuntimeError` or `CUDADriverError`.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ def _binding(name: str) -> Any:
 
 
 class CUDARuntimeError(RuntimeError):
-    """CUDA's runtime answered with an error; `status` is its `cudaError_t`."""
+    """CUDA's runtime returned an error; `status` is its `cudaError_t`."""
 
     def __init__(self, status: Any) -> None:
         runtime = _binding("runtime")
@@ -27,7 +27,7 @@ class CUDARuntimeError(RuntimeError):
 
 
 class CUDADriverError(RuntimeError):
-    """CUDA's driver answered with an error; `status` is its `CUresult`."""
+    """CUDA's driver returned an error; `status` is its `CUresult`."""
 
     def __init__(self, status: Any) -> None:
         driver = _binding("driver")
@@ -58,7 +58,7 @@ def runtimeGetVersion() -> int:
 
 
 def getDevice() -> int:
-    """Return the number of the current device: CUDA's, or without CUDA, the simulated one's.
+    """Return the number of the current device: a CUDA device or, without CUDA, the simulated one.
 
     >>> getDevice()
     0
@@ -67,12 +67,12 @@ def getDevice() -> int:
 
 
 def setDevice(device: int) -> None:
-    """Make the device with this number CUDA's current one."""
+    """Make the device with this number CUDA's current device."""
     _ask("cudaSetDevice", device)
 
 
 def getDeviceCount() -> int:
-    """Return the number of CUDA's devices."""
+    """Return how many CUDA devices there are."""
     return int(_ask("cudaGetDeviceCount"))
 
 

@@ -1,4 +1,4 @@
-"""RMM's module `rmm._cuda.stream`, where its versions up to 25.02 have the streams."""
+"""RMM's module `rmm._cuda.stream`, which holds the streams in versions up to 25.02."""
 
 from ..pylibrmm.stream import Stream
 

@@ -1,4 +1,4 @@
-"""RMM's package `rmm.allocators`: allocators for CuPy, Numba and PyTorch. None is imported before its use."""
+"""RMM's package `rmm.allocators`: allocators for CuPy, Numba and PyTorch. Each is imported on first use."""
 
 from . import cupy, numba, torch
 

@@ -1,4 +1,4 @@
-"""RMM's allocator for CuPy; `millpond.cupy.use()` serves CuPy without Python's part in each allocation."""
+"""RMM's allocator for CuPy; `millpond.cupy.use()` serves CuPy without Python code in each allocation."""
 
 from typing import Any
 
@@ -13,10 +13,10 @@ def rmm_cupy_allocator(nbytes: int) -> Any:
         nbytes: The size in bytes.
 
     Returns:
-        The memory, whose owner is a `DeviceBuffer`.
+        The memory; a `DeviceBuffer` owns it.
 
     Raises:
-        MemoryError: Memory is out.
+        MemoryError: There is no memory.
         ImportError: CuPy is not installed.
 
     Example:
@@ -25,7 +25,7 @@ def rmm_cupy_allocator(nbytes: int) -> Any:
     """
     cuda = _library.framework("cupy", "cupy-cuda13x (or cupy-cuda12x)").cuda
     buffer = DeviceBuffer(size=nbytes, stream=Stream(cuda.get_current_stream()))
-    # The number of the device is given, as CuPy asks the driver for each address otherwise.
+    # The device's number is passed, because CuPy otherwise asks the driver for the device of each address.
     memory = cuda.UnownedMemory(buffer.ptr, buffer.size, buffer, cuda.runtime.getDevice())
     return cuda.MemoryPointer(memory, 0)
 

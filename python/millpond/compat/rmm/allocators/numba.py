@@ -1,12 +1,12 @@
-"""RMM's memory manager for Numba, `RMMNumbaManager`: each allocation asks for the current resource.
+"""RMM's memory manager for Numba, `RMMNumbaManager`: each allocation uses the current resource.
 
 >>> import millpond.compat.rmm
 >>> from numba import cuda  # doctest: +SKIP
 >>> cuda.set_memory_manager(millpond.compat.rmm.allocators.numba.RMMNumbaManager)  # doctest: +SKIP
 
-or `NUMBA_CUDA_MEMORY_MANAGER=millpond.compat.rmm.allocators.numba`. As with RMM, memory goes back in the
-order of the default stream. `millpond.numba.use()` also knows streams and deferred frees, and its IPC knows
-pools; it takes the resource of its first use.
+or `NUMBA_CUDA_MEMORY_MANAGER=millpond.compat.rmm.allocators.numba`. As with RMM, memory is freed in the order
+of the default stream. `millpond.numba.use()` also supports streams, deferred frees, and IPC for pools, but it
+keeps the resource of its first use.
 """
 
 import functools
@@ -25,7 +25,7 @@ _numba_memory_manager: Any
 
 @functools.cache
 def manager_class(driver: Any) -> Any:
-    """Return the memory manager's class for a driver module: numba-cuda's or numba-cuda-mlir's.
+    """Return the memory manager's class for the driver module of numba-cuda or numba-cuda-mlir.
 
     Args:
         driver: The module `numba.cuda.cudadrv.driver`.
@@ -40,20 +40,21 @@ def manager_class(driver: Any) -> Any:
         driver.GetIpcHandleMixin,  # type: ignore[misc]
         driver.HostOnlyCUDAMemoryManager,  # type: ignore[misc]
     ):
-        """Device memory from the resource that is the current one at each allocation."""
+        """Device memory from the resource that is current at each allocation."""
 
         interface_version = 1
 
         def initialize(self) -> None:
-            """Nothing is prepared: the current resource is as the program has set it."""
+            """Do nothing: the program itself sets the current resource."""
 
         def memalloc(self, size: int) -> Any:
-            """Allocate `size` bytes. Memory that is out, and what else the driver refuses, is MemoryError."""
+            """Allocate `size` bytes. Any failure, not only out of memory, raises MemoryError."""
             try:
                 buffer = DeviceBuffer(size=size)
             except DriverError as error:
                 raise MemoryError(str(error)) from error
-            # A reset of the context empties the dict. The key is not the address, which others get after it.
+            # A reset of the context empties the dict. The key is not the address, because a later block may
+            # get the same one.
             key = object()
             self.allocations[key] = buffer
             end = functools.partial(self.allocations.pop, key, None)
@@ -61,7 +62,7 @@ def manager_class(driver: Any) -> Any:
             return driver.MemoryPointer(context, pointer, size, finalizer=end)
 
         def get_memory_info(self) -> Any:
-            """Return the free and total bytes that the current resource knows of."""
+            """Return the free and total bytes that the current resource reports."""
             free, total = _mr.get_current_device_resource().memory_info()
             return driver.MemoryInfo(free=free, total=total)
 

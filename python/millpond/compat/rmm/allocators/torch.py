@@ -1,11 +1,11 @@
-"""RMM's allocator for PyTorch, `rmm_torch_allocator`; None without PyTorch, or without a GPU for it.
+"""RMM's allocator for PyTorch, `rmm_torch_allocator`; None without PyTorch or without a GPU.
 
 >>> import torch  # doctest: +SKIP
 >>> from millpond.compat.rmm.allocators.torch import rmm_torch_allocator
 >>> torch.cuda.memory.change_current_allocator(rmm_torch_allocator)  # doctest: +SKIP
 
-It is made when it is first read. `millpond.torch.use()` sets the same allocator, and PyTorch's statistics
-then answer for it.
+The allocator is made on first access. `millpond.torch.use()` sets the same allocator, and PyTorch's
+statistics then report millpond's memory.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""RMM's package `rmm.librmm`, of which a program in Python sees the levels of the logger."""
+"""RMM's package `rmm.librmm`. A Python program sees only the logger's levels in it."""
 
 from . import _logger
 

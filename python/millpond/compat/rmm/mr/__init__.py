@@ -1,6 +1,6 @@
-"""RMM's module `rmm.mr`: millpond's resources, and the default one of each device.
+"""RMM's module `rmm.mr`: millpond's resources, and each device's default resource.
 
-What `millpond.mr` has beyond RMM, as `stack` and `RetryResourceAdaptor`, can be read from here, too.
+This module also has the names that only `millpond.mr` has, such as `stack` and `RetryResourceAdaptor`.
 """
 
 from typing import Any

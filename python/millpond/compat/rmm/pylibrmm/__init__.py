@@ -1,4 +1,4 @@
-"""RMM's package `rmm.pylibrmm`: the classes behind `rmm`, which a program may import from here."""
+"""RMM's package `rmm.pylibrmm`: the classes behind `rmm`, for programs that import them from here."""
 
 from . import (
     cuda_stream,

@@ -1,4 +1,4 @@
-"""RMM's module `rmm.pylibrmm.cuda_stream`, where its versions up to 26.02 have the flags of a stream."""
+"""RMM's module `rmm.pylibrmm.cuda_stream`, which holds the flags of a stream in versions up to 26.02."""
 
 from .stream import CudaStreamFlags
 

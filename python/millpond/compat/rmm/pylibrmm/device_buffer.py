@@ -13,20 +13,19 @@ from .utils import as_stream
 
 
 class DeviceBuffer(_DeviceBuffer):
-    """Bytes of a memory resource, in the order of a stream: `millpond.DeviceBuffer` with RMM's methods.
+    """Stream-ordered bytes from a memory resource: `millpond.DeviceBuffer` with RMM's methods.
 
-    Its `__cuda_array_interface__` is of version 0, as RMM's, and names no stream: the program orders its work
-    with that of the buffer's stream.
+    Its `__cuda_array_interface__` has version 0, as RMM's has, and names no stream. The program itself must
+    order its work after the work on the buffer's stream.
 
     Args:
-        ptr: An address of the device or, with CUDA, of the host, from which the bytes are copied; 0 copies
-            none.
+        ptr: The address to copy from, on the device or, with CUDA, on the host; 0 copies nothing.
         size: The size in bytes.
-        stream: The stream in whose order the memory is allocated, used, and given back.
-        mr: The resource, else the current one.
+        stream: The stream in whose order the memory is allocated, used and freed.
+        mr: The resource; None takes the current one.
 
     Raises:
-        MemoryError: Memory is out.
+        MemoryError: The resource has no memory.
 
     Example:
         >>> import millpond.compat.rmm as rmm
@@ -41,7 +40,7 @@ class DeviceBuffer(_DeviceBuffer):
         """Return a new buffer with a copy of host bytes, as the function `to_device` does.
 
         Args:
-            b: An object with the buffer protocol: one dimension, contiguous, items of a byte.
+            b: An object with the buffer protocol: one-dimensional, contiguous, with items of one byte.
             stream: The buffer's stream.
 
         Example:
@@ -52,7 +51,7 @@ class DeviceBuffer(_DeviceBuffer):
         return to_device(b, stream)
 
     def copy(self) -> "DeviceBuffer":
-        """Return a copy in new memory of the same resource, for the same stream.
+        """Return a copy in new memory from the same resource, on the same stream.
 
         Example:
             >>> import millpond.compat.rmm as rmm
@@ -84,14 +83,14 @@ def to_device(b: Any, stream: StreamLike = DEFAULT_STREAM) -> DeviceBuffer:
     """Return a new buffer with a copy of host bytes, and wait for the copy.
 
     Args:
-        b: An object with the buffer protocol: one dimension, contiguous, items of a byte.
+        b: An object with the buffer protocol: one-dimensional, contiguous, with items of one byte.
         stream: The buffer's stream.
 
     Raises:
-        TypeError: `b` has no buffer protocol, or the stream is None.
-        ValueError: `b` has more dimensions, gaps, or larger items; `b.view("u1")` of an array of NumPy's has
-            none.
-        MemoryError: Memory is out.
+        TypeError: `b` does not support the buffer protocol, or the stream is None.
+        ValueError: `b` has more dimensions, gaps or larger items. Pass `b.view("u1")` for a NumPy array with
+            larger items.
+        MemoryError: The resource has no memory.
 
     Example:
         >>> import millpond.compat.rmm as rmm
@@ -116,7 +115,7 @@ def _bytes_of(host: Any) -> memoryview:
 
 @contextmanager
 def _device() -> Iterator[int | None]:
-    """Lend libmillpond's handle of the current device."""
+    """Yield libmillpond's handle of the current device."""
     device = _library.find_device(Device().ordinal)
     try:
         yield device
@@ -125,16 +124,15 @@ def _device() -> Iterator[int | None]:
 
 
 def copy_ptr_to_host(db: int, hb: Any, stream: StreamLike = DEFAULT_STREAM) -> None:
-    """Copy from an address of the current device to host bytes, and wait for it.
+    """Copy from an address of the current device to host bytes, and wait for the copy.
 
     Args:
-        db: The address, of as many bytes as `hb` has.
-        hb: An object with the buffer protocol that can be written: one dimension, contiguous, items of a
-            byte.
+        db: The address of as many bytes as `hb` has.
+        hb: A writable object with the buffer protocol: one-dimensional, contiguous, with items of one byte.
         stream: The stream in whose order the bytes are read.
 
     Raises:
-        TypeError: `hb` is no such object, or cannot be written, or the stream is None.
+        TypeError: `hb` is not such an object, or the stream is None.
         millpond.DriverError: The driver does not know the address.
 
     Example:
@@ -155,15 +153,15 @@ def copy_ptr_to_host(db: int, hb: Any, stream: StreamLike = DEFAULT_STREAM) -> N
 
 
 def copy_host_to_ptr(hb: Any, db: int, stream: StreamLike = DEFAULT_STREAM) -> None:
-    """Copy host bytes to an address of the current device, and wait for it.
+    """Copy host bytes to an address of the current device, and wait for the copy.
 
     Args:
-        hb: An object with the buffer protocol: one dimension, contiguous, items of a byte.
-        db: The address, of as many bytes as `hb` has.
+        hb: An object with the buffer protocol: one-dimensional, contiguous, with items of one byte.
+        db: The address of as many bytes as `hb` has.
         stream: The stream in whose order the bytes are written.
 
     Raises:
-        TypeError: `hb` has no buffer protocol, or the stream is None.
+        TypeError: `hb` does not support the buffer protocol, or the stream is None.
         millpond.DriverError: The driver does not know the address.
 
     Example:
@@ -177,7 +175,7 @@ def copy_host_to_ptr(hb: Any, db: int, stream: StreamLike = DEFAULT_STREAM) -> N
     if not view:
         return
     kind = ctypes.c_char * len(view)
-    # ctypes tells the address only of what can be written.
+    # ctypes gives the address only of writable memory.
     source = kind.from_buffer_copy(view) if view.readonly else kind.from_buffer(view)
     with _device() as device:
         copied = _library.copy_to_device(device, db, ctypes.addressof(source), len(view), raw)
@@ -186,13 +184,14 @@ def copy_host_to_ptr(hb: Any, db: int, stream: StreamLike = DEFAULT_STREAM) -> N
 
 
 def copy_device_to_ptr(d_src: int, d_dst: int, count: int, stream: StreamLike = DEFAULT_STREAM) -> None:
-    """Copy between two addresses of the current device, in the order of a stream. Nothing waits for it.
+    """Copy between two addresses of the current device, in the order of a stream. The call does not wait for
+    the copy.
 
     Args:
         d_src: The address to read.
         d_dst: The address to write.
         count: The number of bytes.
-        stream: The stream in whose order both are used.
+        stream: The stream of the copy.
 
     Raises:
         TypeError: The stream is None.

@@ -10,11 +10,11 @@ def parse_bytes(s: int | str) -> int:
     """Return a size in bytes.
 
     Args:
-        s: An int in bytes, or a number with one of RMM's units, in any case: B, kB to PB of 1000, KiB to PiB
-            of 1024. A number without a unit is in bytes.
+        s: An int in bytes, or a text: a number with one of RMM's units, in any letter case. The units are B,
+            kB to PB (powers of 1000) and KiB to PiB (powers of 1024). A number without a unit is in bytes.
 
     Raises:
-        ValueError: The text is no such size.
+        ValueError: The text is not such a size.
 
     Example:
         >>> from millpond.compat.rmm.pylibrmm.helper import parse_bytes

@@ -1,4 +1,4 @@
-"""RMM's module `rmm.pylibrmm.logger`: what libmillpond reports of its work."""
+"""RMM's module `rmm.pylibrmm.logger`: the log messages of libmillpond."""
 
 from ....logger import (
     flush_logger,

@@ -5,13 +5,13 @@ from ....typing import StreamLike
 
 
 def as_stream(stream: StreamLike) -> Stream:
-    """Return a stream of any library as millpond's.
+    """Return any library's stream as a millpond stream.
 
     Args:
         stream: A `Stream`, an object with `__cuda_stream__`, a stream of CuPy, PyTorch or Numba, or a handle.
 
     Raises:
-        TypeError: It is None, or no stream.
+        TypeError: `stream` is None, or not a stream.
 
     Example:
         >>> from millpond.compat.rmm.pylibrmm.utils import as_stream

@@ -11,7 +11,7 @@ impl StreamCache {
         (0..CLASSES).filter(is_filled).collect()
     }
 
-    /// Does what [`flush`](Self::flush) does, for one size class.
+    /// Flushes one size class, as [`flush`](Self::flush) does for all classes.
     pub(crate) fn flush_class(&self, class: usize, mut free: impl FnMut(u64) -> u64) {
         // SAFETY: a stack lives as long as the stream cache.
         let Some(stack) = (unsafe { self.small[class].load(Ordering::Acquire).as_ref() }) else { return };
