@@ -160,6 +160,9 @@ pub unsafe extern "C" fn millpond_reset(manager: *const Manager) {
 }
 
 /// Defers cleanup until a call of [`millpond_resume`].
+///
+/// # Safety
+/// `manager` is from [`millpond_manager`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_defer(manager: *const Manager) -> *mut DeferCleanup {
     // SAFETY: managers are never freed.
