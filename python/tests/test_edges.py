@@ -138,7 +138,7 @@ def test_memory_is_moved_to_its_own_device_or_to_the_host():
     buffer = to_device(b"abc", mr=mr.ManagedMemoryResource())
     for device in (None, -1, buffer.mr.device.ordinal):
         buffer.prefetch(device)
-    with pytest.raises(ValueError, match="cannot be moved to device 77"):
+    with pytest.raises(ValueError, match="cannot move to device 77"):
         buffer.prefetch(77)
     assert buffer.tobytes() == b"abc"
 
