@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`import`] | reads recordings of other programs: PyTorch's snapshots, minimalloc's CSV, Nsight Systems |
 //! | [`recording`] | the one model of all of them, with stacks, pools, segments and a list of gaps |
+//! | [`frames`] | tells whose code the frames of stacks are, and which line is the user's |
 //! | [`explain`] | tells where memory is in a recording, and what would help |
 //! | [`fidelity`] | tells how well the model of PyTorch's allocator predicts a recording |
 //! | [`report`] | draws a recording on one page of HTML |
@@ -32,6 +33,7 @@ mod budget;
 pub mod explain;
 pub mod export;
 pub mod fidelity;
+pub mod frames;
 pub mod gate;
 pub mod import;
 pub mod peers;

@@ -23,6 +23,10 @@ pub(crate) struct ExplainArgs {
     #[arg(long, value_name = "SIZE", value_parser = device_memory)]
     device_memory: Option<u64>,
 
+    /// Show all frames of each stack, with their kinds; otherwise the user's lines
+    #[arg(long)]
+    stacks: bool,
+
     /// The format of the explanation
     #[arg(long, short = 'f', value_enum, default_value_t, value_name = "FORMAT")]
     format: ReportFormat,
@@ -46,7 +50,10 @@ pub(super) fn run(args: &ExplainArgs, is_coloured: bool, mut out: impl Write) ->
     let recording = args.source.import()?;
     let explanation = explain::explain(&recording, args.device_memory);
     match args.format {
-        ReportFormat::Text => explain::print(&explanation, is_coloured, &mut out)?,
+        ReportFormat::Text => {
+            let style = explain::Style::new(is_coloured).with_all_frames(args.stacks);
+            explain::print(&explanation, style, &mut out)?;
+        }
         ReportFormat::Json => {
             serde_json::to_writer(&mut out, &explanation).map_err(std::io::Error::from)?;
             writeln!(out)?;

@@ -22,7 +22,8 @@ pub(crate) struct ExportArgs {
     #[arg(long, short = 'f', value_enum, value_name = "FORMAT")]
     format: ExportFormat,
 
-    /// The event after which the live stacks are written, counted from 1, for `speedscope` and `folded`
+    /// The event after which the live stacks are written, counted from 1, for `speedscope`, `folded`
+    /// and `all-frames`
     /// [default: the event that reached the peak]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     event: Option<u64>,
@@ -37,8 +38,10 @@ pub(crate) struct ExportArgs {
 enum ExportFormat {
     /// JSON for speedscope: how many bytes each stack holds after an event
     Speedscope,
-    /// The same as text, for flamegraph.pl and inferno
+    /// The same as text, for flamegraph.pl and inferno: the user's frames, with the others folded
     Folded,
+    /// The same text with all frames
+    AllFrames,
     /// JSON for Perfetto and chrome://tracing: live and reserved bytes, failed requests, phases
     Perfetto,
     /// CSV with live and reserved bytes after each event
@@ -50,6 +53,7 @@ impl From<ExportFormat> for Format {
         match format {
             ExportFormat::Speedscope => Self::Speedscope,
             ExportFormat::Folded => Self::Folded,
+            ExportFormat::AllFrames => Self::AllFrames,
             ExportFormat::Perfetto => Self::Perfetto,
             ExportFormat::Series => Self::Series,
         }

@@ -35,9 +35,13 @@ fn the_command_prints_text_and_json() {
         "  wanted",
         "  pinned",
         "not known:",
+        " in 8 blocks: make.py:",
+        "      from make.py:",
     ] {
         assert!(text.contains(part), "no `{part}` in: {text}");
     }
+    let stacks = run(&["--stacks"]).stdout;
+    assert!(stacks.contains("      user        <module> (make.py:"), "{stacks}");
     let report: serde_json::Value =
         serde_json::from_str(&run(&["--format", "json", "--device-memory", "150109880320B"]).stdout).unwrap();
     let least = serde_json::Value::from(600 * MIB);

@@ -27,7 +27,15 @@ fn speedscope_has_a_weight_for_each_sample_and_frames_that_exist() {
     assert_eq!(file["$schema"], "https://www.speedscope.app/file-format-schema.json");
     let frames = file["shared"]["frames"].as_array().unwrap();
     assert!(frames.iter().all(|frame| frame["name"].is_string()));
-    let profile = &file["profiles"][0];
+    let all = &file["profiles"][1];
+    assert_eq!(all["name"].as_str().unwrap().split_once(", ").unwrap().1, "all frames");
+    for profile in file["profiles"].as_array().unwrap() {
+        speedscope_profile(profile, frames);
+    }
+}
+
+/// Checks a profile of speedscope's file.
+fn speedscope_profile(profile: &Value, frames: &[Value]) {
     assert_eq!((&profile["type"], &profile["unit"]), (&"sampled".into(), &"bytes".into()));
     let samples = profile["samples"].as_array().unwrap();
     let weights = profile["weights"].as_array().unwrap();
@@ -162,7 +170,7 @@ fn blocks_beyond_64_bits_are_exported() {
     let head = "Thread,Time,Action,Pointer,Size,Stream,Device,Alignment,UnixNs,Stack,Pool,Tag,RoundedSize,\
                 Before,Notes\n";
     let log = folder.write("huge.csv", [head.to_owned(), row(1), row(2)].concat());
-    for format in ["speedscope", "folded", "perfetto", "series"] {
+    for format in ["speedscope", "folded", "all-frames", "perfetto", "series"] {
         let mut run = program();
         run.arg("export").arg(&log).args(["--format", format]);
         let run = Run::from(run.output().unwrap());

@@ -177,7 +177,7 @@ fn record_prints_the_lines_and_explain_prints_them_where_a_file_lacks_something(
     let record = |names: &[&str]| Run::from(program().arg("record").args(names).output().unwrap());
     let all = record(&[]);
     for (name, line) in [
-        ("pytorch", "_record_memory_history(max_entries=1000000)"),
+        ("pytorch", "_record_memory_history(max_entries=1000000, stacks=\"python\")"),
         ("rmm", "log_file_name=\"rmm.csv\""),
         ("cupy", "rmm_cupy_allocator"),
         ("nsys", "nsys export --type sqlite"),

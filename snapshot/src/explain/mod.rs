@@ -15,8 +15,8 @@ use crate::record::Framework;
 use crate::recording::{Event, EventKind, Recording};
 
 pub use explanation::{Diagnosis, Explained, Explanation, Occasion};
-pub use holders::Holder;
-pub use text::print;
+pub use holders::{Holder, HolderFrame};
+pub use text::{Style, print};
 
 use holders::HOLDERS;
 

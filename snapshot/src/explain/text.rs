@@ -6,10 +6,33 @@ use millpond_core::format_bytes;
 use millpond_engine::text::{number_of, plain};
 
 use super::explanation::{Diagnosis, Explained, Explanation, Occasion};
-use super::holders::Holder;
+use super::holders::{Holder, HolderFrame};
 
-/// How many frames of a stack are printed; JSON has more.
-const FRAMES: usize = 3;
+/// How many lines of the user are printed of a stack, unless all frames are.
+const LINES: usize = 3;
+
+/// How an explanation is printed.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
+pub struct Style {
+    /// Whether the text has colours for a terminal.
+    pub is_coloured: bool,
+    /// Whether stacks have all frames, with the kind of each.
+    pub has_all_frames: bool,
+}
+
+impl Style {
+    /// Returns the style without colours if not `is_coloured`, with the user's lines only.
+    pub fn new(is_coloured: bool) -> Self {
+        Self { is_coloured, ..Self::default() }
+    }
+
+    /// Shows all frames of the stacks, or the user's only.
+    #[must_use]
+    pub fn with_all_frames(self, has_all_frames: bool) -> Self {
+        Self { has_all_frames, ..self }
+    }
+}
 
 /// The escape sequences for the parts of the text.
 #[derive(Clone, Copy)]
@@ -22,21 +45,29 @@ struct Looks {
     head: &'static str,
     /// The end of each part.
     end: &'static str,
+    /// Whether stacks have all frames.
+    has_all_frames: bool,
 }
 
 /// Escape sequences for a terminal: bold red, green, bold, and reset.
-const COLOURED: Looks =
-    Looks { problem: "\u{1b}[1;31m", fix: "\u{1b}[32m", head: "\u{1b}[1m", end: "\u{1b}[0m" };
+const COLOURED: Looks = Looks {
+    problem: "\u{1b}[1;31m",
+    fix: "\u{1b}[32m",
+    head: "\u{1b}[1m",
+    end: "\u{1b}[0m",
+    has_all_frames: false,
+};
 
-const PLAIN: Looks = Looks { problem: "", fix: "", head: "", end: "" };
+const PLAIN: Looks = Looks { problem: "", fix: "", head: "", end: "", has_all_frames: false };
 
-/// Prints an explanation for people, with the problems first. With `is_coloured`, the text has colours for a
-/// terminal. It has no other control characters.
+/// Prints an explanation for people, with the problems first. The text has no control characters but the
+/// colours.
 ///
 /// # Errors
 /// Writing to `out` fails.
-pub fn print(explanation: &Explanation, is_coloured: bool, out: &mut impl Write) -> io::Result<()> {
-    let looks = if is_coloured { COLOURED } else { PLAIN };
+pub fn print(explanation: &Explanation, style: Style, out: &mut impl Write) -> io::Result<()> {
+    let looks = if style.is_coloured { COLOURED } else { PLAIN };
+    let looks = Looks { has_all_frames: style.has_all_frames, ..looks };
     let Looks { problem, head, end, .. } = looks;
     let Explanation { file, source, device, sums, .. } = explanation;
     let kind = if explanation.is_simulated { "simulated device" } else { "device" };
@@ -88,7 +119,7 @@ fn print_diagnosis(diagnosis: &Diagnosis, looks: Looks, out: &mut impl Write) ->
     for line in &diagnosis.evidence {
         writeln!(out, "  {}", plain(line))?;
     }
-    holders(&diagnosis.holders, out)?;
+    holders(&diagnosis.holders, looks, out)?;
     for line in &diagnosis.fixes {
         writeln!(out, "  try: {fix}{line}{end}")?;
     }
@@ -126,18 +157,32 @@ fn ledger(moment: &Explained, looks: Looks, out: &mut impl Write) -> io::Result<
     if let Some(outside) = moment.outside_bytes {
         line("outside", outside, "used outside of the allocator")?;
     }
-    holders(&moment.holders, out)?;
+    holders(&moment.holders, looks, out)?;
     writeln!(out)
 }
 
-fn holders(holders: &[Holder], out: &mut impl Write) -> io::Result<()> {
+fn holders(holders: &[Holder], looks: Looks, out: &mut impl Write) -> io::Result<()> {
     for holder in holders {
-        let mut frames = holder.stack.iter().map(String::as_str);
-        let first = frames.next().unwrap_or("(no stack)");
         let (bytes, blocks) = (format_bytes(holder.bytes), number_of(holder.blocks, "block"));
-        writeln!(out, "  {bytes:>10} in {blocks}: {}", plain(first))?;
-        for frame in frames.take(FRAMES - 1) {
-            writeln!(out, "      from {}", plain(frame))?;
+        let backward = if holder.in_backward { ", in backward" } else { "" };
+        let lead = plain(&holder.lead);
+        let modules =
+            holder.module_path.as_ref().map_or(String::new(), |path| format!("  ({})", plain(path)));
+        writeln!(out, "  {bytes:>10} in {blocks}: {lead}{backward}{modules}")?;
+        if looks.has_all_frames {
+            for HolderFrame { function, file, line, kind } in &holder.frames {
+                writeln!(out, "      {:<12}{} ({}:{line})", kind.name(), plain(function), plain(file))?;
+            }
+            continue;
+        }
+        for line in holder.shown.iter().skip(1).take(LINES - 1) {
+            writeln!(out, "      from {}", plain(line))?;
+        }
+        let more = holder.shown.len().saturating_sub(LINES);
+        let more = (more > 0).then(|| format!("{} of the program", number_of(more as u64, "more frame")));
+        let rest: Vec<String> = more.into_iter().chain(holder.folded.text()).collect();
+        if !rest.is_empty() {
+            writeln!(out, "      + {}", rest.join(", "))?;
         }
     }
     Ok(())

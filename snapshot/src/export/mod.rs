@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`Format::Speedscope`] | speedscope |
 //! | [`Format::Folded`] | flamegraph.pl, inferno, speedscope |
+//! | [`Format::AllFrames`] | the same |
 //! | [`Format::Perfetto`] | Perfetto, chrome://tracing |
 //! | [`Format::Series`] | spreadsheets, pandas, gnuplot |
 
@@ -29,11 +30,16 @@ use crate::recording::Recording;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Format {
-    /// JSON for speedscope: the stacks at an instant, in bytes.
+    /// JSON for speedscope: the stacks at an instant, in bytes. One profile has the user's frames, with those
+    /// of PyTorch and of libraries folded; another has all frames.
     Speedscope,
     /// One line per stack at an instant: its frames, outermost first, with `;` between them, and its bytes.
+    /// The frames are the user's; those of PyTorch and of libraries are folded.
     Folded,
+    /// The same with all frames.
+    AllFrames,
     /// JSON of Chrome's trace events: live and reserved bytes as counters, failed requests and phases.
     Perfetto,
     /// CSV: the number, time and kind of each event, and the live and reserved bytes after it.
@@ -50,7 +56,8 @@ impl Format {
         let event = event.unwrap_or_else(|| recording.sums().peak_event as usize);
         match self {
             Self::Speedscope => stacks::speedscope(recording, event, out),
-            Self::Folded => stacks::folded(recording, event, out),
+            Self::Folded => stacks::folded(recording, event, false, out),
+            Self::AllFrames => stacks::folded(recording, event, true, out),
             Self::Perfetto => perfetto::write(recording, out),
             Self::Series => series::write(recording, out),
         }

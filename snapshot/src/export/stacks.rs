@@ -3,83 +3,123 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
+use crate::frames::{Frame, Part};
 use crate::recording::{Id, Recording};
 
-/// The name for blocks without a known stack.
-const NO_STACK: &str = "(no stack)";
+/// A stack at an instant, or the reason why there is none.
+type Stack = Result<Id, &'static str>;
 
 /// Returns the requested bytes of each stack after an event, in the order of the stacks.
-fn held(recording: &Recording, event: usize) -> BTreeMap<Option<Id>, u64> {
+fn held(recording: &Recording, event: usize) -> BTreeMap<Stack, u64> {
     let mut held = BTreeMap::new();
     for block in recording.moment(event).blocks() {
-        let bytes: &mut u64 = held.entry(block.stack).or_default();
+        let stack = block.stack.ok_or_else(|| recording.without_stack(block.event));
+        let bytes: &mut u64 = held.entry(stack).or_default();
         *bytes = bytes.saturating_add(block.bytes);
     }
     held
 }
 
-/// Writes speedscope's JSON: <https://www.speedscope.app/file-format-schema.json>.
-pub(super) fn speedscope(recording: &Recording, event: usize, out: &mut impl Write) -> io::Result<()> {
-    let mut frames = Vec::new();
-    let mut numbers: HashMap<(String, String, u64), usize> = HashMap::new();
-    let mut number = |function: &str, file: &str, line: u64| {
-        *numbers.entry((function.to_owned(), file.to_owned(), line)).or_insert_with(|| {
-            let mut frame = json!({"name": function});
+/// The different frames of speedscope's file.
+#[derive(Default)]
+struct Frames {
+    frames: Vec<Value>,
+    numbers: HashMap<(String, String, u64), usize>,
+}
+
+impl Frames {
+    fn number(&mut self, name: &str, file: &str, line: u64) -> usize {
+        *self.numbers.entry((name.to_owned(), file.to_owned(), line)).or_insert_with(|| {
+            let mut frame = json!({"name": name});
             if !file.is_empty() {
                 frame["file"] = file.into();
             }
             if line > 0 {
                 frame["line"] = line.into();
             }
-            frames.push(frame);
-            frames.len() - 1
+            self.frames.push(frame);
+            self.frames.len() - 1
         })
-    };
-    let (mut samples, mut weights) = (Vec::new(), Vec::new());
+    }
+}
+
+/// Writes speedscope's JSON: <https://www.speedscope.app/file-format-schema.json>. The first profile has the
+/// user's frames, with the others folded; the second has all frames.
+pub(super) fn speedscope(recording: &Recording, event: usize, out: &mut impl Write) -> io::Result<()> {
+    let mut frames = Frames::default();
+    let (mut own, mut all, mut weights) = (Vec::new(), Vec::new(), Vec::new());
     for (stack, bytes) in held(recording, event) {
-        let stack = stack.into_iter().flat_map(|stack| recording.stack(stack));
-        let mut sample: Vec<usize> =
-            stack.map(|frame| number(frame.function, frame.file, frame.line)).collect();
-        if sample.is_empty() {
-            sample.push(number(NO_STACK, "", 0));
-        }
-        sample.reverse();
-        samples.push(sample);
         weights.push(bytes);
+        let stack = match stack {
+            Ok(stack) => recording.user_stack(stack),
+            Err(reason) => {
+                let sample = vec![frames.number(reason, "", 0)];
+                own.push(sample.clone());
+                all.push(sample);
+                continue;
+            }
+        };
+        let mut number = |frame: Frame<'_>| frames.number(frame.function, frame.file, frame.line);
+        all.push(stack.frames().iter().rev().map(|(frame, _)| number(*frame)).collect());
+        let parts = stack.parts().into_iter();
+        let parts = parts.map(|part| match part {
+            Part::Frame(at) => number(stack.frames()[at].0),
+            Part::Folded(name) => number(Frame { function: &name, file: "", line: 0 }),
+        });
+        own.push(parts.collect());
     }
     let end = weights.iter().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes));
-    let name = format!("live after event {}", event + 1);
-    let profile = json!({
-        "type": "sampled", "name": name, "unit": "bytes", "startValue": 0, "endValue": end,
-        "samples": samples, "weights": weights,
-    });
+    let profile = |name: &str, samples: Vec<Vec<usize>>| {
+        json!({
+            "type": "sampled", "name": format!("live after event {}{name}", event + 1), "unit": "bytes",
+            "startValue": 0, "endValue": end, "samples": samples, "weights": weights,
+        })
+    };
+    let profiles = [profile("", own), profile(", all frames", all)];
     let file = json!({
         "$schema": "https://www.speedscope.app/file-format-schema.json",
         "name": recording.file(),
         "exporter": concat!("millpond-replay ", env!("CARGO_PKG_VERSION")),
         "activeProfileIndex": 0,
-        "shared": {"frames": frames},
-        "profiles": [profile],
+        "shared": {"frames": frames.frames},
+        "profiles": profiles,
     });
     serde_json::to_writer(&mut *out, &file)?;
     writeln!(out)
 }
 
-/// Writes a line for each stack.
-pub(super) fn folded(recording: &Recording, event: usize, out: &mut impl Write) -> io::Result<()> {
+/// Writes a line for each stack: all frames, or the user's with the others folded. Equal lines are one.
+pub(super) fn folded(
+    recording: &Recording,
+    event: usize,
+    has_all_frames: bool,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    let mut lines: BTreeMap<String, u64> = BTreeMap::new();
     for (stack, bytes) in held(recording, event) {
-        let stack = stack.into_iter().flat_map(|stack| recording.stack(stack));
-        let mut frames: Vec<String> =
-            stack.map(|frame| word(&format!("{} ({}:{})", frame.function, frame.file, frame.line))).collect();
-        if frames.is_empty() {
-            frames.push(NO_STACK.to_owned());
-        }
-        frames.reverse();
-        writeln!(out, "{} {bytes}", frames.join(";"))?;
+        let line = match stack.map(|stack| recording.user_stack(stack)) {
+            Err(reason) => reason.to_owned(),
+            Ok(stack) if has_all_frames => {
+                let frames = stack.frames().iter().rev();
+                let texts = frames
+                    .map(|(frame, _)| word(&format!("{} ({}:{})", frame.function, frame.file, frame.line)));
+                texts.collect::<Vec<String>>().join(";")
+            }
+            Ok(stack) => {
+                let parts = stack.parts().into_iter();
+                let texts = parts.map(|part| match part {
+                    Part::Frame(at) => word(&stack.text(at, recording.user_folder())),
+                    Part::Folded(name) => word(&name),
+                });
+                texts.collect::<Vec<String>>().join(";")
+            }
+        };
+        let sum = lines.entry(line).or_default();
+        *sum = sum.saturating_add(bytes);
     }
-    Ok(())
+    lines.into_iter().try_for_each(|(line, bytes)| writeln!(out, "{line} {bytes}"))
 }
 
 /// Returns a frame without the characters that end a frame or a line.

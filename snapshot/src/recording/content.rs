@@ -1,13 +1,15 @@
 //! A recording: the events of one device, and their stacks, tags and streams.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::OnceLock;
 
 use serde::Serialize;
 
 use super::texts::{RawFrame, Table};
-use super::{Event, Frame, Id, Lane, StateCheck};
+use super::{Event, Id, Lane, StateCheck};
 use crate::blocks::Blocks;
 use crate::budget::{Budget, Exceeded};
+use crate::frames::{Frame, Kind, classify, common_folder, is_native};
 
 /// The longest text that is kept, in bytes: a name, a tag, a setting. A line of a log holds several of them,
 /// and may write each character as three.
@@ -78,6 +80,28 @@ pub struct Recording {
     names: Table<Box<str>>,
     frames: Table<RawFrame>,
     stacks: Table<Box<[Id]>>,
+    kinds: OnceLock<Kinds>,
+}
+
+/// The kinds of all frames, found when the first one is needed.
+#[derive(Debug)]
+pub(super) struct Kinds {
+    /// By the number of the frame.
+    kinds: Vec<Kind>,
+    /// The folder of all files of the user.
+    pub(super) folder: String,
+}
+
+impl Kinds {
+    /// Returns the kind of the frame with this number.
+    pub(super) fn of(&self, frame: Id) -> Option<Kind> {
+        self.kinds.get(frame.get() as usize - 1).copied()
+    }
+
+    /// Returns whether there is a frame of this kind.
+    pub(super) fn has(&self, kind: Kind) -> bool {
+        self.kinds.contains(&kind)
+    }
 }
 
 impl Source {
@@ -104,6 +128,7 @@ impl Recording {
             names: Table::default(),
             frames: Table::default(),
             stacks: Table::default(),
+            kinds: OnceLock::new(),
         }
     }
 
@@ -211,9 +236,25 @@ impl Recording {
     }
 
     pub(super) fn frame(&self, frame: Id) -> Option<Frame<'_>> {
-        let raw = self.frames.get(frame)?;
+        self.frames.get(frame).map(|&raw| self.resolved(raw))
+    }
+
+    fn resolved(&self, raw: RawFrame) -> Frame<'_> {
         let name = |id| self.names.get(id).map_or("", Box::as_ref);
-        Some(Frame { function: name(raw.function), file: name(raw.file), line: raw.line })
+        Frame { function: name(raw.function), file: name(raw.file), line: raw.line }
+    }
+
+    /// Returns the kinds of the frames. The recording must be complete.
+    pub(super) fn kinds(&self) -> &Kinds {
+        self.kinds.get_or_init(|| {
+            let frames = self.frames.values().iter().map(|&raw| self.resolved(raw));
+            let classified: Vec<(Frame<'_>, Kind)> = frames.map(|frame| (frame, classify(frame))).collect();
+            let own = classified.iter().filter(|(frame, kind)| {
+                *kind == Kind::User && !frame.file.starts_with('<') && !is_native(*frame)
+            });
+            let folder = common_folder(own.map(|(frame, _)| frame.file));
+            Kinds { kinds: classified.into_iter().map(|(_, kind)| kind).collect(), folder }
+        })
     }
 
     /// Returns the frames of a stack as numbers.

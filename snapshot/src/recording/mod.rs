@@ -13,6 +13,7 @@ mod check;
 mod content;
 mod csv;
 mod event;
+mod folded;
 mod lane;
 mod ledger;
 mod lives;
@@ -22,6 +23,7 @@ mod program;
 mod sums;
 mod texts;
 
+pub use crate::frames::Frame;
 pub use check::StateCheck;
 pub use content::{Clock, Recording, Source, Unknown};
 pub use event::{Event, EventKind, Id};
@@ -30,7 +32,6 @@ pub use ledger::Ledger;
 pub use lives::Life;
 pub use moment::{LiveBlock, Moment, Segment};
 pub use sums::Sums;
-pub use texts::Frame;
 
 pub(crate) use content::cut;
 pub(crate) use notes::{text as note_text, word};

@@ -52,17 +52,6 @@ impl<T: Hash + Eq + Clone> Table<T> {
     }
 }
 
-/// A frame of a stack.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Frame<'a> {
-    /// The function.
-    pub function: &'a str,
-    /// The file.
-    pub file: &'a str,
-    /// The line, counted from 1; 0 if it is not known.
-    pub line: u64,
-}
-
 /// A frame whose texts are numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct RawFrame {

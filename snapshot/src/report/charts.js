@@ -127,8 +127,8 @@ class Holders extends Chart {
 
   legend() {
     const { run } = this.view;
-    const entries = run.holders.map((stack, rank) => {
-      return [css(paletteOf(run, rank)), run.stackName(stack), run.stackText(stack)];
+    const entries = run.holders.map((group, rank) => {
+      return [css(paletteOf(run, rank)), run.leads[group], run.lines[group]];
     });
     if (run.colour.includes(run.holders.length)) {
       entries.push([css(PALETTE.at(-1)), "all others", "stacks that hold less at the peak"]);

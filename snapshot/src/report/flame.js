@@ -10,6 +10,11 @@ class Flame {
     this.run = run;
     this.element = document.getElementById("flame");
     this.title = document.getElementById("flame-title");
+    const all = document.getElementById("all-frames");
+    all.addEventListener("change", () => {
+      this.hasAllFrames = all.checked;
+      this.show(this.event);
+    });
   }
 
   /** Shows the live memory after an event. */
@@ -20,8 +25,8 @@ class Flame {
       let node = root;
       node.bytes += bytes;
       node.blocks += blocks;
-      const frames = this.run.stacks[stack];
-      const names = frames.length ? frames.map((frame) => this.run.frames[frame]) : ["(no stack)"];
+      const frames = (this.hasAllFrames ? this.run.stacks : this.run.parts)[stack];
+      const names = frames.map((frame) => this.run.frames[frame]);
       for (const name of names.slice(0, DEEP)) {
         let child = node.children.get(name);
         if (!child) {
@@ -72,8 +77,9 @@ class Flame {
   }
 }
 
-/** Returns a colour that depends only on the name. */
+/** Returns a colour that depends only on the name; grey for folded frames and for missing ones. */
 function tint(name) {
+  if (name.startsWith("(")) return [196, 200, 205];
   let hash = 7;
   for (let at = 0; at < name.length; at++) hash = (hash * 31 + name.charCodeAt(at)) >>> 0;
   return [222 + (hash % 33), 140 + ((hash >> 8) % 80), 80 + ((hash >> 16) % 60)];

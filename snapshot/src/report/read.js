@@ -157,18 +157,18 @@ class Run {
     this.rank();
   }
 
-  /** Gives a colour to the stacks that hold the most at the peak. */
+  /** Gives a colour to the groups of stacks that hold the most at the peak. */
   rank() {
-    const held = this.held(this.peak);
-    const largest = [...held.keys()].sort((a, b) => held.get(b).bytes - held.get(a).bytes || a - b);
+    const held = this.heldByGroup(this.peak);
+    const largest = [...held.keys()].sort((a, b) => held.get(b) - held.get(a) || a - b);
     this.holders = largest.slice(0, COLOURS - 1);
-    const colour = new Uint8Array(this.stacks.length).fill(this.holders.length);
-    this.holders.forEach((stack, at) => { colour[stack] = at; });
+    const colour = new Uint8Array(this.leads.length).fill(this.holders.length);
+    this.holders.forEach((group, at) => { colour[group] = at; });
     this.colour = new Uint8Array(this.blocks.count);
     // The block that ends at an event, counted from 1; at most one block does.
     this.ending = new Uint32Array(this.events);
     for (let at = 0; at < this.blocks.count; at++) {
-      this.colour[at] = colour[this.stack[at]];
+      this.colour[at] = colour[this.groups[this.stack[at]]];
       if (this.blocks.end[at] < this.events) this.ending[this.blocks.end[at]] = at + 1;
     }
   }
@@ -186,14 +186,18 @@ class Run {
     return held;
   }
 
-  /** Returns the name of a stack: its innermost frame, or `(no stack)`. */
-  stackName(stack) {
-    const frames = this.stacks[stack];
-    return frames && frames.length ? this.frames[frames.at(-1)] : "(no stack)";
+  /** Returns the bytes of each group of stacks after an event. */
+  heldByGroup(event) {
+    const held = new Map();
+    for (const [stack, { bytes }] of this.held(event)) {
+      const group = this.groups[stack];
+      held.set(group, (held.get(group) ?? 0) + bytes);
+    }
+    return held;
   }
 
-  /** Returns the frames of a stack as one text, to compare stacks of two runs. */
-  stackText(stack) {
-    return this.stacks[stack].map((frame) => this.frames[frame]).join("\n");
+  /** Returns the line of a stack that a person should read first. */
+  stackName(stack) {
+    return this.leads[this.groups[stack]] ?? "(no stack)";
   }
 }

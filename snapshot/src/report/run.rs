@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::Curve;
 use super::pack::{Column, Pack};
+use crate::frames::{Key, Part, UserStack};
 use crate::placement::Placement;
 use crate::recording::{Clock, EventKind, Id, Life, Recording};
 
@@ -21,8 +22,16 @@ pub(super) struct Run {
     /// The number of bytes in all address ranges that were ever used.
     height: f64,
     frames: Vec<String>,
-    /// The frames of each stack, outermost first; the first stack has none.
+    /// The frames of each stack, outermost first. A stack without frames has the reason for that.
     stacks: Vec<Vec<usize>>,
+    /// The same with the user's frames, and one name for the folded ones of each owner.
+    parts: Vec<Vec<usize>>,
+    /// The group of each stack. The stacks of a group differ in folded frames only.
+    groups: Vec<usize>,
+    /// The first line of each group, with the path of its modules.
+    leads: Vec<String>,
+    /// The lines of each group that are not folded, outermost first.
+    lines: Vec<String>,
     failures: Vec<Failure>,
     /// The names of the curves.
     curves: Vec<String>,
@@ -46,7 +55,7 @@ impl Run {
         let segments = recording.segment_lives();
         let mut texts = Texts::default();
         let mut columns = lives("", &blocks, pack)?;
-        let stacks = blocks.iter().map(|life| texts.stack(recording, life.stack));
+        let stacks = blocks.iter().map(|life| texts.stack(recording, life));
         columns.push(pack.u32s("stack", stacks)?);
         if !segments.is_empty() {
             columns.extend(lives("segment_", &segments, pack)?);
@@ -83,6 +92,10 @@ impl Run {
             height,
             frames: texts.frames,
             stacks: texts.stacks,
+            parts: texts.parts,
+            groups: texts.groups,
+            leads: texts.leads,
+            lines: texts.lines,
             failures: failures.map(|(event, failed)| Failure { event, bytes: failed.bytes }).collect(),
             curves: curves.iter().map(|curve| curve.name.clone()).collect(),
         })
@@ -172,44 +185,84 @@ impl Places {
 }
 
 /// The stacks of blocks, and their frames, each once.
-struct Texts {
+#[derive(Default)]
+struct Texts<'a> {
     frames: Vec<String>,
     stacks: Vec<Vec<usize>>,
+    parts: Vec<Vec<usize>>,
+    groups: Vec<usize>,
+    leads: Vec<String>,
+    lines: Vec<String>,
     frame_numbers: HashMap<String, usize>,
-    stack_numbers: HashMap<Id, u32>,
+    stack_numbers: HashMap<Result<Id, &'static str>, u32>,
+    group_numbers: HashMap<Result<Key<'a>, &'static str>, usize>,
 }
 
-impl Default for Texts {
-    fn default() -> Self {
-        Self {
-            frames: Vec::new(),
-            stacks: vec![Vec::new()],
-            frame_numbers: HashMap::new(),
-            stack_numbers: HashMap::new(),
-        }
-    }
-}
-
-impl Texts {
-    fn stack(&mut self, recording: &Recording, stack: Option<Id>) -> u32 {
-        let Some(stack) = stack else { return 0 };
+impl<'a> Texts<'a> {
+    /// Returns the number of the stack of a block.
+    fn stack(&mut self, recording: &'a Recording, life: &Life) -> u32 {
+        let stack = life.stack.ok_or_else(|| recording.without_stack(life.start));
         if let Some(&number) = self.stack_numbers.get(&stack) {
             return number;
         }
-        let mut frames: Vec<usize> = Vec::new();
-        for frame in recording.stack(stack) {
-            let text = format!("{} ({}:{})", frame.function, frame.file, frame.line);
-            let next = self.frames.len();
-            let number = *self.frame_numbers.entry(text).or_insert_with_key(|text| {
-                self.frames.push(text.clone());
-                next
-            });
-            frames.push(number);
-        }
-        frames.reverse();
         let number = self.stacks.len() as u32;
-        self.stacks.push(frames);
         self.stack_numbers.insert(stack, number);
+        match stack {
+            Ok(stack) => self.add(recording, &recording.user_stack(stack)),
+            Err(reason) => {
+                let frame = self.frame(reason.to_owned());
+                self.stacks.push(vec![frame]);
+                self.parts.push(vec![frame]);
+                self.group(Err(reason), || (reason.to_owned(), reason.to_owned()));
+            }
+        }
         number
+    }
+
+    fn add(&mut self, recording: &'a Recording, stack: &UserStack<'a>) {
+        let folder = recording.user_folder();
+        let all = stack.frames().iter().rev();
+        let all = all.map(|(frame, _)| format!("{} ({}:{})", frame.function, frame.file, frame.line));
+        let all: Vec<usize> = all.map(|text| self.frame(text)).collect();
+        self.stacks.push(all);
+        let parts: Vec<(String, bool)> = stack
+            .parts()
+            .into_iter()
+            .map(|part| match part {
+                Part::Frame(at) => (stack.text(at, folder), true),
+                Part::Folded(name) => (name, false),
+            })
+            .collect();
+        let numbers = parts.iter().map(|(text, _)| self.frame(text.clone())).collect();
+        self.parts.push(numbers);
+        self.group(Ok(stack.key()), || {
+            let backward = if stack.is_in_backward() { ", in backward" } else { "" };
+            let modules = stack.module_path().map_or(String::new(), |path| format!("  ({path})"));
+            let lead = format!("{}{backward}{modules}", stack.lead(folder));
+            let lines: Vec<&str> =
+                parts.iter().filter(|(_, is_frame)| *is_frame).map(|(text, _)| text.as_str()).collect();
+            let lines = if lines.is_empty() { lead.clone() } else { lines.join("\n") };
+            (lead, lines)
+        });
+    }
+
+    /// Notes the group of the last stack.
+    fn group(&mut self, key: Result<Key<'a>, &'static str>, texts: impl FnOnce() -> (String, String)) {
+        let next = self.leads.len();
+        let group = *self.group_numbers.entry(key).or_insert(next);
+        if group == next {
+            let (lead, lines) = texts();
+            self.leads.push(lead);
+            self.lines.push(lines);
+        }
+        self.groups.push(group);
+    }
+
+    fn frame(&mut self, text: String) -> usize {
+        let next = self.frames.len();
+        *self.frame_numbers.entry(text).or_insert_with_key(|text| {
+            self.frames.push(text.clone());
+            next
+        })
     }
 }

@@ -73,10 +73,12 @@ function comparison(run, other, parent) {
     row("peak reserved", most(run.reserved), most(other.reserved)),
     row("live at the end", run.live[run.events - 1] ?? 0, other.live[other.events - 1] ?? 0),
   ]);
+  const leads = new Map();
   const held = (of) => {
     const sums = new Map();
-    for (const [stack, { bytes }] of of.held(of.peak)) {
-      const text = of.stackText(stack);
+    for (const [group, bytes] of of.heldByGroup(of.peak)) {
+      const text = of.lines[group];
+      leads.set(text, of.leads[group]);
       sums.set(text, (sums.get(text) ?? 0) + bytes);
     }
     return sums;
@@ -86,7 +88,7 @@ function comparison(run, other, parent) {
   const by = (text) => (b.get(text) ?? 0) - (a.get(text) ?? 0);
   texts.sort((x, y) => Math.abs(by(y)) - Math.abs(by(x)));
   const rows = texts.filter((text) => by(text) !== 0).slice(0, 20).map((text) => {
-    return row(text.split("\n").at(-1) || "(no stack)", a.get(text) ?? 0, b.get(text) ?? 0);
+    return row(leads.get(text), a.get(text) ?? 0, b.get(text) ?? 0);
   });
   if (rows.length) table(parent, ["stacks at the peak", run.file, other.file, "difference"], rows);
 }

@@ -3,6 +3,8 @@
 
 mod built;
 mod explain;
+mod frame_table;
+mod frames;
 mod hostile;
 mod layer_plan;
 #[cfg(feature = "nsys")]

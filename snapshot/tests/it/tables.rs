@@ -98,7 +98,7 @@ fn a_simulated_device_is_none_of_the_same_number() {
     recording.write_csv(&mut written).unwrap();
     assert!(String::from_utf8(written).unwrap().contains(",sim:3,"));
     let mut explained = Vec::new();
-    explain::print(&explain::explain(&recording, None), false, &mut explained).unwrap();
+    explain::print(&explain::explain(&recording, None), explain::Style::new(false), &mut explained).unwrap();
     let explained = String::from_utf8(explained).unwrap();
     assert!(explained.contains("RMM log, simulated device 3, 1 event\n"), "{explained}");
 }

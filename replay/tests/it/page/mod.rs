@@ -145,8 +145,8 @@ fn a_column_has_what_each_stack_holds_at_its_fullest_event() {
           const found = run.livePyramid.fullest(from, from + width);
           const isIn = found === from || (from < found && found < from + width);
           holders.heldAt(found, sums);
-          const held = run.held(found);
-          const isHeld = run.holders.every((of, at) => sums[at] === (held.get(of)?.bytes ?? 0));
+          const held = run.heldByGroup(found);
+          const isHeld = run.holders.every((of, at) => sums[at] === (held.get(of) ?? 0));
           if (!isIn || run.live[found] !== run.live[high] || !isHeld) wrong.push([from, width, found]);
           ranges++;
         }
@@ -182,6 +182,14 @@ fn a_click_shows_the_stacks_of_that_instant() {
     assert!(clicked.contains(&format!("event {}", event + 1)), "{clicked}");
     let frames = browser.number("document.querySelectorAll('#flame button').length");
     assert!(frames > 3.0, "{frames}");
+    // Frames of PyTorch are folded until a person asks for them.
+    let names = "[...document.querySelectorAll('#flame button')].map(e => e.textContent).join('|')";
+    let folded = browser.text(names);
+    assert!(folded.contains("make.py:") && !folded.contains("threading.py"), "{folded}");
+    browser.evaluate("document.getElementById('all-frames').click()");
+    assert!(browser.text(names).contains("<module> (make.py:"), "{}", browser.text(names));
+    browser.evaluate("document.getElementById('all-frames').click()");
+    assert_eq!(browser.text(names), folded);
     // A clicked frame becomes as wide as the graph.
     let last = "[...document.querySelectorAll('#flame button')].at(-1)";
     let name = browser.text(&format!("{last}.title"));

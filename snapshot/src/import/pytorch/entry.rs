@@ -35,11 +35,13 @@ pub(super) struct Entry {
     pub(super) device_free: Option<u64>,
     pub(super) pool: Option<(u64, u64)>,
     pub(super) frames: Option<Value>,
+    /// The forward pass of a block of the backward pass, as lines of a traceback.
+    pub(super) forward: Option<Value>,
     /// Texts that someone attached to the entry.
     pub(super) texts: [Option<Value>; 3],
 }
 
-const KEYS: [&str; 11] = [
+const KEYS: [&str; 12] = [
     "action",
     "addr",
     "size",
@@ -48,6 +50,7 @@ const KEYS: [&str; 11] = [
     "device_free",
     "pool_id",
     "frames",
+    "forward_frames",
     "user_metadata",
     "category",
     "compile_context",
@@ -60,8 +63,20 @@ pub(super) fn entries(values: &Values, trace: Value) -> impl Iterator<Item = Opt
 }
 
 fn read(values: &Values, fields: [Option<Value>; KEYS.len()]) -> Option<Entry> {
-    let [action, address, size, stream, time, device_free, pool, frames, metadata, category, context] =
-        fields;
+    let [
+        action,
+        address,
+        size,
+        stream,
+        time,
+        device_free,
+        pool,
+        frames,
+        forward,
+        metadata,
+        category,
+        context,
+    ] = fields;
     let name = action?;
     let number = |value: Option<Value>| value.and_then(|value| values.as_u64(value));
     let action = match values.as_text(name)? {
@@ -96,6 +111,7 @@ fn read(values: &Values, fields: [Option<Value>; KEYS.len()]) -> Option<Entry> {
         device_free: number(device_free),
         pool: pool.and_then(|pool| pair(values, pool)),
         frames,
+        forward,
         texts: [metadata, category, context],
     })
 }

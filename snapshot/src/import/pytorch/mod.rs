@@ -13,6 +13,7 @@ mod row;
 mod stacks;
 mod start;
 mod state;
+mod traceback;
 mod walk;
 
 use super::options::Options;

@@ -110,7 +110,10 @@ impl<'a> Walk<'a> {
                 match entry.device_free {
                     Some(bytes) => {
                         let texts = [None; 3];
-                        self.event(EventKind::DeviceFree, Entry { bytes, frames: None, texts, ..entry })
+                        self.event(
+                            EventKind::DeviceFree,
+                            Entry { bytes, frames: None, forward: None, texts, ..entry },
+                        )
                     }
                     None => Ok(()),
                 }
@@ -144,11 +147,12 @@ impl<'a> Walk<'a> {
     }
 
     fn event(&mut self, kind: EventKind, entry: Entry) -> Result<(), Exceeded> {
+        let lists = (entry.frames, entry.forward);
         let event = Event {
             address: entry.address,
             bytes: entry.bytes,
             raw_time: entry.time.unwrap_or(Event::NO_TIME),
-            stack: self.stacks.stack(self.values, entry.frames, &mut self.recording, self.budget)?,
+            stack: self.stacks.with_forward(self.values, lists, &mut self.recording, self.budget)?,
             tag: self.tag(entry.texts)?,
             ..Event::new(kind)
         };

@@ -1,0 +1,12 @@
+//! A frame of a stack.
+
+/// A frame of a stack.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Frame<'a> {
+    /// The function.
+    pub function: &'a str,
+    /// The file.
+    pub file: &'a str,
+    /// The line, counted from 1; 0 if it is not known.
+    pub line: u64,
+}

@@ -1,0 +1,59 @@
+//! The kinds of frames.
+
+use serde::Serialize;
+
+/// Whose code a frame is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Kind {
+    /// The user's own code.
+    User,
+    /// A library that is not part of PyTorch: Lightning, transformers, cuBLAS.
+    Library,
+    /// Python code of PyTorch that does work of its own, such as an optimizer or a layer.
+    Torch,
+    /// The way from a call to its kernel: PyTorch's operators, wrappers and compiler.
+    Dispatch,
+    /// The backward pass.
+    Autograd,
+    /// An allocator.
+    Allocator,
+    /// The code that recorded the stack.
+    Recorder,
+    /// The interpreter, its standard library, and the start of programs and threads.
+    Interpreter,
+}
+
+impl Kind {
+    /// All kinds.
+    pub const ALL: [Self; 8] = [
+        Self::User,
+        Self::Library,
+        Self::Torch,
+        Self::Dispatch,
+        Self::Autograd,
+        Self::Allocator,
+        Self::Recorder,
+        Self::Interpreter,
+    ];
+
+    /// Returns the name, as in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::User => "user",
+            Self::Library => "library",
+            Self::Torch => "torch",
+            Self::Dispatch => "dispatch",
+            Self::Autograd => "autograd",
+            Self::Allocator => "allocator",
+            Self::Recorder => "recorder",
+            Self::Interpreter => "interpreter",
+        }
+    }
+
+    /// Returns whether only PyTorch has such frames.
+    pub(super) fn is_of_pytorch(self) -> bool {
+        matches!(self, Self::Torch | Self::Dispatch | Self::Autograd | Self::Recorder)
+    }
+}

@@ -1,0 +1,132 @@
+//! The names of native functions, as unwinders print them.
+
+use super::Frame;
+
+/// Files that native frames have if the unwinder found no source.
+const NO_FILE: [&str; 5] = ["", "??", "<invalid>", "<unknown>", "?"];
+
+/// The ends of native source files.
+const SOURCES: [&str; 14] =
+    ["c", "cc", "cpp", "cxx", "c++", "cu", "cuh", "h", "hh", "hpp", "inc", "s", "rs", "ipp"];
+
+/// Returns whether a source file of the frame is known.
+pub(super) fn has_file(frame: Frame<'_>) -> bool {
+    !NO_FILE.contains(&frame.file)
+}
+
+/// Returns whether compiled code made the frame.
+pub(crate) fn is_native(frame: Frame<'_>) -> bool {
+    let end = frame.file.rsplit_once('.').map_or("", |(_, end)| end).to_ascii_lowercase();
+    !has_file(frame) || SOURCES.contains(&end.as_str())
+}
+
+/// Returns a function's name with its namespaces, but without its return type, its arguments and those of its
+/// templates: `at::native::add` for `at::Tensor at::native::add<float>(int)`.
+pub(super) fn qualified(function: &str) -> String {
+    const ANONYMOUS: &str = "(anonymous namespace)";
+    let mut name = String::new();
+    let mut depth = 0_usize;
+    let mut rest = function;
+    while let Some(char) = rest.chars().next() {
+        if depth == 0 && rest.starts_with(ANONYMOUS) {
+            name.push_str(ANONYMOUS);
+            rest = &rest[ANONYMOUS.len()..];
+            continue;
+        }
+        rest = &rest[char.len_utf8()..];
+        match char {
+            _ if depth == 0 && name.ends_with("operator") && "<>(-=".contains(char) => name.push(char),
+            // `operator()(int)`: the first pair belongs to the name.
+            ')' if depth == 0 => name.push(')'),
+            '(' if depth == 0 && !name.is_empty() => break,
+            '<' | '(' => depth += 1,
+            '>' | ')' => depth = depth.saturating_sub(1),
+            ' ' if depth == 0 && !name.ends_with("operator") && !rest.is_empty() => name.clear(),
+            _ if depth == 0 => name.push(char),
+            _ => {}
+        }
+    }
+    name
+}
+
+/// Returns the operator that a native function calls: `aten::empty` for
+/// `at::_ops::empty_memory_format::call`.
+pub(super) fn operator(qualified: &str) -> Option<String> {
+    let name = qualified.strip_prefix("at::_ops::")?.split("::").next()?;
+    // The rest is the name of an overload: `Tensor` of `add_Tensor`, `out` of `mm_out`.
+    let overload = name.match_indices('_').find(|(at, _)| {
+        let rest = &name[at + 1..];
+        rest.starts_with(char::is_uppercase) || ["out", "memory_format"].contains(&rest)
+    });
+    Some(format!("aten::{}", overload.map_or(name, |(at, _)| &name[..at])))
+}
+
+/// Returns the node of the backward pass that a native function runs: `MmBackward0` for
+/// `torch::autograd::generated::MmBackward0::apply`.
+pub(super) fn node(qualified: &str) -> Option<&str> {
+    let class = qualified.strip_prefix("torch::autograd::")?.strip_suffix("::apply")?;
+    let class = class.rsplit("::").next()?;
+    (class != "PyNode" && class != "CppNode").then_some(class)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_lose_types_and_arguments() {
+        for (function, expected) in [
+            ("torch::unwind::unwind()", "torch::unwind::unwind"),
+            ("at::TensorBase at::detail::_empty_generic()", "at::detail::_empty_generic"),
+            (
+                "at::(anonymous namespace)::(anonymous namespace)::wrapper(std::optional<bool>)",
+                "at::(anonymous namespace)::(anonymous namespace)::wrapper",
+            ),
+            (
+                "c10::impl::wrap_<c10::CompileTime<at::Tensor (c10::Allocator*), &x::y>, at::Tensor>::call(int)",
+                "c10::impl::wrap_::call",
+            ),
+            (
+                "torch::autograd::Node::operator()(std::vector<at::Tensor>&&)",
+                "torch::autograd::Node::operator()",
+            ),
+            ("void my::kernel<float, (int)4>(float*)", "my::kernel"),
+            ("cfunction_call.lto_priv.0", "cfunction_call.lto_priv.0"),
+            ("a::b(int)::{lambda()#1}::operator()() const", "a::b"),
+            ("", ""),
+            ("(((<<< >>", ""),
+        ] {
+            assert_eq!(qualified(function), expected, "{function}");
+        }
+    }
+
+    #[test]
+    fn operators_lose_their_overloads() {
+        for (name, expected) in [
+            ("at::_ops::empty_memory_format::call", Some("aten::empty")),
+            ("at::_ops::empty_memory_format::redispatch", Some("aten::empty")),
+            ("at::_ops::add_Tensor::call", Some("aten::add")),
+            ("at::_ops::mm_out::call", Some("aten::mm")),
+            ("at::_ops::zeros_like::call", Some("aten::zeros_like")),
+            ("at::_ops::_softmax::call", Some("aten::_softmax")),
+            ("at::native::empty_cuda", None),
+        ] {
+            assert_eq!(operator(name).as_deref(), expected, "{name}");
+        }
+        assert_eq!(node("torch::autograd::generated::MmBackward0::apply"), Some("MmBackward0"));
+        assert_eq!(node("torch::autograd::AccumulateGrad::apply"), Some("AccumulateGrad"));
+        assert_eq!(node("torch::autograd::PyNode::apply"), None);
+    }
+
+    #[test]
+    fn a_frame_without_a_source_is_native() {
+        let native = |file| is_native(Frame { function: "f", file, line: 1 });
+        for file in ["", "??", "a/b.cpp", "call.c", "generated_cases.c.h", "clone.S", "kernel.cu", "main.rs"]
+        {
+            assert!(native(file), "{file}");
+        }
+        for file in ["train.py", "<string>", "<ipython-input-3-abc>", "bin/torchrun", "a.pyx"] {
+            assert!(!native(file), "{file}");
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! The stacks of a recording as their user sees them.
+
+use super::content::Source;
+use super::{Id, Recording};
+use crate::frames::{Kind, UserStack};
+
+impl Recording {
+    /// Returns a stack with the kinds of its frames.
+    pub fn user_stack(&self, stack: Id) -> UserStack<'_> {
+        let kinds = self.kinds();
+        let frames = self.raw_stack(stack).iter();
+        let frames = frames.filter_map(|&id| Some((self.frame(id)?, kinds.of(id)?)));
+        UserStack::of(frames.collect())
+    }
+
+    /// Returns the folder of all Python files of the user, with a separator at its end; empty if there is none.
+    pub fn user_folder(&self) -> &str {
+        &self.kinds().folder
+    }
+
+    /// Returns the reason why the block that the event with this number allocated has no stack, for people.
+    pub fn without_stack(&self, event: usize) -> &'static str {
+        if self.event(event).is_some_and(|event| event.is_before) {
+            return "(from before the recording)";
+        }
+        // Threads without Python's frames have no stack, unless frames of C++ were recorded too.
+        let is_python_only = self.stack_counts().0 > 0 && !self.kinds().has(Kind::Recorder);
+        if self.source().format == Source::PYTORCH && is_python_only {
+            return "(no Python code, as in the backward pass)";
+        }
+        "(no stack)"
+    }
+}
