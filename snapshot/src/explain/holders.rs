@@ -26,7 +26,7 @@ pub struct Holder {
     /// most; or else the reason why there is no stack.
     pub lead: String,
     /// The modules whose `forward` functions lead to the blocks, outermost first: by class if the frames tell
-    /// it, as in `GPT.forward > Block.forward`, or else by line.
+    /// it, as in `GPT.forward > Block.forward`, or else by line. Or the file of the optimizer.
     pub module_path: Option<String>,
     /// Whether the backward pass allocated the blocks.
     pub in_backward: bool,

@@ -74,6 +74,8 @@ pub struct UserStack<'a> {
 pub(crate) struct Key<'a> {
     frames: Vec<Frame<'a>>,
     operator: Option<String>,
+    /// The file of the optimizer.
+    optimizer: Option<&'a str>,
     in_backward: bool,
 }
 
@@ -135,28 +137,46 @@ impl<'a> UserStack<'a> {
 
     /// Returns the modules whose `forward` functions lead to the block, outermost first: by class if the
     /// frames tell it, as in `GPT.forward > Block.forward`, or else by line, as in
-    /// `forward: model.py:40 > model.py:22`. `None` if they tell no more than the lead.
+    /// `forward: model.py:40 > :22`. Without modules, returns the optimizer's file, as in
+    /// `torch/optim/adamw.py`. `None` if they tell no more than the lead.
     pub fn module_path(&self) -> Option<String> {
         let modules = self.modules();
         let is_lead = |frame| matches!(self.lead, Lead::Frame(at) if self.frames[at].0 == frame);
-        if modules.is_empty() || (modules.len() == 1 && is_lead(modules[0])) {
+        if modules.is_empty() {
+            return self
+                .optimizer()
+                .filter(|frame| !is_lead(*frame))
+                .map(|frame| short(frame.file, "").into());
+        }
+        if modules.len() == 1 && is_lead(modules[0]) {
             return None;
         }
         let has_classes = modules.iter().all(|frame| class(frame.function).is_some());
-        let name = |frame: &Frame<'_>| match class(frame.function) {
-            Some(class) => class.to_owned(),
-            None => {
-                let file = frame.file.rsplit(['/', '\\']).next().unwrap_or("");
-                format!("{file}:{}", frame.line)
-            }
-        };
         let left_out = modules.len().saturating_sub(MAX_MODULES);
-        let mut names: Vec<String> = modules[left_out..].iter().map(name).collect();
+        let mut names: Vec<String> = Vec::new();
+        let mut last = "";
+        for frame in &modules[left_out..] {
+            let file = frame.file.rsplit(['/', '\\']).next().unwrap_or("");
+            names.push(match class(frame.function) {
+                Some(class) => class.to_owned(),
+                None if file == last => format!(":{}", frame.line),
+                None => format!("{file}:{}", frame.line),
+            });
+            last = file;
+        }
         if left_out > 0 {
             names.insert(0, "…".to_owned());
         }
         let head = if has_classes { "" } else { "forward: " };
         Some(format!("{head}{}", names.join(" > ")))
+    }
+
+    /// Returns the innermost frame of an optimizer of PyTorch.
+    fn optimizer(&self) -> Option<Frame<'a>> {
+        let is_optimizer = |frame: &Frame<'_>, kind| {
+            kind == Kind::Torch && short(frame.file, "").starts_with("torch/optim/")
+        };
+        self.frames.iter().find(|(frame, kind)| is_optimizer(frame, *kind)).map(|(frame, _)| *frame)
     }
 
     /// Returns the `forward` frames of the user and of libraries, outermost first.
@@ -236,7 +256,8 @@ impl<'a> UserStack<'a> {
             Lead::Frame(at) if self.shown.is_empty() => Some(self.text(*at, "")),
             _ => None,
         };
-        Key { frames, operator, in_backward: self.in_backward }
+        let optimizer = self.optimizer().map(|frame| frame.file);
+        Key { frames, operator, optimizer, in_backward: self.in_backward }
     }
 }
 
