@@ -35,7 +35,7 @@ fn the_command_prints_text_and_json() {
         "  wanted",
         "  pinned",
         "not known:",
-        " in 8 blocks: make.py:",
+        " in 20 blocks: make.py:",
         "      from make.py:",
     ] {
         assert!(text.contains(part), "no `{part}` in: {text}");

@@ -83,7 +83,7 @@ mod tests {
                 "at::(anonymous namespace)::(anonymous namespace)::wrapper",
             ),
             (
-                "c10::impl::wrap_<c10::CompileTime<at::Tensor (c10::Allocator*), &x::y>, at::Tensor>::call(int)",
+                "c10::impl::wrap_<c10::Compiled<at::Tensor (c10::Allocator*), &x::y>, int>::call(int)",
                 "c10::impl::wrap_::call",
             ),
             (

@@ -57,7 +57,9 @@ use At::{Function, Generated, Named, Package, Source, Sourceless, Standard};
 static NATIVE: &[Rule] = &[
     rule!(
         Recorder,
-        Function(&["torch::unwind::*", "torch::CapturedTraceback::*", "*gather_with_cpp", "torch*::gather"]),
+        Function(&[
+            "torch::unwind::*", "torch::CapturedTraceback::*", "*gather_with_cpp", "torch*::gather",
+        ]),
         "the stack is recorded inside of the allocation",
         "torch::CapturedTraceback::gather(bool, bool, bool)" in "??"
     ),
@@ -69,7 +71,9 @@ static NATIVE: &[Rule] = &[
     ),
     rule!(
         Allocator,
-        Function(&["rmm::*", "cuda::mr::*", "millpond*::*", "cudaMalloc*", "cuMem*", "operator new*", "malloc"]),
+        Function(&[
+            "rmm::*", "cuda::mr::*", "millpond*::*", "cudaMalloc*", "cuMem*", "operator new*", "malloc",
+        ]),
         "other allocators, and the driver's functions",
         "rmm::mr::device_memory_resource::allocate(unsigned long, rmm::cuda_stream_view)" in "??"
     ),
@@ -77,17 +81,11 @@ static NATIVE: &[Rule] = &[
     rule!(
         Autograd,
         Function(&[
-            "torch::autograd::Engine::*",
-            "torch::autograd::python::PythonEngine::*",
-            "torch::autograd::Node::operator()",
-            "torch::autograd::*::apply",
-            "torch::autograd::generated::details::*",
-            "torch::autograd::GraphTask::*",
-            "torch::autograd::ReadyQueue::*",
-            "torch::autograd::InputBuffer::*",
-            "torch::autograd::*::call_unpack_hook",
-            "THPEngine_*",
-            "c10d::Reducer::*hook*",
+            "torch::autograd::Engine::*", "torch::autograd::python::PythonEngine::*",
+            "torch::autograd::Node::operator()", "torch::autograd::*::apply",
+            "torch::autograd::generated::details::*", "torch::autograd::GraphTask::*",
+            "torch::autograd::ReadyQueue::*", "torch::autograd::InputBuffer::*",
+            "torch::autograd::*::call_unpack_hook", "THPEngine_*", "c10d::Reducer::*hook*",
             "c10d::Reducer::mark_*",
         ]),
         "the engine of the backward pass, its nodes, and the hooks that it calls",
@@ -95,30 +93,40 @@ static NATIVE: &[Rule] = &[
     ),
     rule!(
         Dispatch,
-        Function(&["at::*", "c10::*", "c10d::*", "torch::*", "caffe2::*", "THP*", "pybind11::*", "torch_*::*", "*::THP*"]),
+        Function(&[
+            "at::*", "c10::*", "c10d::*", "torch::*", "caffe2::*", "THP*", "pybind11::*", "torch_*::*",
+            "*::THP*",
+        ]),
         "the namespaces of PyTorch and of its bindings to Python",
         "at::_ops::empty_memory_format::call(c10::ArrayRef<c10::SymInt>)" in "??"
     ),
     rule!(
         Dispatch,
-        Source(&["*/aten/src/*", "*/torch/csrc/*", "*/c10/*", "*/pybind11/*", "*/Register*.cpp", "*/python_*.cpp", "*/Python*Kernel.cpp"]),
+        Source(&[
+            "*/aten/src/*", "*/torch/csrc/*", "*/c10/*", "*/pybind11/*", "*/Register*.cpp",
+            "*/python_*.cpp", "*/Python*Kernel.cpp",
+        ]),
         "sources of PyTorch whose functions have no namespace after optimization",
         "wrapper_CUDA_memory_format_empty" in "RegisterCUDA_0.cpp"
     ),
     rule!(
         Interpreter,
         Function(&[
-            "_Py*", "PyBytes_*", "PyCFunction_*", "PyCode_*", "PyContext_*", "PyDict_*", "PyErr_*", "PyEval_*",
-            "PyFunction_*", "PyGILState_*", "PyGen_*", "PyImport_*", "PyInit_*", "PyIter_*", "PyList_*",
-            "PyMapping_*", "PyMethod_*", "PyNumber_*", "PyObject_*", "PyRun_*", "PySequence_*", "PyThread_*",
-            "PyTuple_*", "PyType_*", "PyUnicode_*", "PyVectorcall_*", "Py_*",
+            "_Py*", "PyBytes_*", "PyCFunction_*", "PyCode_*", "PyContext_*", "PyDict_*", "PyErr_*",
+            "PyEval_*", "PyFunction_*", "PyGILState_*", "PyGen_*", "PyImport_*", "PyInit_*", "PyIter_*",
+            "PyList_*", "PyMapping_*", "PyMethod_*", "PyNumber_*", "PyObject_*", "PyRun_*",
+            "PySequence_*", "PyThread_*", "PyTuple_*", "PyType_*", "PyUnicode_*", "PyVectorcall_*",
+            "Py_*",
         ]),
         "functions of CPython's interface",
         "_PyEval_EvalFrameDefault" in "??"
     ),
     rule!(
         Interpreter,
-        Source(&["*/Objects/*.c", "*/Python/*.c", "*/Python/*.h", "*/Modules/*.c", "*/Programs/*.c", "*/Include/*.h"]),
+        Source(&[
+            "*/Objects/*.c", "*/Python/*.c", "*/Python/*.h", "*/Modules/*.c", "*/Programs/*.c",
+            "*/Include/*.h",
+        ]),
         "the folders of CPython's sources",
         "cfunction_call" in "/usr/local/src/conda/python-3.14.6/Objects/methodobject.c"
     ),
@@ -130,18 +138,22 @@ static NATIVE: &[Rule] = &[
     ),
     rule!(
         Interpreter,
-        Function(&["std::*", "__gnu_cxx::*", "core::*", "alloc::*", "__rust_*", "execute_native_thread_routine*"]),
+        Function(&[
+            "std::*", "__gnu_cxx::*", "core::*", "alloc::*", "__rust_*",
+            "execute_native_thread_routine*",
+        ]),
         "standard libraries of C++ and Rust",
         "std::execute_native_thread_routine(void*)" in "/build/libstdc++/thread.cc"
     ),
     rule!(
         Interpreter,
         Sourceless(&[
-            "_start", "__libc_*", "main", "start_thread*", "*clone", "*clone3", "ffi_call*", "_ctypes_*",
-            "cfunction_*", "method_*", "vectorcall_*", "slot_*", "type_call*", "object_*", "partial_*",
-            "run_mod*", "run_eval_code_obj*", "pyrun_*", "pymain_*", "builtin_*", "gen_*", "context_run*",
-            "wrapperdescr_*", "wrap_*", "thread_run*", "pythread_wrapper*", "task_*", "do_call*", "function_code_*",
-            "call_function*", "_call_*", "property_*", "map_*", "list_*", "tuple_*", "dict_*", "enum_*", "zip_*",
+            "_start", "__libc_*", "main", "start_thread*", "*clone", "*clone3", "ffi_call*",
+            "_ctypes_*", "cfunction_*", "method_*", "vectorcall_*", "slot_*", "type_call*", "object_*",
+            "partial_*", "run_mod*", "run_eval_code_obj*", "pyrun_*", "pymain_*", "builtin_*", "gen_*",
+            "context_run*", "wrapperdescr_*", "wrap_*", "thread_run*", "pythread_wrapper*", "task_*",
+            "do_call*", "function_code_*", "call_function*", "_call_*", "property_*", "map_*", "list_*",
+            "tuple_*", "dict_*", "enum_*", "zip_*",
         ]),
         "static functions of CPython and of the C library, which have no prefix of their own",
         "cfunction_call.lto_priv.0" in ""
@@ -149,15 +161,18 @@ static NATIVE: &[Rule] = &[
     rule!(
         Library,
         Source(&[
-            "*/site-packages/*", "*/dist-packages/*", "*/usr/include/*", "*/usr/local/include/*", "*/usr/src/*",
-            "*/targets/*-linux/include/*", "*/.cargo/registry/*", "*/rustc/*", "*/conda-bld/*",
+            "*/site-packages/*", "*/dist-packages/*", "*/usr/include/*", "*/usr/local/include/*",
+            "*/usr/src/*", "*/targets/*-linux/include/*", "*/.cargo/registry/*", "*/rustc/*",
+            "*/conda-bld/*",
         ]),
         "sources and headers that a package manager or a distribution installed",
         "thrust::detail::fill<float>(float*)" in "/usr/local/cuda/targets/x86_64-linux/include/thrust/fill.h"
     ),
     rule!(
         Library,
-        Function(&["cub::*", "thrust::*", "cutlass::*", "nccl*", "cublas*", "cudnn*", "cuda*", "flash*::*"]),
+        Function(&[
+            "cub::*", "thrust::*", "cutlass::*", "nccl*", "cublas*", "cudnn*", "cuda*", "flash*::*",
+        ]),
         "libraries of NVIDIA and kernels in packages",
         "cublasCreate_v2" in "??"
     ),
@@ -168,10 +183,8 @@ static PYTHON: &[Rule] = &[
     rule!(
         Autograd,
         Package(&[
-            "torch/_tensor.py:*backward",
-            "torch/autograd/__init__.py:*",
-            "torch/autograd/graph.py:*_engine_run_backward",
-            "torch/utils/checkpoint.py:*unpack_hook",
+            "torch/_tensor.py:*backward", "torch/autograd/__init__.py:*",
+            "torch/autograd/graph.py:*_engine_run_backward", "torch/utils/checkpoint.py:*unpack_hook",
             "torch/_functorch/_aot_autograd/runtime_wrappers.py:*backward*",
         ]),
         "the functions that start the backward pass, or that only it calls",
@@ -188,9 +201,9 @@ static PYTHON: &[Rule] = &[
         Package(&[
             "torch/_*", "torch/functional.py:*", "torch/overrides.py:*", "torch/amp/*",
             "torch/autograd/*", "torch/compiler/*", "torch/fx/*", "torch/jit/*", "torch/library.py:*",
-            "torch/nn/functional.py:*", "torch/nn/modules/container.py:*", "torch/nn/modules/module.py:*",
-            "torch/nn/parallel/*", "torch/optim/lr_scheduler.py:*", "torch/optim/optimizer.py:*",
-            "torch/profiler/*", "torch/utils/*",
+            "torch/nn/functional.py:*", "torch/nn/modules/container.py:*",
+            "torch/nn/modules/module.py:*", "torch/nn/parallel/*", "torch/optim/lr_scheduler.py:*",
+            "torch/optim/optimizer.py:*", "torch/profiler/*", "torch/utils/*",
         ]),
         "wrappers around an operator, a module or an optimizer, and the compiler",
         "_call_impl" in "torch/nn/modules/module.py"
@@ -228,8 +241,8 @@ static PYTHON: &[Rule] = &[
     rule!(
         User,
         Named(&[
-            "<stdin>*", "<input>*", "<console>*", "<python-input-*", "<ipython-input-*", "<command-*", "<cell *",
-            "<torch_package_*", "<doctest *",
+            "<stdin>*", "<input>*", "<console>*", "<python-input-*", "<ipython-input-*", "<command-*",
+            "<cell *", "<torch_package_*", "<doctest *",
         ]),
         "the user typed it, or packed it",
         "<module>" in "<ipython-input-3-4f9a2bd0c1de>"
@@ -288,7 +301,8 @@ impl Rule {
 /// let frame = |function, file| Frame { function, file, line: 1 };
 /// assert_eq!(classify(frame("attention", "/data/me/train.py")), Kind::User);
 /// assert_eq!(classify(frame("torch::unwind::unwind()", "??")), Kind::Recorder);
-/// assert_eq!(classify(frame("step", "/venv/lib/python3.12/site-packages/torch/optim/adamw.py")), Kind::Torch);
+/// let adamw = "/venv/lib/python3.12/site-packages/torch/optim/adamw.py";
+/// assert_eq!(classify(frame("step", adamw)), Kind::Torch);
 /// ```
 pub fn classify(frame: Frame<'_>) -> Kind {
     find(frame).map_or_else(

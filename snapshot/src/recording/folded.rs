@@ -13,7 +13,7 @@ impl Recording {
         UserStack::of(frames.collect())
     }
 
-    /// Returns the folder of all Python files of the user, with a separator at its end; empty if there is none.
+    /// Returns the folder of all Python files of the user, with `/` at its end; empty if there is none.
     pub fn user_folder(&self) -> &str {
         &self.kinds().folder
     }

@@ -1,149 +1,20 @@
 //! Frames of real programs, with their kinds.
 //!
 //! They come from snapshots of this project, from public snapshots and crash reports, and from the sources of
-//! PyTorch, CPython, transformers and Lightning. User names in paths are replaced.
+//! PyTorch, CPython, transformers and Lightning.
 
-use millpond_snapshot::frames::Kind::{
-    self, Allocator, Autograd, Dispatch, Interpreter, Library, Recorder, Torch, User,
-};
+use std::sync::LazyLock;
 
-/// The kind, the function, the file and the line.
-#[rustfmt::skip]
-pub(crate) const FRAMES: &[(Kind, &str, &str, u64)] = &[
-    // A snapshot of PyTorch 2.12 with Python 3.14 of conda.
-    (Recorder, "torch::unwind::unwind()", "??", 0),
-    (Recorder, "torch::CapturedTraceback::gather(bool, bool, bool)", "??", 0),
-    (Recorder, "torch::cuda::(anonymous namespace)::gather_with_cpp()", "memory_snapshot.cpp", 0),
-    (Allocator, "c10::cuda::CUDACachingAllocator::Native::NativeCachingAllocator::malloc(void**, signed char, unsigned long, CUstream_st*)", "", 0),
-    (Allocator, "c10::cuda::CUDACachingAllocator::Native::NativeCachingAllocator::allocate(unsigned long)", "", 0),
-    (Allocator, "at::detail::empty_generic(c10::ArrayRef<long>, c10::Allocator*, c10::DispatchKeySet, c10::ScalarType, std::optional<c10::MemoryFormat>)", "??", 0),
-    (Allocator, "at::detail::empty_cuda(c10::ArrayRef<long>, c10::ScalarType, std::optional<c10::Device>, std::optional<c10::MemoryFormat>)", "??", 0),
-    (Dispatch, "at::native::empty_cuda(c10::ArrayRef<long>, std::optional<c10::ScalarType>, std::optional<c10::Layout>)", "??", 0),
-    (Dispatch, "at::(anonymous namespace)::(anonymous namespace)::wrapper_CUDA_memory_format_empty(c10::ArrayRef<c10::SymInt>)", "RegisterCUDA_0.cpp", 0),
-    (Dispatch, "c10::impl::wrap_kernel_functor_unboxed_<c10::impl::detail::WrapFunctionIntoFunctor_<c10::CompileTimeFunctionPointer<at::Tensor (c10::ArrayRef<c10::SymInt>), &at::(anonymous namespace)::empty_memory_format>, at::Tensor> >::call(c10::OperatorKernel*, c10::DispatchKeySet)", "RegisterBackendSelect.cpp", 0),
-    (Dispatch, "at::_ops::empty_memory_format::redispatch(c10::DispatchKeySet, c10::ArrayRef<c10::SymInt>)", "??", 0),
-    (Dispatch, "at::_ops::empty_memory_format::call(c10::ArrayRef<c10::SymInt>, std::optional<c10::ScalarType>)", "??", 0),
-    (Dispatch, "torch::autograd::THPVariable_empty(_object*, _object*, _object*)", "python_torch_functions_2.cpp", 0),
-    (Interpreter, "cfunction_call.lto_priv.0", "", 0),
-    (Interpreter, "_PyObject_Call", "/usr/local/src/conda/python-3.14.6/Objects/call.c", 361),
-    (Interpreter, "_PyEval_EvalFrame", "/usr/local/src/conda/python-3.14.6/Include/internal/pycore_ceval.h", 120),
-    (Interpreter, "type_call", "/usr/local/src/conda/python-3.14.6/Objects/typeobject.c", 2384),
-    (Torch, "__init__", "/users/me/anaconda3/envs/p14v2/lib/python3.14/site-packages/torch/nn/modules/linear.py", 109),
-    (User, "<module>", "/users/me/lab/20260929/index.py", 20),
-    (Interpreter, "_PyEval_EvalFrameDefault", "/usr/local/src/conda/python-3.14.6/Python/generated_cases.c.h", 2961),
-    (Interpreter, "run_mod", "/usr/local/src/conda/python-3.14.6/Python/pythonrun.c", 1460),
-    (Interpreter, "pymain_run_file_obj", "/usr/local/src/conda/python-3.14.6/Modules/main.c", 410),
-    (Interpreter, "__libc_start_call_main", "./csu/../sysdeps/x86/libc-start.c", 58),
-    (Interpreter, "__libc_start_main_impl", "./csu/../csu/libc-start.c", 360),
-    (Interpreter, "_start", "??", 0),
-    // A snapshot of a server of language models.
-    (Allocator, "DeviceCachingAllocator::malloc", "CUDACachingAllocator.cpp", 0),
-    (Dispatch, "THPVariable_empty", "python_torch_functions_2.cpp", 0),
-    (User, "prepare_for_draft", "/srt/speculative/base_spec_worker.py", 276),
-    (Interpreter, "_PyEval_EvalFrameDefault", "??", 0),
-    (User, "run_scheduler_process", "/srt/managers/scheduler.py", 6216),
-    // This project's snapshots.
-    (Allocator, "c10::cuda::CUDACachingAllocator::Native::DeviceCachingAllocator::malloc(int, unsigned long, CUstream_st*)", "??", 0),
-    (Allocator, "at::TensorBase at::detail::_empty_generic()", "??", 0),
-    (User, "fragmented", "make.py", 151),
-    (Interpreter, "_bootstrap", "threading.py", 1014),
-    (Interpreter, "run", "threading.py", 995),
-    (Dispatch, "inner", "torch/_compile.py", 54),
-    (Dispatch, "_fn", "torch/_dynamo/eval_frame.py", 1044),
-    (Autograd, "backward", "torch/_tensor.py", 630),
-    (Autograd, "_make_grads", "torch/autograd/__init__.py", 254),
-    (Autograd, "backward", "torch/autograd/__init__.py", 357),
-    (Torch, "capture_begin", "torch/cuda/graphs.py", 90),
-    (Torch, "empty_cache", "torch/cuda/memory.py", 280),
-    (Dispatch, "multi_head_attention_forward", "torch/nn/functional.py", 6500),
-    (Torch, "forward", "torch/nn/modules/activation.py", 1488),
-    (Dispatch, "forward", "torch/nn/modules/container.py", 253),
-    (Torch, "_apply", "torch/nn/modules/module.py", 964),
-    (Dispatch, "_call_impl", "torch/nn/modules/module.py", 1790),
-    (Dispatch, "_wrapped_call_impl", "torch/nn/modules/module.py", 1779),
-    (Torch, "_ff_block", "torch/nn/modules/transformer.py", 983),
-    (Torch, "_init_group", "torch/optim/adam.py", 180),
-    (Torch, "_multi_tensor_adam", "torch/optim/adam.py", 700),
-    (Dispatch, "_use_grad", "torch/optim/optimizer.py", 75),
-    (Dispatch, "wrapper", "torch/optim/optimizer.py", 526),
-    (Torch, "zero_grad", "torch/optim/optimizer.py", 1000),
-    // The engine of the backward pass, from crash reports.
-    (Autograd, "torch::autograd::generated::HardtanhBackward0::apply(std::vector<at::Tensor, std::allocator<at::Tensor> >&&)", "??", 0),
-    (Autograd, "torch::autograd::Node::operator()(std::vector<at::Tensor, std::allocator<at::Tensor> >&&)", "??", 0),
-    (Autograd, "torch::autograd::Engine::evaluate_function(std::shared_ptr<torch::autograd::GraphTask>&, torch::autograd::Node*, torch::autograd::InputBuffer&, std::shared_ptr<torch::autograd::ReadyQueue> const&)", "??", 0),
-    (Autograd, "torch::autograd::Engine::thread_main(std::shared_ptr<torch::autograd::GraphTask> const&)", "<invalid>", 0),
-    (Autograd, "torch::autograd::python::PythonEngine::thread_init(int, std::shared_ptr<torch::autograd::ReadyQueue> const&, bool)", "<unknown>", 0),
-    (Autograd, "torch::autograd::AccumulateGrad::apply(std::vector<at::Tensor, std::allocator<at::Tensor>>&&)", "??", 0),
-    (Autograd, "torch::autograd::CppNode<SomeBackwardFn>::apply(std::vector<at::Tensor, std::allocator<at::Tensor>>&&)", "??", 0),
-    (Autograd, "torch::autograd::PySavedVariableHooks::call_unpack_hook()", "??", 0),
-    (Autograd, "THPEngine_run_backward(_object*, _object*, _object*)", "??", 0),
-    (Autograd, "c10d::Reducer::mark_variable_ready(unsigned long)", "??", 0),
-    (Autograd, "c10d::Reducer::autograd_hook(unsigned long)", "??", 0),
-    (Dispatch, "c10d::ProcessGroupNCCL::allreduce(std::vector<at::Tensor>&)", "??", 0),
-    (Dispatch, "torch::autograd::VariableType::(anonymous namespace)::mm(c10::DispatchKeySet, at::Tensor const&, at::Tensor const&)", "VariableType_2.cpp", 0),
-    (Dispatch, "c10::Scalar c10::callUnboxedKernelFunction<c10::Scalar, at::Tensor const&>(void*, c10::OperatorKernel*)", "../aten/src/ATen/core/boxing/KernelFunction_impl.h", 104),
-    (Dispatch, "wrapper_CUDA___local_scalar_dense", "aten/src/ATen/RegisterCUDA_0.cpp", 24991),
-    (Dispatch, "operator()", "../aten/src/ATen/core/boxing/impl/WrapFunctionIntoFunctor.h", 17),
-    (Interpreter, "std::execute_native_thread_routine(void*)", "../../../../../libstdc++-v3/src/c++11/thread.cc", 104),
-    (Interpreter, "start_thread", "./nptl/pthread_create.c", 442),
-    (Interpreter, "clone3", "../sysdeps/unix/sysv/linux/x86_64/clone3.S", 81),
-    (Interpreter, "std::function<std::shared_ptr<int> ()>::operator()() const", "/usr/include/c++/14/bits/std_function.h", 591),
-    (Dispatch, "pybind11::cpp_function::dispatcher(_object*, _object*, _object*)", "??", 0),
-    (Library, "ncclGroupEndInternal()", "??", 0),
-    (Library, "cublasCreate_v2", "??", 0),
-    (Library, "fused_adam_cuda", "??", 0),
-    (User, "fbgemm_gpu::JaggedToPaddedDenseOp::forward", "fbgemm_gpu/jagged_tensor_ops.cpp", 120),
-    // PyTorch 2.13 with Python 3.11, recorded with `torch._C._profiler.gather_traceback`.
-    (Dispatch, "pybind11::cpp_function::initialize<std::shared_ptr<torch::CapturedTraceback> (*&)(bool, bool, bool), std::shared_ptr<torch::CapturedTraceback> >(int)", "", 0),
-    (Dispatch, "torch::detail::(anonymous namespace)::ConcretePyInterpreterVTable::dispatch(c10::OperatorHandle const&, std::vector<c10::IValue>*)", "PyInterpreter.cpp", 0),
-    (Dispatch, "(anonymous namespace)::pythonFallback(c10::OperatorHandle const&, c10::DispatchKeySet, std::vector<c10::IValue>*)", "PythonFallbackKernel.cpp", 0),
-    (Dispatch, "void c10::BoxedKernel::make_boxed_function<&(anonymous namespace)::pythonTLSSnapshotFallback>(c10::OperatorKernel*)", "PythonFallbackKernel.cpp", 0),
-    (Dispatch, "torch::ADInplaceOrView::(anonymous namespace)::t(c10::DispatchKeySet, at::Tensor const&)", "ADInplaceOrViewType_0.cpp", 0),
-    (Dispatch, "_object* torch::autograd::TypeError_to_NotImplemented_<&torch::autograd::THPVariable_mul>(_object*, _object*, _object*)", "python_variable_methods.cpp", 0),
-    (Dispatch, "(anonymous namespace)::THPFunction_apply(_object*, _object*)", "python_function.cpp", 0),
-    (Dispatch, "at::native::linear(at::Tensor const&, at::Tensor const&, std::optional<at::Tensor> const&)", "??", 0),
-    (Interpreter, "slot_nb_multiply", "/build/python-build.222/Python-3.11.7/Objects/typeobject.c", 7421),
-    (Interpreter, "do_call_core", "/build/python-build.222/Python-3.11.7/Python/ceval.c", 7352),
-    (Interpreter, "_PyObject_VectorcallTstate", "/build/python-build.222/Python-3.11.7/./Include/internal/pycore_call.h", 92),
-    // Compiled code, from tracebacks.
-    (Dispatch, "compile_wrapper", "/opt/conda/envs/py_3.10/lib/python3.10/site-packages/torch/_dynamo/eval_frame.py", 886),
-    (Dispatch, "runtime_wrapper", "/usr/local/python3.11.13/lib/python3.11/site-packages/torch/_functorch/_aot_autograd/runtime_wrappers.py", 384),
-    (Dispatch, "__call__", "/users/me/dt/pytorch/torch/_inductor/output_code.py", 656),
-    (Torch, "call", "/scratch/torchinductor_me/lu/cludit2ypsasomtvbubno3ruw44fsipvuctzhyb3ahz256v2ucwf.py", 240),
-    (Dispatch, "apply", "/users/me/.local/lib/python3.10/site-packages/torch/autograd/function.py", 574),
-    (Autograd, "_engine_run_backward", "/opt/conda/lib/python3.12/site-packages/torch/autograd/graph.py", 865),
-    (Autograd, "unpack_hook", "/opt/conda/lib/python3.12/site-packages/torch/utils/checkpoint.py", 1129),
-    (Dispatch, "checkpoint", "/opt/conda/lib/python3.12/site-packages/torch/utils/checkpoint.py", 503),
-    (Dispatch, "decorate_context", "/opt/conda/lib/python3.12/site-packages/torch/utils/_contextlib.py", 120),
-    (Dispatch, "__call__", "/opt/conda/lib/python3.12/site-packages/torch/_ops.py", 1243),
-    (Dispatch, "forward", "<eval_with_key>.12", 9),
-    // Libraries.
-    (Library, "forward", "/usr/local/lib/python3.10/dist-packages/transformers/models/llama/modeling_llama.py", 931),
-    (Library, "greedy_search", "/users/me/anaconda3/envs/llama/lib/python3.11/site-packages/transformers/generation/utils.py", 2332),
-    (Library, "forward", "C:\\Users\\me\\lis300\\venv\\lib\\site-packages\\transformers\\models\\llama\\modeling_llama.py", 467),
-    (Dispatch, "_call_impl", "C:\\Users\\me\\lis300\\venv\\lib\\site-packages\\torch\\nn\\modules\\module.py", 1790),
-    (Library, "forward", "/usr/local/lib/python3.10/dist-packages/peft/peft_model.py", 762),
-    (Library, "<module>", "/users/me/.venv/lib/python3.12/site-packages/accelerate/accelerator.py", 35),
-    (Library, "advance", "/opt/miniconda3/lib/python3.12/site-packages/lightning/pytorch/loops/fit_loop.py", 455),
-    (Library, "prefill", "/users/me/.pixi/envs/default/lib/python3.12/site-packages/hqq/utils/generation_hf.py", 183),
-    (Library, "alltoall_pooled", "torchrec/distributed/comm_ops.py", 524),
-    (Torch, "_compress_hook", "torch/distributed/algorithms/ddp_comm_hooks/default_hooks.py", 71),
-    (Library, "initialize", "<decorator-gen-121>", 2),
-    (Library, "__init__", "<string>", 4),
-    // The interpreter.
-    (Interpreter, "_run_module_as_main", "<frozen runpy>", 198),
-    (Interpreter, "_find_and_load", "<frozen importlib._bootstrap>", 1027),
-    (Interpreter, "_run_code", "/opt/hostedtoolcache/Python/3.10.20/x64/lib/python3.10/runpy.py", 86),
-    (Interpreter, "_run_once", "D:\\anaconda\\lib\\asyncio\\base_events.py", 539),
-    (Interpreter, "inner", "/usr/lib/python3.10/contextlib.py", 79),
-    (Interpreter, "import_module", "/users/me/anaconda3/envs/llmmodel/lib/python3.10/importlib/__init__.py", 126),
-    (Interpreter, "<module>", "/opt/conda/bin/torchrun", 8),
-    // Programs of users.
-    (User, "forward", "/mnt/fast/nobackup/users/me/Lora-init/peft_pretraining/modeling_llama.py", 3224),
-    (User, "train", "/hzcsk12/cv/torchcv/lib/runner/controller.py", 21),
-    (User, "<cell line: 0>", "/scratch/ipykernel_11/1680942464.py", 3),
-    (User, "<module>", "<ipython-input-2-b21490ac10f8>", 18),
-    (User, "<module>", "<stdin>", 1),
-    (User, "determine_available_memory", "/vllm-workspace/vllm/vllm/v1/executor/abstract.py", 126),
-    (User, "train(Net&)", "/users/me/mnist/mnist.cpp", 71),
-];
+use millpond_snapshot::frames::{Frame, Kind};
+
+/// The frames of `frames.tsv`.
+pub(crate) static FRAMES: LazyLock<Vec<(Kind, Frame<'static>)>> = LazyLock::new(|| {
+    let lines = include_str!("frames.tsv").lines().filter(|line| !line.starts_with('#'));
+    lines.map(|line| parsed(line).unwrap_or_else(|| panic!("{line}"))).collect()
+});
+
+fn parsed(line: &'static str) -> Option<(Kind, Frame<'static>)> {
+    let [kind, function, file, line] = line.split('\t').collect::<Vec<_>>().try_into().ok()?;
+    let kind = Kind::ALL.into_iter().find(|of| of.name() == kind)?;
+    Some((kind, Frame { function, file, line: line.parse().ok()? }))
+}

@@ -78,17 +78,17 @@ fn text(explanation: &Explanation, style: Style) -> String {
 #[test]
 fn frames_of_real_programs_have_their_kinds() {
     assert!(FRAMES.len() >= 80, "{}", FRAMES.len());
-    let different: HashSet<_> = FRAMES.iter().map(|(_, function, file, _)| (function, file)).collect();
+    let different: HashSet<_> = FRAMES.iter().map(|(_, frame)| (frame.function, frame.file)).collect();
     assert_eq!(different.len(), FRAMES.len(), "a frame is listed twice");
     let wrong: Vec<String> = FRAMES
         .iter()
-        .map(|&(kind, function, file, line)| (kind, function, file, classify(Frame { function, file, line })))
-        .filter(|(kind, _, _, found)| kind != found)
-        .map(|(kind, function, file, found)| format!("{function} in {file}: {found:?}, not {kind:?}"))
+        .map(|&(kind, frame)| (kind, frame, classify(frame)))
+        .filter(|(kind, _, found)| kind != found)
+        .map(|(kind, frame, found)| format!("{frame:?}: {found:?}, not {kind:?}"))
         .collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     for kind in Kind::ALL {
-        assert!(FRAMES.iter().any(|(of, ..)| *of == kind), "no frame is {kind:?}");
+        assert!(FRAMES.iter().any(|(of, _)| *of == kind), "no frame is {kind:?}");
     }
 }
 
@@ -283,10 +283,7 @@ fn without_the_user_a_library_leads_then_pytorch_then_an_operator() {
 
 /// Frames of the table, in any order.
 fn stacks() -> impl Strategy<Value = Vec<Frame<'static>>> {
-    let frame = (0..FRAMES.len()).prop_map(|at| {
-        let (_, function, file, line) = FRAMES[at];
-        Frame { function, file, line }
-    });
+    let frame = (0..FRAMES.len()).prop_map(|at| FRAMES[at].1);
     proptest::collection::vec(frame, 1..12)
 }
 

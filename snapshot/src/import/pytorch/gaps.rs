@@ -9,8 +9,11 @@ use super::state::State;
 use crate::recording::Recording;
 
 /// The two lines that make PyTorch record.
-const HOW_TO_RECORD: &str = "to record, run torch.cuda.memory._record_memory_history(max_entries=1000000, stacks=\"python\") before \
-     the model is made, and torch.cuda.memory._dump_snapshot(\"snapshot.pickle\") at the end";
+const HOW_TO_RECORD: &str = concat!(
+    "to record, run ",
+    "torch.cuda.memory._record_memory_history(max_entries=1000000, stacks=\"python\") ",
+    "before the model is made, and torch.cuda.memory._dump_snapshot(\"snapshot.pickle\") at the end"
+);
 
 /// The importer's knowledge beyond the trace and the state.
 #[derive(Default, Debug)]

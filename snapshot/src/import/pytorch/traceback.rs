@@ -17,8 +17,8 @@ mod tests {
 
     #[test]
     fn lines_of_code_are_left_out() {
-        let text = "  File \"/data/a b.py\", line 3, in <module>\n    f()\n  File \"x.py\", line 10, in f\n    1/0\n\
-                    File \"x.py\", line ?, in g\nFile \"x.py\n";
+        let text = "  File \"/data/a b.py\", line 3, in <module>\n    f()\n  File \"x.py\", line 10, in f\n\
+                    \n    1/0\n  File \"x.py\", line ?, in g\nFile \"x.py\n";
         let found: Vec<Frame<'_>> = frames(text).collect();
         let first = Frame { function: "<module>", file: "/data/a b.py", line: 3 };
         assert_eq!(found, [first, Frame { function: "f", file: "x.py", line: 10 }]);
