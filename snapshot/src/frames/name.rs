@@ -11,7 +11,18 @@ const SOURCES: [&str; 14] =
 
 /// Returns whether a source file of the frame is known.
 pub(super) fn has_file(frame: Frame<'_>) -> bool {
-    !NO_FILE.contains(&frame.file)
+    !NO_FILE.contains(&frame.file) && !is_binary(frame.file)
+}
+
+/// Returns whether a file is a library or the program of the interpreter. PyTorch names these, with addresses
+/// for lines, if it takes symbols the fast way (`TORCH_SYMBOLIZE_MODE=fast`).
+fn is_binary(file: &str) -> bool {
+    let name = file.rsplit(['/', '\\']).next().unwrap_or(file).to_ascii_lowercase();
+    let is_version = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let is_library = [".dll", ".dylib", ".pyd", ".so"].iter().any(|end| name.ends_with(end))
+        || name.rsplit_once(".so.").is_some_and(|(_, version)| is_version(version));
+    let python = name.strip_prefix("python").map(|rest| rest.strip_suffix(".exe").unwrap_or(rest));
+    is_library || python.is_some_and(is_version)
 }
 
 /// Returns whether compiled code made the frame.
@@ -125,7 +136,24 @@ mod tests {
         {
             assert!(native(file), "{file}");
         }
-        for file in ["train.py", "<string>", "<ipython-input-3-abc>", "bin/torchrun", "a.pyx"] {
+        for file in [
+            "torch/lib/libtorch_cpu.so",
+            "/lib/libc.so.6",
+            "/usr/bin/python3.12",
+            "C:\\py\\python.exe",
+            "_C.pyd",
+        ] {
+            assert!(native(file), "{file}");
+        }
+        for file in [
+            "train.py",
+            "python/train.py",
+            "a.source",
+            "<string>",
+            "<ipython-input-3-abc>",
+            "bin/torchrun",
+            "a.pyx",
+        ] {
             assert!(!native(file), "{file}");
         }
     }

@@ -100,6 +100,9 @@ pub(super) fn place(path: &str) -> Place<'_> {
     if is_generated(&path) {
         return Place::Generated(path);
     }
+    if let Some(module) = module_in_name(&path) {
+        return Place::Package(Cow::Owned(module));
+    }
     if let Some(from) = standard(&path) {
         return Place::Standard(rest(path, from));
     }
@@ -142,6 +145,19 @@ fn is_generated(path: &str) -> bool {
     let name = file.strip_suffix(".py").unwrap_or("");
     let is_hash = name.len() > 40 && name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'2'..=b'7'));
     is_hash && name.get(1..3) == folders.rsplit('/').next()
+}
+
+/// Returns the place in a package of a file that is named like a module: torch-geometric writes code into
+/// files such as `/tmp/torch_geometric.nn.conv.gat_conv_GATConv_propagate_l09cls4w.py`.
+fn module_in_name(path: &str) -> Option<String> {
+    let name = path.rsplit('/').next()?.strip_suffix(".py")?;
+    let is_identifier = |part: &str| {
+        part.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+            && !part.starts_with(|first: char| first.is_ascii_digit())
+            && !part.is_empty()
+    };
+    let is_module = name.matches('.').count() >= 2 && name.split('.').all(is_identifier);
+    is_module.then(|| format!("{}.py", name.replace('.', "/")))
 }
 
 /// Returns whether the file is a script in a `bin` folder of Python, of a virtual environment or of the
