@@ -12,6 +12,7 @@ mod nsys;
 mod peers;
 mod pickle;
 mod plan;
+mod programs;
 mod snapshots;
 mod tables;
 
