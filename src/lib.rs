@@ -57,6 +57,24 @@
 //! without `nvcc`, it takes its newest version. Without the feature `cudarc`, no part of cudarc is compiled:
 //! streams pass as raw handles, through [`Driver::stream_ref`].
 //!
+//! # What may grow
+//! Reports, statistics, options and most enums are `#[non_exhaustive]`: a minor release may add fields and
+//! variants. You read the fields of a report. You build options from a default, and change them with a setter
+//! for each field:
+//!
+//! ```
+//! use millpond::driver::StreamFlags;
+//! use millpond::resources::PoolOptions;
+//!
+//! let options = PoolOptions::default().initial_bytes(64 << 20).maximum_bytes(Some(1 << 30));
+//! let urgent = StreamFlags::NON_BLOCKING.priority(-1);
+//! # assert_eq!((options.initial_bytes, urgent.priority), (64 << 20, -1));
+//! ```
+//!
+//! A type stays exhaustive in three cases, and its source says why. It is complete, as a handle or
+//! [`MemoryInfo`] is. You must not forget a part of it: [`RawParts`](containers::RawParts),
+//! [`LayerEntry`](stack::LayerEntry). Or code must treat each variant: [`CaptureMode`](driver::CaptureMode).
+//!
 //! # Platforms
 //! millpond is built and tested on Linux on x86-64. For macOS and Windows the library passes `cargo check`,
 //! but it was not run there. CUDA is loaded at run time on Linux and Windows, and was tested on Linux.

@@ -91,7 +91,7 @@ impl<T> RareBlocks<T> {
         drop(blocks);
         self.misuses.fetch_add(1, Ordering::Relaxed);
         let kind = MisuseKind::WrongSize { allocated_bytes };
-        misuse::report(&Misuse { kind, ptr, bytes: layout.bytes(), stream, resource: stack.to_string() });
+        misuse::report(&Misuse::new(kind, ptr, layout.bytes(), stream, stack));
         Removed::Refused
     }
 

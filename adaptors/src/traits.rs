@@ -46,7 +46,7 @@ pub trait AllocationLog {
 /// use millpond_resources::CudaMemoryResource;
 ///
 /// let stack = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()))
-///     .layer(StatisticsLayer)?
+///     .layer(StatisticsLayer::new())?
 ///     .layer(LimitingLayer::new(1 << 20))?
 ///     .into_any();
 /// stack.allocate_bytes(1000, StreamRef::LEGACY)?;

@@ -28,6 +28,7 @@ use crate::status::{Status, guarded};
 /// same way.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[expect(clippy::exhaustive_structs, reason = "the C interface fixes it")]
 pub struct GraphPoolId {
     /// Not 0 for a pool that a graph made for itself.
     pub first: u64,
@@ -374,7 +375,7 @@ fn new_pool(device: DeviceId, id: GraphPoolId, default: &AnyResource) -> Result<
     };
     let layer = match known {
         Some(known) => known,
-        None => Arc::clone(default).layer(CaptureScopesLayer)?.into_any(),
+        None => Arc::clone(default).layer(CaptureScopesLayer::new())?.into_any(),
     };
     let scope = CaptureScope::of(&layer)?;
     let scoped = Scoped { base: Arc::clone(default), layer: Arc::clone(&layer) };

@@ -179,6 +179,10 @@ pub unsafe extern "C" fn millpond_parse_size(
         let (as_bytes, as_percent) = match size {
             ByteSize::Bytes(bytes) => (bytes, 0.0),
             ByteSize::PercentOfFree(percent) => (0, percent),
+            other => {
+                let text = format!("`{other}` is neither a number of bytes nor a share of the free memory");
+                return Err(Error::invalid_argument(text));
+            }
         };
         // SAFETY: the caller's promise.
         unsafe {

@@ -57,6 +57,7 @@ impl Resource {
 /// The counters of a resource. All sizes are in bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
+#[expect(clippy::exhaustive_structs, reason = "the C interface fixes it")]
 pub struct Statistics {
     /// Bytes in live blocks, after rounding.
     pub bytes_in_use: u64,
@@ -86,6 +87,7 @@ pub struct Statistics {
 /// the level.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
+#[expect(clippy::exhaustive_structs, reason = "the C interface fixes it")]
 pub struct LevelCounters {
     /// Bytes in use.
     pub current_bytes: i64,

@@ -14,6 +14,7 @@ use crate::process::{check_process, notice_forks};
 /// The outcome of a call.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[expect(clippy::exhaustive_enums, reason = "the C interface fixes it")]
 pub enum Status {
     /// The call succeeded.
     Ok = 0,

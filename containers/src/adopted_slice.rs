@@ -191,13 +191,10 @@ unsafe impl<T: Any> DeviceMemoryResource for AdoptedSlice<T> {
                 order(&self.driver, stream, self.home)
                     .or_else(|_| call(&*self.driver, |driver| driver.stream_synchronize(stream)))
             }),
-            None => misuse::report(&Misuse {
-                kind: MisuseKind::ForeignPointer,
-                ptr,
-                bytes: layout.bytes(),
-                stream,
-                resource: self.to_string(),
-            }),
+            None => {
+                let kind = MisuseKind::ForeignPointer;
+                misuse::report(&Misuse::new(kind, ptr, layout.bytes(), stream, self));
+            }
         }
     }
 

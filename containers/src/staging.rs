@@ -189,7 +189,7 @@ impl Shared {
             return Ok(block);
         }
         let passed = Event::new(self.driver.clone(), EventFlags::default())?;
-        let flags = HostFlags { portable: true, ..Default::default() };
+        let flags = HostFlags::default().portable(true);
         let ptr = call(&*self.driver, |driver| driver.mem_host_alloc(rounded, flags))?;
         Ok(Block { ptr, bytes: rounded, passed })
     }

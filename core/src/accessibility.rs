@@ -11,6 +11,7 @@ use std::fmt;
 /// assert_eq!(Accessibility::DEVICE_AND_HOST.and(Accessibility::HOST), Accessibility::HOST);
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[expect(clippy::exhaustive_structs, reason = "only the device and the host can access memory")]
 pub struct Accessibility {
     /// Kernels and copies of the resource's device can access it.
     pub device: bool,

@@ -6,7 +6,7 @@ use crate::driver::{CaptureModeGuard, call};
 use crate::find::stack_of;
 use crate::{
     AnyResource, BlockInfo, DeviceId, DeviceMemoryResource, DevicePtr, Layer, Layout, MemoryReport,
-    ReportsMemory, Result, Stack, StreamRef,
+    ReportsMemory, Result, Shareable, Stack, StreamRef,
 };
 
 /// Convenience methods of every resource, built on [`DeviceMemoryResource`]. Do not implement it by hand.
@@ -112,7 +112,7 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
     /// Returns an owned, type-erased handle.
     fn into_any(self) -> AnyResource
     where
-        Self: Sized + Send + Sync,
+        Self: Sized + Shareable,
     {
         Arc::new(self)
     }

@@ -10,9 +10,10 @@ use crate::Result;
 /// Order matters, and the last layer added is the outermost. Statistics above a pool count the requests;
 /// below the pool, they count the regions that the pool takes. `examples/stack.rs` shows both.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is not a layer for `{R}`",
+    message = "`{Self}` is not a layer for `{R}`; pass a layer, such as `PoolLayer::new()`",
     label = "this cannot go on top of `{R}`",
-    note = "a layer is a value of a type such as `PoolLayer`; `layer_fn` makes one from a closure"
+    note = "`layer_fn` makes a layer of a closure, and `option_layer` of an `Option`; `StackSpec` builds a \
+            stack from text"
 )]
 pub trait Layer<R> {
     /// The resource that the layer builds.
@@ -27,6 +28,7 @@ pub trait Layer<R> {
 
 /// The layer that adds nothing.
 #[derive(Clone, Copy, Default, Debug)]
+#[expect(clippy::exhaustive_structs, reason = "it does nothing, and so needs no options")]
 pub struct Identity;
 
 impl<R> Layer<R> for Identity {

@@ -53,6 +53,8 @@ mod out_of_memory;
 mod provide;
 mod ptr;
 mod resource;
+mod setters;
+mod shareable;
 mod size;
 pub mod stack;
 mod statistics;
@@ -76,6 +78,7 @@ pub use out_of_memory::{FreeMemory, LiveBlock, OutOfMemoryReport, Remedy, Remedy
 pub use provide::is_shareable;
 pub use ptr::DevicePtr;
 pub use resource::{AnyResource, DeviceMemoryResource, Traits};
+pub use shareable::Shareable;
 pub use size::{ByteSize, gib, kib, mib, parse_block_bytes, parse_bytes, parse_memory};
 pub use statistics::{FreeCounts, LadderCounts, ResourceStatistics};
 pub use stream::{StreamId, StreamRef};

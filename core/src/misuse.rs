@@ -34,6 +34,7 @@ pub enum MisuseKind {
 
 /// One invalid call of `deallocate`, refused or not.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Misuse {
     /// The kind of misuse.
     pub kind: MisuseKind,
@@ -45,6 +46,19 @@ pub struct Misuse {
     pub stream: StreamRef,
     /// The stack that was called, as text.
     pub resource: String,
+}
+
+impl Misuse {
+    /// Describes a call of `deallocate` of the stack `resource`, with the arguments as passed in.
+    pub fn new(
+        kind: MisuseKind,
+        ptr: DevicePtr,
+        bytes: u64,
+        stream: StreamRef,
+        resource: impl fmt::Display,
+    ) -> Self {
+        Self { kind, ptr, bytes, stream, resource: resource.to_string() }
+    }
 }
 
 impl fmt::Display for Misuse {

@@ -72,6 +72,7 @@ pub struct OutOfMemoryReport {
 /// Free blocks of one stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct FreeMemory {
     /// The stream's raw handle; `None` for memory that is free for any stream.
     pub stream: Option<u64>,
@@ -83,9 +84,17 @@ pub struct FreeMemory {
     pub largest_block: u64,
 }
 
+impl FreeMemory {
+    /// Describes `blocks` free blocks of a stream, or of any stream. Sizes are in bytes.
+    pub const fn new(stream: Option<u64>, bytes: u64, blocks: u64, largest_block: u64) -> Self {
+        Self { stream, bytes, blocks, largest_block }
+    }
+}
+
 /// A live block.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[expect(clippy::exhaustive_structs, reason = "an address and a size; `BlockInfo` says more")]
 pub struct LiveBlock {
     /// The address where it starts.
     pub address: u64,
@@ -97,6 +106,7 @@ pub struct LiveBlock {
 /// a step that the resource itself takes before it fails (wait, synchronise, release, grow).
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct Remedy {
     /// The change.
     #[cfg_attr(feature = "serde", serde(flatten))]

@@ -99,10 +99,11 @@ pub type AnyResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
 /// # Safety
 /// Callers use the memory. If an implementation breaks duty 1, 2 or 5, safe code above it can corrupt memory.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is not a memory resource",
+    message = "`{Self}` is not a memory resource; pass the resource itself",
     label = "this is not a memory resource",
-    note = "pass the resource by value; for several owners, write `let shared = resource.into_any();` and \
-            give each owner a `shared.clone()`"
+    note = "for several owners, write `let shared = resource.into_any();` and give each owner a \
+            `shared.clone()`",
+    note = "a `Result` needs `?` first; with `use millpond::prelude::*` it also takes further layers"
 )]
 pub unsafe trait DeviceMemoryResource: Any + Debug + Display {
     /// Allocates a block for use on `stream`.

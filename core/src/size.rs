@@ -157,6 +157,7 @@ pub fn parse_bytes(text: &str) -> Result<u64> {
 /// assert_eq!("1024MiB".parse::<ByteSize>().unwrap().to_string(), "1GiB");
 /// ```
 #[derive(Clone, Copy, PartialEq, Debug)]
+#[non_exhaustive]
 pub enum ByteSize {
     /// A number of bytes.
     Bytes(u64),

@@ -6,6 +6,7 @@
 /// from upstream in `grow`.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct LadderCounts {
     /// A block that was freed on the same stream.
     pub own_stream: u64,
@@ -24,6 +25,29 @@ pub struct LadderCounts {
 }
 
 impl LadderCounts {
+    crate::setters! {
+        own_stream: u64,
+        ordered: u64,
+        completed: u64,
+        waited: u64,
+        grow: u64,
+        reclaim: u64,
+        out_of_memory: u64,
+    }
+
+    /// Returns the counts since `earlier`.
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            own_stream: self.own_stream - earlier.own_stream,
+            ordered: self.ordered - earlier.ordered,
+            completed: self.completed - earlier.completed,
+            waited: self.waited - earlier.waited,
+            grow: self.grow - earlier.grow,
+            reclaim: self.reclaim - earlier.reclaim,
+            out_of_memory: self.out_of_memory - earlier.out_of_memory,
+        }
+    }
+
     /// Returns the number of requests served.
     pub fn served(&self) -> u64 {
         self.own_stream + self.ordered + self.completed + self.waited + self.grow + self.reclaim
@@ -36,6 +60,7 @@ impl LadderCounts {
 /// mean that the program frees more than its threads may cache.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct FreeCounts {
     /// Blocks that the calling thread's cache took, without a lock.
     pub cached: u64,
@@ -47,6 +72,10 @@ pub struct FreeCounts {
     pub evicted: u64,
     /// Cached blocks that the pool took back, because it needed memory or the thread was idle.
     pub flushed: u64,
+}
+
+impl FreeCounts {
+    crate::setters! { cached: u64, past_cache: u64, heap: u64, evicted: u64, flushed: u64 }
 }
 
 impl std::ops::AddAssign for FreeCounts {
@@ -62,6 +91,7 @@ impl std::ops::AddAssign for FreeCounts {
 /// The memory of a resource. All sizes are in bytes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct ResourceStatistics {
     /// Bytes in live blocks, after rounding.
     pub bytes_in_use: u64,
@@ -98,6 +128,24 @@ pub struct ResourceStatistics {
 }
 
 impl ResourceStatistics {
+    crate::setters! {
+        bytes_in_use: u64,
+        bytes_requested: u64,
+        peak_bytes_in_use: u64,
+        bytes_reserved: u64,
+        peak_bytes_reserved: u64,
+        bytes_beyond_slack: u64,
+        largest_free_block: u64,
+        blocks_in_use: u64,
+        blocks_free: u64,
+        regions: u64,
+        allocations: u64,
+        deallocations: u64,
+        misuses: u64,
+        ladder: LadderCounts,
+        frees: FreeCounts,
+    }
+
     /// Returns whether the statistics hold [`misuses`](Self::misuses) and nothing else. Plain CUDA memory
     /// counts no more.
     pub fn knows_only_misuses(&self) -> bool {

@@ -8,6 +8,7 @@ use crate::program::{Op, Program};
 
 /// The outcome of the requests that had failed when the log was written.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize)]
+#[non_exhaustive]
 pub struct AskedAgain {
     /// The number of requests. Failures before a success of the same size, thread and stream count as one.
     pub requests: u64,
@@ -19,6 +20,7 @@ pub struct AskedAgain {
 
 /// A request that failed again.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Unserved {
     /// The line in the log.
     pub line: u64,

@@ -8,6 +8,7 @@ use crate::Result;
 
 /// The device that logs are replayed on.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct DeviceFigures {
     /// The text of `--device`.
     pub spec: String,

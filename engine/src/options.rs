@@ -4,6 +4,7 @@ use std::fmt;
 
 /// The threads of a replay, and their order.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
 pub enum Threads {
     /// One thread for each thread of the log, one at a time, strictly in the order of the log. If threads
     /// alternate in the log, hand-overs take most of the time of a replay: about 4 µs a row.
@@ -32,6 +33,7 @@ pub const MAX_THREADS: usize = 256;
 
 /// The options of a replay.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Options {
     /// The threads, and their order.
     pub threads: Threads,
@@ -40,6 +42,10 @@ pub struct Options {
     /// Whether to repeat, at their places, the requests that failed when the log was written. Served ones are
     /// freed at once, but the resource may have grown for them, and may keep that memory.
     pub ask_again: bool,
+}
+
+impl Options {
+    millpond_core::setters! { threads: Threads, passes: u32, ask_again: bool }
 }
 
 impl Default for Options {

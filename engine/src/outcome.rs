@@ -4,6 +4,7 @@ use super::AskedAgain;
 
 /// The first failed allocation.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
+#[non_exhaustive]
 pub struct Failure {
     /// The line in the log.
     pub line: u64,
@@ -14,6 +15,11 @@ pub struct Failure {
 }
 
 impl Failure {
+    /// Returns the failure of the allocation at a line of the log, without a report.
+    pub fn new(line: u64, error: impl Into<String>) -> Self {
+        Self { line, error: error.into(), report: None }
+    }
+
     /// Returns the first line of the error.
     pub fn first_line(&self) -> &str {
         self.error.lines().next().unwrap_or_default()
@@ -22,6 +28,7 @@ impl Failure {
 
 /// The result of a replay.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Outcome {
     /// The nanoseconds of each pass.
     pub pass_ns: Vec<u64>,

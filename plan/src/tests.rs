@@ -299,7 +299,7 @@ fn place(allocations: &mut [PlannedAllocation], stream: u32) -> u64 {
         Block { birth, death, size: bytes, stream: 0 }
     };
     let problem = Problem::new(indices.iter().map(block).collect(), 256).unwrap();
-    let found = plan(&problem, &Options { rounds: 1, threads: 1, ..Options::default() });
+    let found = plan(&problem, &Options::default().rounds(1).threads(1));
     for (at, offset) in indices.into_iter().zip(found.offsets) {
         allocations[at].slot.as_mut().unwrap().offset = offset;
     }

@@ -111,7 +111,7 @@ fn the_plans_lock_is_free_while_a_retry_waits_for_another_thread() {
 fn body_in_a_scope(is_asked: bool) -> bool {
     let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
     let pool = CudaMemoryResource::new(Arc::clone(&device) as _).layer(PoolLayer::new().decay(Decay::Off));
-    let scopes = pool.unwrap().layer(CaptureScopesLayer).unwrap();
+    let scopes = pool.unwrap().layer(CaptureScopesLayer::new()).unwrap();
     let mut stack = scopes.layer(layer_of_steps(&BODY)).unwrap();
     stack.has_scopes &= is_asked;
     let stream = device.stream_create(StreamFlags::NON_BLOCKING).unwrap();

@@ -16,7 +16,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Err("usage: minimalloc CAPACITY SECONDS FILE...".into());
     };
     let capacity = capacity.parse()?;
-    let options = Options { time: Duration::from_secs_f64(seconds.parse()?), ..Options::default() };
+    let options = Options::default().time(Duration::from_secs_f64(seconds.parse()?));
     println!("| problem | buffers | load | fits {capacity} | s | planned | ratio | s |");
     println!("|---|---|---|---|---|---|---|---|");
     for file in files {

@@ -17,6 +17,7 @@ use crate::{Problem, cuts};
 /// # Ok::<(), millpond_planning::ProblemError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Bounds {
     /// No placement of the problem is lower, in bytes.
     pub bytes: u64,

@@ -71,6 +71,7 @@ pub struct MinimallocRow {
 /// # Ok::<(), millpond_planning::CsvError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "minimalloc's format has no other part")]
 pub struct Gap {
     /// The first position of the gap.
     pub lower: u64,

@@ -8,10 +8,11 @@ use std::time::Duration;
 /// use std::time::Duration;
 /// use millpond_planning::Options;
 ///
-/// let options = Options { time: Duration::from_secs(5), ..Options::default() };
+/// let options = Options::default().time(Duration::from_secs(5));
 /// assert_eq!(options.threads, 0);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Options {
     /// The time after which the search stops with its best placement. The first placement always finishes.
     pub time: Duration,
@@ -22,6 +23,36 @@ pub struct Options {
     pub seed: u64,
     /// The number of threads; 0 means one for each core. It does not change the result, if the time suffices.
     pub threads: usize,
+}
+
+impl Options {
+    /// Sets the time limit.
+    #[must_use]
+    pub fn time(mut self, time: Duration) -> Self {
+        self.time = time;
+        self
+    }
+
+    /// Sets the most rounds for one piece of the problem.
+    #[must_use]
+    pub fn rounds(mut self, rounds: u32) -> Self {
+        self.rounds = rounds;
+        self
+    }
+
+    /// Sets the seed.
+    #[must_use]
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// Sets the number of threads; 0 means one for each core.
+    #[must_use]
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.threads = threads;
+        self
+    }
 }
 
 impl Default for Options {

@@ -16,6 +16,7 @@ use crate::{Bounds, Options, Problem, bounds, streams};
 /// # Ok::<(), millpond_planning::ProblemError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Plan {
     /// The offset of each block in bytes, in the order of [`Problem::blocks`]; 0 for a block of 0 bytes.
     pub offsets: Vec<u64>,
@@ -54,6 +55,7 @@ impl Plan {
 /// # Ok::<(), millpond_planning::ProblemError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "there is no fourth answer")]
 pub enum Fit {
     /// This plan's height is at most the capacity.
     Fits(Plan),

@@ -13,6 +13,7 @@ use std::fmt;
 /// assert!(block.birth < block.death);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(clippy::exhaustive_structs, reason = "the problem has no other part")]
 pub struct Block {
     /// The position at which the block is allocated, for example the line number in the log.
     pub birth: u64,
@@ -30,6 +31,7 @@ pub struct Block {
 /// between them lead from one stream to the other. A point at the position of the free or of the allocation
 /// counts. allocation counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Order {
     /// The host waits for all work of the device.
     Device {

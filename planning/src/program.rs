@@ -14,6 +14,7 @@ pub const MOST_STREAMS: usize = 256;
 
 /// The SHA-256 of a log. It names the log that a plan was made from.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[expect(clippy::exhaustive_structs, reason = "it is the hash alone")]
 pub struct LogHash(pub [u8; 32]);
 
 /// Writes `sha256:` and 64 hexadecimal digits.
@@ -26,6 +27,7 @@ impl fmt::Display for LogHash {
 
 /// One allocation of a [`ProgramPlan`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[expect(clippy::exhaustive_structs, reason = "a plan needs each part")]
 pub struct PlannedAllocation {
     /// The size in bytes, a multiple of the plan's alignment.
     pub bytes: u64,
@@ -37,6 +39,7 @@ pub struct PlannedAllocation {
 
 /// The place and the life of a block of a [`ProgramPlan`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[expect(clippy::exhaustive_structs, reason = "a plan needs each part")]
 pub struct PlannedSlot {
     /// The number of allocations until the deallocation, including this one. If a block lives beyond the last
     /// allocation into the next pass, it keeps its bytes for a whole pass.
@@ -47,6 +50,7 @@ pub struct PlannedSlot {
 
 /// The content of a [`ProgramPlan`].
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[expect(clippy::exhaustive_structs, reason = "a plan needs each part")]
 pub struct PlanParts {
     /// The log that the plan was made from.
     pub log: LogHash,

@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 
 /// Limits on pending deallocations. The defaults are Numba's.
 #[derive(Clone, Copy, PartialEq, Debug)]
+#[non_exhaustive]
 pub struct DeferredOptions {
     /// If more deallocations are pending, all of them run.
     pub max_count: usize,
@@ -15,6 +16,8 @@ pub struct DeferredOptions {
 }
 
 impl DeferredOptions {
+    millpond_core::setters! { max_count: usize, max_ratio: f64 }
+
     /// Deallocations wait only while cleanup is deferred.
     pub const IMMEDIATE: Self = Self { max_count: 0, max_ratio: 0.0 };
 }
@@ -33,7 +36,7 @@ impl Default for DeferredOptions {
 ///
 /// ```
 /// use millpond_plugin::{DeferredOptions, DeferredQueue};
-/// let queue = DeferredQueue::new(DeferredOptions { max_count: 2, max_ratio: 0.5 });
+/// let queue = DeferredQueue::new(DeferredOptions::default().max_count(2).max_ratio(0.5));
 /// queue.set_capacity(1000);
 /// assert!(queue.push("a", 100).is_empty());
 /// assert!(queue.push("b", 100).is_empty());

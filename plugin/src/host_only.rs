@@ -144,7 +144,7 @@ impl HostOnlyMemoryManager {
         }
         let driver = self.driver()?;
         check_mapping(&*driver, mapped)?;
-        let flags = HostAllocFlags { mapped, ..HostAllocFlags::default() };
+        let flags = HostAllocFlags::default().mapped(mapped);
         // SAFETY: the caller vouches for the range, and `owner` keeps it until the pin is lifted.
         let pin = |driver: &dyn Driver| unsafe { driver.mem_host_register(ptr, bytes, flags) };
         self.attempt(&driver, "a pin", bytes, pin).map_err(explain_pin)?;

@@ -6,7 +6,6 @@ use std::error::Error;
 use millpond_core::stack::StackSpec;
 use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Result, StreamRef};
 use millpond_driver::DeviceSpec;
-use millpond_engine::Options;
 use millpond_engine::program::{Limits, Program};
 use millpond_replay::compare::{self, Settings};
 use millpond_replay::progress::Progress;
@@ -27,7 +26,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let program = Program::open(&log, Limits::default())?;
     let stacks = ["cuda", "cuda+pool:initial=64MiB", "cuda+pool+binning"];
     let stacks = stacks.iter().map(|text| text.parse()).collect::<Result<_>>()?;
-    let settings = Settings { device, stacks, options: Options::default() };
+    let settings = Settings::new(device, stacks);
     let comparison = compare::compare(&program, &settings, &compare::layers(), &Progress::default())?;
     Format::Table.reporter(std::io::stdout()).report(&comparison)?;
     std::fs::remove_file(&log)?;

@@ -14,7 +14,6 @@
 //! measures stacks and devices.
 //!
 //! ```
-//! use millpond_engine::Options;
 //! use millpond_engine::log::LogReader;
 //! use millpond_engine::program::{Limits, Program};
 //! use millpond_replay::compare::{self, Settings, StackResult};
@@ -24,11 +23,7 @@
 //!            7,05:01:18.946606,allocate,0x7f00,1000,0\n\
 //!            7,05:01:18.946609,free,0x7f00,1000,0\n";
 //! let program = Program::read(LogReader::from_reader("example", log.as_bytes())?, Limits::default())?;
-//! let settings = Settings {
-//!     device: "sim:h200".parse()?,
-//!     stacks: vec!["cuda+pool".parse()?],
-//!     options: Options::default(),
-//! };
+//! let settings = Settings::new("sim:h200".parse()?, vec!["cuda+pool".parse()?]);
 //! let comparison = compare::compare(&program, &settings, &compare::layers(), &Progress::default())?;
 //! let StackResult::Ran(figures) = &comparison.stacks[0].result else { panic!() };
 //! assert_eq!((figures.operations, figures.failures), (2, 0));

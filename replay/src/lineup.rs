@@ -17,6 +17,7 @@ const FIXED_SIZE_WASTE: u64 = 4;
 
 /// A stack of the line-up.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Entry {
     /// A stack to replay through.
     Run(StackSpec),
@@ -71,22 +72,17 @@ mod tests {
     use super::*;
 
     fn device(simulated: bool, free_bytes: u64) -> DeviceFigures {
-        DeviceFigures {
-            spec: "sim:h200".to_owned(),
-            name: String::new(),
-            simulated,
-            total_bytes: free_bytes,
-            free_bytes,
-        }
+        let spec = millpond_driver::DeviceSpec::SimH200;
+        let mut figures = DeviceFigures::new(&spec, &spec.open_new().unwrap()).unwrap();
+        (figures.simulated, figures.free_bytes) = (simulated, free_bytes);
+        figures
     }
 
     fn log(blocks: u64, largest: u64, live: u64) -> LogSummary {
-        LogSummary {
-            peak_live_blocks: blocks,
-            largest_request_bytes: largest,
-            peak_live_bytes: live,
-            ..LogSummary::default()
-        }
+        let mut summary = LogSummary::default();
+        (summary.peak_live_blocks, summary.largest_request_bytes) = (blocks, largest);
+        summary.peak_live_bytes = live;
+        summary
     }
 
     #[test]

@@ -44,6 +44,7 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
 
 /// Options of an [`ArenaMemoryResource`].
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct ArenaOptions {
     /// The bytes to take when the arena is built: at least 1 MiB, rounded up to a multiple of 256. `None` for
     /// half of the free memory.
@@ -52,6 +53,14 @@ pub struct ArenaOptions {
     pub maximum_bytes: Option<u64>,
     /// A file that receives the state of the last request that ran out of memory.
     pub dump_log_on_failure: Option<PathBuf>,
+}
+
+impl ArenaOptions {
+    millpond_core::setters! {
+        size_bytes: Option<u64>,
+        maximum_bytes: Option<u64>,
+        dump_log_on_failure: Option<PathBuf>,
+    }
 }
 
 /// Puts an [`ArenaMemoryResource`] on top of a resource.

@@ -437,10 +437,9 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BinningMemoryResou
         let upstream = self.upstream.statistics();
         let Some(direct) = &self.direct else {
             let misuses: u64 = bins.map(|statistics| statistics.misuses).sum();
-            return upstream.map(|known| ResourceStatistics { misuses: known.misuses + misuses, ..known });
+            return upstream.map(|known| known.with_more_misuses(misuses));
         };
-        let direct =
-            ResourceStatistics { misuses: upstream.map_or(0, |known| known.misuses), ..direct.statistics() };
+        let direct = direct.statistics().misuses(upstream.map_or(0, |known| known.misuses));
         Some(bins.fold(direct, ResourceStatistics::beside))
     }
 

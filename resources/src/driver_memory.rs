@@ -77,7 +77,7 @@ const MANAGED_CALLS: Calls = Calls {
 const PINNED_CALLS: Calls = Calls {
     name: "pinned_host",
     allocate: |driver, bytes| {
-        let flags = HostFlags { portable: true, mapped: true, write_combined: false };
+        let flags = HostFlags::default().portable(true).mapped(true);
         driver.mem_host_alloc(bytes, flags).map(|ptr| DevicePtr::new(ptr.0 as u64))
     },
     // SAFETY: the caller's promise.
@@ -176,13 +176,8 @@ impl DriverMemory {
             REFUSED.lock().push(Refused { health, base, calls: self.calls });
         } else if error.code() == DriverError::INVALID_VALUE || error.code() == DriverError::NOT_FOUND {
             self.misuses.fetch_add(1, Ordering::Relaxed);
-            misuse::report(&Misuse {
-                kind: MisuseKind::ForeignPointer,
-                ptr,
-                bytes: layout.bytes(),
-                stream,
-                resource: self.calls.name.to_owned(),
-            });
+            let (kind, bytes) = (MisuseKind::ForeignPointer, layout.bytes());
+            misuse::report(&Misuse::new(kind, ptr, bytes, stream, self.calls.name));
         } else {
             // After a reset the driver has freed the memory already.
             if error.code() != DriverError::CONTEXT_IS_DESTROYED {
@@ -215,7 +210,7 @@ impl DriverMemory {
 
     fn statistics(&self) -> Option<ResourceStatistics> {
         let misuses = self.misuses.load(Ordering::Relaxed);
-        (misuses > 0).then(|| ResourceStatistics { misuses, ..Default::default() })
+        (misuses > 0).then(|| ResourceStatistics::default().misuses(misuses))
     }
 }
 

@@ -37,6 +37,7 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
 
 /// Options of a [`FixedSizeMemoryResource`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct FixedSizeOptions {
     /// Bytes of a block, rounded up to a multiple of 256 (default 1 MiB).
     pub block_bytes: u64,
@@ -54,6 +55,8 @@ impl Default for FixedSizeOptions {
 }
 
 impl FixedSizeOptions {
+    millpond_core::setters! { block_bytes: u64, blocks_per_region: u64, preallocated_blocks: u64 }
+
     fn checked(self) -> Result<Self> {
         let whole = align_up(self.block_bytes, ALLOCATION_ALIGNMENT).filter(|bytes| *bytes > 0);
         let blocks = self.blocks_per_region.max(self.preallocated_blocks);
@@ -250,7 +253,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for FixedSizeMemoryRes
         // Each thread counts its own blocks. Between two threads' updates, a block may count as in use twice.
         let blocks_free = blocks.saturating_sub(statistics.blocks_in_use);
         let largest_free_block = if blocks_free > 0 { self.options.block_bytes } else { 0 };
-        Some(ResourceStatistics { blocks_free, largest_free_block, ..statistics })
+        Some(statistics.blocks_free(blocks_free).largest_free_block(largest_free_block))
     }
 
     fn provide(&self, traits: &mut Traits) {

@@ -6,6 +6,7 @@ use crate::recording::{Recording, Source};
 
 /// The framework that allocates a program's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Framework {
     /// PyTorch with its own allocator.
     PyTorch,

@@ -45,6 +45,7 @@ pub trait Scopes {
 
 /// How often the programs did each of these things.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct Summary {
     /// All steps.
     pub operations: u64,
@@ -70,6 +71,7 @@ impl std::ops::AddAssign for Summary {
 
 /// A broken rule.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Broken {
     /// The seed of the program.
     pub seed: u64,

@@ -21,13 +21,8 @@ thread_local! {
 /// ```
 /// use millpond_core::misuse::{Misuse, MisuseKind, report};
 /// use millpond_core::{DevicePtr, StreamRef};
-/// let misuse = Misuse {
-///     kind: MisuseKind::DoubleFree,
-///     ptr: DevicePtr::new(0x1000),
-///     bytes: 256,
-///     stream: StreamRef::LEGACY,
-///     resource: "cuda+pool".to_owned(),
-/// };
+/// let (ptr, stream) = (DevicePtr::new(0x1000), StreamRef::LEGACY);
+/// let misuse = Misuse::new(MisuseKind::DoubleFree, ptr, 256, stream, "cuda+pool");
 /// let ((), reports) = millpond_testkit::misuse_recorder::record(|| report(&misuse));
 /// assert_eq!(reports, [misuse]);
 /// ```
@@ -80,13 +75,8 @@ mod tests {
     use millpond_core::{DevicePtr, StreamRef};
 
     fn misuse(bytes: u64) -> Misuse {
-        Misuse {
-            kind: MisuseKind::ForeignPointer,
-            ptr: DevicePtr::new(0x1000),
-            bytes,
-            stream: StreamRef::LEGACY,
-            resource: "test".to_owned(),
-        }
+        let ptr = DevicePtr::new(0x1000);
+        Misuse::new(MisuseKind::ForeignPointer, ptr, bytes, StreamRef::LEGACY, "test")
     }
 
     #[test]

@@ -35,6 +35,7 @@ use parking_lot::Mutex;
 /// A call that the resource received. Queries that change nothing, like `driver` and `Display`, are not
 /// recorded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Call {
     /// `allocate`.
     Allocate {

@@ -10,6 +10,7 @@ use millpond_core::{DevicePtr, Layout, align_up};
 
 /// A violation that no allocator may commit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Fault {
     /// A request for bytes returned the null pointer.
     Null {

@@ -2,6 +2,7 @@
 
 /// Which part of a resource's statistics is compared with the shadow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum StatisticsCheck {
     /// Nothing: the resource keeps no statistics, or returns those from a layer below it.
     None,

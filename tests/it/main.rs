@@ -15,6 +15,7 @@ mod interleavings;
 mod memory_report;
 mod misuse;
 mod museum;
+mod newcomers;
 mod order;
 mod out_of_memory;
 mod reentrancy;

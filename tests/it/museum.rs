@@ -19,12 +19,10 @@ const SEEDS: u64 = 80;
 const HANDFUL: usize = 12;
 
 fn config() -> Config {
-    Config {
-        statistics: StatisticsCheck::Counts,
-        largest_alignment: 64 << 10,
-        command: "cargo test -p millpond-tests --test it museum::".to_owned(),
-        ..Config::new("canary")
-    }
+    Config::new("canary")
+        .statistics(StatisticsCheck::Counts)
+        .largest_alignment(64 << 10)
+        .command("cargo test -p millpond-tests --test it museum::".to_owned())
 }
 
 #[test]
@@ -71,7 +69,7 @@ fn is_pool(stack: &str) -> bool {
 fn without_a_mistake_nothing_is_found() {
     let seeds = size::of(2_000, 10_000);
     let build = |driver: &_| CanaryPool::build(driver, None);
-    let sweep = Sweep { seeds: 0..seeds, ..Sweep::operations(u64::MAX) };
+    let sweep = Sweep::operations(u64::MAX).seeds(0..seeds);
     match program::sweep(&sweep, &config(), &build) {
         Ok(summary) => assert_eq!(summary.programs, seeds, "{summary:?}"),
         Err(failure) => panic!("{failure}"),
@@ -89,7 +87,7 @@ fn every_mistake_of_a_layer_that_submits_work_is_found() {
     };
     let by_programs = |text: &str, wrong: Option<WrongWork>| {
         let subject = subject(text, wrong);
-        let config = Config { verify_out_of_memory: false, ..Config::for_subject(&subject) };
+        let config = Config::for_subject(&subject).verify_out_of_memory(false);
         (0..20).any(|seed| program::run(seed, &config, &|driver| subject.build(driver)).is_err())
     };
     let by_suite = |wrong: Option<WrongWork>| {

@@ -43,11 +43,11 @@ fn programs_on_every_stack_keep_the_order() {
     for (subject, index) in subjects.iter().zip(0..) {
         let start = Instant::now();
         let command = "cargo test -p millpond-tests --test it order::".to_owned();
-        let config = Config { command, ..Config::for_subject(subject) };
+        let config = Config::for_subject(subject).command(command);
         // Each stack gets its own programs.
         let seeds = (index * 10_000_000)..u64::MAX;
         let operations = (wanted * share(subject)).div_ceil(shares);
-        let sweep = Sweep { seeds, ..Sweep::operations(operations) }.or_seed_of_environment();
+        let sweep = Sweep::operations(operations).seeds(seeds).or_seed_of_environment();
         match program::sweep(&sweep, &config, &|driver| subject.build(driver)) {
             Ok(summary) => {
                 println!("`{}`: {summary} in {:.1} s", subject.name(), start.elapsed().as_secs_f64());
@@ -72,9 +72,9 @@ fn a_layer_that_submits_work_keeps_the_order_wherever_it_stands() {
     let subjects = subjects::with_submitted_work();
     assert!(subjects.len() > 80, "{}", subjects.len());
     for (subject, index) in subjects.iter().zip(0..) {
-        let config = Config { verify_out_of_memory: false, ..Config::for_subject(subject) };
+        let config = Config::for_subject(subject).verify_out_of_memory(false);
         let operations = size::of(250, 500) * share(subject);
-        let sweep = Sweep { seeds: index * 1_000_000..u64::MAX, ..Sweep::operations(operations) };
+        let sweep = Sweep::operations(operations).seeds(index * 1_000_000..u64::MAX);
         if let Err(failure) = program::sweep(&sweep, &config, &|driver| subject.build(driver)) {
             failed.push(failure.to_string());
         }
@@ -118,11 +118,9 @@ impl Write for Shared {
 /// each other, and they lead to the state in which the program ended.
 #[test]
 fn a_log_replays_to_the_same_state() {
-    let config = Config {
-        statistics: StatisticsCheck::Exact,
-        verify_out_of_memory: false, // The check would try again, and the log would contain that.
-        ..Config::new("cuda+pool+logging")
-    };
+    // The check for out of memory would try again, and the log would contain that.
+    let config =
+        Config::new("cuda+pool+logging").statistics(StatisticsCheck::Exact).verify_out_of_memory(false);
     for seed in 0..200 {
         let log = Shared::default();
         let summary = program::run(seed, &config, &|driver| {

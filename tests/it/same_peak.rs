@@ -51,7 +51,7 @@ fn peak(program: &Program, stack: &str, device: DriverHandle) -> Peak {
     let spec: StackSpec = stack.parse().expect("the stack's text is right");
     let resource =
         spec.build(&millpond::layers(), &(counter.clone() as DriverHandle)).expect("it can be built");
-    let options = Options { threads: Threads::One, passes: PASSES, ..Options::default() };
+    let options = Options::default().threads(Threads::One).passes(PASSES);
     let outcome = engine::replay(program, &resource, &device, options, &mut Silent).expect("no driver error");
     assert_eq!(outcome.failures, 0, "`{stack}`: {:?}", outcome.first_failure);
     let reserved = resource.statistics().map_or(0, |statistics| statistics.peak_bytes_reserved);

@@ -159,7 +159,7 @@ fn sizes_that_overflow_are_refused() {
 fn everything_else_is_the_upstreams() {
     let (resource, handle) = adaptor(AlignedLayer::new(4096));
     handle.set_memory_info(MemoryInfo { free: 5, total: 9 });
-    handle.set_statistics(Some(ResourceStatistics { misuses: 3, ..Default::default() }));
+    handle.set_statistics(Some(ResourceStatistics::default().misuses(3)));
     handle.set_trimmed_bytes(77);
     assert_eq!(resource.memory_info().unwrap(), MemoryInfo { free: 5, total: 9 });
     assert_eq!((resource.statistics().unwrap().misuses, resource.trim(11).unwrap()), (3, 77));

@@ -127,13 +127,8 @@ fn a_wrong_size_for_a_block_of_the_fallback_is_refused() {
     second.answer_next(DevicePtr::new(0x9000));
     let ptr = resource.allocate_bytes(100, S).unwrap();
     let reports = free(&resource, ptr, 101);
-    let expected = Misuse {
-        kind: MisuseKind::WrongSize { allocated_bytes: 100 },
-        ptr,
-        bytes: 101,
-        stream: S,
-        resource: "mock+fallback:to=(mock)".to_owned(),
-    };
+    let kind = MisuseKind::WrongSize { allocated_bytes: 100 };
+    let expected = Misuse::new(kind, ptr, 101, S, "mock+fallback:to=(mock)");
     assert_eq!(reports, [expected]);
     assert_eq!(
         reports[0].to_string(),
@@ -151,7 +146,7 @@ fn both_are_counted() {
     let (resource, first, second) = adaptor();
     let total = 100 * MIB;
     assert_eq!(resource.statistics(), None);
-    let known = ResourceStatistics { bytes_in_use: 5, bytes_reserved: 25, misuses: 1, ..Default::default() };
+    let known = ResourceStatistics::default().bytes_in_use(5).bytes_reserved(25).misuses(1);
     second.set_statistics(Some(known));
     assert_eq!(resource.statistics(), Some(known));
     first.set_statistics(Some(known));

@@ -209,7 +209,7 @@ fn the_upstream_never_hands_out_more_than_the_limit() {
 fn everything_else_is_the_upstreams() {
     let (resource, handle) = adaptor(1024);
     handle.set_memory_info(MemoryInfo { free: 5000, total: 9000 });
-    handle.set_statistics(Some(ResourceStatistics { misuses: 3, ..Default::default() }));
+    handle.set_statistics(Some(ResourceStatistics::default().misuses(3)));
     handle.set_trimmed_bytes(77);
     resource.allocate_bytes(200, S).unwrap();
     assert_eq!(resource.memory_info().unwrap(), MemoryInfo { free: 768, total: 9000 });

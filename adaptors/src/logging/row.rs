@@ -46,6 +46,7 @@ pub const EXTENDED_HEADER: [&str; 11] = [
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
+#[non_exhaustive]
 pub struct Row {
     /// The operating system's id of the calling thread.
     pub thread: u64,

@@ -385,7 +385,7 @@ fn everything_else_is_the_upstreams() {
     let (upstream, handle) = mock();
     let resource = LoggingResourceAdaptor::to_writer(upstream, io::sink()).unwrap();
     handle.set_memory_info(MemoryInfo { free: 5, total: 9 });
-    handle.set_statistics(Some(ResourceStatistics { misuses: 3, ..Default::default() }));
+    handle.set_statistics(Some(ResourceStatistics::default().misuses(3)));
     handle.set_trimmed_bytes(77);
     assert_eq!(resource.memory_info().unwrap(), MemoryInfo { free: 5, total: 9 });
     assert_eq!(resource.statistics().unwrap().misuses, 3);

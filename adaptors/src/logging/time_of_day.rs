@@ -9,6 +9,7 @@ use millpond_core::{Error, Result};
 ///
 /// Some logs have a colon before the microseconds; it is read as well.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+#[expect(clippy::exhaustive_structs, reason = "it is the time alone")]
 pub struct TimeOfDay {
     /// Microseconds after midnight.
     pub micros: u64,

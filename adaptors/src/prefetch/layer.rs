@@ -11,6 +11,7 @@ use super::PrefetchResourceAdaptor;
 ///
 #[doc = include_str!("../../layers/prefetch.md")]
 #[derive(Clone, Copy, Default, Debug)]
+#[non_exhaustive]
 pub struct PrefetchLayer;
 
 impl PrefetchLayer {

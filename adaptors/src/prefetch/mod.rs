@@ -34,7 +34,7 @@ pub use layer::PrefetchLayer;
 /// use millpond_resources::ManagedMemoryResource;
 ///
 /// let device = SimDevice::new(SimConfig::h200());
-/// let stack = ManagedMemoryResource::new(device.clone()).layer(PrefetchLayer)?;
+/// let stack = ManagedMemoryResource::new(device.clone()).layer(PrefetchLayer::new())?;
 /// let block = stack.allocate_bytes(1000, StreamRef::LEGACY)?;
 /// assert_eq!(device.last_prefetch(), Some((block, 1000, false)));
 /// # // SAFETY: the block is live, unused, and freed with its size.

@@ -5,6 +5,7 @@
 /// It is signed, because a level may free more than it allocates: blocks may be older than the level.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct Counter {
     /// The live amount (RMM's `value`).
     pub current: i64,
@@ -28,6 +29,7 @@ impl Counter {
 /// The counters of one level of a [`StatisticsResourceAdaptor`](super::StatisticsResourceAdaptor).
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct Counters {
     /// The bytes, as requested.
     pub bytes: Counter,

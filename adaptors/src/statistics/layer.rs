@@ -11,6 +11,7 @@ use super::StatisticsResourceAdaptor;
 ///
 #[doc = include_str!("../../layers/statistics.md")]
 #[derive(Clone, Copy, Default, Debug)]
+#[non_exhaustive]
 pub struct StatisticsLayer;
 
 impl StatisticsLayer {

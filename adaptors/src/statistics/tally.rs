@@ -135,7 +135,7 @@ impl Tally {
     ) -> ResourceStatistics {
         let misuses = upstream.map_or(0, |known| known.misuses) + refused;
         let known = upstream.filter(|known| !known.knows_only_misuses());
-        ResourceStatistics { misuses, ..known.unwrap_or_else(|| self.as_statistics()) }
+        known.unwrap_or_else(|| self.as_statistics()).misuses(misuses)
     }
 
     /// Assumes that the upstream allocates each block with the requested size.
@@ -144,19 +144,17 @@ impl Tally {
         let count = |value: i64| u64::try_from(value).unwrap_or(0);
         let (current, peak) = (count(bytes.current), count(bytes.peak));
         let (blocks, total) = (count(allocations.current), count(allocations.total));
-        ResourceStatistics {
-            bytes_in_use: current,
-            bytes_requested: current,
-            peak_bytes_in_use: peak,
-            bytes_reserved: current,
-            peak_bytes_reserved: peak,
-            blocks_in_use: blocks,
-            regions: blocks,
-            allocations: total,
-            deallocations: total.saturating_sub(blocks),
-            ladder: LadderCounts { grow: total, out_of_memory: failures, ..Default::default() },
-            ..Default::default()
-        }
+        ResourceStatistics::default()
+            .bytes_in_use(current)
+            .bytes_requested(current)
+            .peak_bytes_in_use(peak)
+            .bytes_reserved(current)
+            .peak_bytes_reserved(peak)
+            .blocks_in_use(blocks)
+            .regions(blocks)
+            .allocations(total)
+            .deallocations(total.saturating_sub(blocks))
+            .ladder(LadderCounts::default().grow(total).out_of_memory(failures))
     }
 
     pub(super) fn pop(&self) -> Result<Counters> {

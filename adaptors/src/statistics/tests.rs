@@ -234,7 +234,7 @@ fn levels_pushed_while_threads_allocate_lose_nothing() {
 fn everything_else_is_the_upstreams() {
     let (resource, handle) = adaptor();
     handle.set_memory_info(MemoryInfo { free: 5, total: 9 });
-    handle.set_statistics(Some(ResourceStatistics { misuses: 3, ..Default::default() }));
+    handle.set_statistics(Some(ResourceStatistics::default().misuses(3)));
     handle.set_trimmed_bytes(77);
     assert_eq!(resource.memory_info().unwrap(), MemoryInfo { free: 5, total: 9 });
     assert_eq!(resource.statistics().unwrap().misuses, 3);

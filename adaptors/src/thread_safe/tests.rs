@@ -303,7 +303,7 @@ fn calls_pass_unchanged() {
     // SAFETY: the block is live, unused, and freed with its layout.
     unsafe { resource.deallocate(ptr, layout, stream) };
     handle.set_memory_info(MemoryInfo { free: 5, total: 9 });
-    handle.set_statistics(Some(ResourceStatistics { misuses: 3, ..Default::default() }));
+    handle.set_statistics(Some(ResourceStatistics::default().misuses(3)));
     handle.set_trimmed_bytes(77);
     assert_eq!(resource.memory_info().unwrap(), MemoryInfo { free: 5, total: 9 });
     assert_eq!(resource.statistics().unwrap().misuses, 3);

@@ -218,7 +218,7 @@ impl<R: DeviceMemoryResource> TrackingResourceAdaptor<R> {
     #[cold]
     fn refuse(&self, kind: MisuseKind, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         self.tracker.refused.fetch_add(1, Ordering::Relaxed);
-        misuse::report(&Misuse { kind, ptr, bytes: layout.bytes(), stream, resource: self.to_string() });
+        misuse::report(&Misuse::new(kind, ptr, layout.bytes(), stream, self));
     }
 }
 

@@ -82,7 +82,7 @@ fn what_fails_is_not_tracked() {
 #[test]
 fn misuse_is_refused_reported_counted_and_not_forwarded() {
     let (resource, handle) = adaptor();
-    handle.set_statistics(Some(ResourceStatistics { misuses: 3, ..Default::default() }));
+    handle.set_statistics(Some(ResourceStatistics::default().misuses(3)));
     let (kept, freed) = (resource.allocate_bytes(1000, S).unwrap(), resource.allocate_bytes(8, S).unwrap());
     assert_eq!(free(&resource, freed, 8), []);
     handle.take_calls();
@@ -93,8 +93,7 @@ fn misuse_is_refused_reported_counted_and_not_forwarded() {
         (kept, 999, MisuseKind::WrongSize { allocated_bytes: 1000 }),
         (kept, 0, MisuseKind::WrongSize { allocated_bytes: 1000 }),
     ] {
-        let resource_text = "mock+tracking".to_owned();
-        let expected = Misuse { kind, ptr, bytes, stream: S, resource: resource_text };
+        let expected = Misuse::new(kind, ptr, bytes, S, "mock+tracking");
         assert_eq!(free(&resource, ptr, bytes), [expected]);
     }
     handle.assert_calls([]);

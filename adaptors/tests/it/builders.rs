@@ -106,7 +106,7 @@ fn issue_29_each_layer_is_the_same_from_rust_and_from_text() {
         let own = CudaMemoryResource::new(DriverHandle::clone(below.driver())).into_any();
         below.layer(BinningLayer::new().add_bin(4096).add_bin_with(1 << 20, own))
     });
-    check("capture_scopes", || cuda().layer(CaptureScopesLayer));
+    check("capture_scopes", || cuda().layer(CaptureScopesLayer::new()));
     check("fallback", || {
         let below = cuda();
         let other = ManagedMemoryResource::new(DriverHandle::clone(below.driver())).into_any();

@@ -22,7 +22,7 @@ fn typed() -> impl DeviceMemoryResource + Send + Sync {
     let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
     let pool = cuda.layer(PoolLayer::new().maximum_bytes(64 * MIB)).unwrap();
     let limited = pool.layer(TrackingLayer::new()).unwrap().layer(LimitingLayer::new(32 * MIB)).unwrap();
-    limited.layer(StatisticsLayer).unwrap().layer(LoggingLayer::new().writer(std::io::sink())).unwrap()
+    limited.layer(StatisticsLayer::new()).unwrap().layer(LoggingLayer::new().writer(std::io::sink())).unwrap()
 }
 
 /// Finds all of them in a fresh stack.

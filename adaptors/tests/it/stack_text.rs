@@ -152,7 +152,7 @@ impl Random<'_> {
 
     fn pool(&mut self) -> PoolLayer {
         let reuse = self.one_of(&[Reuse::ALL, Reuse::OWN_STREAM]);
-        let reuse = Reuse { waited: self.rng.percent(50), ..reuse };
+        let reuse = reuse.waited(self.rng.percent(50));
         let decay = match self.rng.below(3) {
             0 => Decay::Off,
             1 => Decay::default(),

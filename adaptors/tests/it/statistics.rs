@@ -91,7 +91,7 @@ fn what_the_upstream_counts_stays_as_it_is() {
 fn issue_9_a_layer_of_any_type_is_reported_by_its_name() {
     let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
     let pool = cuda.layer(PoolLayer::new().maximum_bytes(64 * MIB)).unwrap();
-    let typed = pool.layer(TrackingLayer::new()).unwrap().layer(StatisticsLayer).unwrap();
+    let typed = pool.layer(TrackingLayer::new()).unwrap().layer(StatisticsLayer::new()).unwrap();
     let erased = build("cuda+pool:max=64MiB+tracking+statistics");
     for layers in [typed.memory_report().layers, erased.memory_report().layers] {
         let find = |name: &str| layers.iter().find(|it| it.layer.split(':').next() == Some(name));

@@ -337,7 +337,7 @@ fn single_layers_say_more_than_their_text() {
 /// Reports misuse of a block that no call here concerns.
 fn misuse_another() {
     let (kind, ptr) = (MisuseKind::ForeignPointer, DevicePtr::new(256));
-    misuse::report(&Misuse { kind, ptr, bytes: 1, stream: StreamRef::LEGACY, resource: "other".to_owned() });
+    misuse::report(&Misuse::new(kind, ptr, 1, StreamRef::LEGACY, "other"));
 }
 
 extern "C" fn hand_out(_: *mut c_void, _: u64, _: u64, _: *mut c_void) -> *mut c_void {

@@ -10,7 +10,7 @@ use bytemuck::Pod;
 use millpond_core::driver::{CaptureModeGuard, DriverResult};
 use millpond_core::{
     AnyResource, DeviceId, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver, DriverHandle,
-    Error, Layout, Result, StreamId, StreamRef,
+    Error, Layout, Result, Shareable, StreamId, StreamRef,
 };
 use millpond_resources::get_current_device_resource;
 
@@ -65,6 +65,7 @@ pub struct DeviceBuffer<R: DeviceMemoryResource = AnyResource> {
 }
 
 /// The parts of a [`DeviceBuffer`].
+#[expect(clippy::exhaustive_structs, reason = "a buffer needs each part")]
 pub struct RawParts<R> {
     /// The block; null if its layout has no bytes.
     pub ptr: DevicePtr,
@@ -319,7 +320,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     /// Converts the resource to a type-erased handle, for functions that take a buffer over any resource.
     pub fn into_any(self) -> DeviceBuffer
     where
-        R: Send + Sync,
+        R: Shareable,
     {
         let stream_id = self.stream_id;
         let RawParts { ptr, len, layout, stream, resource } = self.into_raw_parts();

@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 
 use bytemuck::{Pod, Zeroable};
 use millpond_core::{
-    AnyResource, DeviceId, DeviceMemoryResource, DevicePtr, Error, Layout, Result, StreamRef,
+    AnyResource, DeviceId, DeviceMemoryResource, DevicePtr, Error, Layout, Result, Shareable, StreamRef,
 };
 
 use crate::{DeviceBuffer, HostCopy, HostStaging, PrefetchTo};
@@ -130,7 +130,7 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
     /// Converts the resource to a type-erased handle, for functions that take a vector over any resource.
     pub fn into_any(self) -> DeviceVec<T>
     where
-        R: Send + Sync,
+        R: Shareable,
     {
         DeviceVec::of(self.buffer.into_any())
     }

@@ -73,7 +73,7 @@ fn memory_in_stream_order_is_waited_for() {
     const BYTES: u64 = 2 << 20;
     for seed in 0..50 {
         let device = SimDevice::new(SimConfig::h200().seed(seed).schedule(Schedule::Seeded(seed)));
-        let options = PoolOptions { maximum_bytes: Some(BYTES), ..Default::default() };
+        let options = PoolOptions::default().maximum_bytes(Some(BYTES));
         let pool = PoolMemoryResource::new(ManagedMemoryResource::new(device.clone()), options);
         let pool = pool.unwrap().into_any();
         let stream = Stream::new(device.clone(), StreamFlags::NON_BLOCKING).unwrap();

@@ -4,10 +4,12 @@ use std::ops::BitOr;
 
 /// A pool of the driver, by its raw handle (`CUmemoryPool` as a number).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[expect(clippy::exhaustive_structs, reason = "it is the handle alone")]
 pub struct MemPool(pub u64);
 
 /// Where the memory of a pool lies (`CUmemLocation`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[expect(clippy::exhaustive_enums, reason = "a driver and a layer must know each place")]
 pub enum MemLocation {
     /// On the driver's device.
     #[default]
@@ -51,6 +53,7 @@ impl MemLocation {
 
 /// The kind of a pool's memory (`CUmemAllocationType`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[expect(clippy::exhaustive_enums, reason = "a driver and a layer must know each kind")]
 pub enum MemAllocationType {
     /// It stays where it is.
     #[default]
@@ -125,6 +128,7 @@ impl BitOr for HandleTypes {
 
 /// The properties of a new pool (`CUmemPoolProps`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
 pub struct MemPoolProps {
     /// Where the memory lies.
     pub location: MemLocation,
@@ -138,11 +142,22 @@ pub struct MemPoolProps {
     pub hw_decompress: bool,
 }
 
+impl MemPoolProps {
+    crate::setters! {
+        location: MemLocation,
+        kind: MemAllocationType,
+        handles: HandleTypes,
+        max_bytes: u64,
+        hw_decompress: bool,
+    }
+}
+
 /// An attribute of a driver's pool (`CUmemPool_attribute`).
 ///
 /// The attributes from [`AllocationType`](Self::AllocationType) on are read-only, and known since CUDA 13.2.
 /// An older driver answers [`DriverError::INVALID_VALUE`](super::DriverError::INVALID_VALUE).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
 pub enum MemPoolAttribute {
     /// Allows reuse of memory of another stream if an event dependency orders its free before the request (0
     /// or 1).
@@ -178,4 +193,5 @@ pub enum MemPoolAttribute {
 /// Describes an allocation of an exported pool to the process that imported the pool: 64 opaque bytes
 /// (`CUmemPoolPtrExportData`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[expect(clippy::exhaustive_structs, reason = "CUDA fixes its bytes")]
 pub struct MemPoolPtrData(pub [u8; 64]);

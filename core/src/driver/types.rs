@@ -3,6 +3,7 @@
 /// Free and total memory in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[expect(clippy::exhaustive_structs, reason = "free and total is all that CUDA knows")]
 pub struct MemoryInfo {
     /// Free bytes.
     pub free: u64,
@@ -44,6 +45,7 @@ pub enum DeviceAttribute {
 
 /// The kind of memory that a pointer points into.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
 pub enum MemoryKind {
     /// Device memory.
     Device,
@@ -57,6 +59,7 @@ pub enum MemoryKind {
 
 /// How a stream behaves.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
 pub struct StreamFlags {
     /// Whether the stream does not synchronise with the legacy default stream.
     pub non_blocking: bool,
@@ -69,14 +72,18 @@ impl StreamFlags {
     pub const NON_BLOCKING: Self = Self { non_blocking: true, priority: 0 };
     /// Synchronises with the legacy default stream; CUDA's default.
     pub const BLOCKING: Self = Self { non_blocking: false, priority: 0 };
+
+    crate::setters! { non_blocking: bool, priority: i32 }
 }
 
 /// An event, by its raw handle.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[expect(clippy::exhaustive_structs, reason = "it is the handle alone")]
 pub struct Event(pub u64);
 
 /// The properties of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
 pub struct EventFlags {
     /// Whether each record takes the time; slower.
     pub timing: bool,
@@ -84,12 +91,18 @@ pub struct EventFlags {
     pub blocking_sync: bool,
 }
 
+impl EventFlags {
+    crate::setters! { timing: bool, blocking_sync: bool }
+}
+
 /// Physical memory without an address, by its raw handle.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[expect(clippy::exhaustive_structs, reason = "it is the handle alone")]
 pub struct PhysicalHandle(pub u64);
 
 /// The properties of new physical memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
 pub struct PhysicalProps {
     /// Whether it can be shared with other processes through POSIX file descriptors.
     pub share_fd: bool,
@@ -97,8 +110,13 @@ pub struct PhysicalProps {
     pub rdma: bool,
 }
 
+impl PhysicalProps {
+    crate::setters! { share_fd: bool, rdma: bool }
+}
+
 /// The access that a mapping allows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[expect(clippy::exhaustive_enums, reason = "a driver must know each, and CUDA fixes them")]
 pub enum AccessFlags {
     /// No access.
     None,
@@ -110,6 +128,7 @@ pub enum AccessFlags {
 
 /// Advice on managed memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
 pub enum MemAdvice {
     /// Keep it on the device if possible.
     PreferDevice,
@@ -123,6 +142,7 @@ pub enum MemAdvice {
 
 /// The options of pinned host memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
 pub struct HostFlags {
     /// Whether it is pinned for every context.
     pub portable: bool,
@@ -132,8 +152,13 @@ pub struct HostFlags {
     pub write_combined: bool,
 }
 
+impl HostFlags {
+    crate::setters! { portable: bool, mapped: bool, write_combined: bool }
+}
+
 /// An address in host memory. It is a number, so that threads can pass it on.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[expect(clippy::exhaustive_structs, reason = "it is the address alone")]
 pub struct HostPtr(pub usize);
 
 impl HostPtr {
@@ -145,6 +170,7 @@ impl HostPtr {
 
 /// CUDA's handle by which another process opens an allocation: 64 opaque bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[expect(clippy::exhaustive_structs, reason = "CUDA fixes its bytes")]
 pub struct IpcMemHandle(pub [u8; 64]);
 
 /// The mode of a capture or of a thread. It decides which unsafe calls a capture forbids to a thread
@@ -157,6 +183,7 @@ pub struct IpcMemHandle(pub [u8; 64]);
 /// - the thread began the capture itself;
 /// - the capture and the thread are both global.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[expect(clippy::exhaustive_enums, reason = "a driver must know each, and CUDA fixes them")]
 pub enum CaptureMode {
     /// Concerns unsafe calls of all threads. Each thread starts in this mode, and `torch.cuda.graph` uses it.
     #[default]

@@ -8,6 +8,7 @@ pub(super) const DEEPEST: usize = 32;
 
 /// One layer as text: its name and parameters.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[expect(clippy::exhaustive_structs, reason = "the grammar of stacks has no other part")]
 pub struct LayerSpec {
     /// The name of its [`LayerEntry`](super::LayerEntry).
     pub name: String,
@@ -102,6 +103,7 @@ pub struct Value(pub(super) Vec<Piece>);
 
 /// A piece of a [`Value`].
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[expect(clippy::exhaustive_enums, reason = "a printer must know each part of the grammar")]
 pub enum Piece {
     /// Text, without the quotes that it may need.
     Text(String),

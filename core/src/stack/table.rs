@@ -36,6 +36,7 @@ pub type LayerBuilder<'a> = Box<dyn FnOnce(AnyResource, &mut Building) -> Result
 /// Defines one name of a stack's text. Each resource and adaptor that text can name has an entry next to its
 /// code.
 #[derive(Clone, Copy, Debug)]
+#[expect(clippy::exhaustive_structs, reason = "layers write it whole, and `LayerKind` grows")]
 pub struct LayerEntry {
     /// The name.
     pub name: &'static str,

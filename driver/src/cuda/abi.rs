@@ -163,9 +163,9 @@ pub(super) const fn device_attribute(attribute: DeviceAttribute) -> Option<u32> 
     })
 }
 
-/// `CUmemPool_attribute`.
-pub(super) const fn pool_attribute(attribute: MemPoolAttribute) -> u32 {
-    match attribute {
+/// `CUmemPool_attribute`; `None` for an attribute that this version does not know.
+pub(super) const fn pool_attribute(attribute: MemPoolAttribute) -> Option<u32> {
+    Some(match attribute {
         MemPoolAttribute::ReuseFollowEventDependencies => 1,
         MemPoolAttribute::ReuseAllowOpportunistic => 2,
         MemPoolAttribute::ReuseAllowInternalDependencies => 3,
@@ -180,12 +180,13 @@ pub(super) const fn pool_attribute(attribute: MemPoolAttribute) -> u32 {
         MemPoolAttribute::LocationType => 12,
         MemPoolAttribute::MaxPoolSize => 13,
         MemPoolAttribute::HwDecompressEnabled => 14,
-    }
+        _ => return None,
+    })
 }
 
 /// Whether CUDA passes this pool attribute as an `int` or an enumeration; the others are 64 bits wide.
-pub(super) const fn pool_attribute_is_int(attribute: MemPoolAttribute) -> bool {
-    matches!(pool_attribute(attribute), 1..=3 | 9..=12 | 14)
+pub(super) const fn pool_attribute_is_int(attribute: u32) -> bool {
+    matches!(attribute, 1..=3 | 9..=12 | 14)
 }
 
 /// `CUmemAccess_flags`.
@@ -366,9 +367,9 @@ mod tests {
             (Ours::UsedMemCurrent, Theirs::CU_MEMPOOL_ATTR_USED_MEM_CURRENT),
             (Ours::UsedMemHigh, Theirs::CU_MEMPOOL_ATTR_USED_MEM_HIGH),
         ] {
-            assert_eq!(pool_attribute(ours), theirs as u32, "{ours:?}");
+            assert_eq!(pool_attribute(ours), Some(theirs as u32), "{ours:?}");
         }
-        let all = HostFlags { portable: true, mapped: true, write_combined: true };
+        let all = HostFlags::default().portable(true).mapped(true).write_combined(true);
         assert_eq!(
             host_flags(all),
             sys::CU_MEMHOSTALLOC_PORTABLE
@@ -421,7 +422,7 @@ mod tests {
             (Ours::MaxPoolSize, Theirs::CU_MEMPOOL_ATTR_MAX_POOL_SIZE),
             (Ours::HwDecompressEnabled, Theirs::CU_MEMPOOL_ATTR_HW_DECOMPRESS_ENABLED),
         ] {
-            assert_eq!(pool_attribute(ours), theirs as u32, "{ours:?}");
+            assert_eq!(pool_attribute(ours), Some(theirs as u32), "{ours:?}");
         }
         for (ours, theirs) in [
             (MemLocation::Device, CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE),

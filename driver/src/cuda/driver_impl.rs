@@ -178,6 +178,7 @@ impl Driver for CudaDriver {
             MemAdvice::PreferHost => (abi::CU_MEM_ADVISE_SET_PREFERRED_LOCATION, true),
             MemAdvice::ReadMostly => (abi::CU_MEM_ADVISE_SET_READ_MOSTLY, false),
             MemAdvice::AccessedByDevice => (abi::CU_MEM_ADVISE_SET_ACCESSED_BY, false),
+            _ => return Err(DriverError::new(DriverError::NOT_SUPPORTED, "cuMemAdvise")),
         };
         let location = if on_host { Location::HOST } else { Location::device(self.device) };
         // SAFETY: the caller vouched for the arguments.

@@ -13,6 +13,11 @@ use super::physical::with_os_handle;
 
 // `SAFETY` comments: see `driver_impl`. Only unsafe code could have ended the pools used here.
 
+/// Returns CUDA's number of the attribute, for this call.
+fn number_of(attribute: MemPoolAttribute, call: &'static str) -> DriverResult<u32> {
+    abi::pool_attribute(attribute).ok_or_else(|| DriverError::new(DriverError::NOT_SUPPORTED, call))
+}
+
 /// The methods with the same names as in [`Driver`](millpond_core::Driver).
 impl CudaDriver {
     pub(super) fn mem_pool_create(&self, props: MemPoolProps) -> DriverResult<MemPool> {
@@ -87,8 +92,8 @@ impl CudaDriver {
         attribute: MemPoolAttribute,
     ) -> DriverResult<u64> {
         let _context = self.enter()?;
-        let (functions, number) = (self.functions(), abi::pool_attribute(attribute));
-        if abi::pool_attribute_is_int(attribute) {
+        let (functions, number) = (self.functions(), number_of(attribute, "cuMemPoolGetAttribute")?);
+        if abi::pool_attribute_is_int(number) {
             let mut value = 0_u32;
             // SAFETY: the results go to locals; CUDA's `int` and enumerations are 32 bits wide.
             unsafe { functions.mem_pool_get_attribute(pool.0, number, (&raw mut value).cast()) }?;
@@ -107,8 +112,8 @@ impl CudaDriver {
         mut value: u64,
     ) -> DriverResult<()> {
         let _context = self.enter()?;
-        let (functions, number) = (self.functions(), abi::pool_attribute(attribute));
-        if abi::pool_attribute_is_int(attribute) {
+        let (functions, number) = (self.functions(), number_of(attribute, "cuMemPoolSetAttribute")?);
+        if abi::pool_attribute_is_int(number) {
             let mut value = i32::from(value != 0);
             // SAFETY: the call reads an `int` through the pointer.
             return unsafe { functions.mem_pool_set_attribute(pool.0, number, (&raw mut value).cast()) };

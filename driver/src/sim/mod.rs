@@ -69,7 +69,7 @@ pub use device::{Observer, SimDevice};
 pub(crate) use device::{find, first};
 pub use machine::SimMachine;
 pub use model::access::Access;
-pub use model::fault::{Fault, FaultPlan};
+pub use model::fault::FaultPlan;
 pub use model::violation::{Violation, ViolationKind};
 pub use profile::{
     CallCosts, Costs, Curve, EventRecordCosts, PlainCosts, Profile, SetAccessCosts, SizeCosts, UnmapCosts,

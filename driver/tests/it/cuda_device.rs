@@ -131,7 +131,7 @@ fn managed_memory_is_seen_by_host_and_device() {
 #[ignore = "needs a CUDA GPU; run by the GPU lane"]
 fn pinned_memory_is_the_devices_too() {
     let driver = device();
-    let flags = HostFlags { portable: true, mapped: true, write_combined: false };
+    let flags = HostFlags::default().portable(true).mapped(true);
     let host = driver.mem_host_alloc(MIB, flags).unwrap();
     assert_eq!(driver.pointer_kind(DevicePtr::new(host.0 as u64)), Ok(MemoryKind::Host));
     let mapped = driver.mem_host_get_device_pointer(host).unwrap();
@@ -142,7 +142,7 @@ fn pinned_memory_is_the_devices_too() {
     // SAFETY: the block came from this driver and is not used again.
     unsafe { driver.mem_free_host(host) }.unwrap();
 
-    let combined = driver.mem_host_alloc(KIB, HostFlags { write_combined: true, ..flags }).unwrap();
+    let combined = driver.mem_host_alloc(KIB, flags.write_combined(true)).unwrap();
     // SAFETY: the block came from this driver and is not used again.
     unsafe { driver.mem_free_host(combined) }.unwrap();
 }
@@ -156,7 +156,7 @@ fn registered_memory_is_pinned_until_it_is_unregistered() {
     let host = HostPtr(memory[start..].as_mut_ptr().expose_provenance());
     let address = DevicePtr::new(host.0 as u64);
     assert_eq!(driver.pointer_kind(address), Ok(MemoryKind::Unknown));
-    let flags = HostFlags { portable: true, mapped: true, write_combined: false };
+    let flags = HostFlags::default().portable(true).mapped(true);
     // SAFETY: the memory lives until it is unregistered; the driver refuses the second call.
     let (done, again) =
         unsafe { (driver.mem_host_register(host, MIB, flags), driver.mem_host_register(host, MIB, flags)) };
@@ -169,7 +169,7 @@ fn registered_memory_is_pinned_until_it_is_unregistered() {
     assert_eq!(done, Ok(()));
     assert_eq!(again.unwrap_err().code(), DriverError::HOST_MEMORY_NOT_REGISTERED);
     assert!(memory[start..start + MIB as usize].iter().all(|&byte| byte == 0x71));
-    let combined = HostFlags { write_combined: true, ..flags };
+    let combined = flags.write_combined(true);
     // SAFETY: the driver refuses it.
     let refused = unsafe { driver.mem_host_register(host, MIB, combined) };
     assert_eq!(refused.unwrap_err().code(), DriverError::INVALID_VALUE);
@@ -190,7 +190,7 @@ fn stream_ordered_memory_comes_from_pools() {
             driver.mem_free_async(ptr, on).unwrap();
         }
     }
-    let pool = driver.mem_pool_create(MemPoolProps { max_bytes: 64 * MIB, ..Default::default() }).unwrap();
+    let pool = driver.mem_pool_create(MemPoolProps::default().max_bytes(64 * MIB)).unwrap();
     assert_ne!(pool, driver.device_get_default_mem_pool().unwrap());
     let ptr = driver.mem_alloc_from_pool_async(8 * MIB, pool, stream).unwrap();
     let get = |attribute| driver.mem_pool_get_attribute(pool, attribute).unwrap();
@@ -217,9 +217,7 @@ fn stream_ordered_memory_comes_from_pools() {
 #[ignore = "needs a CUDA GPU; run by the GPU lane"]
 fn pool_attributes_can_be_set() {
     let driver = device();
-    let pool = driver
-        .mem_pool_create(MemPoolProps { handles: HandleTypes::POSIX_FD, ..Default::default() })
-        .unwrap();
+    let pool = driver.mem_pool_create(MemPoolProps::default().handles(HandleTypes::POSIX_FD)).unwrap();
     for attribute in [
         MemPoolAttribute::ReuseFollowEventDependencies,
         MemPoolAttribute::ReuseAllowOpportunistic,

@@ -420,16 +420,16 @@ fn pools_are_described_to_cuda_as_its_header_says() {
         let props = MemPoolProps::default();
         assert_eq!(make(props).unwrap(), "000000110100");
         let handles = HandleTypes::POSIX_FD | HandleTypes::FABRIC;
-        assert_eq!(make(MemPoolProps { max_bytes: 7, handles, ..props }).unwrap(), "000009110107");
-        assert_eq!(make(MemPoolProps { hw_decompress: true, ..props }).unwrap(), "000200110100");
-        let managed = MemPoolProps { kind: MemAllocationType::Managed, ..props };
+        assert_eq!(make(props.max_bytes(7).handles(handles)).unwrap(), "000009110107");
+        assert_eq!(make(props.hw_decompress(true)).unwrap(), "000200110100");
+        let managed = props.kind(MemAllocationType::Managed);
         assert_eq!(make(managed).unwrap(), "000000210100");
         for (location, expected) in [
             (MemLocation::Host, "000000120000"),
             (MemLocation::HostNuma(3), "000000130300"),
             (MemLocation::HostNumaCurrent, "000000140000"),
         ] {
-            assert_eq!(make(MemPoolProps { location, ..props }).unwrap(), expected);
+            assert_eq!(make(props.location(location)).unwrap(), expected);
         }
         let [managed, host] = [
             (MemLocation::Device, MemAllocationType::Managed),

@@ -25,7 +25,7 @@ fn symbol<F: Copy>(name: &str) -> F {
 fn streams_have_identities_and_order_work_by_events() {
     let driver = device();
     let first = driver.stream_create(StreamFlags::NON_BLOCKING).unwrap();
-    let second = driver.stream_create(StreamFlags { non_blocking: true, priority: -1 }).unwrap();
+    let second = driver.stream_create(StreamFlags::NON_BLOCKING.priority(-1)).unwrap();
     let blocking = driver.stream_create(StreamFlags::BLOCKING).unwrap();
     assert!(first.id() != second.id() && second.id() != blocking.id());
     for stream in [first, second, blocking, StreamRef::LEGACY, StreamRef::PER_THREAD] {
@@ -33,7 +33,7 @@ fn streams_have_identities_and_order_work_by_events() {
         assert_eq!(unsafe { driver.stream_ref(stream.handle()) }, Ok(stream));
     }
     assert_ne!(first.id(), StreamRef::LEGACY.id(), "a stream's identity must not be the default stream's");
-    let event = driver.event_create(EventFlags { timing: true, blocking_sync: true }).unwrap();
+    let event = driver.event_create(EventFlags::default().timing(true).blocking_sync(true)).unwrap();
     assert_eq!(driver.event_query(event), Ok(true), "never recorded: nothing to wait for");
     let ptr = driver.mem_alloc(64 * MIB).unwrap();
     for round in 0..16 {

@@ -207,7 +207,7 @@ fn copies_with_pinned_memory_wait_for_their_turn_and_others_do_not() {
     let device = device();
     let s = stream(&device);
     let ptr = device.mem_alloc(64).unwrap();
-    let pinned = device.mem_host_alloc(64, HostFlags { mapped: true, ..HostFlags::default() }).unwrap();
+    let pinned = device.mem_host_alloc(64, HostFlags::default().mapped(true)).unwrap();
     let host = pinned.as_mut_ptr();
     let mut registered = vec![1_u8; 64];
     let by_hand = HostPtr(registered.as_mut_ptr().expose_provenance());
@@ -303,7 +303,7 @@ fn pools_keep_memory_in_stream_order() {
 fn pools_wait_on_the_device_where_they_may() {
     let device = device();
     let [s, t] = [0, 1].map(|_| stream(&device));
-    let pool = device.mem_pool_create(MemPoolProps { max_bytes: MIB, ..Default::default() }).unwrap();
+    let pool = device.mem_pool_create(MemPoolProps::default().max_bytes(MIB)).unwrap();
     let a = device.mem_alloc_from_pool_async(MIB, pool, s).unwrap();
     device.launch(s, &[Access::write(a, MIB, 1)]);
     let full = device.mem_alloc_from_pool_async(MIB, pool, t);

@@ -146,7 +146,7 @@ fn issue_9_physical_memory_is_shared_through_a_file_descriptor() {
     let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
     let (_, unshared) = page(&device);
     assert_eq!(device.mem_export_to_fd(unshared).unwrap_err().code(), DriverError::INVALID_VALUE);
-    let handle = device.mem_create(PAGE, PhysicalProps { share_fd: true, rdma: false }).unwrap();
+    let handle = device.mem_create(PAGE, PhysicalProps::default().share_fd(true)).unwrap();
     let fd = device.mem_export_to_fd(handle).unwrap();
     // SAFETY: the descriptor was just opened for this test.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };

@@ -159,7 +159,7 @@ impl Pair {
             }
             let non_blocking = rng.below(2) == 0;
             kinds[index] = if non_blocking { Kind::NonBlocking } else { Kind::Blocking };
-            device.stream_create(StreamFlags { non_blocking, priority: 0 }).unwrap()
+            device.stream_create(StreamFlags::default().non_blocking(non_blocking)).unwrap()
         });
         let blocks = std::array::from_fn(|index| base.offset(index as u64 * BLOCK));
         Self {
@@ -226,7 +226,7 @@ impl Pair {
             // SAFETY: the stream is not used again.
             unsafe { self.device.stream_destroy(self.streams[stream]) }.unwrap();
             self.streams[stream] =
-                self.device.stream_create(StreamFlags { non_blocking, priority: 0 }).unwrap();
+                self.device.stream_create(StreamFlags::default().non_blocking(non_blocking)).unwrap();
         }
     }
 

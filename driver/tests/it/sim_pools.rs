@@ -13,16 +13,17 @@ use millpond_driver::sim::{Access, SimConfig, SimDevice, SimMachine, ViolationKi
 const MIB: u64 = 1 << 20;
 /// The memory that a pool of a large device takes at once.
 const CHUNK: u64 = 32 * MIB;
-const MANAGED: MemPoolProps = MemPoolProps { kind: MemAllocationType::Managed, ..DEVICE };
-const HOST: MemPoolProps = MemPoolProps { location: MemLocation::Host, ..DEVICE };
-const SHARED: MemPoolProps = MemPoolProps { handles: HandleTypes::POSIX_FD, ..DEVICE };
-const DEVICE: MemPoolProps = MemPoolProps {
-    location: MemLocation::Device,
-    kind: MemAllocationType::Pinned,
-    handles: HandleTypes::NONE,
-    max_bytes: 0,
-    hw_decompress: false,
-};
+fn managed() -> MemPoolProps {
+    MemPoolProps::default().kind(MemAllocationType::Managed)
+}
+
+fn on_host() -> MemPoolProps {
+    MemPoolProps::default().location(MemLocation::Host)
+}
+
+fn shared() -> MemPoolProps {
+    MemPoolProps::default().handles(HandleTypes::POSIX_FD)
+}
 
 fn device() -> Arc<SimDevice> {
     SimDevice::new(SimConfig::with_capacity(1 << 30))
@@ -59,13 +60,13 @@ fn a_pool_says_how_it_was_made() {
     use MemPoolAttribute::*;
     let device = device();
     let attributes = [AllocationType, LocationType, ExportHandleTypes, MaxPoolSize, HwDecompressEnabled];
-    let props = MemPoolProps { max_bytes: MIB, hw_decompress: true, ..SHARED };
+    let props = shared().max_bytes(MIB).hw_decompress(true);
     for (props, expected) in [
-        (DEVICE, [1, 1, 0, 0, 0]),
+        (MemPoolProps::default(), [1, 1, 0, 0, 0]),
         (props, [1, 1, 1, MIB, 1]),
-        (MANAGED, [2, 1, 0, 0, 0]),
-        (HOST, [1, 2, 0, 0, 0]),
-        (MemPoolProps { location: MemLocation::HostNuma(0), ..HOST }, [1, 3, 0, 0, 0]),
+        (managed(), [2, 1, 0, 0, 0]),
+        (on_host(), [1, 2, 0, 0, 0]),
+        (on_host().location(MemLocation::HostNuma(0)), [1, 3, 0, 0, 0]),
     ] {
         let pool = device.mem_pool_create(props).unwrap();
         assert_eq!(attributes.map(|attribute| get(&device, pool, attribute)), expected, "{props:?}");
@@ -83,12 +84,12 @@ fn a_pool_says_how_it_was_made() {
 fn pools_that_cuda_has_not_are_refused() {
     let device = device();
     for (props, expected) in [
-        (MemPoolProps { handles: HandleTypes::FABRIC, ..DEVICE }, DriverError::NOT_SUPPORTED),
-        (MemPoolProps { handles: HandleTypes::WIN32, ..DEVICE }, DriverError::NOT_SUPPORTED),
-        (MemPoolProps { location: MemLocation::HostNumaCurrent, ..HOST }, DriverError::INVALID_VALUE),
-        (MemPoolProps { location: MemLocation::HostNuma(7), ..HOST }, DriverError::INVALID_VALUE),
-        (MemPoolProps { handles: HandleTypes::POSIX_FD, ..MANAGED }, DriverError::INVALID_VALUE),
-        (MemPoolProps { max_bytes: MIB, ..MANAGED }, DriverError::INVALID_VALUE),
+        (MemPoolProps::default().handles(HandleTypes::FABRIC), DriverError::NOT_SUPPORTED),
+        (MemPoolProps::default().handles(HandleTypes::WIN32), DriverError::NOT_SUPPORTED),
+        (on_host().location(MemLocation::HostNumaCurrent), DriverError::INVALID_VALUE),
+        (on_host().location(MemLocation::HostNuma(7)), DriverError::INVALID_VALUE),
+        (managed().handles(HandleTypes::POSIX_FD), DriverError::INVALID_VALUE),
+        (managed().max_bytes(MIB), DriverError::INVALID_VALUE),
     ] {
         assert_eq!(code(device.mem_pool_create(props)), expected, "{props:?}");
     }
@@ -101,7 +102,7 @@ fn the_current_pool_serves_requests_that_name_none() {
     let s = stream(&device);
     let default = device.device_get_default_mem_pool().unwrap();
     assert_eq!(device.device_get_mem_pool(), Ok(default));
-    let pool = device.mem_pool_create(DEVICE).unwrap();
+    let pool = device.mem_pool_create(MemPoolProps::default()).unwrap();
     device.device_set_mem_pool(pool).unwrap();
     assert_eq!(device.device_get_mem_pool(), Ok(pool));
     let place = (MemLocation::Device, MemAllocationType::Pinned);
@@ -132,7 +133,7 @@ fn the_current_pool_serves_requests_that_name_none() {
 fn a_pool_of_another_device_is_none_of_this_one() {
     let machine = SimMachine::new();
     let [a, b] = [(); 2].map(|()| machine.add_device(SimConfig::with_capacity(1 << 30)));
-    let pool = a.mem_pool_create(DEVICE).unwrap();
+    let pool = a.mem_pool_create(MemPoolProps::default()).unwrap();
     let error = b.device_set_mem_pool(pool).unwrap_err();
     assert_eq!((error.code(), error.call()), (DriverError::INVALID_VALUE, "cuDeviceSetMemPool"));
     assert!(b.device_get_default_mem_pool() != a.device_get_default_mem_pool());
@@ -143,7 +144,7 @@ fn a_pool_of_another_device_is_none_of_this_one() {
 fn pools_hand_out_pieces_of_chunks() {
     let device = device();
     let (s, other) = (stream(&device), stream(&device));
-    let pool = device.mem_pool_create(DEVICE).unwrap();
+    let pool = device.mem_pool_create(MemPoolProps::default()).unwrap();
     device.mem_pool_set_attribute(pool, MemPoolAttribute::ReleaseThreshold, u64::MAX).unwrap();
     let take = |bytes, stream| device.mem_alloc_from_pool_async(bytes, pool, stream).unwrap();
     let reserved = || get(&device, pool, MemPoolAttribute::ReservedMemCurrent);
@@ -166,7 +167,7 @@ fn pools_hand_out_pieces_of_chunks() {
 fn managed_pools_have_real_memory_that_the_host_sees() {
     let device = device();
     let s = stream(&device);
-    let pool = device.mem_pool_create(MANAGED).unwrap();
+    let pool = device.mem_pool_create(managed()).unwrap();
     let ptr = device.mem_alloc_from_pool_async(MIB, pool, s).unwrap();
     assert_eq!(device.pointer_kind(ptr), Ok(MemoryKind::Managed));
     assert_eq!((device.live_bytes(), device.used_bytes()), (CHUNK, 0));
@@ -191,7 +192,7 @@ fn managed_pools_have_real_memory_that_the_host_sees() {
 fn real_memory_goes_back_when_no_work_can_touch_it() {
     let device = device();
     let [s, t] = [(); 2].map(|()| stream(&device));
-    let pool = device.mem_pool_create(MANAGED).unwrap();
+    let pool = device.mem_pool_create(managed()).unwrap();
     let ptr = device.mem_alloc_from_pool_async(MIB, pool, s).unwrap();
     device.stream_synchronize(s).unwrap();
     device.launch_for(t, &[], 1_000_000_000);
@@ -207,7 +208,7 @@ fn real_memory_goes_back_when_no_work_can_touch_it() {
 fn host_pools_are_for_the_device_once_it_has_access() {
     let device = device();
     let s = stream(&device);
-    let pool = device.mem_pool_create(HOST).unwrap();
+    let pool = device.mem_pool_create(on_host()).unwrap();
     let me = device.device();
     assert_eq!(device.mem_pool_get_access(pool, me), Ok(AccessFlags::None));
     let ptr = device.mem_alloc_from_pool_async(MIB, pool, s).unwrap();
@@ -230,7 +231,7 @@ fn other_devices_use_a_pool_that_they_were_given() {
     let machine = SimMachine::new();
     let [a, b] = [(); 2].map(|()| machine.add_device(SimConfig::with_capacity(1 << 30)));
     let (s, t) = (stream(&a), stream(&b));
-    let pool = a.mem_pool_create(DEVICE).unwrap();
+    let pool = a.mem_pool_create(MemPoolProps::default()).unwrap();
     let ptr = a.mem_alloc_from_pool_async(MIB, pool, s).unwrap();
     a.stream_synchronize(s).unwrap();
     assert_eq!(a.mem_pool_get_access(pool, a.device()), Ok(AccessFlags::ReadWrite));
@@ -274,7 +275,7 @@ mod shared {
     fn an_imported_pointer_is_the_exporters_memory_at_another_address() {
         let device = device();
         let [s, t] = [(); 2].map(|()| stream(&device));
-        let pool = device.mem_pool_create(SHARED).unwrap();
+        let pool = device.mem_pool_create(shared()).unwrap();
         let imported = import(&device, pool);
         let ptr = device.mem_alloc_from_pool_async(MIB, pool, s).unwrap();
         device.launch(s, &[Access::write(ptr, MIB, 5)]);
@@ -299,7 +300,7 @@ mod shared {
     fn the_importer_frees_first() {
         let device = device();
         let [s, t] = [(); 2].map(|()| stream(&device));
-        let pool = device.mem_pool_create(SHARED).unwrap();
+        let pool = device.mem_pool_create(shared()).unwrap();
         let imported = import(&device, pool);
         for frees_there in [false, true] {
             let ptr = device.mem_alloc_from_pool_async(MIB, pool, s).unwrap();
@@ -319,7 +320,7 @@ mod shared {
     fn what_an_imported_pool_cannot_do_is_refused_or_does_nothing() {
         let device = device();
         let s = stream(&device);
-        let pool = device.mem_pool_create(SHARED).unwrap();
+        let pool = device.mem_pool_create(shared()).unwrap();
         let imported = import(&device, pool);
         let refused = [
             device.mem_alloc_from_pool_async(MIB, imported, s).map(drop),
@@ -345,8 +346,8 @@ mod shared {
     fn only_what_a_pool_exported_is_imported_from_it() {
         let device = device();
         let s = stream(&device);
-        let [pool, other] = [(); 2].map(|()| device.mem_pool_create(SHARED).unwrap());
-        let plain = device.mem_pool_create(DEVICE).unwrap();
+        let [pool, other] = [(); 2].map(|()| device.mem_pool_create(shared()).unwrap());
+        let plain = device.mem_pool_create(MemPoolProps::default()).unwrap();
         let imported = import(&device, pool);
         let alloc = |pool| device.mem_alloc_from_pool_async(MIB, pool, s).unwrap();
         let (own, strange, private) = (alloc(pool), alloc(other), alloc(plain));

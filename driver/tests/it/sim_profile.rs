@@ -11,9 +11,9 @@ fn sample() -> Profile {
     let mut costs = Costs::default();
     let calls = [(CallKind::MemMap, 500), (CallKind::MemGetInfo, 3274), (CallKind::EventRecord, 160)];
     costs.calls_ns = calls.into_iter().collect();
-    costs.mem_create = Some(SizeCosts { by_bytes_ns: [(2 << 20, 10_000)][..].into() });
+    costs.mem_create = Some(SizeCosts::new([(2 << 20, 10_000)][..].into()));
     let mapping_by_bytes_ns = [(2 << 20, 11_600), (64 << 20, 12_000)][..].into();
-    costs.mem_unmap = Some(UnmapCosts { call_ns: 2300, mapping_by_bytes_ns });
+    costs.mem_unmap = Some(UnmapCosts::new(2300, mapping_by_bytes_ns));
     Profile::measured("simulated H200", 149_250_113_536, 132, (9, 0), "somewhere", costs)
 }
 

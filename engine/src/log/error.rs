@@ -3,6 +3,7 @@
 /// The reason why a log, or one row of it, cannot be read. Prints as `file:line: column: reason`.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{file}{}: {reason}", place(*line, *column))]
+#[non_exhaustive]
 pub struct LogError {
     /// The name of the log.
     pub file: String,
@@ -12,6 +13,13 @@ pub struct LogError {
     pub column: Option<&'static str>,
     /// The problem, and the remedy.
     pub reason: String,
+}
+
+impl LogError {
+    /// Returns the error about a line of a log; line 0 stands for the file as a whole.
+    pub fn new(file: impl Into<String>, line: u64, reason: impl Into<String>) -> Self {
+        Self { file: file.into(), line, column: None, reason: reason.into() }
+    }
 }
 
 fn place(line: u64, column: Option<&str>) -> String {

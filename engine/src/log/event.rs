@@ -2,10 +2,11 @@
 
 use std::fmt;
 
-use millpond_core::{DeviceId, DevicePtr};
+use millpond_core::{ALLOCATION_ALIGNMENT, DeviceId, DevicePtr};
 
 /// The call that a row records.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[expect(clippy::exhaustive_enums, reason = "a reader must know each kind of row")]
 pub enum Action {
     /// A block was handed out.
     Allocate,
@@ -17,6 +18,7 @@ pub enum Action {
 
 /// One row of a log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Event {
     /// The line in the log, counted from 1; the header is line 1.
     pub line: u64,
@@ -42,12 +44,40 @@ pub struct Event {
     pub duration_ns: Option<u64>,
 }
 
+impl Event {
+    /// Returns a row with the columns that every log has. The alignment is 256, and the other columns are
+    /// absent.
+    pub const fn new(
+        line: u64,
+        thread: u64,
+        action: Action,
+        pointer: DevicePtr,
+        bytes: u64,
+        stream: StreamKey,
+    ) -> Self {
+        Self {
+            line,
+            thread,
+            action,
+            pointer,
+            bytes,
+            stream,
+            alignment: ALLOCATION_ALIGNMENT,
+            device: None,
+            sequence: None,
+            monotonic_ns: None,
+            duration_ns: None,
+        }
+    }
+}
+
 /// The stream in a row.
 ///
 /// RMM prints a stream's handle in hexadecimal. `0` (or `0x0`, `(nil)`) and `0x1` are the legacy default
 /// stream. `0x2` is the per-thread default stream, a different stream on each thread. A decimal number other
 /// than 0 is not a handle: it comes from logs with numbered streams.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[expect(clippy::exhaustive_enums, reason = "a reader must know each kind of stream")]
 pub enum StreamKey {
     /// The legacy default stream.
     Legacy,

@@ -6,6 +6,7 @@ use crate::log::{Event, StreamKey};
 
 /// A thread and a stream that an operation runs on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Lane {
     /// The thread, counted from 0 in the order of their first rows.
     pub thread: u32,

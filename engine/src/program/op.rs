@@ -5,6 +5,7 @@ use millpond_core::Layout;
 /// The kind of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
+#[expect(clippy::exhaustive_enums, reason = "a replay must know each kind of operation")]
 pub enum OpKind {
     /// Allocates a block into a slot.
     Allocate,
@@ -21,6 +22,7 @@ pub enum OpKind {
 
 /// One operation of a [`Program`](super::Program).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[expect(clippy::exhaustive_structs, reason = "a program has millions, so its size is fixed")]
 pub struct Op {
     /// The size of the block in bytes, as requested; also for a free.
     pub bytes: u64,

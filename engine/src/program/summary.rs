@@ -6,6 +6,7 @@ use super::sparkline::Sparkline;
 
 /// The contents of a log. Sizes are in bytes, as requested.
 #[derive(Clone, Default, PartialEq, Debug, Serialize)]
+#[non_exhaustive]
 pub struct LogSummary {
     /// The name of the log.
     pub file: String,

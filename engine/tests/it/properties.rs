@@ -15,7 +15,7 @@ const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream\n";
 
 /// Reads everything, in both ways; the caller decides whether that may fail.
 fn read(bytes: &[u8]) -> Option<Program> {
-    let limits = |skip_bad_rows| Limits { skip_bad_rows, ..Limits::default() };
+    let limits = |skip_bad_rows| Limits::default().skip_bad_rows(skip_bad_rows);
     let read = |skip| LogReader::from_reader("log", bytes).ok().map(|log| Program::read(log, limits(skip)));
     let _ = read(false);
     read(true)?.ok()

@@ -8,6 +8,7 @@ pub const MIMALLOC: &str = "mimalloc";
 
 /// The results of a benchmark.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Report {
     /// The version of this format.
     pub version: u32,
@@ -29,6 +30,7 @@ pub struct Report {
 
 /// One workload on one stack.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Subjected {
     /// The workload.
     pub workload: &'static str,
@@ -51,6 +53,7 @@ pub struct Subjected {
 
 /// The figures of one workload on one stack.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Figures {
     /// The workload and the stack.
     #[serde(flatten)]
@@ -71,6 +74,7 @@ pub struct Figures {
 
 /// A workload that gave no figures.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct NotRun {
     /// The workload and the stack.
     #[serde(flatten)]
@@ -84,6 +88,7 @@ pub struct NotRun {
 /// The reason why there are no figures.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Status {
     /// The workload does not fit, or preparing took too long.
     Skipped,

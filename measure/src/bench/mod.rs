@@ -100,6 +100,7 @@ use workload::Case;
 
 /// The subjects of a benchmark, and the device.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Settings {
     /// The device. A simulated one gets as much memory as the workload needs.
     pub device: DeviceSpec,
@@ -113,6 +114,15 @@ pub struct Settings {
     pub seed: u64,
     /// Whether to do few steps: the run ends within 30 seconds, with rough figures.
     pub quick: bool,
+}
+
+impl Settings {
+    /// Returns the settings of a full run of all workloads.
+    pub fn new(device: DeviceSpec, stacks: Vec<StackSpec>) -> Self {
+        Self { device, stacks, workloads: Vec::new(), threads: Vec::new(), seed: 42, quick: false }
+    }
+
+    millpond_core::setters! { workloads: Vec<Workload>, threads: Vec<usize>, seed: u64, quick: bool }
 }
 
 /// Runs the workloads; calls `watch` before each.

@@ -11,6 +11,7 @@ use super::{Figures, MIMALLOC, NotRun, Report, Status, Subjected};
 
 /// The format of a report.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
 pub enum Format {
     /// For people.
     #[default]

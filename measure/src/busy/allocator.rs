@@ -105,7 +105,7 @@ impl Allocator {
                 figures.stream_waits = Some(counts.get(CallKind::StreamWaitEvent).calls);
                 figures.host_waits = Some(HOST_WAITS.iter().map(|kind| counts.get(*kind).calls).sum());
                 figures.driver_calls = Some(counts.total_calls());
-                figures.ladder = stack.ladder().zip(stack.before).map(|(now, then)| served(now, then));
+                figures.ladder = stack.ladder().zip(stack.before).map(|(now, then)| now.since(&then));
                 figures.by_kind = counts;
             }
         }
@@ -125,19 +125,6 @@ const HOST_WAITS: [CallKind; 5] = [
 impl Stack {
     fn ladder(&self) -> Option<LadderCounts> {
         self.resource.statistics().map(|statistics| statistics.ladder)
-    }
-}
-
-/// Returns the counts from `then` to `now`.
-fn served(now: LadderCounts, then: LadderCounts) -> LadderCounts {
-    LadderCounts {
-        own_stream: now.own_stream - then.own_stream,
-        ordered: now.ordered - then.ordered,
-        completed: now.completed - then.completed,
-        waited: now.waited - then.waited,
-        grow: now.grow - then.grow,
-        reclaim: now.reclaim - then.reclaim,
-        out_of_memory: now.out_of_memory - then.out_of_memory,
     }
 }
 

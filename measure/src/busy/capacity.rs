@@ -7,6 +7,7 @@ use millpond_engine::Result;
 
 /// The part of the device that is left to a subject. `busy.hpp` of the peers reads the same texts.
 #[derive(Clone, Copy, PartialEq, Debug)]
+#[non_exhaustive]
 pub enum Capacity {
     /// A number of bytes.
     Bytes(u64),

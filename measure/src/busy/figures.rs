@@ -10,6 +10,7 @@ use super::{Host, Kernels};
 
 /// One log with work in flight.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Report {
     /// The version of this format.
     pub version: u32,
@@ -38,6 +39,7 @@ impl Report {
 
 /// One range of kernels, with one host.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct CaseFigures {
     /// The range of the durations.
     pub kernels: Kernels,
@@ -55,6 +57,7 @@ pub struct CaseFigures {
 
 /// One stack, and its result.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct SubjectReport {
     /// The stack as text, `none` or `async`.
     pub spec: String,
@@ -66,6 +69,7 @@ pub struct SubjectReport {
 /// The result of a stack.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "status", rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum SubjectResult {
     /// It served every allocation, or counted its failures.
     Ran {
@@ -96,6 +100,7 @@ impl SubjectReport {
 
 /// The figures of one pass.
 #[derive(Clone, PartialEq, Debug, Serialize)]
+#[non_exhaustive]
 pub struct PassFigures {
     /// Nanoseconds from the first operation to the end of all streams; virtual on a simulated device.
     pub end_ns: u64,

@@ -8,6 +8,7 @@ use serde::Serialize;
 /// How far the host runs ahead of the device; see the [module](super).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Host {
     /// It never waits by choice.
     Ahead,

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 /// The range for the random durations of kernels, which are uniform.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[expect(clippy::exhaustive_structs, reason = "a range has two ends")]
 pub struct Kernels {
     /// The shortest in nanoseconds; at least 1000.
     pub shortest_ns: u32,

@@ -6,6 +6,7 @@ use super::{Capacity, Host, Kernels, Subject};
 
 /// The device, the allocators and the work.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Settings {
     /// The device.
     pub device: DeviceSpec,
@@ -27,4 +28,31 @@ pub struct Settings {
     /// How much of the device is left to each subject; the rest is reserved first. With it, failed
     /// allocations are counted, and the pass continues.
     pub capacity: Option<Capacity>,
+}
+
+impl Settings {
+    /// Returns the settings of three passes with short and with longer kernels, and with each host.
+    pub fn new(device: DeviceSpec, subjects: Vec<Subject>) -> Self {
+        Self {
+            device,
+            subjects,
+            kernels: vec![Kernels::SHORT, Kernels::LONG],
+            hosts: Host::ALL.to_vec(),
+            host_ns: 4000,
+            passes: 3,
+            seed: 42,
+            first: None,
+            capacity: None,
+        }
+    }
+
+    millpond_core::setters! {
+        kernels: Vec<Kernels>,
+        hosts: Vec<Host>,
+        host_ns: u64,
+        passes: u32,
+        seed: u64,
+        first: Option<u64>,
+        capacity: Option<Capacity>,
+    }
 }

@@ -7,6 +7,7 @@ use millpond_core::stack::StackSpec;
 
 /// An allocator to replay with.
 #[derive(Clone, PartialEq, Debug)]
+#[non_exhaustive]
 pub enum Subject {
     /// No allocator: the kernels alone.
     None,

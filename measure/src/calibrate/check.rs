@@ -32,6 +32,7 @@ pub const MEMORY_TOLERANCE: f64 = 0.01;
 
 /// The device, stacks and passes of a comparison.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Check<'a> {
     /// The device.
     pub device: &'a DriverHandle,
@@ -58,6 +59,7 @@ pub(super) struct Pass {
 
 /// The results of comparing several logs and stacks.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct Outcome {
     /// The largest difference of simulated driver time from the fastest run, as a share of that run.
     pub worst_time: f64,
@@ -74,7 +76,14 @@ impl Outcome {
     }
 }
 
-impl Check<'_> {
+impl<'a> Check<'a> {
+    /// Returns a check of the standard stacks on a device, with one run each.
+    pub const fn new(device: &'a DriverHandle, profile: &'a Profile, table: &'a LayerTable) -> Self {
+        Self { device, profile, stacks: &[], runs: 1, table }
+    }
+
+    millpond_core::setters! { stacks: &'a [StackSpec], runs: usize }
+
     /// Compares one log, and prints the result. If a stack fails, `outcome` records it, and the others are
     /// still compared.
     ///

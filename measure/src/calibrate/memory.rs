@@ -41,7 +41,7 @@ pub(super) fn plain(session: &mut Session<'_>) -> DriverResult<()> {
         let points = session.points(name, large);
         let page = |bytes, ns: u64| if bytes <= 2 * MIB { ns.saturating_sub(in_page_ns) } else { ns };
         let points = points.into_iter().map(|(bytes, ns)| (bytes, page(bytes, ns)));
-        Some(PlainCosts { in_page_ns, by_bytes_ns: Curve::new(points.collect()).ok()? })
+        Some(PlainCosts::new(in_page_ns, Curve::new(points.collect()).ok()?))
     };
     let (alloc, free) = (costs("mem_alloc", &small_alloc, &allocs), costs("mem_free", &small_free, &frees));
     (session.costs.mem_alloc, session.costs.mem_free) = (alloc, free);
@@ -99,7 +99,7 @@ pub(super) fn host(session: &mut Session<'_>) -> DriverResult<()> {
         allocs.push((bytes, alloc));
         frees.push((bytes, free));
     }
-    let by_size = |by_bytes_ns| SizeCosts { by_bytes_ns };
+    let by_size = SizeCosts::new;
     session.costs.mem_alloc_managed = session.curve("mem_alloc_managed", &allocs, 0).map(by_size);
     session.costs.mem_free_managed = session.curve("mem_free_managed", &frees, 0).map(by_size);
 

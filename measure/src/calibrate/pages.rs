@@ -277,7 +277,7 @@ fn summarize(
     }
     let typical = |of: &[(u64, Samples)]| of.first().map_or(0, |(_, samples)| samples.typical());
     session.constant(CallKind::MemMap, &all.map);
-    let by_size = |by_bytes_ns| SizeCosts { by_bytes_ns };
+    let by_size = SizeCosts::new;
     session.costs.mem_create = session.curve("mem_create", &create, 0).map(by_size);
     session.costs.mem_release = session.curve("mem_release", &release, 0).map(by_size);
 
@@ -287,18 +287,16 @@ fn summarize(
     session.comment("mem_set_access.call_ns", None, format!("of {BATCH} mappings: {}", opened.describe()));
     session.comment("mem_set_access.second_mapping_extra_ns", None, all.set_access_second.describe());
     session.comment("mem_set_access.new_512_mib_extra_ns", None, new_area.describe());
-    session.costs.mem_set_access =
-        session.curve("mem_set_access", &set_access, call_ns).map(|mapping_by_bytes_ns| SetAccessCosts {
-            call_ns,
-            mapping_by_bytes_ns,
-            second_mapping_extra_ns: second,
-            new_512_mib_extra_ns: new_area.typical().saturating_sub(one),
-        });
+    session.costs.mem_set_access = session.curve("mem_set_access", &set_access, call_ns).map(|by_bytes_ns| {
+        let mut costs = SetAccessCosts::new(call_ns, by_bytes_ns);
+        costs.second_mapping_extra_ns = second;
+        costs.new_512_mib_extra_ns = new_area.typical().saturating_sub(one);
+        costs
+    });
     let call_ns = call_alone(typical(&unmap), unmapped.typical());
     session.comment("mem_unmap.call_ns", None, format!("of {BATCH} mappings: {}", unmapped.describe()));
-    session.costs.mem_unmap = session
-        .curve("mem_unmap", &unmap, call_ns)
-        .map(|mapping_by_bytes_ns| UnmapCosts { call_ns, mapping_by_bytes_ns });
+    session.costs.mem_unmap =
+        session.curve("mem_unmap", &unmap, call_ns).map(|by_bytes_ns| UnmapCosts::new(call_ns, by_bytes_ns));
 }
 
 /// Returns the cost of a call without its mappings, from the costs with one mapping and with [`BATCH`]

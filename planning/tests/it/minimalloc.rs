@@ -13,7 +13,7 @@ fn fits_from_a_file(name: &str) {
     assert!(problem.blocks().len() >= 150, "{} blocks", problem.blocks().len());
     assert!(bounds(&problem).bytes <= CAPACITY);
     // The rounds end the search, on any machine.
-    let options = Options { time: Duration::from_secs(3600), ..Options::default() };
+    let options = Options::default().time(Duration::from_secs(3600));
     let Fit::Fits(plan) = fits(&problem, CAPACITY, &options) else { panic!("no placement was found") };
     let height = validate(&problem, &plan.offsets).unwrap();
     assert_eq!(height, plan.height);

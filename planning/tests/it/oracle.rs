@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 /// Returns options that are enough for tiny problems, with the same result on every machine.
 fn options() -> Options {
-    Options { time: Duration::from_secs(600), rounds: 4, seed: 1, threads: 2 }
+    Options::default().time(Duration::from_secs(600)).rounds(4).seed(1).threads(2)
 }
 
 fn block(positions: u64, streams: u64) -> impl Strategy<Value = Block> {
@@ -180,7 +180,7 @@ proptest! {
         } else {
             Problem::new(blocks, 8).unwrap()
         };
-        let plan = plan(&problem, &Options { rounds: 1, ..options() });
+        let plan = plan(&problem, &options().rounds(1));
         prop_assert_eq!(validate(&problem, &plan.offsets), Ok(plan.height));
         prop_assert!(plan.bound <= plan.height);
         prop_assert_eq!(bounds(&problem), plan.bounds);
@@ -189,7 +189,7 @@ proptest! {
     #[test]
     fn the_number_of_threads_does_not_change_a_plan(blocks in blocks(80, 30, 1)) {
         let problem = Problem::new(blocks, 1).unwrap();
-        let with = |threads| plan(&problem, &Options { threads, ..options() });
+        let with = |threads| plan(&problem, &options().threads(threads));
         prop_assert_eq!(with(1), with(3));
     }
 
@@ -245,7 +245,7 @@ fn cut_rectangles_are_put_together_again() {
         let mut blocks = Vec::new();
         cut(&mut random, [0, 400, 0, 1000], 60, &mut blocks);
         let problem = Problem::new(blocks, 1).unwrap();
-        let plan = plan(&problem, &Options { rounds: 40, ..options() });
+        let plan = plan(&problem, &options().rounds(40));
         assert_eq!(validate(&problem, &plan.offsets), Ok(plan.height));
         assert_eq!((plan.bound, plan.height), (1000, 1000), "seed {seed}");
     }

@@ -206,7 +206,7 @@ fn plans() -> impl Strategy<Value = ProgramPlan> {
                 Block { birth: at as u64, death: at as u64 + life, size: allocations[at].bytes, stream: 0 }
             };
             let problem = Problem::new(of_lane.iter().map(block).collect(), 256).unwrap();
-            let found = plan(&problem, &Options { rounds: 1, threads: 1, ..Options::default() });
+            let found = plan(&problem, &Options::default().rounds(1).threads(1));
             for (at, offset) in of_lane.iter().zip(&found.offsets) {
                 allocations[*at].slot.as_mut().unwrap().offset = *offset;
             }

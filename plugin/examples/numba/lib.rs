@@ -23,6 +23,7 @@ const DEFAULT_STACK: &str = "cuda+pool:pages=off";
 
 /// The manager of one device. It lives as long as the process.
 #[derive(Debug)]
+#[allow(clippy::exhaustive_structs, reason = "it is the manager alone")]
 pub struct Manager(pub Arc<dyn MemoryManager>);
 
 thread_local! {

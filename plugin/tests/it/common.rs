@@ -175,7 +175,7 @@ pub(crate) fn reset_ends_all_memory(bench: &Bench) {
     manager.initialize().unwrap();
     let device = manager.memalloc(8 * MIB).unwrap();
     let view = device.view(0..10).unwrap();
-    let flags = HostAllocFlags { mapped: true, ..HostAllocFlags::default() };
+    let flags = HostAllocFlags::default().mapped(true);
     let mapped = manager.memhostalloc(4096, flags).unwrap();
     let pinned = manager.memhostalloc(4096, HostAllocFlags::default()).unwrap();
     let pending = manager.memalloc(MIB).unwrap();
@@ -319,7 +319,8 @@ pub(crate) fn host_memory_is_usable(bench: &Bench) {
     for (mapped, portable, write_combined) in
         [(false, false, false), (true, false, false), (true, true, false), (false, true, true)]
     {
-        let flags = HostAllocFlags { mapped, portable, write_combined };
+        let flags =
+            HostAllocFlags::default().mapped(mapped).portable(portable).write_combined(write_combined);
         let memory = manager.memhostalloc(10_000, flags).unwrap();
         assert_eq!(memory.bytes(), 10_000);
         assert_eq!(memory.device_pointer().is_some(), mapped);

@@ -179,7 +179,7 @@ fn a_staged_copy_leaves_captures_alone() {
 fn mapped_memory_is_refused_where_the_device_cannot_map_it() {
     let driver = HookedDriver::new(SimDevice::new(SimConfig::with_capacity(256 * MIB)));
     let bench = Bench::cuda(driver.clone());
-    let mapped = HostAllocFlags { mapped: true, ..HostAllocFlags::default() };
+    let mapped = HostAllocFlags::default().mapped(true);
     drop(bench.manager().memhostalloc(4096, mapped).unwrap());
     driver.map_no_host_memory();
     let error = bench.manager().memhostalloc(4096, mapped).unwrap_err();

@@ -24,7 +24,9 @@ fn manager(device: &Arc<SimDevice>, options: DeferredOptions) -> CudaMemoryManag
 }
 
 /// Keeps all deallocations pending until memory is short.
-const HOARD: DeferredOptions = DeferredOptions { max_count: usize::MAX, max_ratio: 1.0 };
+fn hoard() -> DeferredOptions {
+    DeferredOptions::default().max_count(usize::MAX).max_ratio(1.0)
+}
 
 #[test]
 fn ten_wait_and_the_eleventh_frees_them_all() {
@@ -54,7 +56,7 @@ fn mapped_memory_counts_by_size_and_pinned_memory_by_number() {
     let device = device();
     let manager = manager(&device, DeferredOptions::default());
     let pinned = HostAllocFlags::default();
-    let mapped = HostAllocFlags { mapped: true, ..pinned };
+    let mapped = pinned.mapped(true);
     drop(manager.memhostalloc(21 * MIB, pinned).unwrap());
     assert_eq!(manager.pending(), 1);
     drop(manager.memhostalloc(21 * MIB, mapped).unwrap());
@@ -64,7 +66,7 @@ fn mapped_memory_counts_by_size_and_pinned_memory_by_number() {
 #[test]
 fn when_memory_is_short_what_waits_is_freed_and_the_call_tried_again() {
     let device = device();
-    let manager = manager(&device, HOARD);
+    let manager = manager(&device, hoard());
     for _ in 0..3 {
         drop(manager.memalloc(30 * MIB).unwrap());
     }
@@ -81,7 +83,7 @@ fn when_memory_is_short_what_waits_is_freed_and_the_call_tried_again() {
 #[test]
 fn a_deferral_holds_even_when_memory_is_short() {
     let device = device();
-    let manager = manager(&device, HOARD);
+    let manager = manager(&device, hoard());
     let guard = manager.defer_cleanup();
     drop(manager.memalloc(80 * MIB).unwrap());
     assert!(manager.memalloc(80 * MIB).unwrap_err().is_out_of_memory());
@@ -93,7 +95,7 @@ fn a_deferral_holds_even_when_memory_is_short() {
 #[test]
 fn other_errors_are_not_tried_again() {
     let device = device();
-    let manager = manager(&device, HOARD);
+    let manager = manager(&device, hoard());
     drop(manager.memalloc(64).unwrap());
     device.set_faults(FaultPlan::nth_of(CallKind::MemAlloc, 0, DriverError::INVALID_VALUE));
     let error = manager.memalloc(64).unwrap_err();
@@ -125,8 +127,8 @@ fn late_finalizers_bear_a_device_that_is_lost() {
 #[test]
 fn a_device_that_is_lost_is_called_no_more() {
     let device = device();
-    let manager = manager(&device, HOARD);
-    let mapped = HostAllocFlags { mapped: true, ..HostAllocFlags::default() };
+    let manager = manager(&device, hoard());
+    let mapped = HostAllocFlags::default().mapped(true);
     let pages = vec![0_u8; 8192];
     let ptr = HostPtr(pages.as_ptr().expose_provenance());
     // SAFETY: `pages` outlives the pin.
@@ -161,7 +163,7 @@ fn a_device_that_is_lost_is_called_no_more() {
 fn host_memory_that_cannot_be_mapped_is_ended() {
     let device = device();
     let manager = manager(&device, DeferredOptions::default());
-    let mapped = HostAllocFlags { mapped: true, ..HostAllocFlags::default() };
+    let mapped = HostAllocFlags::default().mapped(true);
     let fail = || device.set_faults(FaultPlan::nth_of(CallKind::PointerQuery, 0, DriverError::INVALID_VALUE));
 
     fail();

@@ -191,12 +191,12 @@ impl From<ThreadsArg> for Threads {
 impl Cli {
     /// Returns the limits for reading logs.
     pub(crate) fn limits(&self) -> Limits {
-        Limits { skip_bad_rows: self.skip_bad_rows, ..Limits::default() }
+        Limits::default().skip_bad_rows(self.skip_bad_rows)
     }
 
     /// Returns the options of the replay.
     pub(crate) fn options(&self) -> Options {
-        Options { threads: self.threads.into(), passes: self.repeat, ask_again: false }
+        Options::default().threads(self.threads.into()).passes(self.repeat)
     }
 }
 

@@ -76,14 +76,13 @@ impl From<BenchFormatArg> for Format {
 
 impl BenchArgs {
     pub(crate) fn settings(&self) -> Settings {
-        Settings {
-            device: self.device.clone().unwrap_or_else(DeviceSpec::default_device),
-            stacks: if self.stacks.is_empty() { lineup::pools() } else { self.stacks.clone() },
-            workloads: self.workloads.clone(),
-            threads: self.threads.clone(),
-            seed: self.seed,
-            quick: self.quick,
-        }
+        let device = self.device.clone().unwrap_or_else(DeviceSpec::default_device);
+        let stacks = if self.stacks.is_empty() { lineup::pools() } else { self.stacks.clone() };
+        Settings::new(device, stacks)
+            .workloads(self.workloads.clone())
+            .threads(self.threads.clone())
+            .seed(self.seed)
+            .quick(self.quick)
     }
 }
 

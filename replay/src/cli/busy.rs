@@ -78,28 +78,26 @@ pub(crate) struct BusyArgs {
 
 impl BusyArgs {
     pub(crate) fn limits(&self) -> Limits {
-        Limits { skip_bad_rows: self.skip_bad_rows, ..Limits::default() }
+        Limits::default().skip_bad_rows(self.skip_bad_rows)
     }
 
     pub(crate) fn settings(&self) -> Settings {
         let or =
             |given: &[Kernels], default: &[Kernels]| if given.is_empty() { default } else { given }.to_vec();
         let named = |text: &&str| text.parse::<Subject>().ok();
-        Settings {
-            device: self.device.clone().unwrap_or_else(DeviceSpec::default_device),
-            subjects: match self.stacks.as_slice() {
-                // The texts are constants, and a test parses each.
-                [] => Subject::DEFAULT.iter().filter_map(named).collect(),
-                stacks => stacks.to_vec(),
-            },
-            kernels: or(&self.kernels, &[Kernels::SHORT, Kernels::LONG]),
-            hosts: if self.host.is_empty() { Host::ALL.to_vec() } else { self.host.clone() },
-            host_ns: self.host_ns,
-            passes: self.passes,
-            seed: self.seed,
-            first: self.first,
-            capacity: self.capacity,
-        }
+        let subjects = match self.stacks.as_slice() {
+            // The texts are constants, and a test parses each.
+            [] => Subject::DEFAULT.iter().filter_map(named).collect(),
+            stacks => stacks.to_vec(),
+        };
+        Settings::new(self.device.clone().unwrap_or_else(DeviceSpec::default_device), subjects)
+            .kernels(or(&self.kernels, &[Kernels::SHORT, Kernels::LONG]))
+            .hosts(if self.host.is_empty() { Host::ALL.to_vec() } else { self.host.clone() })
+            .host_ns(self.host_ns)
+            .passes(self.passes)
+            .seed(self.seed)
+            .first(self.first)
+            .capacity(self.capacity)
     }
 }
 

@@ -96,8 +96,7 @@ pub(crate) fn run(args: &CalibrateArgs, table: &LayerTable, mut out: impl Write)
             calibration.profile
         }
     };
-    let check =
-        Check { device: &device, profile: &profile, stacks: &args.stacks, runs: args.runs.into(), table };
+    let check = Check::new(&device, &profile, table).stacks(&args.stacks).runs(args.runs.into());
     // The standard output holds only the profile, so that it can be read back.
     let checked = if args.profile.is_none() && args.file().is_none() {
         compare(&check, &programs, &spec, &mut io::stderr().lock())?

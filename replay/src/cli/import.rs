@@ -65,7 +65,7 @@ impl SourceArgs {
 
     /// Imports another file with the same options.
     pub(super) fn import_also(&self, file: &Path) -> millpond_engine::Result<Recording> {
-        let options = Options { device: self.device, memory: self.memory };
+        let options = Options::default().device(self.device).memory(self.memory);
         let is_input = file == Path::new("-");
         let name = if is_input { "standard input".to_owned() } else { file.display().to_string() };
         let progress = self.progress();

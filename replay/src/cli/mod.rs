@@ -201,7 +201,7 @@ fn settings(cli: &Cli, table: &LayerTable) -> Result<Settings, Failure> {
     Reads::new(&cli.logs, &cli.stacks, cli.device.as_ref()).refuse()?;
     let device = cli.device.clone().unwrap_or_else(DeviceSpec::default_device);
     device.open_new()?; // report a missing device before reading logs
-    Ok(Settings { device, stacks: cli.stacks.clone(), options: cli.options() })
+    Ok(Settings::new(device, cli.stacks.clone()).options(cli.options()))
 }
 
 fn list_layers(table: &LayerTable, out: &mut impl Write) -> io::Result<()> {

@@ -91,19 +91,12 @@ fn refuse_other_rules(args: &PlanArgs, output: &Path) -> Result<(), millpond_cor
 pub(super) fn run(args: &PlanArgs, mut out: impl Write) -> Result<Verdict, Failure> {
     args.source.refuse_overwrite(args.output.as_deref())?;
     let recording = args.source.import()?;
-    let request = Request {
-        sharing: match args.streams {
-            StreamRule::Apart => Sharing::StreamSafe,
-            StreamRule::HostOrder => Sharing::HostOrder,
-        },
-        alignment: args.alignment,
-        capacity: args.capacity,
-        options: millpond_planning::Options {
-            time: Duration::from_secs(args.time),
-            seed: args.seed,
-            ..millpond_planning::Options::default()
-        },
+    let sharing = match args.streams {
+        StreamRule::Apart => Sharing::StreamSafe,
+        StreamRule::HostOrder => Sharing::HostOrder,
     };
+    let options = millpond_planning::Options::default().time(Duration::from_secs(args.time)).seed(args.seed);
+    let request = Request::new(sharing).alignment(args.alignment).capacity(args.capacity).options(options);
     let as_plan = args.output.as_deref().filter(|output| output.extension() == Some(OsStr::new("plan")));
     let (placed, plan) = match as_plan {
         Some(output) => {
@@ -135,7 +128,7 @@ pub(super) fn run(args: &PlanArgs, mut out: impl Write) -> Result<Verdict, Failu
         }
     }
     Ok(match placed.answer {
-        Some(Answer::Impossible | Answer::Unknown) => Verdict::StackFailed,
         Some(Answer::Fits) | None => Verdict::Fine,
+        Some(_) => Verdict::StackFailed,
     })
 }

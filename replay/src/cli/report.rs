@@ -67,13 +67,10 @@ pub(super) fn run(args: &ReportArgs, table: &LayerTable, mut out: impl Write) ->
     let placement = placement(&recording, args.plan_time)?;
     let curves = args.stacks.iter().map(|stack| Curve::of(&recording, stack, table, &args.on));
     let curves: Vec<Curve> = curves.collect::<millpond_engine::Result<_>>()?;
-    let page = Page {
-        recording: &recording,
-        explanation: &explanation,
-        other: other.as_ref(),
-        placement: placement.as_ref(),
-        curves: &curves,
-    };
+    let page = Page::new(&recording, &explanation)
+        .other(other.as_ref())
+        .placement(placement.as_ref())
+        .curves(&curves);
     output::write(Some(&args.output), &mut out, |mut out| page.write(&mut out))?;
     if args.output != Path::new("-") {
         writeln!(out, "{}", args.output.display())?;
@@ -85,15 +82,8 @@ fn placement(recording: &Recording, seconds: u64) -> millpond_engine::Result<Opt
     if seconds == 0 {
         return Ok(None);
     }
-    let request = Request {
-        sharing: Sharing::StreamSafe,
-        alignment: 256,
-        capacity: None,
-        options: millpond_planning::Options {
-            time: Duration::from_secs(seconds),
-            ..millpond_planning::Options::default()
-        },
-    };
+    let options = millpond_planning::Options::default().time(Duration::from_secs(seconds));
+    let request = Request::new(Sharing::StreamSafe).options(options);
     let placed = Placement::of(recording, &request);
     placed.map(Some).map_err(|why| {
         let text = format!("{}: {why}", recording.file());

@@ -39,7 +39,7 @@ pub(crate) struct TuneArgs {
 /// Imports a file, tries the candidates, and prints them.
 pub(super) fn run(args: &TuneArgs, table: &LayerTable, mut out: impl Write) -> Result<Verdict, Failure> {
     let recording = args.source.import()?;
-    let request = Request { capacity: args.capacity, time: Duration::from_secs(args.time) };
+    let request = Request::default().capacity(args.capacity).time(Duration::from_secs(args.time));
     let progress = args.source.progress();
     let bar = progress.waiting();
     let tuned = tune::tune(&recording, &request, table, &mut |stack| progress.step(&bar, stack));

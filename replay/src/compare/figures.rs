@@ -8,6 +8,7 @@ use serde::Serialize;
 
 /// One stack, and its result.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct StackReport {
     /// The stack as text.
     pub spec: String,
@@ -19,6 +20,7 @@ pub struct StackReport {
 /// The result of a stack.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "status", rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum StackResult {
     /// It replayed the log.
     Ran(Box<StackFigures>),
@@ -39,6 +41,7 @@ pub enum StackResult {
 
 /// The figures of a stack, in bytes and nanoseconds.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct StackFigures {
     /// Operations in one pass.
     pub operations: u64,
@@ -96,6 +99,7 @@ pub struct StackFigures {
 
 /// The figures of one pass.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[non_exhaustive]
 pub struct PassFigures {
     /// The most bytes taken from the driver at one time: in the first pass, since before the stack was built;
     /// in later passes, since the pass began.
@@ -125,6 +129,7 @@ impl StackFigures {
 
 /// The driver calls of a stack.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct DriverFigures {
     /// Calls while the stack was built.
     pub calls_building: u64,

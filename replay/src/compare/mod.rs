@@ -24,6 +24,7 @@ pub use millpond_engine::DeviceFigures;
 
 /// The results of one log with several stacks, which the reports print.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Comparison {
     /// The version of this format.
     pub version: u32,

@@ -11,7 +11,7 @@ use millpond_core::{
 };
 use millpond_driver::{CallCounts, CountingDriver};
 use millpond_engine::program::Program;
-use millpond_engine::{self as engine, AskedAgain, Options, Outcome, Threads, Watch};
+use millpond_engine::{self as engine, AskedAgain, Outcome, Threads, Watch};
 use millpond_engine::{Error, Result};
 use millpond_resources::memory_pool::DriverPool;
 
@@ -89,7 +89,7 @@ fn ask_again(
     let has_millponds = table.get("logging").is_ok_and(is_millponds);
     let spec = if has_millponds { &without_logging(spec)? } else { spec };
     let resource = spec.build(table, &device)?;
-    let options = Options { passes: 1, ask_again: true, ..settings.options };
+    let options = settings.options.passes(1).ask_again(true);
     Ok(engine::replay(program, &resource, &device, options, &mut ())?.asked_again)
 }
 

@@ -6,6 +6,7 @@ use millpond_engine::Options;
 
 /// The device, the stacks and the options of a replay.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Settings {
     /// The device.
     pub device: DeviceSpec,
@@ -13,4 +14,13 @@ pub struct Settings {
     pub stacks: Vec<StackSpec>,
     /// The threads and passes.
     pub options: Options,
+}
+
+impl Settings {
+    /// Returns the settings of a replay with the default options.
+    pub fn new(device: DeviceSpec, stacks: Vec<StackSpec>) -> Self {
+        Self { device, stacks, options: Options::default() }
+    }
+
+    millpond_core::setters! { options: Options }
 }

@@ -13,6 +13,7 @@ pub use reporter::Reporter;
 
 /// The format of the results.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
 pub enum Format {
     /// For people.
     #[default]

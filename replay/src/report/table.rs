@@ -322,7 +322,7 @@ fn ns_per_op(ns: Option<f64>) -> String {
 }
 
 fn ladder(counts: LadderCounts) -> String {
-    let LadderCounts { own_stream, ordered, completed, waited, grow, reclaim, out_of_memory } = counts;
+    let LadderCounts { own_stream, ordered, completed, waited, grow, reclaim, out_of_memory, .. } = counts;
     format!("{own_stream}/{ordered}/{completed}/{waited}/{grow}/{reclaim}/{out_of_memory}")
 }
 

@@ -3,7 +3,7 @@
 use std::io;
 
 use millpond_core::{FreeCounts, LadderCounts};
-use millpond_driver::CallKind;
+use millpond_driver::{CallKind, DeviceSpec};
 use millpond_engine::Failure;
 use millpond_engine::program::LogSummary;
 use serde_json::{Value, json};
@@ -19,11 +19,7 @@ fn comparison() -> Comparison {
         operations: 1000,
         failures: 3,
         failures_all_passes: 15,
-        first_failure: Some(Failure {
-            line: 17,
-            error: "out of memory for 1GiB\n  cause: it is".to_owned(),
-            report: None,
-        }),
+        first_failure: Some(Failure::new(17, "out of memory for 1GiB\n  cause: it is")),
         misuses_all_passes: 0,
         asked_again: None,
         peak_reserved_bytes_first: 3 << 20,
@@ -49,31 +45,23 @@ fn comparison() -> Comparison {
             unmeasured: vec![CallKind::MemAllocManaged],
             by_kind: Default::default(),
         },
-        ladder: Some(LadderCounts { own_stream: 5, waited: 6, grow: 7, ..LadderCounts::default() }),
-        frees: Some(FreeCounts { cached: 8, evicted: 9, ..FreeCounts::default() }),
+        ladder: Some(LadderCounts::default().own_stream(5).waited(6).grow(7)),
+        frees: Some(FreeCounts::default().cached(8).evicted(9)),
         passes: vec![PassFigures { peak_taken_bytes: 3 << 20, ns: None, driver_calls: 9, failures: 3 }],
     };
     let stack = |spec: &str, result| StackReport { spec: spec.to_owned(), result };
+    let spec = DeviceSpec::SimH200;
+    let mut device = DeviceFigures::new(&spec, &spec.open_new().unwrap()).unwrap();
+    (device.total_bytes, device.free_bytes) = (141 << 30, 140 << 30);
+    let mut log = LogSummary::default();
+    log.file = "app.csv".to_owned();
+    (log.events, log.operations, log.streams, log.threads) = (24_368, 1000, 4, 1);
+    log.peak_live_bytes = 2 << 20;
+    (log.unknown_frees, log.first_unknown_free_line) = (9, Some(44));
     Comparison {
         version: Comparison::VERSION,
-        device: DeviceFigures {
-            spec: "sim:h200".to_owned(),
-            name: "simulated H200".to_owned(),
-            simulated: true,
-            total_bytes: 141 << 30,
-            free_bytes: 140 << 30,
-        },
-        log: LogSummary {
-            file: "app.csv".to_owned(),
-            events: 24_368,
-            operations: 1000,
-            streams: 4,
-            threads: 1,
-            peak_live_bytes: 2 << 20,
-            unknown_frees: 9,
-            first_unknown_free_line: Some(44),
-            ..LogSummary::default()
-        },
+        device,
+        log,
         thread_order: "as-logged".to_owned(),
         passes: 5,
         stacks: vec![
@@ -199,8 +187,9 @@ fn the_stacks_that_took_least_are_named_and_failing_ones_do_not_count() {
 #[test]
 fn where_nothing_ran_there_is_no_table() {
     let mut comparison = comparison();
-    comparison.log =
-        LogSummary { file: "a.csv".to_owned(), events: 1, streams: 1, threads: 1, ..LogSummary::default() };
+    comparison.log = LogSummary::default();
+    comparison.log.file = "a.csv".to_owned();
+    (comparison.log.events, comparison.log.streams, comparison.log.threads) = (1, 1, 1);
     comparison.stacks.drain(..2);
     let mut out = Vec::new();
     Format::Table.reporter(&mut out).report(&comparison).unwrap();

@@ -109,11 +109,8 @@ fn swaps_keep_operations_and_each_blocks_order() {
 #[test]
 fn the_log_itself_has_the_figures_of_millpond_replay() {
     let program = program(1);
-    let settings = Settings {
-        device: "sim:h200".parse().unwrap(),
-        stacks: vec!["cuda+pool".parse().unwrap()],
-        options: Options { passes: 3, ..Options::default() },
-    };
+    let (device, stacks) = ("sim:h200".parse().unwrap(), vec!["cuda+pool".parse().unwrap()]);
+    let settings = Settings::new(device, stacks).options(Options::default().passes(3));
     let theirs = compare::compare(&program, &settings, &compare::layers(), &Progress::default()).unwrap();
     let StackResult::Ran(theirs) = &theirs.stacks[0].result else { panic!("{theirs:?}") };
     let ours = replay(vec![log(1)], "cuda+pool", Mode::Repeat, 3);

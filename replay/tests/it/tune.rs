@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use millpond_driver::DeviceSpec;
-use millpond_engine::Options;
 use millpond_engine::program::Limits;
 use millpond_replay::compare;
 use millpond_replay::progress::Progress;
@@ -105,11 +104,8 @@ fn tune_prints_a_line_to_paste_and_says_where_nothing_fits() {
 /// Returns whether a stack serves a recording on a device of this size, by an ordinary replay.
 fn serves(recording: &Recording, stack: &str, capacity: u64) -> bool {
     let program = recording.program(Limits::default()).unwrap();
-    let settings = compare::Settings {
-        device: DeviceSpec::SimCapacity(capacity),
-        stacks: vec![stack.parse().unwrap()],
-        options: Options::default(),
-    };
+    let device = DeviceSpec::SimCapacity(capacity);
+    let settings = compare::Settings::new(device, vec![stack.parse().unwrap()]);
     let compared = compare::compare(&program, &settings, &compare::layers(), &Progress::default()).unwrap();
     match &compared.stacks[0].result {
         compare::StackResult::Ran(figures) => !figures.failed_a_row(),
@@ -121,7 +117,7 @@ fn serves(recording: &Recording, stack: &str, capacity: u64) -> bool {
 fn the_smallest_capacity_is_that_of_a_replay_of_ones_own() {
     for name in ["shapes", "fragmented", "max_split_retries"] {
         let recording = import::open(&snapshot(name), &import::Options::default()).unwrap();
-        let request = tune::Request { capacity: None, time: Duration::from_secs(600) };
+        let request = tune::Request::default().time(Duration::from_secs(600));
         let tuned = tune::tune(&recording, &request, &compare::layers(), &mut |_| ()).unwrap();
         for tried in &tuned.tried {
             let stack = &tried.candidate.stack;

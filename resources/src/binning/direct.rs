@@ -39,20 +39,17 @@ impl Direct {
         let (bytes, peak) = (read(&self.bytes), read(&self.peak_bytes));
         let (allocations, deallocations) = (read(&self.allocations), read(&self.deallocations));
         let blocks = allocations.saturating_sub(deallocations);
-        let ladder =
-            LadderCounts { grow: allocations, out_of_memory: read(&self.failures), ..Default::default() };
-        ResourceStatistics {
-            bytes_in_use: bytes,
-            bytes_requested: bytes,
-            peak_bytes_in_use: peak,
-            bytes_reserved: bytes,
-            peak_bytes_reserved: peak,
-            blocks_in_use: blocks,
-            regions: blocks,
-            allocations,
-            deallocations,
-            ladder,
-            ..Default::default()
-        }
+        let ladder = LadderCounts::default().grow(allocations).out_of_memory(read(&self.failures));
+        ResourceStatistics::default()
+            .bytes_in_use(bytes)
+            .bytes_requested(bytes)
+            .peak_bytes_in_use(peak)
+            .bytes_reserved(bytes)
+            .peak_bytes_reserved(peak)
+            .blocks_in_use(blocks)
+            .regions(blocks)
+            .allocations(allocations)
+            .deallocations(deallocations)
+            .ladder(ladder)
     }
 }

@@ -322,8 +322,7 @@ impl<R: DeviceMemoryResource> Inner<R> {
             Ok(held) => self.free(scope, held, order, stream),
             Err(kind) => {
                 self.misuses.fetch_add(1, Ordering::Relaxed);
-                let (bytes, resource) = (layout.bytes(), name.to_string());
-                return misuse::report(&Misuse { kind, ptr, bytes, stream, resource });
+                return misuse::report(&Misuse::new(kind, ptr, layout.bytes(), stream, name));
             }
         }
         let has_ended = scope.memory.lock().has_ended;

@@ -11,7 +11,15 @@ use super::CaptureScopesMemoryResource;
 ///
 #[doc = include_str!("../../layers/capture_scopes.md")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct CaptureScopesLayer;
+
+impl CaptureScopesLayer {
+    /// Creates the layer; it has no options.
+    pub const fn new() -> Self {
+        Self
+    }
+}
 
 impl<R: DeviceMemoryResource + Send + Sync> Layer<R> for CaptureScopesLayer {
     type Resource = CaptureScopesMemoryResource<R>;

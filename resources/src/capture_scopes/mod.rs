@@ -134,10 +134,7 @@ unsafe impl<R: DeviceMemoryResource + Send + Sync> DeviceMemoryResource for Capt
         let known = self.0.upstream.statistics();
         match self.0.misuses.load(Ordering::Relaxed) {
             0 => known,
-            misuses => {
-                let known = known.unwrap_or_default();
-                Some(ResourceStatistics { misuses: known.misuses + misuses, ..known })
-            }
+            misuses => Some(known.unwrap_or_default().with_more_misuses(misuses)),
         }
     }
 

@@ -64,7 +64,7 @@ use super::memory::Memory;
 /// let device = SimDevice::new(SimConfig::h200());
 /// let stack = CudaMemoryResource::new(device.clone())
 ///     .layer(PoolLayer::new())?
-///     .layer(CaptureScopesLayer)?
+///     .layer(CaptureScopesLayer::new())?
 ///     .into_any();
 /// let stream = device.stream_create(StreamFlags::NON_BLOCKING)?;
 ///

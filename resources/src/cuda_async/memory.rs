@@ -66,12 +66,11 @@ impl AsyncMemory {
         name: &dyn Display,
     ) {
         self.misuses.fetch_add(1, Ordering::Relaxed);
-        let (bytes, resource) = (layout.bytes(), name.to_string());
-        misuse::report(&Misuse { kind, ptr, bytes, stream, resource });
+        misuse::report(&Misuse::new(kind, ptr, layout.bytes(), stream, name));
     }
 
     pub(super) fn statistics(&self) -> Option<ResourceStatistics> {
         let misuses = self.misuses.load(Ordering::Relaxed);
-        (misuses > 0).then(|| ResourceStatistics { misuses, ..Default::default() })
+        (misuses > 0).then(|| ResourceStatistics::default().misuses(misuses))
     }
 }

@@ -62,10 +62,11 @@ pub(super) fn handles_of(text: &str) -> Result<HandleTypes> {
 /// ```
 /// use millpond_resources::CudaAsyncOptions;
 ///
-/// let options = CudaAsyncOptions { maximum_bytes: Some(1 << 30), ..CudaAsyncOptions::default() };
+/// let options = CudaAsyncOptions::default().maximum_bytes(Some(1 << 30));
 /// assert_eq!(options.to_string(), ":max=1GiB");
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct CudaAsyncOptions {
     /// Bytes to take when the pool is made (default 0).
     pub initial_bytes: u64,
@@ -121,6 +122,15 @@ impl fmt::Display for CudaAsyncOptions {
 }
 
 impl CudaAsyncOptions {
+    millpond_core::setters! {
+        initial_bytes: u64,
+        release_threshold: Option<u64>,
+        maximum_bytes: Option<u64>,
+        reuse: PoolReuse,
+        handles: HandleTypes,
+        hw_decompress: HwDecompress,
+    }
+
     /// Returns the parameters of a stack's text, with these sizes.
     pub(super) fn text(&self, sizes: Sizes) -> String {
         let Self { reuse, handles, hw_decompress, .. } = self;

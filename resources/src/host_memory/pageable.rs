@@ -109,8 +109,7 @@ impl Pageable {
             Ok(live) => live,
             Err(kind) => {
                 self.misuses.fetch_add(1, Ordering::Relaxed);
-                let (bytes, resource) = (layout.bytes(), name.to_owned());
-                return misuse::report(&Misuse { kind, ptr, bytes, stream, resource });
+                return misuse::report(&Misuse::new(kind, ptr, layout.bytes(), stream, name));
             }
         };
         self.free_deferred();
@@ -184,7 +183,7 @@ impl Pageable {
 
     pub(super) fn statistics(&self) -> Option<ResourceStatistics> {
         let misuses = self.misuses.load(Ordering::Relaxed);
-        (misuses > 0).then(|| ResourceStatistics { misuses, ..Default::default() })
+        (misuses > 0).then(|| ResourceStatistics::default().misuses(misuses))
     }
 }
 

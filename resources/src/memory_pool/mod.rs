@@ -223,15 +223,16 @@ impl MemoryPool {
         ]
         .map(|attribute| self.get(attribute));
         let managed = u64::from(MemAllocationType::Managed.cuda_number());
-        Ok(MemPoolProps {
-            kind: if kind? == managed { MemAllocationType::Managed } else { MemAllocationType::Pinned },
-            handles: millpond_core::driver::HandleTypes::from_bits(handles? as u32),
-            location: MemLocation::from_cuda(location?, id?).ok_or_else(|| {
-                Error::new(ErrorKind::Unsupported, "this version does not know the pool's location")
-            })?,
-            max_bytes: max_bytes?,
-            hw_decompress: hw_decompress? != 0,
-        })
+        let kind = if kind? == managed { MemAllocationType::Managed } else { MemAllocationType::Pinned };
+        let location = MemLocation::from_cuda(location?, id?).ok_or_else(|| {
+            Error::new(ErrorKind::Unsupported, "this version does not know the pool's location")
+        })?;
+        Ok(MemPoolProps::default()
+            .kind(kind)
+            .handles(millpond_core::driver::HandleTypes::from_bits(handles? as u32))
+            .location(location)
+            .max_bytes(max_bytes?)
+            .hw_decompress(hw_decompress? != 0))
     }
 
     // --- The pool's memory ---

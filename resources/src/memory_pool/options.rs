@@ -19,6 +19,7 @@ use millpond_core::{Error, Result};
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
 pub struct PoolReuse {
     /// Memory whose free is ordered before the request by an event.
     pub follow_event_dependencies: bool,
@@ -29,6 +30,12 @@ pub struct PoolReuse {
 }
 
 impl PoolReuse {
+    millpond_core::setters! {
+        follow_event_dependencies: bool,
+        opportunistic: bool,
+        internal_dependencies: bool,
+    }
+
     /// No memory of other streams.
     pub const OWN_STREAM: Self =
         Self { follow_event_dependencies: false, opportunistic: false, internal_dependencies: false };

@@ -19,6 +19,7 @@ use crate::tuning::LEAST_PAGES;
 
 /// The options of a [`PoolMemoryResource`](crate::PoolMemoryResource).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct PoolOptions {
     /// The bytes that the pool takes when it is created; rounded up to a multiple of 256.
     pub initial_bytes: u64,
@@ -84,6 +85,16 @@ impl fmt::Display for PagesMode {
 }
 
 impl PoolOptions {
+    millpond_core::setters! {
+        initial_bytes: u64,
+        maximum_bytes: Option<u64>,
+        pages: PagesMode,
+        decay: Decay,
+        peers: Peers,
+        share: Share,
+        reuse: Reuse,
+    }
+
     /// Returns how the pool creates its pages and which devices have access. `has_pages` says whether it maps
     /// pages.
     pub(super) fn backing(&self, driver: &dyn Driver, has_pages: bool) -> Result<Backing> {
@@ -104,7 +115,7 @@ impl PoolOptions {
             ));
         }
         let rdma = has(driver, DeviceAttribute::RdmaOfPhysicalMemorySupported)?;
-        let props = PhysicalProps { share_fd, rdma };
+        let props = PhysicalProps::default().share_fd(share_fd).rdma(rdma);
         Ok(Backing::new(props, self.peers.named(driver)?, self.peers == Peers::Auto))
     }
 

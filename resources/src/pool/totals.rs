@@ -11,14 +11,12 @@ impl Heaps {
     /// that did not take the pool's lock.
     pub(crate) fn totals(&self) -> ResourceStatistics {
         let held = self.store.totals();
-        let mut totals = ResourceStatistics {
-            bytes_reserved: held.bytes_reserved,
-            peak_bytes_reserved: held.peak_bytes_reserved,
-            bytes_beyond_slack: held.beyond_slack,
-            blocks_free: held.blocks_free,
-            regions: held.regions as u64,
-            ..ResourceStatistics::default()
-        };
+        let mut totals = ResourceStatistics::default()
+            .bytes_reserved(held.bytes_reserved)
+            .peak_bytes_reserved(held.peak_bytes_reserved)
+            .bytes_beyond_slack(held.beyond_slack)
+            .blocks_free(held.blocks_free)
+            .regions(held.regions as u64);
         for (_, arena) in self.shared.arenas.each() {
             totals.blocks_free += arena.heap.blocks_free;
         }

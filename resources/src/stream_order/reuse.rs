@@ -11,6 +11,7 @@ use millpond_core::{Error, Result};
 /// In text: `reuse=ordered/completed/waited` (the default), any of the three, or `reuse=own` for none. The
 /// names in parentheses are CUDA's, for the driver's pools.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Reuse {
     /// Take blocks of streams that the requesting stream is already ordered after (follow event
     /// dependencies).
@@ -23,6 +24,8 @@ pub struct Reuse {
 }
 
 impl Reuse {
+    millpond_core::setters! { ordered: bool, completed: bool, waited: bool }
+
     /// All steps.
     pub const ALL: Self = Self { ordered: true, completed: true, waited: true };
     /// No steps: streams do not share blocks, unless memory is short.

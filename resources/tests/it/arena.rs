@@ -154,11 +154,10 @@ fn an_arena_grows_to_its_maximum() {
 fn the_state_is_written_when_memory_is_out() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("dump, of the arena.log");
-    let options = ArenaOptions {
-        size_bytes: Some(MIB),
-        maximum_bytes: Some(2 * MIB),
-        dump_log_on_failure: Some(file.clone()),
-    };
+    let options = ArenaOptions::default()
+        .size_bytes(Some(MIB))
+        .maximum_bytes(Some(2 * MIB))
+        .dump_log_on_failure(Some(file.clone()));
     let arena =
         millpond_resources::ArenaMemoryResource::new(CudaMemoryResource::new(device()), options).unwrap();
     let spec: StackSpec = arena.to_string().parse().expect("the name is quoted");

@@ -44,7 +44,7 @@ fn programs_over_many_streams_keep_the_order() {
         let command = "cargo test -p millpond-resources --test it crowds::".to_owned();
         let wide = Config::wide(&subject);
         let operations = if cfg!(miri) { 40 } else { wide.operations };
-        let config = Config { command, operations, ..wide };
+        let config = wide.command(command).operations(operations);
         let mut total = Summary::default();
         for seed in 0..SEEDS {
             match program::run(seed, &config, &|driver| subject.build(driver)) {

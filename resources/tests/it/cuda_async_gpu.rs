@@ -47,7 +47,7 @@ fn read(driver: &DriverHandle, ptr: DevicePtr, bytes: u64, stream: StreamRef) ->
 #[ignore = "needs a CUDA GPU; run by the GPU lane"]
 fn a_pool_has_the_settings_that_it_was_given() {
     let driver = open();
-    let reuse = PoolReuse { opportunistic: false, ..PoolReuse::ALL };
+    let reuse = PoolReuse::ALL.opportunistic(false);
     let options = MemoryPoolOptions::new().max_bytes(256 * MIB).release_threshold(u64::MAX).reuse(reuse);
     let pool = MemoryPool::new(driver.clone(), options).unwrap();
     assert_eq!((pool.release_threshold().unwrap(), pool.reuse().unwrap()), (u64::MAX, reuse));

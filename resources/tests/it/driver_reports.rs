@@ -43,7 +43,7 @@ fn a_report_has_the_memory_that_was_asked_for() {
 #[test]
 fn a_request_beyond_the_maximum_is_impossible() {
     let device = SimDevice::new(SimConfig::with_capacity(256 * MIB));
-    let options = CudaAsyncOptions { maximum_bytes: Some(32 * MIB), ..CudaAsyncOptions::default() };
+    let options = CudaAsyncOptions::default().maximum_bytes(Some(32 * MIB));
     let upstream = CudaAsyncMemoryResource::new(device, options).unwrap();
     for (mib, is_impossible) in [(33, true), (31, false)] {
         let held = upstream.allocate_bytes(8 * MIB, StreamRef::LEGACY).unwrap();

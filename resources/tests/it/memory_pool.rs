@@ -58,10 +58,10 @@ fn said<T>(answer: Result<T>) -> (ErrorKind, String) {
 #[test]
 fn a_pool_is_what_its_options_say() {
     let device = device();
-    let reuse = PoolReuse { opportunistic: false, ..PoolReuse::ALL };
+    let reuse = PoolReuse::ALL.opportunistic(false);
     let made =
         pool(&device, options().max_bytes(64 * MIB).release_threshold(5).reuse(reuse).hw_decompress(true));
-    let expected = MemPoolProps { max_bytes: 64 * MIB, hw_decompress: true, ..MemPoolProps::default() };
+    let expected = MemPoolProps::default().max_bytes(64 * MIB).hw_decompress(true);
     assert_eq!(made.properties().unwrap(), expected);
     assert_eq!((made.release_threshold().unwrap(), made.reuse().unwrap()), (5, reuse));
     made.set_reuse(PoolReuse::OWN_STREAM).unwrap();
@@ -71,7 +71,7 @@ fn a_pool_is_what_its_options_say() {
     assert_eq!(default.properties().unwrap(), MemPoolProps::default());
     let managed =
         MemoryPool::default_for(device.clone(), MemLocation::Device, MemAllocationType::Managed).unwrap();
-    let expected = MemPoolProps { kind: MemAllocationType::Managed, ..MemPoolProps::default() };
+    let expected = MemPoolProps::default().kind(MemAllocationType::Managed);
     assert_eq!(managed.properties().unwrap(), expected);
     assert_ne!(managed, default);
     assert_eq!(MemoryPool::default_of(device).unwrap(), default, "the same pool, the same value");

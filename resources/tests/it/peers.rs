@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use millpond_core::{DeviceMemoryResourceExt, DevicePtr, Driver, ErrorKind, StreamRef, find_trait};
-use millpond_driver::sim::{Fault, FaultPlan, SimConfig, SimDevice, SimMachine};
+use millpond_driver::sim::{FaultPlan, SimConfig, SimDevice, SimMachine};
 use millpond_driver::{CallKind, CountingDriver};
 use millpond_resources::{CudaMemoryResource, PagesMode, PeerList, Peers, PoolLayer, PoolMemoryResource};
 
@@ -150,7 +150,8 @@ fn issue_9_a_peer_that_the_driver_refuses_is_no_reason_to_fail() {
     let machine = SimMachine::new();
     let [first, second] = devices(&machine);
     let no_peers = |nth, persistent| {
-        FaultPlan::from(Fault { kind: Some(CallKind::MemSetAccess), nth, code: 217, persistent })
+        let plan = FaultPlan::nth_of(CallKind::MemSetAccess, nth, 217);
+        if persistent { plan.persistent() } else { plan }
     };
     let auto = pool(&first, PoolLayer::new());
     // The call for both devices, and the call for the second alone.

@@ -38,7 +38,7 @@ fn programs_over_every_pool_keep_the_order() {
     for (subject, index) in subjects().iter().zip(0..) {
         let command = "cargo test -p millpond-resources --test it programs::".to_owned();
         let operations = if cfg!(miri) { 40 } else { 256 };
-        let config = Config { command, operations, ..Config::for_subject(subject) };
+        let config = Config::for_subject(subject).command(command).operations(operations);
         for seed in index * SEEDS..(index + 1) * SEEDS {
             if let Err(failure) = program::run(seed, &config, &|driver| subject.build(driver)) {
                 panic!("{failure}");

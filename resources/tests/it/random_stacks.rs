@@ -92,7 +92,7 @@ fn programs_on_random_stacks_keep_the_rules() {
     let start = Instant::now();
     let operations = size::named("MILLPOND_STACKS_OPS").unwrap_or_else(|| size::of(300_000, 1_000_000));
     let seeds = size::named("MILLPOND_STACKS_FROM").unwrap_or(0)..u64::MAX;
-    let sweep = Sweep { seeds, ..Sweep::operations(operations) }.or_seed_of_environment();
+    let sweep = Sweep::operations(operations).seeds(seeds).or_seed_of_environment();
     let summary = run(&stacks, &sweep).unwrap_or_else(|failure| panic!("{failure}"));
     println!("{summary} in {:.1} s", start.elapsed().as_secs_f64());
     if std::env::var_os("MILLPOND_SEED").is_none() {
@@ -211,7 +211,7 @@ fn the_watchdog_names_the_layer_that_hangs() {
     std::thread::spawn(|| {
         let stacks = stacks_with("holds_lock");
         let stack: StackSpec = STACK.parse().expect("the text is right");
-        let config = Config { guests: true, ..Config::new(STACK) };
+        let config = Config::new(STACK).guests(true);
         for seed in 0..size::of(CANARY_SEEDS, 3 * CANARY_SEEDS) {
             let _ = program::run(seed, &config, &|driver| stacks.build(&stack, driver));
         }

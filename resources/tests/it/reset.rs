@@ -292,7 +292,7 @@ fn an_imported_pool_ends_with_its_context() {
     let before = (first.used_bytes(), first.live_bytes());
     for is_freed in [true, false] {
         let driver: DriverHandle = first.open_again();
-        let options = CudaAsyncOptions { handles: HandleTypes::POSIX_FD, ..Default::default() };
+        let options = CudaAsyncOptions::default().handles(HandleTypes::POSIX_FD);
         let exporter = CudaAsyncMemoryResource::new(driver.clone(), options).unwrap();
         let ptr = exporter.allocate_bytes(MIB, StreamRef::LEGACY).unwrap();
         let fd = exporter.pool().export_fd().unwrap();

@@ -16,6 +16,7 @@ use crate::recording::{Ledger, Source, StateCheck, Sums, Unknown};
 /// # Ok::<(), millpond_engine::log::LogError>(())
 /// ```
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Explanation {
     /// The version of this format. It grows when a field is renamed, removed or changes its meaning.
     pub version: u32,
@@ -50,6 +51,7 @@ pub struct Explanation {
 /// The reason why a moment is explained.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Occasion {
     /// The most requested bytes were live.
     Peak,
@@ -61,6 +63,7 @@ pub enum Occasion {
 
 /// One moment of a recording, with the stacks that hold memory.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Explained {
     /// The occasion.
     pub occasion: Occasion,
@@ -80,6 +83,7 @@ pub struct Explained {
 
 /// A problem that the evidence in a recording shows.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Diagnosis {
     /// A name for programs, such as `fragmentation`.
     pub code: &'static str,

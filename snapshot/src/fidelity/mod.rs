@@ -33,6 +33,7 @@ pub use text::print;
 /// # Ok::<(), millpond_engine::log::LogError>(())
 /// ```
 #[derive(Clone, PartialEq, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Fidelity {
     /// The version of this format.
     pub version: u32,

@@ -20,6 +20,7 @@ const RESERVED_TOLERANCE: f64 = 2.0;
 /// ```
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct Budget {
     /// The most requested bytes that are live at one time.
     #[serde(default)]

@@ -18,6 +18,7 @@ pub use print::{junit, markdown, text};
 /// The quantities that are compared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Quantity {
     /// The most requested bytes that were live at one time.
     PeakAllocated,
@@ -44,6 +45,7 @@ impl Quantity {
 
 /// A quantity compared with its budget.
 #[derive(Clone, PartialEq, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Check {
     /// The quantity.
     pub quantity: Quantity,
@@ -57,6 +59,7 @@ pub struct Check {
 
 /// A recording compared with a budget.
 #[derive(Clone, PartialEq, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Gate {
     /// The version of this format.
     pub version: u32,

@@ -144,5 +144,5 @@ fn database(_: &Path, _: &str, _: &Options, _: &mut Budget) -> Result<Recording,
 }
 
 fn refused(name: &str, refusal: Refusal) -> LogError {
-    LogError { file: name.to_owned(), line: refusal.line, column: None, reason: refusal.text }
+    LogError::new(name, refusal.line, refusal.text)
 }

@@ -4,10 +4,11 @@
 ///
 /// ```
 /// use millpond_snapshot::import::Options;
-/// let options = Options { device: Some(1), ..Options::default() };
+/// let options = Options::default().device(Some(1));
 /// assert_eq!(options.memory, 64 << 20);
 /// ```
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Options {
     /// The device whose events are imported; `None` for the busiest device of a snapshot, or a log's first
     /// device.
@@ -15,6 +16,10 @@ pub struct Options {
     /// The most memory in bytes that the import may use on top of the size of the file. A file that needs
     /// more is refused.
     pub memory: u64,
+}
+
+impl Options {
+    millpond_core::setters! { device: Option<u32>, memory: u64 }
 }
 
 impl Default for Options {

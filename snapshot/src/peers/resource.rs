@@ -63,7 +63,7 @@ impl<M: Model> Peer<M> {
 
     fn refuse(&self, kind: MisuseKind, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         self.inner.lock().statistics.misuses += 1;
-        misuse::report(&Misuse { kind, ptr, bytes, stream, resource: self.text.clone() });
+        misuse::report(&Misuse::new(kind, ptr, bytes, stream, &self.text));
     }
 
     fn serve(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
@@ -164,14 +164,15 @@ unsafe impl<M: Model> DeviceMemoryResource for Peer<M> {
     fn statistics(&self) -> Option<ResourceStatistics> {
         let inner = self.inner.lock();
         let (largest_free_block, blocks_free) = inner.model.free_blocks();
-        Some(ResourceStatistics {
-            bytes_in_use: inner.statistics.bytes_requested,
-            bytes_reserved: inner.model.reserved_bytes(),
-            largest_free_block,
-            blocks_in_use: inner.live.len() as u64,
-            blocks_free,
-            ..inner.statistics
-        })
+        Some(
+            inner
+                .statistics
+                .bytes_in_use(inner.statistics.bytes_requested)
+                .bytes_reserved(inner.model.reserved_bytes())
+                .largest_free_block(largest_free_block)
+                .blocks_in_use(inner.live.len() as u64)
+                .blocks_free(blocks_free),
+        )
     }
 
     fn trim(&self, keep_bytes: u64) -> Result<u64> {

@@ -19,6 +19,7 @@ pub use text::print;
 /// Whether blocks of different streams may share an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Sharing {
     /// If one is freed before the other is allocated. Right if the program orders its streams before each
     /// reuse.
@@ -29,6 +30,7 @@ pub enum Sharing {
 
 /// The input of a [`Placement`].
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Request {
     /// Whether streams share addresses.
     pub sharing: Sharing,
@@ -40,9 +42,19 @@ pub struct Request {
     pub options: Options,
 }
 
+impl Request {
+    /// Returns a request with blocks aligned to 256 bytes, any capacity, and the default options.
+    pub fn new(sharing: Sharing) -> Self {
+        Self { sharing, alignment: ALLOCATION_ALIGNMENT, capacity: None, options: Options::default() }
+    }
+
+    millpond_core::setters! { alignment: u64, capacity: Option<u64>, options: Options }
+}
+
 /// Whether the blocks fit into a capacity.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Answer {
     /// The placement fits.
     Fits,
@@ -56,7 +68,6 @@ pub enum Answer {
 /// alignment.
 ///
 /// ```
-/// use millpond_planning::Options;
 /// use millpond_snapshot::import;
 /// use millpond_snapshot::placement::{Placement, Request, Sharing};
 ///
@@ -65,12 +76,7 @@ pub enum Answer {
 ///            7,05:01:18.946607,allocate,0x8f00,3000,0\n\
 ///            7,05:01:18.946609,free,0x7f00,1000,0\n";
 /// let recording = import::read("log", log.as_bytes(), &import::Options::default())?;
-/// let request = Request {
-///     sharing: Sharing::StreamSafe,
-///     alignment: 256,
-///     capacity: Some(8192),
-///     options: Options::default(),
-/// };
+/// let request = Request::new(Sharing::StreamSafe).capacity(Some(8192));
 /// let placement = Placement::of(&recording, &request)?;
 /// assert_eq!((placement.height, placement.is_optimal), (Some(4096), true));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -142,7 +148,7 @@ impl Placement {
             None => millpond_planning::bounds(&stream_safe),
         };
         let time = request.options.time.saturating_sub(began.elapsed());
-        let options = Options { time, ..request.options.clone() };
+        let options = request.options.clone().time(time);
         let problem = match request.sharing {
             Sharing::HostOrder => &in_host_order,
             Sharing::StreamSafe => &stream_safe,
@@ -216,6 +222,7 @@ fn search(
 
 /// Lower bounds for a recording's blocks, in bytes, for any allocator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Bounds {
     /// If streams share addresses in the order of the host's calls.
     pub host_order: u64,

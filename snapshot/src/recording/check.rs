@@ -4,6 +4,7 @@ use serde::Serialize;
 
 /// Compares the blocks that are live after the last event with the state in the file.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize)]
+#[non_exhaustive]
 pub struct StateCheck {
     /// The live blocks of the state.
     pub state_blocks: u64,

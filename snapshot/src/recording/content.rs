@@ -24,6 +24,7 @@ const ROUNDED_BYTES: usize = 32;
 /// The unit of times.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Clock {
     /// Nanoseconds since 1970.
     #[default]
@@ -36,6 +37,7 @@ pub enum Clock {
 
 /// The format of a file, and its details.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Source {
     /// The format, such as `PyTorch memory snapshot`.
     pub format: String,
@@ -45,6 +47,7 @@ pub struct Source {
 
 /// A gap: something that a recording lacks, or that an importer had to leave out.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Unknown {
     /// A name for programs, such as `no_trace`.
     pub code: String,

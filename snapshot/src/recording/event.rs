@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 /// The kind of the event.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
+#[non_exhaustive]
 pub enum EventKind {
     /// A block was handed out.
     Allocate,
@@ -98,6 +99,7 @@ pub type Id = NonZeroU32;
 /// assert_eq!((event.time(), event.stack, event.is_before), (None, None, false));
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[expect(clippy::exhaustive_structs, reason = "a recording has millions, so its size is fixed")]
 pub struct Event {
     /// What happened.
     pub kind: EventKind,

@@ -9,6 +9,7 @@ use millpond_engine::log::StreamKey;
 /// assert_eq!((Lane::default().thread, Lane::default().pool), (0, None));
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
 pub struct Lane {
     /// The thread; 0 if the source has none.
     pub thread: u64,

@@ -16,6 +16,7 @@ use super::Moment;
 /// assert_eq!(Ledger::default().unused_bytes(), 0);
 /// ```
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Ledger {
     /// The number of the event before this moment, counted from 0.
     pub event: u64,

@@ -15,6 +15,7 @@ use super::{Event, EventKind, Id, Recording};
 /// # Ok::<(), millpond_engine::log::LogError>(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Life {
     /// The number of the event that began it, counted from 0.
     pub start: usize,

@@ -15,6 +15,7 @@ const UNSPLIT: u64 = 1 << 20;
 
 /// Memory that the allocator held from the driver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Segment {
     /// The address.
     pub address: u64,
@@ -28,6 +29,7 @@ pub struct Segment {
 
 /// A block that was in use, or waited for other streams.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct LiveBlock {
     /// The address.
     pub address: u64,

@@ -25,24 +25,16 @@ impl Recording {
                 _ => continue,
             };
             let Lane { thread, stream, .. } = self.lane(event);
-            builder.push(&Event {
-                line: number as u64 + 1,
-                thread,
-                action,
-                pointer: DevicePtr::new(event.address),
-                bytes: event.bytes,
-                stream,
-                alignment: 1 << event.alignment_log2.min(63),
-                device: self.device().map(device),
-                sequence: None,
-                monotonic_ns: None,
-                duration_ns: None,
-            })?;
+            let (line, pointer) = (number as u64 + 1, DevicePtr::new(event.address));
+            let mut row = Event::new(line, thread, action, pointer, event.bytes, stream);
+            row.alignment = 1 << event.alignment_log2.min(63);
+            row.device = self.device().map(device);
+            builder.push(&row)?;
         }
         let program = builder.finish()?;
         if program.summary().events == 0 {
             let reason = "holds no allocations and no frees: nothing to replay".to_owned();
-            return Err(LogError { file: self.file().to_owned(), line: 0, column: None, reason }.into());
+            return Err(LogError::new(self.file(), 0, reason).into());
         }
         let check = self.check().filter(|check| !check.is_equal());
         let unequal = check.map(|check| {

@@ -8,6 +8,7 @@ use super::{EventKind, Recording};
 
 /// Counts and sums of a recording. Sizes are in bytes; blocks count with their requested sizes.
 #[derive(Clone, Default, PartialEq, Eq, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Sums {
     /// The number of events, including events from before the recording.
     pub events: u64,

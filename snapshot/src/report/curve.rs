@@ -22,6 +22,7 @@ const PARTS: usize = 4096;
 
 /// The bytes that a stack of resources reserved while it replayed a recording.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Curve {
     /// The stack as text.
     pub name: String,

@@ -40,14 +40,14 @@ const SCRIPTS: [&str; 7] = [
 /// let csv = "id,lower,upper,size\na,0,10,4096\nb,5,20,1024\n";
 /// let recording = import::read("example", csv.as_bytes(), &import::Options::default())?;
 /// let explanation = explain::explain(&recording, None);
-/// let (recording, explanation) = (&recording, &explanation);
-/// let page = Page { recording, explanation, other: None, placement: None, curves: &[] };
+/// let page = Page::new(&recording, &explanation);
 /// let mut html = Vec::new();
 /// page.write(&mut html)?;
 /// assert!(html.starts_with(b"<!doctype html>"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Page<'a> {
     /// The recording.
     pub recording: &'a Recording,
@@ -59,6 +59,19 @@ pub struct Page<'a> {
     pub placement: Option<&'a Placement>,
     /// The bytes that stacks of resources reserved for the recording.
     pub curves: &'a [Curve],
+}
+
+impl<'a> Page<'a> {
+    /// Returns the page of a recording alone.
+    pub const fn new(recording: &'a Recording, explanation: &'a Explanation) -> Self {
+        Self { recording, explanation, other: None, placement: None, curves: &[] }
+    }
+
+    millpond_core::setters! {
+        other: Option<&'a Recording>,
+        placement: Option<&'a Placement>,
+        curves: &'a [Curve],
+    }
 }
 
 /// The JSON in the page under the id `summary`, for programs.

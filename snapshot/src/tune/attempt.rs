@@ -33,6 +33,7 @@ pub(super) const MOST: u64 = 1 << 44;
 
 /// The cost of a replay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Cost {
     /// The most bytes that the stack took from the driver at one time.
     pub peak_bytes: u64,
@@ -46,6 +47,7 @@ pub struct Cost {
 
 /// The smallest capacity of a candidate, in bytes, and the replays around it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Smallest {
     /// The capacity.
     pub bytes: u64,
@@ -113,7 +115,7 @@ impl Attempts<'_> {
         };
         let mut end = End { counting: &counting, before, cost: None };
         let ask_again = self.program.summary().failed_requests > 0;
-        let options = Options { passes: 1, threads: Threads::One, ask_again };
+        let options = Options::default().passes(1).threads(Threads::One).ask_again(ask_again);
         let outcome = engine::replay(self.program, &resource, &device, options, &mut end)?;
         let is_served = outcome.asked_again.is_none_or(|asked| asked.served == asked.requests);
         Ok(end.cost.filter(|_| outcome.failures == 0 && is_served))

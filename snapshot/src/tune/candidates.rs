@@ -10,6 +10,7 @@ const MIB: u64 = 1 << 20;
 /// The allocator that a candidate's settings belong to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Family {
     /// PyTorch's native allocator.
     Torch,

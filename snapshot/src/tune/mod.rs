@@ -39,11 +39,16 @@ const ALIKE: u64 = 100;
 
 /// The input of [`tune`].
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Request {
     /// The available memory, in bytes; the best candidate is then the one with the fewest stalls in it.
     pub capacity: Option<u64>,
     /// The time after which no new replay starts.
     pub time: Duration,
+}
+
+impl Request {
+    millpond_core::setters! { capacity: Option<u64>, time: Duration }
 }
 
 impl Default for Request {
@@ -55,6 +60,7 @@ impl Default for Request {
 
 /// A candidate with the results of its replays. Sizes are in bytes.
 #[derive(Clone, PartialEq, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Tried {
     /// The candidate.
     #[serde(flatten)]
@@ -112,6 +118,7 @@ impl Tried {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, PartialEq, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Tuned {
     /// The version of this format.
     pub version: u32,

@@ -264,9 +264,9 @@ fn of_several_devices_the_busiest_is_imported_unless_another_is_asked_for() {
     let others: Vec<&str> = others.map(|unknown| unknown.text.as_str()).collect();
     assert_eq!(others.len(), 2);
     assert!(others[0].starts_with("device 0 is also in the file (0 entries, 2MiB reserved)"), "{others:?}");
-    let third = import::read("file", bytes.as_slice(), &Options { device: Some(3), ..Options::default() });
+    let third = import::read("file", bytes.as_slice(), &Options::default().device(Some(3)));
     assert_eq!(third.unwrap().sums().reserved_bytes, Some(64));
-    let error = import::read("file", bytes.as_slice(), &Options { device: Some(2), ..Options::default() });
+    let error = import::read("file", bytes.as_slice(), &Options::default().device(Some(2)));
     assert!(error.unwrap_err().to_string().ends_with("it has device 0, 1, 3"));
 }
 

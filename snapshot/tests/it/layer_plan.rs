@@ -7,8 +7,8 @@ use millpond_snapshot::recording::Recording;
 use crate::{HEADER, read};
 
 fn plan_of(recording: &Recording) -> ProgramPlan {
-    let options = Options { rounds: 1, ..Options::default() };
-    let request = Request { sharing: Sharing::StreamSafe, alignment: 256, capacity: None, options };
+    let options = Options::default().rounds(1);
+    let request = Request::new(Sharing::StreamSafe).options(options);
     for_layer(recording, &request).unwrap().1.unwrap()
 }
 

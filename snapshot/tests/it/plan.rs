@@ -10,13 +10,10 @@ use crate::read;
 use crate::snapshots::{facts, snapshot};
 
 fn place(recording: &Recording, sharing: Sharing, capacity: Option<u64>) -> Placement {
-    let options = millpond_planning::Options {
-        // Enough for all rounds, however busy the machine is.
-        time: Duration::from_secs(600),
-        rounds: 4,
-        ..millpond_planning::Options::default()
-    };
-    Placement::of(recording, &Request { sharing, alignment: 512, capacity, options }).unwrap()
+    // Enough time for all rounds, however busy the machine is.
+    let options = millpond_planning::Options::default().time(Duration::from_secs(600)).rounds(4);
+    let request = Request::new(sharing).alignment(512).capacity(capacity).options(options);
+    Placement::of(recording, &request).unwrap()
 }
 
 fn log(rows: &[&str]) -> Recording {

@@ -163,7 +163,7 @@ fn a_snapshot_that_is_cut_off_anywhere_is_refused_with_a_sentence() {
 #[test]
 fn a_device_is_chosen_and_the_others_are_named() {
     let import = |device| {
-        let options = Options { device, ..Options::default() };
+        let options = Options::default().device(device);
         import::open(&folder().join("small.pickle.gz"), &options)
     };
     assert_eq!(import(Some(0)).unwrap().device(), Some(0));

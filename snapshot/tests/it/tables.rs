@@ -83,7 +83,7 @@ fn of_a_log_of_several_devices_one_is_imported() {
     let recording = imported(log.as_bytes());
     assert_eq!((recording.device(), recording.sums().live_bytes), (Some(1), 7));
     assert!(unknowns(&recording).contains(&"other_device"));
-    let options = Options { device: Some(0), ..Options::default() };
+    let options = Options::default().device(Some(0));
     assert_eq!(import::read("file", log.as_bytes(), &options).unwrap().sums().live_bytes, 9);
 }
 

@@ -370,14 +370,7 @@ unsafe impl DeviceMemoryResource for CanaryPool {
         }
         state.statistics.misuses += 1;
         drop(state);
-        let resource = self.to_string();
-        misuse::report(&Misuse {
-            kind: MisuseKind::ForeignPointer,
-            ptr,
-            bytes: layout.bytes(),
-            stream,
-            resource,
-        });
+        misuse::report(&Misuse::new(MisuseKind::ForeignPointer, ptr, layout.bytes(), stream, self));
     }
 
     fn driver(&self) -> &DriverHandle {
@@ -408,12 +401,13 @@ unsafe impl DeviceMemoryResource for CanaryPool {
     fn statistics(&self) -> Option<ResourceStatistics> {
         let state = self.state.lock();
         let free = || state.lists.values().flat_map(|list| list.blocks().values());
-        Some(ResourceStatistics {
-            largest_free_block: free().copied().max().unwrap_or(0),
-            blocks_free: free().count() as u64,
-            regions: state.regions.len() as u64,
-            ..state.statistics
-        })
+        Some(
+            state
+                .statistics
+                .largest_free_block(free().copied().max().unwrap_or(0))
+                .blocks_free(free().count() as u64)
+                .regions(state.regions.len() as u64),
+        )
     }
 
     fn trim(&self, keep_bytes: u64) -> Result<u64> {

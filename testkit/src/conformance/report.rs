@@ -4,6 +4,7 @@ use std::fmt;
 
 /// The outcome of a body.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Outcome {
     /// The resource kept its contract.
     Passed,
@@ -15,6 +16,7 @@ pub enum Outcome {
 
 /// One body's outcome.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Finding {
     /// The name of the body.
     pub body: &'static str,

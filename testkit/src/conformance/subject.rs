@@ -22,6 +22,7 @@ type Build = dyn Fn(&DriverHandle) -> Result<AnyResource> + Send + Sync;
 
 /// The kinds of misuse that a resource detects.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
 pub struct Refusals {
     /// A pointer that the resource never handed out, or a pointer into the middle of a block.
     pub foreign_pointer: bool,
@@ -32,6 +33,8 @@ pub struct Refusals {
 }
 
 impl Refusals {
+    /// No kinds.
+    pub const NONE: Self = Self { foreign_pointer: false, double_free: false, wrong_size: false };
     /// All kinds.
     pub const ALL: Self = Self { foreign_pointer: true, double_free: true, wrong_size: true };
 }

@@ -6,6 +6,7 @@ use super::kind::FaultKind;
 
 /// A failing driver call, and the error that it led to.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Failure {
     /// The name of the stack or operation.
     pub subject: String,

@@ -7,6 +7,7 @@ use millpond_driver::sim::FaultPlan;
 
 /// A way in which a driver call fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct FaultKind {
     /// The name for people.
     pub name: &'static str,

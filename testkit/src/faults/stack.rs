@@ -33,6 +33,7 @@ const MANY: usize = 20;
 
 /// In how many ways each of a stack's driver calls fails.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
 pub enum Ways {
     /// The first two calls of each kind in a step, and the last, fail in every way. The calls between them
     /// repeat the same thing, so each fails in one way, and the ways take turns.

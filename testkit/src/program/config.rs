@@ -25,6 +25,7 @@ pub type NewScope = fn(&AnyResource) -> Result<Box<dyn ScopeOfGraphs>>;
 
 /// The shape of programs, and which checks run.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Config {
     /// The stack's text or another name for people.
     pub subject: String,
@@ -76,6 +77,31 @@ pub struct Config {
 }
 
 impl Config {
+    millpond_core::setters! {
+        command: String,
+        operations: usize,
+        capacity_bytes: u64,
+        largest_bytes: u64,
+        largest_alignment: u64,
+        fewest_streams: u16,
+        streams: u16,
+        most_live: usize,
+        faults: bool,
+        statistics: StatisticsCheck,
+        verify_out_of_memory: bool,
+        reports: bool,
+        inspect: Option<Inspect>,
+        decay: Option<Decay>,
+        captures: bool,
+        new_scope: Option<NewScope>,
+        direct_scopes: bool,
+        refuses: Refusals,
+        guests: bool,
+        devices: u8,
+        threads: u8,
+        endings: bool,
+    }
+
     /// Returns the usual programs for a pool: 256 operations over up to 8 streams on a device of 32 MiB.
     pub fn new(subject: impl Into<String>) -> Self {
         Self {

@@ -38,6 +38,7 @@ pub enum FailureKind {
 
 /// A program that broke a rule, and how to run it again.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Failure {
     /// The broken rule.
     pub kind: FailureKind,

@@ -30,6 +30,7 @@ pub const MAX_SCOPES: usize = 4;
 
 /// A caller's mistake in freeing a block.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
 pub enum Mistake {
     /// The block is freed a second time.
     DoubleFree,
@@ -45,6 +46,7 @@ pub enum Mistake {
 /// removed. An operation is skipped if the caller must not do it now: for example, its block is not live, or
 /// its stream is not ordered after the block's uses. So every list of operations is a program.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
 pub enum Op {
     /// Allocates a block and writes a tag into it.
     Allocate {

@@ -5,6 +5,7 @@ use std::ops::AddAssign;
 
 /// Counts of a program's actions.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
 pub struct Summary {
     /// Programs that ran to their end.
     pub programs: u64,

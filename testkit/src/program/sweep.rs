@@ -10,6 +10,7 @@ use super::{Build, Config, Failure, Summary, run, shrink};
 
 /// Many seeds of one configuration, on several threads.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Sweep {
     /// The seeds.
     pub seeds: Range<u64>,
@@ -20,6 +21,8 @@ pub struct Sweep {
 }
 
 impl Sweep {
+    millpond_core::setters! { seeds: Range<u64>, threads: usize }
+
     /// Returns a sweep over seeds from 0 until `operations` operations are done, on as many threads as the
     /// machine has.
     pub fn operations(operations: u64) -> Self {
@@ -42,6 +45,7 @@ impl Sweep {
 
 /// One seed's programs: their shape, and the resource that they use.
 #[derive(Debug)]
+#[expect(clippy::exhaustive_structs, reason = "a program needs its shape and its resource")]
 pub struct Case<B> {
     /// The shape.
     pub config: Config,

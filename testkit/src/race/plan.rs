@@ -2,6 +2,7 @@
 
 /// A race's threads and their work.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Race {
     /// The number of threads, each with its own stream.
     pub threads: u64,

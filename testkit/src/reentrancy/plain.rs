@@ -32,8 +32,8 @@ unsafe impl DeviceMemoryResource for Plain {
         // SAFETY: the caller's promises; the driver refuses a pointer that it does not know.
         let is_refused = !ptr.is_null() && call(&*self.0, |driver| unsafe { driver.mem_free(ptr) }).is_err();
         if is_refused {
-            let (kind, resource) = (MisuseKind::ForeignPointer, self.to_string());
-            misuse::report(&Misuse { kind, ptr, bytes: layout.bytes(), stream, resource });
+            let kind = MisuseKind::ForeignPointer;
+            misuse::report(&Misuse::new(kind, ptr, layout.bytes(), stream, self));
         }
     }
 

@@ -81,6 +81,7 @@ pub(super) struct Doing {
 
 /// A layer that hangs or panics if code that it calls uses it again.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Finding {
     /// The function that the layer called, for example `cuMemAlloc` or `upstream's allocate`.
     pub caller: String,

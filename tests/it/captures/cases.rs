@@ -169,7 +169,7 @@ fn new_pool(stage: &Stage) -> (Act, Option<CallKind>) {
 fn new_driver_pool(stage: &Stage) -> (Act, Option<CallKind>) {
     let (driver, stream) = (stage.driver(), stage.stream);
     let act = move || {
-        let options = CudaAsyncOptions { initial_bytes: 64 * MIB, ..CudaAsyncOptions::default() };
+        let options = CudaAsyncOptions::default().initial_bytes(64 * MIB);
         let resource = CudaAsyncMemoryResource::new(driver, options)?;
         pass(&resource, 1000, stream)
     };

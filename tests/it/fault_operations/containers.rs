@@ -419,7 +419,7 @@ pub(crate) const OPERATIONS: &[Operation] = &[
     Operation::new("HostAllocator (a vector that grows)", |stage| {
         let memory = PoolMemoryResource::new(
             PinnedHostMemoryResource::new(stage.driver()),
-            PoolOptions { maximum_bytes: Some(1 << 20), ..PoolOptions::default() },
+            PoolOptions::default().maximum_bytes(Some(1 << 20)),
         )?;
         let allocator = HostAllocator::new(memory.into_any())?;
         on_stage(stage, move |stage| {

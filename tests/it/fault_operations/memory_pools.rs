@@ -179,12 +179,10 @@ pub(crate) const OPERATIONS: &[Operation] = &[
     // --- The resources on top of them ---
     Operation::new("CudaAsyncMemoryResource::new", |stage| {
         on_stage(stage, |stage| {
-            let options = CudaAsyncOptions {
-                initial_bytes: BYTES,
-                maximum_bytes: Some(8 * BYTES),
-                release_threshold: Some(0),
-                ..CudaAsyncOptions::default()
-            };
+            let options = CudaAsyncOptions::default()
+                .initial_bytes(BYTES)
+                .maximum_bytes(Some(8 * BYTES))
+                .release_threshold(Some(0));
             use_of(&CudaAsyncMemoryResource::new(stage.driver(), options)?, stage)
         })
     }),

@@ -16,7 +16,9 @@ use millpond_testkit::faults::{Act, Operation, Stage};
 
 use super::support::{act, on_stage};
 
-const MAPPED: HostAllocFlags = HostAllocFlags { mapped: true, portable: false, write_combined: false };
+fn mapped() -> HostAllocFlags {
+    HostAllocFlags::default().mapped(true)
+}
 
 fn millpond_manager(stage: &Stage, text: &str) -> Result<MillpondMemoryManager> {
     let spec: StackSpec = text.parse()?;
@@ -86,7 +88,7 @@ fn replayed(stage: &Stage, text: &str) -> Result<()> {
     let program = Program::read(log, Limits::default()).map_err(|error| failed(&error))?;
     let driver = stage.driver();
     let resource = text.parse::<StackSpec>()?.build(&millpond::layers(), &driver)?;
-    let options = Options { threads: Threads::One, passes: 2, ask_again: false };
+    let options = Options::default().threads(Threads::One).passes(2);
     let outcome = replay(&program, &resource, &driver, options, &mut ()).map_err(|error| match error {
         millpond_engine::Error::Stack(error) => error,
         other => failed(&other),
@@ -111,7 +113,7 @@ pub(crate) const OPERATIONS: &[Operation] = &[
     Operation::new("MemoryManager::memhostalloc", |stage| {
         on_managers(stage, |manager, _| {
             manager.memhostalloc(4096, HostAllocFlags::default()).map(drop)?;
-            manager.memhostalloc(4096, MAPPED).map(drop)
+            manager.memhostalloc(4096, mapped()).map(drop)
         })
     }),
     Operation::new("MemoryManager::memallocmanaged", |stage| {
@@ -174,7 +176,7 @@ pub(crate) const OPERATIONS: &[Operation] = &[
     Operation::new("MemoryManager::reset", |stage| {
         on_managers(stage, |manager, _| {
             let memory = manager.memalloc(1 << 20)?;
-            let pinned = manager.memhostalloc(4096, MAPPED)?;
+            let pinned = manager.memhostalloc(4096, mapped())?;
             manager.reset();
             drop((memory, pinned));
             manager.initialize()
@@ -229,7 +231,7 @@ pub(crate) const OPERATIONS: &[Operation] = &[
         on_host_half(stage, |manager| manager.driver().map(drop))
     }),
     Operation::new("HostOnlyMemoryManager::memhostalloc", |stage| {
-        on_host_half(stage, |manager| manager.memhostalloc(4096, MAPPED).map(drop))
+        on_host_half(stage, |manager| manager.memhostalloc(4096, mapped()).map(drop))
     }),
     Operation::new("HostOnlyMemoryManager::mempin", |stage| {
         on_host_half(stage, |manager| {

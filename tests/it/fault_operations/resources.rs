@@ -62,11 +62,7 @@ macro_rules! stack {
 pub(crate) const OPERATIONS: &[Operation] = &[
     Operation::new("PoolMemoryResource::new", |stage| {
         on_stage(stage, |stage| {
-            let options = PoolOptions {
-                initial_bytes: 4 * MIB,
-                maximum_bytes: Some(64 * MIB),
-                ..PoolOptions::default()
-            };
+            let options = PoolOptions::default().initial_bytes(4 * MIB).maximum_bytes(Some(64 * MIB));
             use_of(&PoolMemoryResource::new(cuda(stage), options)?, stage)
         })
     }),
@@ -148,7 +144,7 @@ pub(crate) const OPERATIONS: &[Operation] = &[
     }),
     Operation::new("FixedSizeMemoryResource::new", |stage| {
         on_stage(stage, |stage| {
-            let options = FixedSizeOptions { preallocated_blocks: 2, ..FixedSizeOptions::default() };
+            let options = FixedSizeOptions::default().preallocated_blocks(2);
             use_of(&FixedSizeMemoryResource::new(cuda(stage), options)?, stage)
         })
     }),

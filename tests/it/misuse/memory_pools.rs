@@ -147,11 +147,7 @@ pub(crate) const PROGRAMS: &[Program] = &[
     program(
         "initial bytes beyond the most of cuda_async",
         |bench| {
-            let options = CudaAsyncOptions {
-                initial_bytes: 2 * MIB,
-                maximum_bytes: Some(MIB),
-                ..CudaAsyncOptions::default()
-            };
+            let options = CudaAsyncOptions::default().initial_bytes(2 * MIB).maximum_bytes(Some(MIB));
             error(CudaAsyncMemoryResource::new(bench.driver(), options))
         },
         "invalid argument of DEVICE in `cuda_async:initial=2MiB,max=1MiB`: the initial 2MiB exceeds \

@@ -109,7 +109,7 @@ struct Knows {
 impl Knows {
     /// The resource hands on memory from the device.
     const fn nothing() -> Self {
-        let refusals = Refusals { foreign_pointer: false, double_free: false, wrong_size: false };
+        let refusals = Refusals::NONE;
         Self { statistics: None, refusals, largest_bytes: 64 << 20, hands_on: true, shares_pools: false }
     }
 

@@ -7,15 +7,15 @@ use crate::CallKind;
 
 /// One driver call to fail.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Fault {
+struct Fault {
     /// Only calls of this kind count; `None` counts every call.
-    pub kind: Option<CallKind>,
+    kind: Option<CallKind>,
     /// Which of the counted calls fails: 0 is the first after the plan was set.
-    pub nth: u64,
+    nth: u64,
     /// The code of the failed call, as in [`DriverError::code`].
-    pub code: i32,
+    code: i32,
     /// Whether all counted calls after it fail too.
-    pub persistent: bool,
+    persistent: bool,
 }
 
 /// Which driver calls fail. A failed call has no other effect.
@@ -51,12 +51,16 @@ impl FaultPlan {
 
     /// Fails the `n`-th driver call of any kind, counted from 0, with `code`.
     pub fn nth_call(n: u64, code: i32) -> Self {
-        Fault { kind: None, nth: n, code, persistent: false }.into()
+        Self::of(None, n, code)
     }
 
     /// Fails the `n`-th driver call of one kind, counted from 0, with `code`.
     pub fn nth_of(kind: CallKind, n: u64, code: i32) -> Self {
-        Fault { kind: Some(kind), nth: n, code, persistent: false }.into()
+        Self::of(Some(kind), n, code)
+    }
+
+    fn of(kind: Option<CallKind>, nth: u64, code: i32) -> Self {
+        Self { faults: vec![Fault { kind, nth, code, persistent: false }] }
     }
 
     /// Makes every fault of the plan persistent: all counted calls from that one on fail.
@@ -71,12 +75,6 @@ impl FaultPlan {
     pub fn and(mut self, other: Self) -> Self {
         self.faults.extend(other.faults);
         self
-    }
-}
-
-impl From<Fault> for FaultPlan {
-    fn from(fault: Fault) -> Self {
-        Self { faults: vec![fault] }
     }
 }
 

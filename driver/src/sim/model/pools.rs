@@ -118,7 +118,7 @@ impl Pool {
 
     /// The attributes that never change.
     pub(crate) fn fixed_attribute(&self, attribute: MemPoolAttribute, device: DeviceId) -> Option<u64> {
-        let MemPoolProps { location, kind, handles, max_bytes, hw_decompress } = self.props;
+        let MemPoolProps { location, kind, handles, max_bytes, hw_decompress, .. } = self.props;
         let handles = if self.imported_from.is_some() { HandleTypes::NONE } else { handles };
         Some(match attribute {
             MemPoolAttribute::AllocationType => u64::from(kind.cuda_number()),
@@ -201,7 +201,7 @@ impl Pools {
         if let Some(known) = self.defaults.get(&place) {
             return Ok(*known);
         }
-        let props = MemPoolProps { location, kind, ..MemPoolProps::default() };
+        let props = MemPoolProps::default().location(location).kind(kind);
         let pool = self.add(Pool { is_default: true, ..Pool::new(props) });
         self.defaults.insert(place, pool);
         Ok(pool)

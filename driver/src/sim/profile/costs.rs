@@ -42,14 +42,23 @@ pub struct Costs {
 /// A cost that depends only on the size in bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(deny_unknown_fields))]
+#[non_exhaustive]
 pub struct SizeCosts {
     /// Nanoseconds by size in bytes.
     pub by_bytes_ns: Curve,
 }
 
+impl SizeCosts {
+    /// Returns the costs with these nanoseconds by size in bytes.
+    pub const fn new(by_bytes_ns: Curve) -> Self {
+        Self { by_bytes_ns }
+    }
+}
+
 /// The costs of plain memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(deny_unknown_fields))]
+#[non_exhaustive]
 pub struct PlainCosts {
     /// Nanoseconds for a block of up to 2 MiB in an existing page, or in a page that stays.
     pub in_page_ns: u64,
@@ -58,9 +67,17 @@ pub struct PlainCosts {
     pub by_bytes_ns: Curve,
 }
 
+impl PlainCosts {
+    /// Returns the costs with these nanoseconds in a page, and of pages by their bytes.
+    pub const fn new(in_page_ns: u64, by_bytes_ns: Curve) -> Self {
+        Self { in_page_ns, by_bytes_ns }
+    }
+}
+
 /// The costs of recording an event in addition to those in `calls_ns`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(deny_unknown_fields))]
+#[non_exhaustive]
 pub struct EventRecordCosts {
     /// Extra nanoseconds on the legacy default stream.
     pub legacy_stream_extra_ns: u64,
@@ -69,6 +86,7 @@ pub struct EventRecordCosts {
 /// The costs of making mappings accessible: for the call, and for each mapping in its range.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(deny_unknown_fields))]
+#[non_exhaustive]
 pub struct SetAccessCosts {
     /// Nanoseconds for the call.
     pub call_ns: u64,
@@ -80,14 +98,30 @@ pub struct SetAccessCosts {
     pub new_512_mib_extra_ns: u64,
 }
 
+impl SetAccessCosts {
+    /// Returns the costs with these nanoseconds for the call, and for a mapping by its bytes. The extra costs
+    /// are 0.
+    pub const fn new(call_ns: u64, mapping_by_bytes_ns: Curve) -> Self {
+        Self { call_ns, mapping_by_bytes_ns, second_mapping_extra_ns: 0, new_512_mib_extra_ns: 0 }
+    }
+}
+
 /// The costs of unmapping: for the call, and for each mapping in its range.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(deny_unknown_fields))]
+#[non_exhaustive]
 pub struct UnmapCosts {
     /// Nanoseconds for the call.
     pub call_ns: u64,
     /// Nanoseconds for each mapping, by its bytes.
     pub mapping_by_bytes_ns: Curve,
+}
+
+impl UnmapCosts {
+    /// Returns the costs with these nanoseconds for the call, and for a mapping by its bytes.
+    pub const fn new(call_ns: u64, mapping_by_bytes_ns: Curve) -> Self {
+        Self { call_ns, mapping_by_bytes_ns }
+    }
 }
 
 /// The nanoseconds of each kind of call with a constant cost.

@@ -220,7 +220,12 @@ impl ThreadCounts {
             live_requested: requested - self.cached_requested.load(Ordering::Relaxed),
             allocations: self.allocations.load(Ordering::Relaxed) + pops,
             deallocations: deallocations + pushes,
-            frees: FreeCounts { cached: pushes, past_cache, heap, evicted, flushed },
+            frees: FreeCounts::default()
+                .cached(pushes)
+                .past_cache(past_cache)
+                .heap(heap)
+                .evicted(evicted)
+                .flushed(flushed),
             own_stream: self.own_stream.load(Ordering::Relaxed) + pops,
             completed: self.completed.load(Ordering::Relaxed),
             blocks_held: pushes.wrapping_sub(pops).wrapping_sub(flushed + evicted),

@@ -441,7 +441,7 @@ impl<R: DeviceMemoryResource> Central<R> {
         name: &dyn ToString,
     ) {
         self.misuses.fetch_add(1, Ordering::Relaxed);
-        misuse::report(&Misuse { kind, ptr, bytes: layout.bytes(), stream, resource: name.to_string() });
+        misuse::report(&Misuse::new(kind, ptr, layout.bytes(), stream, name.to_string()));
     }
 
     pub(crate) fn statistics(&self) -> ResourceStatistics {
@@ -450,13 +450,11 @@ impl<R: DeviceMemoryResource> Central<R> {
         let mut ladder = state.ladder;
         ladder.own_stream += totals.ladder.own_stream;
         ladder.completed += totals.ladder.completed;
-        ResourceStatistics {
-            largest_free_block: state.heaps.largest_free_block(),
-            allocations: ladder.served(),
-            misuses: self.misuses.load(Ordering::Relaxed),
-            ladder,
-            ..totals
-        }
+        totals
+            .largest_free_block(state.heaps.largest_free_block())
+            .allocations(ladder.served())
+            .misuses(self.misuses.load(Ordering::Relaxed))
+            .ladder(ladder)
     }
 
     /// Returns upstream's memory information, plus the free bytes held here.

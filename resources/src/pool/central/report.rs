@@ -10,11 +10,9 @@ use crate::stream_order::ANY_STREAM;
 impl State {
     /// Returns the free memory with the names of its streams.
     pub(super) fn free_memory(&self, free: &[FreeOf]) -> Vec<FreeMemory> {
-        let of = |FreeOf { owner, blocks, bytes, largest }: &FreeOf| FreeMemory {
-            stream: (*owner != ANY_STREAM).then(|| self.streams.slot(*owner).stream.handle()),
-            blocks: *blocks,
-            bytes: *bytes,
-            largest_block: *largest,
+        let of = |FreeOf { owner, blocks, bytes, largest }: &FreeOf| {
+            let stream = (*owner != ANY_STREAM).then(|| self.streams.slot(*owner).stream.handle());
+            FreeMemory::new(stream, *bytes, *blocks, *largest)
         };
         free.iter().map(of).collect()
     }

@@ -115,15 +115,15 @@ fn an_initial_size_above_the_maximum_or_the_device() {
     let refused = |options| said(CudaAsyncMemoryResource::new(device(), options));
     let above = "invalid argument of DEVICE in `cuda_async:initial=2MiB,max=1MiB`: the initial 2MiB exceeds \
                  the maximum of 1MiB; raise `max`";
-    let options = CudaAsyncOptions { initial_bytes: 2 * MIB, maximum_bytes: Some(MIB), ..defaults() };
+    let options = defaults().initial_bytes(2 * MIB).maximum_bytes(Some(MIB));
     assert_eq!(refused(options), (ErrorKind::InvalidArgument, above.to_owned()));
-    let (kind, text) = refused(CudaAsyncOptions { initial_bytes: 1 << 60, ..defaults() });
+    let (kind, text) = refused(defaults().initial_bytes(1 << 60));
     assert!(kind == ErrorKind::OutOfMemory && text.contains("1EiB exceeds the device's"), "{text}");
 }
 
 #[test]
 fn more_than_the_maximum_is_out_of_memory() {
-    let options = CudaAsyncOptions { maximum_bytes: Some(2 * MIB), ..defaults() };
+    let options = defaults().maximum_bytes(Some(2 * MIB));
     let device = device();
     let resource = CudaAsyncMemoryResource::new(device.clone(), options).unwrap();
     let refused = resource.allocate_bytes(3 * MIB, StreamRef::LEGACY);

@@ -66,7 +66,7 @@ fn said<T>(answer: Result<T>) -> (ErrorKind, String) {
 #[test]
 fn explicit_initial_pool_size() {
     let device = device();
-    let options = CudaAsyncOptions { initial_bytes: 100 * MIB, ..defaults() };
+    let options = defaults().initial_bytes(100 * MIB);
     let resource = CudaAsyncMemoryResource::new(device.clone(), options).unwrap();
     let pool = resource.pool();
     assert_eq!((pool.reserved_bytes().unwrap(), pool.used_bytes().unwrap()), (100 * MIB, 0));
@@ -78,7 +78,7 @@ fn explicit_initial_pool_size() {
 
 #[test]
 fn explicit_release_threshold() {
-    let options = CudaAsyncOptions { release_threshold: Some(1000), ..defaults() };
+    let options = defaults().release_threshold(Some(1000));
     let resource = CudaAsyncMemoryResource::new(device(), options).unwrap();
     assert_eq!(resource.pool().release_threshold().unwrap(), 1000);
 }
@@ -92,7 +92,7 @@ fn default_release_threshold_is_the_largest_number() {
 fn explicit_release_threshold_is_applied() {
     let device = device();
     for (release_threshold, kept) in [(None, 32 * MIB), (Some(0), 0)] {
-        let options = CudaAsyncOptions { release_threshold, ..defaults() };
+        let options = defaults().release_threshold(release_threshold);
         let resource = CudaAsyncMemoryResource::new(device.clone(), options).unwrap();
         let s = stream(&device);
         let ptr = resource.allocate_bytes(8 * MIB, s).unwrap();
@@ -112,7 +112,7 @@ fn different_pools_unequal() {
 
 #[test]
 fn fabric_handles_support() {
-    let options = CudaAsyncOptions { handles: HandleTypes::FABRIC, ..defaults() };
+    let options = defaults().handles(HandleTypes::FABRIC);
     let text = "not supported of DEVICE in `cuda_async:handles=fabric`: the device has no pools with such \
                 handles; ask for another kind, or for none";
     let refused = CudaAsyncMemoryResource::new(device(), options);
@@ -132,7 +132,7 @@ fn memory_for_the_decompression_engine_is_made_where_the_driver_knows_it() {
         (&new, HwDecompress::Off, 0),
         (&new, HwDecompress::On, 1),
     ] {
-        let options = CudaAsyncOptions { hw_decompress, ..defaults() };
+        let options = defaults().hw_decompress(hw_decompress);
         let resource = CudaAsyncMemoryResource::new(driver.clone(), options).unwrap();
         let pool = resource.pool().raw();
         let is_on = driver.mem_pool_get_attribute(pool, MemPoolAttribute::HwDecompressEnabled);

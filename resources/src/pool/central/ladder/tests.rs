@@ -318,19 +318,11 @@ fn a_refused_region_is_tried_in_smaller_sizes() {
 fn each_rung_counts_the_requests_that_it_serves() {
     let refuses = Script { refuses_above: Some(0), records: true, ..Script::default() };
     for (regions, script, count) in [
-        (&[][..], Script::default(), LadderCounts { grow: 1, ..LadderCounts::default() }),
-        (&[(8, 1)], Script::default(), LadderCounts { own_stream: 1, ..LadderCounts::default() }),
-        (&[(8, 2)], refuses, LadderCounts { waited: 1, ..LadderCounts::default() }),
-        (
-            &[(8, 2)],
-            Script { all_is_done: true, ..refuses },
-            LadderCounts { completed: 1, ..LadderCounts::default() },
-        ),
-        (
-            &[(8, 2)],
-            Script { records: false, ..refuses },
-            LadderCounts { reclaim: 1, ..LadderCounts::default() },
-        ),
+        (&[][..], Script::default(), LadderCounts::default().grow(1)),
+        (&[(8, 1)], Script::default(), LadderCounts::default().own_stream(1)),
+        (&[(8, 2)], refuses, LadderCounts::default().waited(1)),
+        (&[(8, 2)], Script { all_is_done: true, ..refuses }, LadderCounts::default().completed(1)),
+        (&[(8, 2)], Script { records: false, ..refuses }, LadderCounts::default().reclaim(1)),
     ] {
         let mut setup = Setup::new(None, script);
         for (mib, number) in regions {
