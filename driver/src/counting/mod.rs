@@ -2,6 +2,7 @@
 
 mod cell;
 mod counts;
+mod pools;
 mod probe;
 mod taken;
 #[cfg(test)]
@@ -20,6 +21,7 @@ use millpond_core::{DeviceId, DevicePtr, Layout, StreamRef};
 
 use cell::Cell;
 pub use counts::{CallCounts, CallKind, KindCounts};
+use pools::Pools;
 use probe::Probe;
 use taken::{Block, Taken};
 
@@ -44,6 +46,7 @@ pub struct CountingDriver {
     inner: DriverHandle,
     cells: [Cell; CallKind::ALL.len()],
     taken: Taken,
+    pools: Pools,
     probe: Probe,
 }
 
@@ -61,6 +64,7 @@ impl CountingDriver {
             inner,
             cells: std::array::from_fn(|_| Cell::default()),
             taken: Taken::default(),
+            pools: Pools::default(),
             probe: Probe::default(),
         })
     }
@@ -84,7 +88,8 @@ impl CountingDriver {
     ///   up to whole pages. Smaller blocks count as the pages that hold their addresses, each page once.
     /// - Physical memory counts until it is both released and unmapped.
     /// - Managed and stream-ordered allocations count with their requested sizes. Managed memory takes device
-    ///   memory only once the device touches it. A driver's pool may hold more than its users have allocated.
+    ///   memory only once the device touches it. A driver's pool may hold more than its users have allocated;
+    ///   [`bytes_held`](Self::bytes_held) counts that too.
     ///
     /// The driver computes this without queries; [`probe_device`](Self::probe_device) queries the device.
     pub fn bytes_taken(&self) -> u64 {
@@ -96,9 +101,22 @@ impl CountingDriver {
         self.taken.peak()
     }
 
-    /// Resets the peak to the bytes taken now.
+    /// Returns the bytes now held from the device, as [`bytes_taken`](Self::bytes_taken) counts them, or the
+    /// bytes that the driver's pools hold, if that is more. Asks the driver for each pool that blocks came
+    /// from; these calls are not counted.
+    pub fn bytes_held(&self) -> u64 {
+        self.bytes_taken().max(self.pools.held(&*self.inner))
+    }
+
+    /// Returns the highest [`bytes_held`](Self::bytes_held) so far.
+    pub fn peak_bytes_held(&self) -> u64 {
+        self.peak_bytes_taken().max(self.pools.peak(&*self.inner))
+    }
+
+    /// Resets the peaks to the bytes taken and held now.
     pub fn reset_peak(&self) {
         self.taken.reset_peak();
+        self.pools.reset_peak(&*self.inner);
     }
 
     /// Starts to query the device's free memory at each new peak that is a thousandth above the last one
@@ -116,10 +134,10 @@ impl CountingDriver {
         self.probe.peak()
     }
 
-    /// Resets all counts to 0, and the peak to the bytes taken now.
+    /// Resets all counts to 0, and the peaks to the bytes taken and held now.
     pub fn reset(&self) {
         self.cells.iter().for_each(Cell::reset);
-        self.taken.reset_peak();
+        self.reset_peak();
     }
 
     fn counted<T>(
@@ -242,14 +260,6 @@ impl Driver for CountingDriver {
         self.counted_free(CallKind::MemFree, ptr, |driver| unsafe { driver.mem_free(ptr) })
     }
 
-    fn mem_get_address_range(&self, ptr: DevicePtr) -> DriverResult<(DevicePtr, u64)> {
-        self.counted(CallKind::PointerQuery, |driver| driver.mem_get_address_range(ptr))
-    }
-
-    fn pointer_kind(&self, ptr: DevicePtr) -> DriverResult<MemoryKind> {
-        self.counted(CallKind::PointerQuery, |driver| driver.pointer_kind(ptr))
-    }
-
     unsafe fn mem_prefetch_async(
         &self,
         ptr: DevicePtr,
@@ -287,10 +297,6 @@ impl Driver for CountingDriver {
         unsafe { self.inner.pageable_free(ptr, layout) }
     }
 
-    fn host_memory_info(&self) -> DriverResult<MemoryInfo> {
-        self.counted(CallKind::Other, |driver| driver.host_memory_info())
-    }
-
     unsafe fn mem_host_register(&self, ptr: HostPtr, bytes: u64, flags: HostFlags) -> DriverResult<()> {
         self.counted(CallKind::MemHostRegister, |driver| {
             // SAFETY: the caller's promise.
@@ -308,6 +314,7 @@ impl Driver for CountingDriver {
     }
 
     fn mem_alloc_async(&self, bytes: u64, stream: StreamRef) -> DriverResult<DevicePtr> {
+        self.pools.using(&*self.inner, None);
         self.counted_alloc(CallKind::MemAllocAsync, Block::Other(bytes), |driver| {
             driver.mem_alloc_async(bytes, stream)
         })
@@ -319,6 +326,7 @@ impl Driver for CountingDriver {
         pool: MemPool,
         stream: StreamRef,
     ) -> DriverResult<DevicePtr> {
+        self.pools.using(&*self.inner, Some(pool));
         self.counted_alloc(CallKind::MemAllocAsync, Block::Other(bytes), |driver| {
             driver.mem_alloc_from_pool_async(bytes, pool, stream)
         })
@@ -336,6 +344,7 @@ impl Driver for CountingDriver {
     }
 
     unsafe fn mem_pool_destroy(&self, pool: MemPool) -> DriverResult<()> {
+        self.pools.destroying(&*self.inner, pool);
         // SAFETY: the caller's promise.
         self.counted(CallKind::MemPool, |driver| unsafe { driver.mem_pool_destroy(pool) })
     }
@@ -357,6 +366,9 @@ impl Driver for CountingDriver {
         Ipc: fn mem_pool_export_pointer(ptr: DevicePtr) -> MemPoolPtrData;
         Ipc: fn mem_pool_import_pointer(pool: MemPool, data: &MemPoolPtrData) -> DevicePtr;
         PointerQuery: fn pointer_mem_pool(ptr: DevicePtr) -> Option<MemPool>;
+        PointerQuery: fn mem_get_address_range(ptr: DevicePtr) -> (DevicePtr, u64);
+        PointerQuery: fn pointer_kind(ptr: DevicePtr) -> MemoryKind;
+        Other: fn host_memory_info() -> MemoryInfo;
     }
 
     fn mem_pool_trim_to(&self, pool: MemPool, keep_bytes: u64) -> DriverResult<()> {

@@ -153,3 +153,25 @@ fn every_kind_has_its_own_name_and_place() {
         assert_eq!(CallKind::ALL.into_iter().filter(|other| other.name() == kind.name()).count(), 1);
     }
 }
+
+#[test]
+fn a_pool_of_the_driver_counts_with_what_it_holds() {
+    let (device, driver) = counting();
+    let pool = driver.mem_pool_create(MemPoolProps::default()).unwrap();
+    assert_eq!((driver.bytes_held(), driver.peak_bytes_held()), (0, 0));
+    let stream = driver.stream_create(StreamFlags::NON_BLOCKING).unwrap();
+    let ptr = driver.mem_alloc_from_pool_async(MIB, pool, stream).unwrap();
+    let held = device.mem_pool_get_attribute(pool, MemPoolAttribute::ReservedMemCurrent).unwrap();
+    assert!(held > MIB, "a pool takes more than its users asked for: {held}");
+    assert_eq!((driver.bytes_taken(), driver.bytes_held(), driver.peak_bytes_held()), (MIB, held, held));
+    // SAFETY: the pointer came from this driver and is not used again.
+    unsafe { driver.mem_free_async(ptr, stream) }.unwrap();
+    driver.stream_synchronize(stream).unwrap();
+    driver.mem_pool_trim_to(pool, 0).unwrap();
+    assert_eq!((driver.bytes_held(), driver.peak_bytes_held()), (0, held));
+    // SAFETY: the pool came from this driver and is not used again.
+    unsafe { driver.mem_pool_destroy(pool) }.unwrap();
+    assert_eq!(driver.peak_bytes_held(), held);
+    driver.reset_peak();
+    assert_eq!(driver.peak_bytes_held(), 0);
+}

@@ -1,6 +1,8 @@
 //! Reads lines of a file that may be compressed.
 
 use std::io::{self, BufRead, BufReader, Read};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use flate2::bufread::MultiGzDecoder;
 
@@ -16,9 +18,14 @@ const BUFFER_BYTES: usize = 128 << 10;
 /// The binary logarithm of the most memory in bytes for decompressing zstd: zstd's own limit.
 const ZSTD_WINDOW_LOG: u32 = 27;
 
+/// The decompressed text of a log, and a flag that is set at its end if the last line has no line end.
+pub(super) type Text<'a> = (Box<dyn Read + Send + 'a>, Arc<AtomicBool>);
+
 /// Returns the decompressed text of a log; its first bytes tell the compression.
-pub(super) fn unpack<'a>(raw: impl Read + Send + 'a) -> io::Result<Box<dyn Read + Send + 'a>> {
-    Ok(Box::new(Lines::new(unpack_bytes(raw, ZSTD_WINDOW_LOG)?)))
+pub(super) fn unpack<'a>(raw: impl Read + Send + 'a) -> io::Result<Text<'a>> {
+    let lines = Lines::new(unpack_bytes(raw, ZSTD_WINDOW_LOG)?);
+    let is_unfinished = Arc::clone(&lines.is_unfinished);
+    Ok((Box::new(lines), is_unfinished))
 }
 
 /// Returns the decompressed bytes of a file; its first bytes tell the compression. A zstd file with a window
@@ -51,12 +58,14 @@ pub struct Lines<R> {
     /// The bytes of the last line so far.
     open_bytes: usize,
     at_line_end: bool,
+    /// Whether the text ended within a line.
+    is_unfinished: Arc<AtomicBool>,
 }
 
 impl<R> Lines<R> {
     /// Wraps `text`.
     pub fn new(text: R) -> Self {
-        Self { text, open_bytes: 0, at_line_end: true }
+        Self { text, open_bytes: 0, at_line_end: true, is_unfinished: Arc::default() }
     }
 }
 
@@ -70,6 +79,7 @@ impl<R: Read> Read for Lines<R> {
         if count == 0 {
             let missing = usize::from(!self.at_line_end);
             buffer[..missing].fill(b'\n');
+            self.is_unfinished.fetch_or(missing > 0, Ordering::Relaxed);
             self.at_line_end = true;
             return Ok(missing);
         }
@@ -94,7 +104,7 @@ mod tests {
 
     fn read(bytes: &[u8]) -> io::Result<Vec<u8>> {
         let mut text = Vec::new();
-        unpack(bytes)?.read_to_end(&mut text)?;
+        unpack(bytes)?.0.read_to_end(&mut text)?;
         Ok(text)
     }
 

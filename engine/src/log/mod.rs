@@ -20,6 +20,9 @@
 //! A recording that millpond-snapshot writes as a log also has the columns in [`mod@column`]. Rows that only
 //! carry its notes are skipped, except by [`LogReader::next_row`].
 //!
+//! A log may be cut off, because its program was killed or a copy is incomplete. The reader then stops after
+//! the last whole row, and [`LogReader::rest_missing`] says why.
+//!
 //! gzip and zstd are recognised by their first bytes, not by the file's name. Memory is bounded: a
 //! [`LogReader`] holds one row, and it refuses a line of more than 64 KiB.
 //!
@@ -37,10 +40,14 @@ mod columns;
 mod error;
 mod event;
 mod field;
+mod flaws;
 mod input;
+mod live;
 mod reader;
 
 pub use error::LogError;
 pub use event::{Action, Event, StreamKey};
+pub use flaws::Flaws;
 pub use input::{Lines, unpack_bytes};
+pub use live::{Freed, LiveBlocks};
 pub use reader::{LogReader, open_file};

@@ -4,6 +4,8 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use csv::{ByteRecord, Reader, ReaderBuilder, Terminator};
 
@@ -13,7 +15,8 @@ use super::{Event, LogError, input};
 /// Reads a log row by row, in bounded memory.
 ///
 /// It iterates over events. After a bad row, which gives an error, reading can continue. An error of reading
-/// itself is the last item, for instance if a compressed file is truncated.
+/// itself is the last item. A log that is cut off after some rows ends without an error;
+/// [`rest_missing`](Self::rest_missing) tells.
 pub struct LogReader<'a> {
     file: String,
     csv: Reader<Box<dyn Read + Send + 'a>>,
@@ -21,6 +24,11 @@ pub struct LogReader<'a> {
     columns: Columns,
     ended: bool,
     broken: bool,
+    /// Set at the end of the text if the last line has no line end.
+    is_unfinished: Arc<AtomicBool>,
+    /// Whether a row was read.
+    has_rows: bool,
+    rest_missing: Option<LogError>,
 }
 
 /// Opens the file of a log.
@@ -54,7 +62,7 @@ impl<'a> LogReader<'a> {
     /// The input does not start with a log's header.
     pub fn from_reader(name: impl Into<String>, raw: impl Read + Send + 'a) -> Result<Self, LogError> {
         let file = name.into();
-        let text = input::unpack(raw).map_err(|error| read_error(&file, 0, &error))?;
+        let (text, is_unfinished) = input::unpack(raw).map_err(|error| read_error(&file, 0, &error))?;
         // Quotes have no meaning, because a stray quote would swallow rows. Only `\n` ends a row, so lines
         // can be counted.
         let csv = ReaderBuilder::new()
@@ -64,8 +72,17 @@ impl<'a> LogReader<'a> {
             .terminator(Terminator::Any(b'\n'))
             .buffer_capacity(input::MAX_LINE_BYTES)
             .from_reader(text);
-        let columns = Columns::default();
-        let mut reader = Self { file, csv, row: ByteRecord::new(), columns, ended: false, broken: false };
+        let mut reader = Self {
+            file,
+            csv,
+            row: ByteRecord::new(),
+            columns: Columns::default(),
+            ended: false,
+            broken: false,
+            is_unfinished,
+            has_rows: false,
+            rest_missing: None,
+        };
         reader.read_header()?;
         Ok(reader)
     }
@@ -111,8 +128,14 @@ impl<'a> LogReader<'a> {
                 Ok(false) => break,
                 Err(error) => {
                     (self.ended, self.broken) = (true, true);
-                    let line = self.csv.position().line();
-                    return Some(Err(read_error(&self.file, line, &crate::error::csv_to_io(error))));
+                    let (line, error) = (self.csv.position().line(), crate::error::csv_to_io(error));
+                    let is_cut_off = error.kind() == io::ErrorKind::UnexpectedEof;
+                    let error = read_error(&self.file, line, &error);
+                    if is_cut_off && self.has_rows {
+                        self.rest_missing = Some(error);
+                        return None;
+                    }
+                    return Some(Err(error));
                 }
             }
             // The position is after the row's `\n`, which the input guarantees.
@@ -160,13 +183,41 @@ impl LogReader<'_> {
         self.columns.is_carrier(&self.row)
     }
 
+    /// Returns the reason why the rest of the log is missing, if reading ended at a cut: compressed data that
+    /// ends early, or an incomplete last row.
+    pub fn rest_missing(&self) -> Option<&LogError> {
+        self.rest_missing.as_ref()
+    }
+
+    /// Ends reading before the last row, if that row is incomplete and others came before it. `error` is what
+    /// the caller found in the row.
+    ///
+    /// # Errors
+    /// `error`, if the row is not the last one or has its line end.
+    pub fn cut_off(&mut self, error: LogError) -> Result<(), LogError> {
+        if !self.has_rows || !self.is_unfinished.load(Ordering::Relaxed) {
+            return Err(error);
+        }
+        let reason = "the last row is cut off".to_owned();
+        self.ended = true;
+        self.rest_missing = Some(LogError { column: None, reason, ..error });
+        Ok(())
+    }
+
     /// Returns the next row, even if it only carries notes; [`is_carrier`](Self::is_carrier) tells.
     pub fn next_row(&mut self) -> Option<Result<Event, LogError>> {
         let line = match self.read_row()? {
             Ok(line) => line,
             Err(error) => return Some(Err(error)),
         };
-        Some(self.columns.event(&self.row, line).map_err(|error| self.row_error(line, error)))
+        let row = self.columns.event(&self.row, line).map_err(|error| self.row_error(line, error));
+        match row {
+            Ok(event) => {
+                self.has_rows = true;
+                Some(Ok(event))
+            }
+            Err(error) => self.cut_off(error).err().map(Err),
+        }
     }
 }
 
@@ -284,21 +335,41 @@ mod tests {
     }
 
     #[test]
-    fn a_packed_log_that_is_cut_off_ends_with_an_error() {
-        let text = format!("{HEADER}{}", "1,00:00:00,free,0x100,1,0\n".repeat(20_000));
+    fn a_packed_log_that_is_cut_off_ends_and_says_so() {
+        let rows = (0..200_000).map(|row| format!("1,00:00:00,free,{:#x},{row},0\n", row * 7919));
+        let text = format!("{HEADER}{}", rows.collect::<String>());
         let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::none());
         io::Write::write_all(&mut gzip, text.as_bytes()).unwrap();
         let gzip = gzip.finish().unwrap();
         let zstd = zstd::encode_all(text.as_bytes(), 1).unwrap();
         for packed in [gzip, zstd] {
             let cut = &packed[..packed.len() - 20];
-            let items: Vec<_> = match LogReader::from_reader("log", cut) {
-                Ok(reader) => reader.collect(),
-                Err(error) => vec![Err(error)],
-            };
-            let error = items.last().unwrap().as_ref().unwrap_err();
-            assert!(error.reason.contains("cut off"), "{error}");
-            assert_eq!(items.iter().filter(|item| item.is_err()).count(), 1);
+            let mut reader = LogReader::from_reader("log", cut).unwrap();
+            let items: Vec<_> = reader.by_ref().collect();
+            let missing = reader.rest_missing();
+            assert!(items.iter().all(Result::is_ok) && items.len() > 1000, "{}", items.len());
+            assert!(missing.unwrap().reason.contains("cut off"));
         }
+    }
+
+    #[test]
+    fn a_last_row_that_is_torn_ends_the_log_and_says_so() {
+        let row = "1,00:00:00,allocate,0x100,1024,0\n";
+        for torn in ["1,00:00:00,free,0x100,102", "1", "1,00:00:00,fr", "1,00:00:00,free,0x100,1024,"] {
+            let text = format!("{HEADER}{row}{torn}");
+            let mut reader = LogReader::from_reader("log", text.as_bytes()).unwrap();
+            assert_eq!(reader.by_ref().filter(Result::is_ok).count(), 1, "{torn}");
+            let missing = reader.rest_missing().map(ToString::to_string);
+            assert_eq!(missing.as_deref(), Some("log:3: the last row is cut off"), "{torn}");
+            // With a line end the row is bad, not torn.
+            let text = format!("{HEADER}{row}{torn}\n");
+            let mut reader = LogReader::from_reader("log", text.as_bytes()).unwrap();
+            assert_eq!(reader.by_ref().filter(Result::is_err).count(), 1, "{torn}");
+            assert!(reader.rest_missing().is_none());
+        }
+        assert!(read(&format!("{HEADER}1,00:00:00,fr"))[0].is_err(), "there is nothing else");
+        let whole = format!("{HEADER}{row}{row}");
+        let mut reader = LogReader::from_reader("log", whole.trim_end().as_bytes()).unwrap();
+        assert_eq!((reader.by_ref().count(), reader.rest_missing()), (2, None));
     }
 }

@@ -20,6 +20,8 @@ use crate::{Error, Result};
 /// ```
 #[derive(Debug)]
 pub struct Program {
+    /// The allocations of blocks from before the log, in blocks of operations before the others.
+    pub(super) early: Vec<Arc<[Op]>>,
     pub(super) ops: OpStore,
     pub(super) lanes: Vec<Lane>,
     pub(super) slots: u32,
@@ -67,7 +69,7 @@ impl Program {
 
     /// Returns the number of blocks of operations.
     pub fn block_count(&self) -> usize {
-        self.ops.block_count()
+        self.early.len() + self.ops.block_count()
     }
 
     /// Returns one block of operations.
@@ -78,6 +80,7 @@ impl Program {
     /// # Panics
     /// `index` is not below [`block_count`](Self::block_count).
     pub fn block(&self, index: usize) -> Result<Arc<[Op]>> {
+        let Some(index) = index.checked_sub(self.early.len()) else { return Ok(self.early[index].clone()) };
         self.ops.block(index).map_err(Error::io("cannot read the replay's temporary file"))
     }
 

@@ -1,21 +1,39 @@
 //! Tells failed first requests from their retries.
 
+use std::hash::Hash;
+
 use rustc_hash::FxHashMap;
 
 /// The requests that failed when the log was written.
 ///
 /// A program that gets no memory often frees some and asks again. So all failures before a success of the
-/// same size, thread and stream are one request, at the place of the first failure.
-#[derive(Debug, Default)]
-pub(super) struct FailedRequests {
+/// same size, thread and stream are one request, at the place of the first failure. `L` names a thread and
+/// its stream.
+///
+/// ```
+/// use millpond_engine::program::FailedRequests;
+/// let mut requests = FailedRequests::default();
+/// requests.failed("stream", 1 << 20);
+/// requests.failed("stream", 1 << 20);
+/// requests.succeeded("stream", 1 << 20);
+/// assert_eq!(requests.count(), 1);
+/// ```
+#[derive(Debug)]
+pub struct FailedRequests<L> {
     /// The failures since the last success, by lane and size: their numbers, in the log's order.
-    open: FxHashMap<(u32, u64), Vec<u32>>,
+    open: FxHashMap<(L, u64), Vec<u32>>,
     retries: Vec<bool>,
 }
 
-impl FailedRequests {
+impl<L> Default for FailedRequests<L> {
+    fn default() -> Self {
+        Self { open: FxHashMap::default(), retries: Vec::new() }
+    }
+}
+
+impl<L: Eq + Hash> FailedRequests<L> {
     /// Records a failed request, and returns its number.
-    pub(super) fn failed(&mut self, lane: u32, bytes: u64) -> u32 {
+    pub fn failed(&mut self, lane: L, bytes: u64) -> u32 {
         let number = u32::try_from(self.retries.len()).unwrap_or(u32::MAX);
         self.retries.push(false);
         self.open.entry((lane, bytes)).or_default().push(number);
@@ -24,7 +42,7 @@ impl FailedRequests {
 
     /// Records a successful request, which ends the failures of the same lane and size.
     #[inline]
-    pub(super) fn succeeded(&mut self, lane: u32, bytes: u64) {
+    pub fn succeeded(&mut self, lane: L, bytes: u64) {
         if !self.open.is_empty()
             && let Some(failures) = self.open.remove(&(lane, bytes))
         {
@@ -33,7 +51,7 @@ impl FailedRequests {
     }
 
     /// Returns the number of requests: failures, except retries of an earlier failure.
-    pub(super) fn count(&self) -> u64 {
+    pub fn count(&self) -> u64 {
         self.retries.iter().filter(|is_retry| !**is_retry).count() as u64
     }
 

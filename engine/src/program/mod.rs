@@ -11,8 +11,9 @@
 //! | in the log | in the program |
 //! |---|---|
 //! | `allocate failure` | no operation; a replay can make the request there, and free the block |
-//! | `free` of an address that no earlier row allocated | none |
-//! | `allocate` at an address that is still live | a new block; the old one is a leak |
+//! | `free` of an address that no earlier row named | a block from before the log: allocated at the start |
+//! | `free` of an address that is already free | none |
+//! | `allocate` at an address that is still live | the old block is freed first: the log lacks a free |
 //! | a block that is never freed | a leak: freed on its stream after the pass |
 //! | `free` with another size than the allocation | freed with the size of the allocation |
 //! | `free` on another stream than the allocation | the same |
@@ -32,6 +33,7 @@ mod summary;
 
 pub use builder::ProgramBuilder;
 pub use content::Program;
+pub use failed::FailedRequests;
 pub use lanes::Lane;
 pub use limits::Limits;
 pub use op::{Op, OpKind};

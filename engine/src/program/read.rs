@@ -22,6 +22,7 @@ impl Program {
     /// written.
     pub fn read(mut reader: LogReader<'_>, limits: Limits) -> Result<Self> {
         let mut builder = ProgramBuilder::new(limits);
+        let is_of_millpond = reader.has_column("Sequence");
         let mut cut_off = None;
         rows::each(&mut reader, |row, is_cut_off| {
             match row {
@@ -34,7 +35,9 @@ impl Program {
         })?;
         let mut program = builder.finish()?;
         program.summary.file = reader.file().to_owned();
-        program.summary.rest_missing = cut_off.as_ref().map(LogError::to_string);
+        program.summary.is_of_millpond = is_of_millpond;
+        program.summary.flaws.rest_missing =
+            cut_off.as_ref().or(reader.rest_missing()).map(LogError::to_string);
         if program.summary.events == 0 {
             if let Some(error) = cut_off {
                 return Err(error.into());

@@ -8,7 +8,7 @@ const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█']
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Sparkline {
     /// The most bytes in each finished part, and in the current one.
-    most: Vec<u128>,
+    most: Vec<i128>,
     /// The number of values in a full part, and in the current one.
     width: u64,
     filled: u64,
@@ -21,8 +21,8 @@ impl Default for Sparkline {
 }
 
 impl Sparkline {
-    /// Adds the live bytes after the next event, which are below 2^125.
-    pub(super) fn push(&mut self, bytes: u128) {
+    /// Adds the live bytes after the next event, which are below 2^124.
+    pub(super) fn push(&mut self, bytes: i128) {
         if self.filled < self.width {
             self.filled += 1;
             if let Some(last) = self.most.last_mut() {
@@ -38,18 +38,23 @@ impl Sparkline {
         self.filled = 1;
     }
 
+    /// Adds bytes that were live from the start to all parts.
+    pub(super) fn raise(&mut self, bytes: i128) {
+        self.most.iter_mut().for_each(|most| *most += bytes);
+    }
+
     /// Returns at most `characters` bars from the first event to the last; a full bar means the peak. Empty
     /// if nothing was ever live.
     pub fn text(&self, characters: usize) -> String {
         let peak = self.most.iter().copied().max().unwrap_or(0);
         let count = characters.min(self.most.len());
-        if peak == 0 || count == 0 {
+        if peak <= 0 || count == 0 {
             return String::new();
         }
         let bar = |index: usize| {
             let part = index * self.most.len() / count..(index + 1) * self.most.len() / count;
             let most = self.most[part].iter().copied().max().unwrap_or(0);
-            BARS[((most * 8).div_ceil(peak).clamp(1, 8) - 1) as usize]
+            BARS[((most * 8 + peak - 1) / peak).clamp(1, 8) as usize - 1]
         };
         (0..count).map(bar).collect()
     }
@@ -59,7 +64,7 @@ impl Sparkline {
 mod tests {
     use super::*;
 
-    fn of(values: impl IntoIterator<Item = u128>) -> Sparkline {
+    fn of(values: impl IntoIterator<Item = i128>) -> Sparkline {
         let mut line = Sparkline::default();
         values.into_iter().for_each(|value| line.push(value));
         line
@@ -69,9 +74,12 @@ mod tests {
     fn bars_rise_and_fall_with_live_bytes() {
         assert_eq!(of([1, 2, 3, 4, 5, 6, 7, 8, 4, 0]).text(40), "▁▂▃▄▅▆▇█▄▁");
         assert_eq!(of([1, 8, 1, 1]).text(2), "█▁");
+        let mut raised = of([0, -4, 4]);
+        raised.raise(4);
+        assert_eq!(raised.text(40), "▄▁█");
         assert_eq!(of([]).text(40), "");
         assert_eq!(of([0, 0]).text(40), "");
-        assert_eq!(of([u128::from(u64::MAX) << 32, 1]).text(40), "█▁");
+        assert_eq!(of([i128::from(u64::MAX) << 32, 1]).text(40), "█▁");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::sparkline::Sparkline;
+use crate::log::Flaws;
 
 /// The contents of a log. Sizes are in bytes, as requested.
 #[derive(Clone, Default, PartialEq, Debug, Serialize)]
@@ -32,27 +33,26 @@ pub struct LogSummary {
     /// The sum of each stream's own peak of live bytes. No allocator needs less if its streams share no
     /// memory. A block counts for the stream that allocated it.
     pub peak_live_bytes_apart: u64,
+    /// The highest sum of the sizes of live blocks and of a request that failed beside them: no device with
+    /// less memory serves the log and its failed requests.
+    pub peak_needed_bytes: u64,
     /// The highest number of live blocks.
     pub peak_live_blocks: u64,
     /// The largest request in bytes.
     pub largest_request_bytes: u64,
+    /// The largest request in bytes, including those that failed.
+    pub largest_wanted_bytes: u64,
+    /// Whether the log has columns that only millpond writes.
+    #[serde(skip)]
+    pub is_of_millpond: bool,
     /// The number of rows `allocate failure`.
     pub failed_allocations: u64,
     /// The number of requests in them: all failures before a success of the same size, thread and stream are
     /// one request.
     pub failed_requests: u64,
-    /// The number of frees of addresses that no earlier row allocated.
-    pub unknown_frees: u64,
-    /// The line of the first such free.
-    pub first_unknown_free_line: Option<u64>,
-    /// The number of allocations at an address that was still live.
-    pub duplicate_allocations: u64,
-    /// The line of the first such allocation.
-    pub first_duplicate_allocation_line: Option<u64>,
-    /// The number of frees with another size than the allocation.
-    pub size_mismatches: u64,
-    /// The line of the first such free.
-    pub first_size_mismatch_line: Option<u64>,
+    /// The contradictions and gaps.
+    #[serde(flatten)]
+    pub flaws: Flaws,
     /// The number of blocks that are never freed.
     pub leaked_blocks: u64,
     /// The bytes of these blocks.
@@ -63,8 +63,6 @@ pub struct LogSummary {
     pub skipped_rows: u64,
     /// The error of the first skipped row.
     pub first_skipped_row: Option<String>,
-    /// The reason why reading ended before the log did, if bad rows were skipped.
-    pub rest_missing: Option<String>,
     /// The mean duration of calls when the log was written, in nanoseconds, if the log has durations.
     pub logged_ns_per_op: Option<f64>,
 }
@@ -77,27 +75,11 @@ impl LogSummary {
 
     /// Returns remarks about the log for readers of the figures, one line each.
     pub fn notes(&self) -> Vec<String> {
-        let at = |line: Option<u64>| line.map_or(String::new(), |line| format!(" (first at line {line})"));
         let first_skipped = self.first_skipped_row.as_deref().unwrap_or_default();
         let leaked = millpond_core::format_bytes(self.leaked_bytes);
         let devices = if self.devices > 1 { self.devices as u64 } else { 0 };
         let lines = [
             (self.skipped_rows, "bad rows skipped", format!("; the first: {first_skipped}")),
-            (
-                self.unknown_frees,
-                "frees of unknown pointers left out",
-                format!("{}; was the log started late?", at(self.first_unknown_free_line)),
-            ),
-            (
-                self.duplicate_allocations,
-                "allocations at addresses still live",
-                format!("{}; the older block counts as leaked", at(self.first_duplicate_allocation_line)),
-            ),
-            (
-                self.size_mismatches,
-                "frees with another size than the allocation",
-                format!("{}; the allocation's size is used", at(self.first_size_mismatch_line)),
-            ),
             (
                 self.leaked_blocks,
                 "blocks never freed in the log",
@@ -113,8 +95,8 @@ impl LogSummary {
         ];
         let lines = lines.into_iter().filter(|(count, ..)| *count > 0);
         let lines = lines.map(|(count, what, more)| format!("{what}: {count}{more}"));
-        let missing = self.rest_missing.iter().map(|why| format!("the rest of the file is missing: {why}"));
+        let flaws = self.flaws.sentences().into_iter().map(|(_, text)| text);
         let not_known = self.not_known.iter().map(|text| format!("not known: {text}"));
-        missing.chain(lines).chain(not_known).collect()
+        flaws.chain(lines).chain(not_known).collect()
     }
 }

@@ -101,7 +101,7 @@ impl Allocator {
             Self::Async(pool) => figures.peak_taken_bytes = pool.get(MemPoolAttribute::ReservedMemHigh)?,
             Self::Stack(stack) => {
                 let counts = stack.driver.counts();
-                figures.peak_taken_bytes = stack.driver.peak_bytes_taken();
+                figures.peak_taken_bytes = stack.driver.peak_bytes_held();
                 figures.stream_waits = Some(counts.get(CallKind::StreamWaitEvent).calls);
                 figures.host_waits = Some(HOST_WAITS.iter().map(|kind| counts.get(*kind).calls).sum());
                 figures.driver_calls = Some(counts.total_calls());

@@ -76,7 +76,7 @@ pub(crate) struct Cli {
           value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) repeat: u32,
 
-    /// Skip and count rows that cannot be read; replay a truncated log up to the cut
+    /// Skip and count rows that cannot be read. A log that is cut off is always replayed up to the cut
     #[arg(long)]
     pub(crate) skip_bad_rows: bool,
 

@@ -68,7 +68,7 @@ pub(crate) struct BusyArgs {
     #[arg(long, short = 'f', value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) format: FormatArg,
 
-    /// Skip and count rows that cannot be read; replay a truncated log up to the cut
+    /// Skip and count rows that cannot be read. A log that is cut off is always replayed up to the cut
     #[arg(long)]
     pub(crate) skip_bad_rows: bool,
 

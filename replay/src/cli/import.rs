@@ -187,6 +187,16 @@ fn json(recording: &Recording, out: &mut impl Write) -> io::Result<()> {
     writeln!(out)
 }
 
+/// Describes the failed requests; a request may have failed several times.
+fn failures(sums: &Sums) -> String {
+    let requests = number_of(sums.failed_requests, "failed request");
+    if sums.failures == sums.failed_requests {
+        requests
+    } else {
+        format!("{requests} ({} times)", sums.failures)
+    }
+}
+
 /// Describes the stacks of `events` events.
 fn stacks(recording: &Recording, events: u64) -> String {
     let (stacks, frames) = recording.stack_counts();
@@ -206,7 +216,7 @@ fn text(recording: &Recording, output: Option<&Path>, out: &mut impl Write) -> i
             sums.events,
             number_of(sums.allocations, "allocation"),
             number_of(sums.frees, "free"),
-            number_of(sums.failures, "failed request")
+            failures(&sums)
         ),
     )?;
     if sums.blocks_before > 0 {
@@ -215,7 +225,8 @@ fn text(recording: &Recording, output: Option<&Path>, out: &mut impl Write) -> i
         line("before", format!("{blocks} ({bytes}) live when recording began"))?;
     }
     let peak = format_bytes(sums.peak_live_bytes);
-    line("peak", format!("{peak} live at event {}", sums.peak_event + 1))?;
+    let least = if recording.begins_late() { "at least " } else { "" };
+    line("peak", format!("{least}{peak} live at event {}", sums.peak_event + 1))?;
     if let (Some(end), Some(peak)) = (sums.reserved_bytes, sums.peak_reserved_bytes) {
         line("reserved", format!("{} at most, {} at the end", format_bytes(peak), format_bytes(end)))?;
     }

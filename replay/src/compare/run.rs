@@ -4,16 +4,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use indicatif::ProgressBar;
-use millpond_core::driver::{MemPool, MemPoolAttribute};
 use millpond_core::stack::{LayerSpec, LayerTable, Piece, StackSpec, Value};
-use millpond_core::{
-    AnyResource, DeviceMemoryResource, Driver, DriverHandle, ErrorKind, ResourceStatistics, find_trait,
-};
+use millpond_core::{AnyResource, DeviceMemoryResource, Driver, DriverHandle, ErrorKind, ResourceStatistics};
 use millpond_driver::{CallCounts, CountingDriver};
 use millpond_engine::program::Program;
 use millpond_engine::{self as engine, AskedAgain, Outcome, Threads, Watch};
 use millpond_engine::{Error, Result};
-use millpond_resources::memory_pool::DriverPool;
 
 use super::figures::unmeasured;
 use super::layers::is_millponds;
@@ -183,20 +179,6 @@ impl<'a> StackWatch<'a> {
         }
     }
 
-    /// Returns the driver's pool at the bottom of the stack.
-    fn pool_of_driver(&self) -> Option<MemPool> {
-        find_trait::<dyn DriverPool>(&**self.resource).map(|resource| resource.memory_pool().raw())
-    }
-
-    /// Returns the most bytes taken at one time. The counting driver only sees the blocks that a driver pool
-    /// hands out, but the pool holds more, so this asks the pool. That call does not count as the stack's.
-    fn peak_bytes(&self) -> u64 {
-        let held = self.pool_of_driver().and_then(|pool| {
-            self.driver.inner().mem_pool_get_attribute(pool, MemPoolAttribute::ReservedMemHigh).ok()
-        });
-        self.driver.peak_bytes_taken().max(held.unwrap_or(0))
-    }
-
     fn figures(self, program: &Program, outcome: Outcome) -> StackFigures {
         let log = program.summary();
         let operations = log.operations;
@@ -257,11 +239,6 @@ impl Watch for StackWatch<'_> {
     fn pass_begins(&mut self) {
         if !self.passes.is_empty() {
             self.driver.reset_peak();
-            if let Some(pool) = self.pool_of_driver() {
-                // If the driver refuses, the peak so far also counts for this pass.
-                let _ =
-                    self.driver.inner().mem_pool_set_attribute(pool, MemPoolAttribute::ReservedMemHigh, 0);
-            }
         }
         self.pass_began = Moment::now(self.driver);
     }
@@ -276,7 +253,7 @@ impl Watch for StackWatch<'_> {
             let own_ns = nanoseconds.saturating_sub(span.counts.total_wall_ns());
             (own_ns, own_ns + span.ns)
         };
-        self.passes.push(Span { own_ns, total_ns, peak_bytes: self.peak_bytes(), ..span });
+        self.passes.push(Span { own_ns, total_ns, peak_bytes: self.driver.peak_bytes_held(), ..span });
         self.calls = now.counts.total_calls();
         self.statistics = self.resource.statistics();
         if self.passes.len() == 1 {

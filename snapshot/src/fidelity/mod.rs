@@ -109,9 +109,7 @@ impl Fidelity {
             let Event { address, bytes, .. } = odd;
             return Err(format!("has a segment of {bytes} bytes at {address:#x}, which no device has"));
         }
-        let late = ["no_trace", "ring_wrapped", "began_late"];
-        let is_complete = !recording.unknowns().iter().any(|unknown| late.contains(&&*unknown.code));
-        let mut run = Run::new(recording, settings, is_complete);
+        let mut run = Run::new(recording, settings, !recording.begins_late());
         run.start();
         for (number, event) in recording.events().enumerate().filter(|(_, event)| !event.is_before) {
             run.event(number, event);

@@ -10,7 +10,7 @@ mod print;
 use serde::Serialize;
 
 use crate::placement;
-use crate::recording::Recording;
+use crate::recording::{Recording, Unknown};
 
 pub use budget::{Budget, BudgetError};
 pub use print::{junit, markdown, text};
@@ -74,6 +74,8 @@ pub struct Gate {
     pub bound_host_order: Option<u64>,
     /// The same if streams share no memory.
     pub bound_stream_safe: Option<u64>,
+    /// The gaps and contradictions of the file that make the measured values uncertain.
+    pub doubts: Vec<Unknown>,
 }
 
 /// Compares a recording with a budget.
@@ -124,5 +126,6 @@ pub fn compare(recording: &Recording, budget: &Budget) -> Gate {
         checks,
         bound_host_order: bounds.map(|bounds| bounds.host_order),
         bound_stream_safe: bounds.map(|bounds| bounds.stream_safe),
+        doubts: recording.doubts().cloned().collect(),
     }
 }

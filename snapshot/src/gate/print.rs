@@ -43,6 +43,9 @@ pub fn text(gate: &Gate, out: &mut impl Write) -> io::Result<()> {
         let name = check.quantity.name();
         writeln!(out, "  {:<22}{:<8}{}", name, check.verdict(), check.sentence())?;
     }
+    for doubt in &gate.doubts {
+        writeln!(out, "  note: {}", plain(&doubt.text))?;
+    }
     let (Some(apart), Some(host_order)) = (gate.bound_stream_safe, gate.bound_host_order) else {
         return Ok(());
     };

@@ -99,7 +99,7 @@ fn content(
     budget: &mut Budget,
 ) -> Result<Recording, Refusal> {
     let mut unpacked = Unpacked::new(raw)?;
-    let head = unpacked.head(HEAD_BYTES)?;
+    let head = unpacked.start(HEAD_BYTES)?;
     let found = detect::found(&head);
     let whole = Cursor::new(head).chain(unpacked);
     match found {

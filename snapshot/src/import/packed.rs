@@ -58,16 +58,6 @@ impl<'a> Unpacked<'a> {
         start.truncate(count);
         Ok(start)
     }
-
-    /// Takes the first `most` bytes, or all if there are fewer.
-    ///
-    /// # Errors
-    /// Reading fails.
-    pub(super) fn head(&mut self, most: usize) -> io::Result<Vec<u8>> {
-        let mut head = Vec::with_capacity(most);
-        self.take(most as u64).read_to_end(&mut head)?;
-        Ok(head)
-    }
 }
 
 impl Read for Unpacked<'_> {

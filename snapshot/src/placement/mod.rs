@@ -11,7 +11,7 @@ use millpond_planning::{Block, Fit, Options, Plan, Problem, ProblemError};
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
-use crate::recording::{EventKind, Recording};
+use crate::recording::{EventKind, Recording, Unknown};
 
 pub use program::{PlanError, for_layer, print_plan};
 pub use text::print;
@@ -115,6 +115,8 @@ pub struct Placement {
     pub capacity: Option<u64>,
     /// Whether the blocks fit into it.
     pub answer: Option<Answer>,
+    /// The gaps and contradictions of the file that make these figures uncertain.
+    pub doubts: Vec<Unknown>,
     /// The blocks as minimalloc's CSV, with their offsets.
     #[serde(skip)]
     csv: Option<String>,
@@ -171,6 +173,7 @@ impl Placement {
             timed_out: plan.as_ref().is_some_and(|plan| plan.timed_out),
             capacity: request.capacity,
             answer,
+            doubts: recording.doubts().cloned().collect(),
             placed: plan.as_ref().map(|plan| {
                 let blocks = problem.blocks().iter().copied();
                 blocks.zip(plan.offsets.iter().copied()).collect()

@@ -40,6 +40,9 @@ pub fn print(placement: &Placement, out: &mut impl Write) -> io::Result<()> {
         };
         line("plan", format!("{}{kind}, {ratio:.5} of the least: {proof}", format_bytes(height)))?;
     }
+    for doubt in &placement.doubts {
+        line("note", plain(&doubt.text))?;
+    }
     line("hardness", format!("{:.3}: the largest block / the least", placement.hardness()))?;
     let (Some(capacity), Some(answer)) = (placement.capacity, placement.answer) else { return Ok(()) };
     // Another rule may let the streams share the memory.

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::OnceLock;
 
+use millpond_engine::log::Flaws;
 use serde::Serialize;
 
 use super::texts::{RawFrame, Table};
@@ -20,6 +21,20 @@ const MAX_FRAMES: usize = 2048;
 
 /// The bytes of an entry in the map of rounded sizes, including its share of free space.
 const ROUNDED_BYTES: usize = 32;
+
+/// The codes of recordings whose beginning is missing.
+const LATE: [&str; 3] = ["no_trace", "ring_wrapped", Flaws::BEGAN_LATE];
+
+/// The codes of gaps and contradictions that make the figures uncertain.
+const DOUBTS: [&str; 7] = [
+    "no_trace",
+    "ring_wrapped",
+    Flaws::BEGAN_LATE,
+    Flaws::REPEATED_FREES,
+    Flaws::DUPLICATE_ALLOCATIONS,
+    Flaws::SIZE_MISMATCHES,
+    Flaws::REST_MISSING,
+];
 
 /// The unit of times.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
@@ -75,6 +90,8 @@ pub struct Recording {
     pub(crate) settings: Vec<(String, String)>,
     pub(crate) unknowns: Vec<Unknown>,
     pub(crate) check: Option<StateCheck>,
+    /// Events from before all others, which were found at the end of the import.
+    before: Vec<Event>,
     events: Blocks<Event>,
     /// The rounded sizes of blocks, if the source has them, by the number of the event.
     rounded: HashMap<u32, u64>,
@@ -124,6 +141,7 @@ impl Recording {
             settings: Vec::new(),
             unknowns: Vec::new(),
             check: None,
+            before: Vec::new(),
             events: Blocks::new(),
             rounded: HashMap::default(),
             lanes: Table::default(),
@@ -184,7 +202,7 @@ impl Recording {
 
     /// Returns the number of events.
     pub fn len(&self) -> usize {
-        self.events.len()
+        self.before.len() + self.events.len()
     }
 
     /// Returns whether there are no events.
@@ -194,12 +212,19 @@ impl Recording {
 
     /// Returns the events, in the order in which the allocator saw them.
     pub fn events(&self) -> impl Iterator<Item = &Event> + Clone + '_ {
-        (0..self.events.len()).map(|at| self.events.of(at))
+        (0..self.len()).map(|at| self.at(at))
     }
 
     /// Returns the event with this number, counted from 0.
     pub fn event(&self, number: usize) -> Option<&Event> {
-        (number < self.len()).then(|| self.events.of(number))
+        (number < self.len()).then(|| self.at(number))
+    }
+
+    fn at(&self, number: usize) -> &Event {
+        match number.checked_sub(self.before.len()) {
+            Some(number) => self.events.of(number),
+            None => &self.before[number],
+        }
     }
 
     /// Returns the thread, the stream and the pool of an event.
@@ -279,6 +304,23 @@ impl Recording {
 
     pub(crate) fn push(&mut self, event: Event, budget: &mut Budget) -> Result<(), Exceeded> {
         self.events.push(event, budget).map(drop)
+    }
+
+    /// Puts events before all others. No event may have a rounded size, which has the number of its event.
+    pub(crate) fn set_before(&mut self, events: Vec<Event>) {
+        debug_assert!(self.rounded.is_empty() || events.is_empty(), "rounded sizes are numbered");
+        self.before = events;
+    }
+
+    /// Returns the gaps and contradictions that make the figures of the recording uncertain: it begins late,
+    /// is cut off, or contradicts itself.
+    pub fn doubts(&self) -> impl Iterator<Item = &Unknown> {
+        self.unknowns.iter().filter(|unknown| DOUBTS.contains(&unknown.code.as_str()))
+    }
+
+    /// Returns whether the beginning of the program is missing, so that its peak may be too.
+    pub fn begins_late(&self) -> bool {
+        self.unknowns.iter().any(|unknown| LATE.contains(&unknown.code.as_str()))
     }
 
     /// Stores the rounded size of an event's block.

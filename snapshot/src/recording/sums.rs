@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use millpond_engine::program::FailedRequests;
 use serde::Serialize;
 
 use super::{EventKind, Recording};
@@ -16,8 +17,11 @@ pub struct Sums {
     pub allocations: u64,
     /// The frees.
     pub frees: u64,
-    /// The failed requests.
+    /// The failed allocations.
     pub failures: u64,
+    /// The requests that they belong to: all failures before a success of the same size, thread and stream
+    /// are one request.
+    pub failed_requests: u64,
     /// Blocks that were live when recording began.
     pub blocks_before: u64,
     /// Their bytes.
@@ -51,15 +55,20 @@ impl Recording {
         let mut sums = Sums { events: self.len() as u64, streams, ..Sums::default() };
         sums.stacks = self.stack_counts().0 as u64;
         let mut live: HashMap<u64, u64> = HashMap::default();
+        let mut failed = FailedRequests::default();
         let (mut reserved, mut has_segments, mut peak_reserved) = (0_u64, false, 0);
         for (number, event) in self.events().enumerate() {
             sums.with_stack += u64::from(event.stack.is_some());
             match event.kind {
                 EventKind::Allocate => {
+                    failed.succeeded(event.lane, event.bytes);
                     sums.allocations += u64::from(!event.is_before);
                     sums.blocks_before += u64::from(event.is_before);
                     if event.is_before {
                         sums.bytes_before = sums.bytes_before.saturating_add(event.bytes);
+                    }
+                    if event.address == 0 {
+                        continue; // nothing was allocated
                     }
                     let older = live.insert(event.address, event.bytes).unwrap_or(0);
                     sums.live_bytes = sums.live_bytes.saturating_sub(older).saturating_add(event.bytes);
@@ -73,7 +82,10 @@ impl Recording {
                     sums.live_bytes = sums.live_bytes.saturating_sub(bytes);
                 }
                 EventKind::FreeRequested => sums.held_blocks += 1,
-                EventKind::AllocateFailure => sums.failures += 1,
+                EventKind::AllocateFailure => {
+                    sums.failures += 1;
+                    failed.failed(event.lane, event.bytes);
+                }
                 EventKind::SegmentAllocate | EventKind::SegmentMap => {
                     has_segments = true;
                     reserved = reserved.saturating_add(event.bytes);
@@ -85,6 +97,7 @@ impl Recording {
                 _ => {}
             }
         }
+        sums.failed_requests = failed.count();
         sums.live_blocks = live.len() as u64;
         sums.reserved_bytes = has_segments.then_some(reserved);
         sums.peak_reserved_bytes = has_segments.then_some(peak_reserved);

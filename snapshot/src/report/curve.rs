@@ -91,7 +91,7 @@ impl Sampled {
         let call = self.calls.fetch_add(1, Ordering::Relaxed);
         // Blocks that the recording never frees are freed after its end.
         let Some(&part) = self.parts.get(call) else { return };
-        let taken = self.counting.bytes_taken();
+        let taken = self.counting.bytes_held();
         if let Some(most) = self.most.lock().get_mut(usize::from(part)) {
             *most = Some(most.unwrap_or(0).max(taken));
         }

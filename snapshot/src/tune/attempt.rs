@@ -187,7 +187,7 @@ impl engine::Watch for End<'_> {
         let stalls = counts.iter().filter(|(kind, _)| STALLS.contains(kind)).map(|(_, counts)| counts.calls);
         let now = self.counting.virtual_time_ns().unwrap_or(0);
         self.cost = Some(Cost {
-            peak_bytes: self.counting.peak_bytes_taken(),
+            peak_bytes: self.counting.peak_bytes_held(),
             stalls: stalls.sum(),
             driver_calls: counts.total_calls(),
             driver_ns: now.saturating_sub(self.before),

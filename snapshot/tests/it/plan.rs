@@ -53,8 +53,14 @@ fn a_failed_request_is_a_block_of_an_instant() {
 
 #[test]
 fn a_lost_free_ends_the_block() {
-    let recording = log(&["allocate,0x10,512,1", "allocate,0x10,1024,1", "free,0x20,8,1"]);
+    let recording = log(&["allocate,0x10,512,1", "allocate,0x10,1024,1"]);
     assert_eq!(place(&recording, Sharing::StreamSafe, None).bound, 1024);
+}
+
+#[test]
+fn a_block_that_is_only_freed_lives_from_the_start() {
+    let recording = log(&["allocate,0x10,512,1", "allocate,0x30,1024,1", "free,0x20,512,1"]);
+    assert_eq!(place(&recording, Sharing::StreamSafe, None).bound, 2048);
 }
 
 /// Checks that no two blocks that are live at the same time overlap, and returns the bytes of the placement.

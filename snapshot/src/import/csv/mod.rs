@@ -1,5 +1,6 @@
 //! Logs with RMM's columns, with or without the columns of a recording.
 
+mod before;
 mod notes;
 
 use std::io::Read;
@@ -12,6 +13,7 @@ use super::refusal::Refusal;
 use crate::budget::Budget;
 use crate::recording::{Clock, Event, EventKind, Lane, Recording, note_text};
 
+use before::Before;
 use notes::Notes;
 
 /// Reads a log.
@@ -34,19 +36,33 @@ pub(super) fn import(
     };
     let mut notes = Notes::default();
     let mut devices = Devices { wanted: options.device, first: None, left_out: 0 };
+    let mut before = Before::default();
     while let Some(row) = reader.next_row() {
         let row = row.map_err(refusal)?;
-        let at_row = |error: Refusal| Refusal { line: row.line, ..error };
-        let carried = cell(&reader, column::NOTES).map_err(at_row)?;
-        if !carried.is_empty() {
-            notes.read(carried, &mut recording, budget).map_err(at_row)?;
-        }
-        if !reader.is_carrier() && devices.takes(&mut recording, row.device) {
-            event(&reader, &row, &notes, &mut recording, budget).map_err(at_row)?;
+        let mut add = |recording: &mut Recording| {
+            let carried = cell(&reader, column::NOTES)?;
+            if !carried.is_empty() {
+                notes.read(carried, recording, budget)?;
+            }
+            if !reader.is_carrier() && devices.takes(recording, row.device) {
+                let event = event(&reader, &row, &notes, recording, budget)?;
+                if !is_recording {
+                    before.note(&event, row.line, budget)?;
+                }
+            }
+            Ok(())
+        };
+        if let Err(Refusal { text, .. }) = add(&mut recording) {
+            let error = LogError { file: name.to_owned(), line: row.line, column: None, reason: text };
+            reader.cut_off(error).map_err(refusal)?;
         }
     }
     if recording.is_empty() && !is_recording {
         return Err(Refusal::new("has a header but no rows"));
+    }
+    let rest_missing = reader.rest_missing().map(ToString::to_string);
+    for (code, text) in before.finish(&mut recording, rest_missing) {
+        recording.unknown(code, text);
     }
     if !is_recording {
         unknowns(&mut recording);
@@ -55,14 +71,14 @@ pub(super) fn import(
     Ok(recording)
 }
 
-/// Adds the event of a row.
+/// Adds the event of a row, and returns it.
 fn event(
     reader: &LogReader<'_>,
     row: &log::Event,
     notes: &Notes,
     recording: &mut Recording,
     budget: &mut Budget,
-) -> Result<(), Refusal> {
+) -> Result<Event, Refusal> {
     let wrong = |name: &str, why: String| Refusal::new(format!("column {name}: {why}"));
     let number = |name| {
         let cell = cell(reader, name)?;
@@ -116,7 +132,7 @@ fn event(
         recording.set_rounded_bytes(recording.len(), rounded, budget)?;
     }
     recording.push(event, budget)?;
-    Ok(())
+    Ok(event)
 }
 
 /// Returns a cell of the last row, from a column that only recordings have.

@@ -1,0 +1,100 @@
+//! The contradictions and gaps of a log, counted the same way by all commands.
+
+use millpond_core::format_bytes;
+use serde::Serialize;
+
+use crate::text::number_of;
+
+/// The contradictions and gaps of a log. Sizes are in bytes; lines count from 1.
+///
+/// ```
+/// use millpond_engine::log::Flaws;
+/// assert!(Flaws::default().sentences().is_empty());
+/// ```
+#[derive(Clone, Default, PartialEq, Eq, Debug, Serialize)]
+#[non_exhaustive]
+pub struct Flaws {
+    /// The number of frees of addresses that no earlier row named: of blocks that are older than the log.
+    pub unknown_frees: u64,
+    /// The line of the first such free.
+    pub first_unknown_free_line: Option<u64>,
+    /// The bytes of these blocks: the program had allocated at least so much before the log began.
+    pub bytes_before: u64,
+    /// The number of frees of addresses that were already free; no operation.
+    pub repeated_frees: u64,
+    /// The line of the first such free.
+    pub first_repeated_free_line: Option<u64>,
+    /// The number of allocations at an address that was still live; the older block ends there.
+    pub duplicate_allocations: u64,
+    /// The line of the first such allocation.
+    pub first_duplicate_allocation_line: Option<u64>,
+    /// The number of frees with another size than the allocation.
+    pub size_mismatches: u64,
+    /// The line of the first such free.
+    pub first_size_mismatch_line: Option<u64>,
+    /// The reason why reading ended before the log did.
+    pub rest_missing: Option<String>,
+}
+
+impl Flaws {
+    /// The code of a log that begins late.
+    pub const BEGAN_LATE: &'static str = "began_late";
+    /// The code of a log that frees a block twice.
+    pub const REPEATED_FREES: &'static str = "repeated_frees";
+    /// The code of a log that allocates a live address.
+    pub const DUPLICATE_ALLOCATIONS: &'static str = "duplicate_allocations";
+    /// The code of a log that frees a block with another size.
+    pub const SIZE_MISMATCHES: &'static str = "size_mismatches";
+    /// The code of a log that is cut off.
+    pub const REST_MISSING: &'static str = "rest_missing";
+
+    /// Returns each flaw as a code for programs and a sentence for people.
+    pub fn sentences(&self) -> Vec<(&'static str, String)> {
+        let at = |line: Option<u64>| line.map_or(String::new(), |line| format!(" (first at line {line})"));
+        let rest = self.rest_missing.iter();
+        let rest = rest.map(|why| (Self::REST_MISSING, format!("the rest of the file is missing: {why}")));
+        let before = format_bytes(self.bytes_before);
+        let counted = [
+            (
+                Self::BEGAN_LATE,
+                self.unknown_frees,
+                format!(
+                    "the log begins after the program had allocated at least {before}, in {} that it only \
+                     frees{}; they count as live from the start",
+                    number_of(self.unknown_frees, "block"),
+                    at(self.first_unknown_free_line)
+                ),
+            ),
+            (
+                Self::REPEATED_FREES,
+                self.repeated_frees,
+                format!(
+                    "frees of blocks that were already free, left out: {}{}",
+                    self.repeated_frees,
+                    at(self.first_repeated_free_line)
+                ),
+            ),
+            (
+                Self::DUPLICATE_ALLOCATIONS,
+                self.duplicate_allocations,
+                format!(
+                    "allocations at addresses still live: {}{}; the log lacks a free, so the older block \
+                     ends there",
+                    self.duplicate_allocations,
+                    at(self.first_duplicate_allocation_line)
+                ),
+            ),
+            (
+                Self::SIZE_MISMATCHES,
+                self.size_mismatches,
+                format!(
+                    "frees with another size than the allocation: {}{}; the allocation's size is used",
+                    self.size_mismatches,
+                    at(self.first_size_mismatch_line)
+                ),
+            ),
+        ];
+        let counted = counted.into_iter().filter(|(_, count, _)| *count > 0);
+        rest.chain(counted.map(|(code, _, text)| (code, text))).collect()
+    }
+}
