@@ -12,6 +12,7 @@ use crate::recording::{Ledger, Source, StateCheck, Sums, Unknown};
 /// let csv = "id,lower,upper,size\na,0,10,4096\nb,5,20,1024\n";
 /// let recording = import::read("example", csv.as_bytes(), &import::Options::default())?;
 /// let explanation = explain::explain(&recording, None);
+/// assert_eq!(explanation.verdict.code, "no_problem");
 /// assert_eq!(explanation.moments[0].ledger.requested_bytes, 5120);
 /// # Ok::<(), millpond_engine::log::LogError>(())
 /// ```
@@ -22,6 +23,8 @@ pub struct Explanation {
     pub version: u32,
     /// The file.
     pub file: String,
+    /// The verdict.
+    pub verdict: Verdict,
     /// The format and details of the file.
     #[serde(flatten)]
     pub source: Source,
@@ -38,7 +41,7 @@ pub struct Explanation {
     pub bound_stream_safe: Option<u64>,
     /// How the end compares with the state in the file, if it has one.
     pub state_check: Option<StateCheck>,
-    /// The peak, the failed requests (the first ten), and the end.
+    /// The peak, the failed requests (the first nine and the last), and the end.
     pub moments: Vec<Explained>,
     /// The problems that the evidence shows; empty if there are none.
     pub diagnoses: Vec<Diagnosis>,
@@ -46,6 +49,15 @@ pub struct Explanation {
     pub not_known: Vec<Unknown>,
     /// The lines that make the program record the missing data; `None` if they would add nothing.
     pub lines_to_record: Option<&'static str>,
+}
+
+/// The verdict on a recording. Each recording has exactly one.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Verdict {
+    /// A name for programs, such as `oom_fragmentation`; the codes of failed requests start with `oom_`.
+    pub code: &'static str,
+    /// The verdict as one sentence, with the figures that support it.
+    pub sentence: String,
 }
 
 /// The reason why a moment is explained.

@@ -6,32 +6,31 @@
 
 mod diagnoses;
 mod explanation;
+mod failure;
 mod holders;
+mod leak;
 mod settings;
 mod text;
+mod verdict;
 
 use crate::placement;
 use crate::record::Framework;
 use crate::recording::{Event, EventKind, Recording};
 
-pub use explanation::{Diagnosis, Explained, Explanation, Occasion};
+pub use explanation::{Diagnosis, Explained, Explanation, Occasion, Verdict};
 pub use holders::{Holder, HolderFrame};
 pub use text::{Style, print};
 
 use holders::HOLDERS;
+use verdict::Case;
 
-/// How many failed requests are explained at most, in order.
+/// How many failed requests are explained at most: the first ones and the last one.
 const MAX_FAILURES: usize = 10;
 
 /// Explains a recording. `device_bytes` is the size of the device, if it is known.
 pub fn explain(recording: &Recording, device_bytes: Option<u64>) -> Explanation {
     let sums = recording.sums();
-    let failures: Vec<(usize, &Event)> = recording
-        .events()
-        .enumerate()
-        .filter(|(_, event)| event.kind == EventKind::AllocateFailure)
-        .take(MAX_FAILURES)
-        .collect();
+    let failures = failures(recording);
     let mut moments: Vec<Explained> = Vec::new();
     let mut found: Vec<Diagnosis> = Vec::new();
     // Only one moment is in memory at a time, because it has all live blocks.
@@ -50,7 +49,7 @@ pub fn explain(recording: &Recording, device_bytes: Option<u64>) -> Explanation 
                 .map(|((total, free), reserved)| total.saturating_sub(free).saturating_sub(reserved)),
             holders: holders::by_stack(recording, moment.blocks(), HOLDERS),
         };
-        found.extend(diagnoses::of_moment(recording, &explained, &moment));
+        found.extend(diagnoses::of_moment(recording, &explained, &moment, device_bytes));
         moments.push(explained);
     };
     add(Occasion::Peak, sums.peak_event as usize, None);
@@ -61,9 +60,19 @@ pub fn explain(recording: &Recording, device_bytes: Option<u64>) -> Explanation 
     let mut diagnoses = diagnoses::all(recording, &sums, &moments, found);
     diagnoses.extend(settings::without_effect(recording));
     let bounds = placement::bounds(recording);
+    let verdict = Case {
+        recording,
+        sums: &sums,
+        moments: &moments,
+        diagnoses: &diagnoses,
+        failure: last_failure(&moments, &diagnoses),
+        device_bytes,
+        largest: verdict::largest_request(recording),
+    };
     Explanation {
         version: 1,
         file: recording.file().to_owned(),
+        verdict: verdict.verdict(),
         source: recording.source().clone(),
         device: recording.device(),
         is_simulated: recording.is_simulated(),
@@ -76,4 +85,26 @@ pub fn explain(recording: &Recording, device_bytes: Option<u64>) -> Explanation 
         not_known: recording.unknowns().to_vec(),
         lines_to_record: Framework::to_record_again(recording).map(Framework::lines),
     }
+}
+
+/// Returns the failed requests to explain.
+fn failures(recording: &Recording) -> Vec<(usize, &Event)> {
+    let failed = |(_, event): &(usize, &Event)| event.kind == EventKind::AllocateFailure;
+    let mut failures: Vec<(usize, &Event)> = Vec::new();
+    for failure in recording.events().enumerate().filter(failed) {
+        failures.truncate(MAX_FAILURES - 1);
+        failures.push(failure);
+    }
+    failures
+}
+
+/// Returns the last failed request and its diagnosis. Each failed request has one diagnosis, and they come
+/// first.
+fn last_failure<'a>(
+    moments: &'a [Explained],
+    diagnoses: &'a [Diagnosis],
+) -> Option<(&'a Explained, &'a Diagnosis)> {
+    let failed: Vec<&Explained> =
+        moments.iter().filter(|moment| moment.occasion == Occasion::Failure).collect();
+    Some((*failed.last()?, diagnoses.get(failed.len() - 1)?))
 }

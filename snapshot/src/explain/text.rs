@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use millpond_core::format_bytes;
 use millpond_engine::text::{number_of, plain};
 
-use super::explanation::{Diagnosis, Explained, Explanation, Occasion};
+use super::explanation::{Diagnosis, Explained, Explanation, Occasion, Verdict};
 use super::holders::{Holder, HolderFrame};
 
 /// How many lines of the user are printed of a stack, unless all frames are.
@@ -41,7 +41,7 @@ struct Looks {
     problem: &'static str,
     /// A line to paste.
     fix: &'static str,
-    /// A heading, and the message that there is no problem.
+    /// A heading, and the verdict that there is no problem.
     head: &'static str,
     /// The end of each part.
     end: &'static str,
@@ -60,8 +60,8 @@ const COLOURED: Looks = Looks {
 
 const PLAIN: Looks = Looks { problem: "", fix: "", head: "", end: "", has_all_frames: false };
 
-/// Prints an explanation for people, with the problems first. The text has no control characters but the
-/// colours.
+/// Prints an explanation for people: the verdict, then the problems, then the moments. The text has no control
+/// characters except the colours.
 ///
 /// # Errors
 /// Writing to `out` fails.
@@ -69,6 +69,9 @@ pub fn print(explanation: &Explanation, style: Style, out: &mut impl Write) -> i
     let looks = if style.is_coloured { COLOURED } else { PLAIN };
     let looks = Looks { has_all_frames: style.has_all_frames, ..looks };
     let Looks { problem, head, end, .. } = looks;
+    let Verdict { code, sentence } = &explanation.verdict;
+    let mark = if *code == "no_problem" { head } else { problem };
+    writeln!(out, "{mark}verdict{end}: {}", plain(sentence))?;
     let Explanation { file, source, device, sums, .. } = explanation;
     let kind = if explanation.is_simulated { "simulated device" } else { "device" };
     let device = device.map_or(String::new(), |device| format!(", {kind} {device}"));
@@ -91,9 +94,6 @@ pub fn print(explanation: &Explanation, style: Style, out: &mut impl Write) -> i
         )?;
     }
     writeln!(out)?;
-    if explanation.diagnoses.is_empty() {
-        writeln!(out, "{head}The recording shows no problem.{end}")?;
-    }
     for diagnosis in &explanation.diagnoses {
         print_diagnosis(diagnosis, looks, out)?;
     }

@@ -19,10 +19,10 @@ function table(parent, head, rows) {
   for (const row of rows) line(row, "td");
 }
 
-/** Shows the diagnoses, each with its evidence and its remedies. */
+/** Shows the verdict, and the diagnoses, each with its evidence and its remedies. */
 function findings(explanation) {
   const section = document.getElementById("findings");
-  if (!explanation.diagnoses.length) element("p", "The recording shows no problem.", section);
+  element("p", explanation.verdict.sentence, section);
   for (const { code, what, evidence, fixes } of explanation.diagnoses) {
     const finding = element("div", undefined, section);
     finding.className = "finding";

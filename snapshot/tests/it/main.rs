@@ -15,6 +15,7 @@ mod plan;
 mod programs;
 mod snapshots;
 mod tables;
+mod verdict;
 
 use millpond_snapshot::import::{self, Options};
 use millpond_snapshot::recording::Recording;

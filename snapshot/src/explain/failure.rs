@@ -1,0 +1,329 @@
+//! Explains why a request failed.
+
+use std::borrow::Borrow;
+
+use millpond_core::{ByteSize, format_bytes};
+use millpond_engine::text::number_of;
+
+use super::explanation::{Diagnosis, Explained};
+use super::holders::{self, HOLDERS};
+use crate::peers::torch::model::DEFAULT_POOL;
+use crate::peers::torch::settings::Settings;
+use crate::recording::{LiveBlock, Moment, Recording, Segment};
+
+const MIB: u64 = 1 << 20;
+
+/// The code of a failed request whose cause is not in the file.
+const UNEXPLAINED: &str = "unexplained";
+
+/// No device has so much memory, in bytes.
+pub(super) const BEYOND_ANY_DEVICE: u64 = 16 << 40;
+
+/// The most bytes that CUDA's context and a few libraries usually take.
+const OF_CUDA: u64 = 2 << 30;
+
+/// Explains why a request failed. `device_bytes` is the size of the device, if it is known.
+pub(super) fn explained(
+    recording: &Recording,
+    explained: &Explained,
+    moment: &Moment,
+    device_bytes: Option<u64>,
+) -> Option<Diagnosis> {
+    let wanted = explained.wanted_bytes?;
+    let ledger = &explained.ledger;
+    let Some(reserved) = ledger.reserved_bytes else {
+        return Some(without_segments(explained, wanted, device_bytes));
+    };
+    let at = ledger.event + 1;
+    let (unused, largest) = (ledger.unused_bytes(), ledger.largest_free_bytes);
+    let bytes = format_bytes;
+    let mut evidence = vec![format!(
+        "at event {at}, a request for {} failed; {} of {} reserved were active, {} wholly free, {} pinned by \
+         live blocks; the largest free piece had {}",
+        bytes(wanted),
+        bytes(ledger.active_bytes),
+        bytes(reserved),
+        bytes(ledger.wholly_free_bytes),
+        bytes(ledger.pinned_bytes),
+        bytes(largest),
+    )];
+    if let Some(free) = explained.device_free_bytes {
+        evidence.push(format!(
+            "the device had {} free, but a limit of the process may forbid their use",
+            bytes(free)
+        ));
+    }
+    if wanted <= largest {
+        let split = unsplit(recording, explained, moment, wanted);
+        return Some(match split {
+            Some(max_split) => max_split_size(explained, max_split, evidence),
+            None => other_pool(explained, moment, wanted, evidence),
+        });
+    }
+    if wanted <= unused {
+        // An allocator gives back whole segments before it fails, except segments of private pools.
+        return Some(match ledger.pinned_bytes {
+            0 => other_pool(explained, moment, wanted, evidence),
+            _ => fragmentation(recording, explained, moment, evidence),
+        });
+    }
+    let Some(free) = explained.device_free_bytes else {
+        let what = "how much memory the device had free is not recorded, so the cause is not known";
+        let fixes = expandable(recording);
+        return Some(with_holders(UNEXPLAINED, what.to_owned(), evidence, explained, fixes));
+    };
+    let asked = from_the_driver(wanted);
+    if asked <= free {
+        let free = bytes(free);
+        let what = format!("the device had {free} free, but a limit of the process forbade their use");
+        let raise = "raise torch.cuda.set_per_process_memory_fraction, or omit it".to_owned();
+        let fixes = [vec![raise], expandable(recording)].concat();
+        return Some(with_holders("limit", what, evidence, explained, fixes));
+    }
+    if ledger.pinned_bytes > 0 && asked <= unused.saturating_add(free) {
+        return Some(fragmentation(recording, explained, moment, evidence));
+    }
+    Some(does_not_fit(explained, wanted, asked.saturating_sub(unused.saturating_add(free)), evidence))
+}
+
+/// Returns a diagnosis with the stacks that held memory.
+fn with_holders(
+    code: &'static str,
+    what: String,
+    evidence: Vec<String>,
+    explained: &Explained,
+    fixes: Vec<String>,
+) -> Diagnosis {
+    Diagnosis { code, what, evidence, holders: explained.holders.clone(), fixes }
+}
+
+/// Explains a request that would fail even if the allocator wasted nothing; `short` bytes are missing.
+fn does_not_fit(explained: &Explained, wanted: u64, short: u64, mut evidence: Vec<String>) -> Diagnosis {
+    let (bytes, holders) = (format_bytes, explained.holders.clone());
+    let beside = explained.outside_bytes.map(|outside| outside.saturating_sub(OF_CUDA));
+    if let Some(beside) = beside.filter(|beside| *beside >= short.max(1)) {
+        evidence.push(format!("{} of the device are used outside of the allocator", bytes(beside + OF_CUDA)));
+        return Diagnosis {
+            code: "outside",
+            what: format!(
+                "the request was {} short, and {} were used outside of the allocator: by another process, or \
+                 by libraries",
+                bytes(short),
+                bytes(beside + OF_CUDA)
+            ),
+            evidence,
+            holders,
+            fixes: vec!["look with `nvidia-smi` for other processes on this GPU, and end them".to_owned()],
+        };
+    }
+    Diagnosis {
+        code: "does_not_fit",
+        what: format!(
+            "the program does not fit: {} in use and {} requested; saving all the memory that the allocator \
+             wastes would not be enough",
+            bytes(explained.ledger.active_bytes),
+            bytes(wanted)
+        ),
+        evidence,
+        holders,
+        fixes: vec![
+            "use less memory in the code of the stacks above: a smaller batch, checkpointing, offloading"
+                .to_owned(),
+        ],
+    }
+}
+
+/// Explains a failed request of a source that does not record what the allocator reserved.
+fn without_segments(explained: &Explained, wanted: u64, device_bytes: Option<u64>) -> Diagnosis {
+    let bytes = format_bytes;
+    let live = explained.ledger.active_bytes;
+    let needed = live.saturating_add(wanted);
+    let evidence = vec![format!(
+        "at event {}, a request for {} failed; {} were live in {}; the file does not record how much the \
+         allocator reserved",
+        explained.ledger.event + 1,
+        bytes(wanted),
+        bytes(live),
+        number_of(explained.ledger.live_blocks, "block"),
+    )];
+    let (code, what, fix) = match device_bytes {
+        Some(device) if needed > device => (
+            "does_not_fit",
+            format!(
+                "the program does not fit: {} are needed, and the device has {}",
+                bytes(needed),
+                bytes(device)
+            ),
+            "use less memory at once: a smaller batch, smaller parts".to_owned(),
+        ),
+        Some(device) => (
+            UNEXPLAINED,
+            format!(
+                "{} would have sufficed, and the device has {}: the allocator's waste, a limit of it, or \
+                 another user of the device took the rest",
+                bytes(needed),
+                bytes(device)
+            ),
+            format!(
+                "find a stack that serves it: millpond-replay FILE --device sim:{}",
+                ByteSize::Bytes(device)
+            ),
+        ),
+        None => (
+            UNEXPLAINED,
+            format!("{} were needed; the size of the device is not known", bytes(needed)),
+            "give the size of the device, as in --device-memory 80GiB; and find a stack that serves the \
+             request: millpond-replay FILE --device sim:80GiB"
+                .to_owned(),
+        ),
+    };
+    Diagnosis { code, what, evidence, holders: explained.holders.clone(), fixes: vec![fix] }
+}
+
+/// Returns `max_split_size` if it forbids the use of a free segment that would hold a request.
+fn unsplit(recording: &Recording, explained: &Explained, moment: &Moment, wanted: u64) -> Option<u64> {
+    let max_split = Settings::of(recording).ok()?.max_split;
+    let failed = recording.event(explained.ledger.event as usize)?;
+    let lane = recording.lane(failed);
+    let is_usual = |pool: Option<(u64, u64)>| pool.is_none_or(|pool| pool == DEFAULT_POOL);
+    let forbids = |segment: &&Segment| {
+        segment.bytes >= wanted.max(max_split)
+            && segment.lane.stream == lane.stream
+            && is_usual(segment.lane.pool)
+    };
+    let mut free = moment.segments().iter().filter(|segment| moment.blocks_in(segment).is_empty());
+    (wanted < max_split && free.any(|segment| forbids(&segment))).then_some(max_split)
+}
+
+/// Explains a failed request that `max_split_size` kept from a free segment.
+fn max_split_size(explained: &Explained, max_split: u64, evidence: Vec<String>) -> Diagnosis {
+    let (largest, max_split) = (format_bytes(explained.ledger.largest_free_bytes), format_bytes(max_split));
+    Diagnosis {
+        code: "max_split_size",
+        what: format!(
+            "{largest} were free in one piece, but max_split_size forbids splitting pieces above {max_split}"
+        ),
+        evidence,
+        holders: Vec::new(),
+        fixes: vec!["omit max_split_size_mb from PYTORCH_CUDA_ALLOC_CONF, or raise it".to_owned()],
+    }
+}
+
+/// Returns how much PyTorch asks the driver for at a request: a segment of 2 MiB or 20 MiB, or the request's
+/// own size in pages of 2 MiB.
+fn from_the_driver(wanted: u64) -> u64 {
+    match wanted {
+        ..=MIB => 2 * MIB,
+        _ if wanted < 10 * MIB => 20 * MIB,
+        _ => wanted.checked_next_multiple_of(2 * MIB).unwrap_or(u64::MAX),
+    }
+}
+
+/// Explains a failed request although enough memory was free.
+fn other_pool(explained: &Explained, moment: &Moment, wanted: u64, mut evidence: Vec<String>) -> Diagnosis {
+    let ledger = &explained.ledger;
+    let is_one_piece = wanted <= ledger.largest_free_bytes;
+    evidence.extend(pools(moment, if is_one_piece { wanted } else { 1 }));
+    let largest = format_bytes(ledger.largest_free_bytes);
+    let what = if is_one_piece {
+        format!(
+            "{largest} were free in one piece, but this request could not use it: it belongs to another pool \
+             or stream"
+        )
+    } else {
+        let free = format_bytes(ledger.wholly_free_bytes);
+        format!("{free} were free in whole segments, but they belong to other pools or streams")
+    };
+    let share = "share one graph pool among graphs that never run at the same time: \
+                 torch.cuda.graph(graph, pool=other.pool())";
+    let flush = "call torch.cuda.empty_cache() when a stream is no longer used";
+    Diagnosis {
+        code: "other_pool",
+        what,
+        evidence,
+        holders: Vec::new(),
+        fixes: vec![share.to_owned(), flush.to_owned()],
+    }
+}
+
+/// Explains a failed request for which the free memory would suffice in one piece.
+fn fragmentation(
+    recording: &Recording,
+    explained: &Explained,
+    moment: &Moment,
+    mut evidence: Vec<String>,
+) -> Diagnosis {
+    let (blocks, segments) = pinning(moment);
+    let pinning = sum_of(&blocks);
+    evidence.push(format!(
+        "{} of {} together {} {} in {} from returning to the driver",
+        number_of(blocks.len() as u64, "block"),
+        format_bytes(pinning),
+        if blocks.len() == 1 { "keeps" } else { "keep" },
+        format_bytes(explained.ledger.pinned_bytes),
+        number_of(segments, "segment"),
+    ));
+    let unused = format_bytes(explained.ledger.unused_bytes());
+    Diagnosis {
+        code: "fragmentation",
+        what: format!("{unused} were free, but in pieces that were too small: fragmentation"),
+        evidence,
+        holders: holders::by_stack(recording, blocks, HOLDERS),
+        fixes: expandable(recording),
+    }
+}
+
+/// Lists free memory that would have sufficed, by pool and stream.
+fn pools(moment: &Moment, wanted: u64) -> Vec<String> {
+    let free = moment.segments().iter().filter(|segment| moment.blocks_in(segment).is_empty());
+    let mut lines: Vec<String> = free
+        .filter(|segment| segment.bytes >= wanted)
+        .map(|segment| {
+            let lane = segment.lane;
+            let pool = lane.pool.map_or("?".to_owned(), |(first, second)| format!("({first}, {second})"));
+            let bytes = format_bytes(segment.bytes);
+            format!("a free segment of {bytes} belongs to pool {pool}, stream {}", lane.stream)
+        })
+        .collect();
+    lines.dedup();
+    lines.truncate(HOLDERS);
+    lines
+}
+
+/// Returns the bytes of blocks. The sum saturates, because a file may contain any numbers.
+fn sum_of<'a>(blocks: impl IntoIterator<Item = &'a (impl Borrow<LiveBlock> + 'a)>) -> u64 {
+    blocks.into_iter().fold(0, |sum, block| sum.saturating_add(block.borrow().rounded_bytes))
+}
+
+/// Returns the blocks in partly free segments, and the number of these segments.
+fn pinning(moment: &Moment) -> (Vec<&LiveBlock>, u64) {
+    let mut pinning: Vec<&LiveBlock> = Vec::new();
+    let mut segments = 0;
+    for segment in moment.segments() {
+        let blocks = moment.blocks_in(segment);
+        if !blocks.is_empty() && sum_of(blocks) < segment.bytes {
+            segments += 1;
+            pinning.extend(blocks);
+        }
+    }
+    // A block may cross from one mapped range into the next.
+    pinning.dedup_by_key(|block| block.address);
+    (pinning, segments)
+}
+
+/// Returns the setting that lets segments grow, unless it is on.
+pub(super) fn expandable(recording: &Recording) -> Vec<String> {
+    let is_on =
+        recording.settings().iter().any(|(name, value)| name == "expandable_segments" && value == "True");
+    if is_on {
+        return vec![
+            "expandable_segments is on: allocate long-lived blocks before short-lived ones".to_owned(),
+        ];
+    }
+    vec![
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True".to_owned(),
+        "check with `millpond-replay tune FILE` that this lowers the need: some programs need more with it; \
+         it does not work with vLLM's sleep mode, or if a library replaces PyTorch's allocator"
+            .to_owned(),
+    ]
+}

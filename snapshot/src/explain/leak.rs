@@ -1,0 +1,139 @@
+//! Finds leaks: live memory that grows without end.
+
+use std::collections::HashMap;
+
+use millpond_core::format_bytes;
+
+use super::explanation::Diagnosis;
+use super::holders::{self, HOLDERS};
+use crate::recording::{EventKind, Id, LiveBlock, Recording};
+
+/// How many ends of a phase show a leak, and how many before them do not count.
+const PHASES: usize = 4;
+const WARM_UP: usize = 2;
+
+/// A leak grows by at least this share of the live bytes, over all phases.
+const MUCH_GROWTH: f64 = 0.01;
+
+/// A recording without phases is divided into this many equal parts.
+const PARTS: usize = 10;
+
+/// The first parts do not count: the program still builds what it keeps.
+const FIRST_PARTS: usize = 3;
+
+/// Fewer events in a part say nothing.
+const LEAST_EVENTS: usize = 20;
+
+/// Without phases, a leak makes up at least this share of the live bytes.
+const LEAST_SHARE: f64 = 0.25;
+
+/// Finds a leak: live memory that grows with each phase, or in each part of the recording.
+pub(super) fn found(recording: &Recording) -> Option<Diagnosis> {
+    by_phase(recording).or_else(|| by_part(recording))
+}
+
+/// Finds a leak: live memory that grows at each end of a phase.
+fn by_phase(recording: &Recording) -> Option<Diagnosis> {
+    let mut ends: HashMap<Id, Vec<(usize, u64)>> = HashMap::new();
+    let mut live: HashMap<u64, u64> = HashMap::new();
+    let mut bytes = 0_u64;
+    for (number, event) in recording.events().enumerate() {
+        match event.kind {
+            EventKind::Allocate => {
+                let older = live.insert(event.address, event.bytes).unwrap_or(0);
+                bytes = bytes.saturating_sub(older).saturating_add(event.bytes);
+            }
+            EventKind::Free => bytes = bytes.saturating_sub(live.remove(&event.address).unwrap_or(0)),
+            EventKind::PhaseEnd => {
+                if let Some(tag) = event.tag {
+                    ends.entry(tag).or_default().push((number, bytes));
+                }
+            }
+            _ => {}
+        }
+    }
+    let (tag, ends) = ends.into_iter().max_by_key(|(tag, ends)| (ends.len(), std::cmp::Reverse(*tag)))?;
+    let ends = ends.get(WARM_UP..).filter(|ends| ends.len() >= PHASES)?;
+    let (first, last) = (ends.first()?, ends.last()?);
+    let grows = ends.windows(2).all(|pair| pair[1].1 > pair[0].1);
+    if !grows || (last.1 - first.1) as f64 <= MUCH_GROWTH * first.1 as f64 {
+        return None;
+    }
+    let moment = recording.moment(last.0);
+    let born = |block: &&LiveBlock| (first.0..ends[ends.len() - 2].0).contains(&block.event);
+    let name: String = recording.tag(tag).chars().take(80).collect();
+    Some(Diagnosis {
+        code: "leak",
+        what: format!("live memory grows with each `{name}`: a leak"),
+        evidence: vec![format!(
+            "over {} of them it grew every time, from {} to {}",
+            ends.len(),
+            format_bytes(first.1),
+            format_bytes(last.1)
+        )],
+        holders: holders::by_stack(recording, moment.blocks().iter().filter(born), HOLDERS),
+        fixes: vec![
+            "check what these stacks keep: a list of losses without .item(), a cache, a hook".to_owned(),
+        ],
+    })
+}
+
+/// The blocks of a part of the recording.
+#[derive(Clone, Copy)]
+struct Part {
+    /// The fewest bytes live at one time.
+    low: u64,
+    allocations: u64,
+    frees: u64,
+}
+
+/// Finds a leak by the lows of live memory: each part's low is above the previous one, although the program
+/// frees at least half as many blocks as it allocates. A program that only loads data frees fewer.
+fn by_part(recording: &Recording) -> Option<Diagnosis> {
+    let events = recording.len();
+    if events < PARTS * LEAST_EVENTS {
+        return None;
+    }
+    let mut parts = [Part { low: u64::MAX, allocations: 0, frees: 0 }; PARTS];
+    let mut live: HashMap<u64, u64> = HashMap::new();
+    let mut bytes = 0_u64;
+    for (number, event) in recording.events().enumerate() {
+        let part = &mut parts[number * PARTS / events];
+        match event.kind {
+            EventKind::Allocate => {
+                part.allocations += 1;
+                let older = live.insert(event.address, event.bytes).unwrap_or(0);
+                bytes = bytes.saturating_sub(older).saturating_add(event.bytes);
+            }
+            EventKind::Free => {
+                part.frees += 1;
+                bytes = bytes.saturating_sub(live.remove(&event.address).unwrap_or(0));
+            }
+            _ => continue,
+        }
+        part.low = part.low.min(bytes);
+    }
+    let counted = &parts[FIRST_PARTS..];
+    let (first, last) = (counted.first()?.low, counted.last()?.low);
+    let rises = counted.windows(2).all(|pair| pair[1].low > pair[0].low);
+    let frees = counted.iter().all(|part| part.frees > 0 && 2 * part.frees >= part.allocations);
+    if !rises || !frees || ((last - first) as f64) < LEAST_SHARE * last as f64 {
+        return None;
+    }
+    let since = FIRST_PARTS * events / PARTS;
+    let moment = recording.moment(usize::MAX);
+    let kept = moment.blocks().iter().filter(|block| block.event >= since);
+    let (first, last) = (format_bytes(first), format_bytes(last));
+    Some(Diagnosis {
+        code: "leak",
+        what: format!("live memory never falls back, and grows from {first} to {last}: a leak"),
+        evidence: vec![format!(
+            "the least live memory rises in each of the last {} tenths of the file",
+            PARTS - FIRST_PARTS
+        )],
+        holders: holders::by_stack(recording, kept, HOLDERS),
+        fixes: vec![
+            "check what these stacks keep: a list of losses without .item(), a cache, a hook".to_owned(),
+        ],
+    })
+}

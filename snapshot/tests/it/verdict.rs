@@ -1,0 +1,250 @@
+//! Tests the verdict on files that people have: logs that fail, break off, begin late or contradict
+//! themselves, and snapshots of a GPU.
+
+use std::io::Write;
+
+use millpond_snapshot::explain::{Explanation, explain, print};
+use millpond_snapshot::import::{self, Options};
+use millpond_snapshot::recording::Recording;
+
+use crate::snapshots::snapshot;
+use crate::{HEADER, imported, read, unknowns};
+
+const GIB: u64 = 1 << 30;
+
+/// Makes a log of rows with an action, an address and a size.
+fn log(rows: &[(&str, u64, u64)]) -> Recording {
+    let row = |&(action, address, bytes): &(&str, u64, u64)| match action {
+        "allocate failure" => format!("1,10:00:00.000001,{action},(nil),{bytes},0\n"),
+        _ => format!("1,10:00:00.000001,{action},{address:#x},{bytes},0\n"),
+    };
+    imported(format!("{HEADER}{}", rows.iter().map(row).collect::<String>()).as_bytes())
+}
+
+fn verdict(recording: &Recording, device_bytes: Option<u64>) -> (&'static str, String) {
+    let verdict = explain(recording, device_bytes).verdict;
+    (verdict.code, verdict.sentence)
+}
+
+fn text(explanation: &Explanation) -> String {
+    let mut out = Vec::new();
+    print(explanation, false, &mut out).unwrap();
+    String::from_utf8(out).unwrap()
+}
+
+#[test]
+fn a_log_that_ends_in_a_failed_request_says_so_with_what_was_live() {
+    let recording = log(&[
+        ("allocate", 0x1000, GIB),
+        ("allocate", 0x2000, 7),
+        ("free", 0x2000, 7),
+        ("allocate failure", 0, 3 * GIB),
+    ]);
+    let (code, sentence) = verdict(&recording, None);
+    assert_eq!(code, "oom_unexplained");
+    assert!(sentence.contains("a request for 3GiB failed at event 4 with 1GiB live"), "{sentence}");
+    assert!(sentence.contains("the size of the device is not known"), "{sentence}");
+    for (device, expected, part) in [
+        (2 * GIB, "oom_beyond_device", "the device has only 2GiB in all"),
+        (3 * GIB, "oom_does_not_fit", "4GiB are needed, and the device has 3GiB"),
+        (8 * GIB, "oom_unexplained", "4GiB would have sufficed, and the device has 8GiB"),
+    ] {
+        let (code, sentence) = verdict(&recording, Some(device));
+        assert_eq!(code, expected, "{sentence}");
+        assert!(sentence.contains(part), "{sentence}");
+    }
+    let beyond = log(&[("allocate", 0x1000, GIB), ("allocate failure", 0, 1 << 60)]);
+    assert_eq!(verdict(&beyond, None).0, "oom_beyond_device");
+    // More failures than are explained: the verdict is about the last one.
+    let many: Vec<_> = (1..=30).map(|gib| ("allocate failure", 0, gib * GIB)).collect();
+    let many = log(&[&[("allocate", 0x1000, 64)], many.as_slice()].concat());
+    assert!(verdict(&many, None).1.contains("a request for 30GiB failed at event 31"));
+}
+
+#[test]
+fn a_log_that_begins_late_counts_what_it_only_frees() {
+    let recording = log(&[
+        ("allocate", 0x7f00, 1 << 20),
+        ("free", 0x7f80_0000, 8 * GIB),
+        ("free", 0x7f40_0000, GIB),
+        ("free", 0x7f00, 1 << 20),
+    ]);
+    let sums = recording.sums();
+    assert_eq!((sums.blocks_before, sums.bytes_before), (2, 9 * GIB));
+    assert_eq!((sums.peak_live_bytes, sums.live_bytes), (9 * GIB + (1 << 20), 0));
+    assert_eq!((sums.allocations, sums.frees), (1, 3));
+    let (code, sentence) = verdict(&recording, None);
+    assert_eq!(code, "history_missing");
+    assert!(sentence.contains("begins after the program had allocated at least 9GiB"), "{sentence}");
+    let text = text(&explain(&recording, None));
+    assert!(text.contains("to record the missing data:"), "{text}");
+    // The failed request matters more, but its figures are the least.
+    let failed = log(&[("free", 0x7f80_0000, 8 * GIB), ("allocate failure", 0, GIB)]);
+    let (code, sentence) = verdict(&failed, None);
+    assert_eq!(code, "oom_unexplained");
+    assert!(sentence.ends_with("the file begins late, so its figures are the least"), "{sentence}");
+}
+
+#[test]
+fn a_log_that_contradicts_itself_says_where() {
+    let twice = log(&[("allocate", 0x100, 1 << 20), ("allocate", 0x100, 2 << 20)]);
+    assert_eq!(twice.sums().peak_live_bytes, 2 << 20);
+    let (code, sentence) = verdict(&twice, None);
+    assert_eq!(code, "contradiction");
+    assert!(sentence.contains("allocations at addresses still live: 1 (first at line 3)"), "{sentence}");
+    let again = log(&[("allocate", 0x100, 64), ("free", 0x100, 64), ("free", 0x100, 64)]);
+    let (code, sentence) = verdict(&again, None);
+    assert_eq!(code, "contradiction");
+    assert!(sentence.contains("already free, left out: 1 (first at line 4)"), "{sentence}");
+    assert_eq!(again.sums().blocks_before, 0);
+    let sizes = log(&[("allocate", 0x100, 64), ("free", 0x100, 65)]);
+    let (code, sentence) = verdict(&sizes, None);
+    assert_eq!(code, "contradiction");
+    assert!(sentence.contains("another size than the allocation: 1 (first at line 3)"), "{sentence}");
+}
+
+#[test]
+fn a_log_that_is_cut_off_is_explained_up_to_its_last_whole_row() {
+    let rows = "1,10:00:00.1,allocate,0x7f00,1024,0\n1,10:00:00.2,free,0x7f00,1024,0\n";
+    for torn in ["1,10:00:00.3,free,0x7f00,102", "1,10", "1,10:00:00.3,allo"] {
+        let recording = read(format!("{HEADER}{rows}{torn}").as_bytes()).unwrap();
+        assert_eq!((recording.len(), unknowns(&recording)[0]), (2, "rest_missing"), "{torn}");
+        let (code, sentence) = verdict(&recording, None);
+        assert_eq!(code, "history_missing");
+        assert!(sentence.contains("file:4: the last row is cut off"), "{sentence}");
+    }
+    let many = (0..5000).map(|row| format!("1,10:00:00.{row},allocate,{:#x},{row},0\n", row * 4096 + 4096));
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    gzip.write_all(format!("{HEADER}{}", many.collect::<String>()).as_bytes()).unwrap();
+    let gzip = gzip.finish().unwrap();
+    let recording = read(&gzip[..gzip.len() / 2]).unwrap();
+    assert!((100..5000).contains(&recording.len()), "{}", recording.len());
+    assert_eq!(unknowns(&recording)[0], "rest_missing");
+    // Of a whole recording, the notes of its last row may be cut.
+    let mut log = Vec::new();
+    snapshot("small").write_csv(&mut log).unwrap();
+    let cut = read(&log[..log.len() - 20]).unwrap();
+    assert!(unknowns(&cut).contains(&"rest_missing"), "{:?}", unknowns(&cut));
+}
+
+#[test]
+fn a_request_beyond_the_device_is_never_no_problem() {
+    let recording = log(&[("allocate", 0x100, 1 << 62), ("free", 0x100, 1 << 62)]);
+    let (code, sentence) = verdict(&recording, None);
+    assert_eq!(code, "beyond_device");
+    assert!(sentence.contains("4096PiB") || sentence.contains("4EiB"), "{sentence}");
+    let recording = log(&[("allocate", 0x100, 3 * GIB)]);
+    assert_eq!(verdict(&recording, Some(2 * GIB)).0, "beyond_device");
+    assert_eq!(verdict(&recording, Some(4 * GIB)).0, "no_problem");
+}
+
+#[test]
+fn memory_that_never_falls_back_is_a_leak_and_loading_is_none() {
+    let mut rows: Vec<(&str, u64, u64)> = Vec::new();
+    for step in 0..200 {
+        let (work, kept) = (0x1000_0000 + (step % 2) * 0x1000, 0x2000_0000 + step * 0x1000);
+        rows.extend([("allocate", work, 1 << 20), ("free", work, 1 << 20)]);
+        rows.extend([("allocate", work, 1 << 19), ("free", work, 1 << 19)]);
+        rows.push(("allocate", kept, 4096));
+    }
+    let (code, sentence) = verdict(&log(&rows), None);
+    assert_eq!(code, "leak");
+    assert!(sentence.contains("never falls back"), "{sentence}");
+    rows.push(("allocate failure", 0, GIB));
+    assert_eq!(verdict(&log(&rows), None).0, "oom_leak");
+    let loading: Vec<_> = (0..1000).map(|block| ("allocate", 0x1000 + block * 0x1000, 4096)).collect();
+    assert_eq!(verdict(&log(&loading), None).0, "no_problem");
+}
+
+#[test]
+fn no_problem_has_its_figures_and_comes_first_in_the_text() {
+    let recording = log(&[("allocate", 0x100, 3 << 20), ("free", 0x100, 3 << 20)]);
+    let explanation = explain(&recording, None);
+    let sentence = "no problem: 1 allocation and no failed request; at most 3MiB were live; how much the \
+                    allocator reserved is not recorded";
+    assert_eq!(explanation.verdict.sentence, sentence);
+    assert_eq!(text(&explanation).lines().next(), Some(format!("verdict: {sentence}").as_str()));
+    let json = serde_json::to_value(&explanation).unwrap();
+    assert_eq!(
+        (&json["verdict"]["code"], &json["verdict"]["sentence"]),
+        (&"no_problem".into(), &sentence.into())
+    );
+    let (code, sentence) = verdict(&snapshot("plain"), None);
+    assert_eq!(code, "no_problem", "{sentence}");
+    assert!(
+        sentence.contains(" reserved, ") && sentence.contains(" % of it in use at the peak"),
+        "{sentence}"
+    );
+}
+
+#[test]
+fn snapshots_of_a_gpu_have_the_verdicts_that_their_programs_were_made_for() {
+    for (name, codes) in [
+        ("out_of_memory", &["oom_limit"][..]),
+        ("fragmented", &["oom_fragmentation"]),
+        ("held", &["held_by_streams"]),
+        ("state_only", &["too_little_recorded"]),
+        ("ring", &["history_missing"]),
+        ("late", &["history_missing", "held_by_streams", "fragmented", "idle"]),
+        ("max_split", &["fragmented", "idle"]),
+        ("small", &["no_problem", "rounding"]),
+    ] {
+        let (code, sentence) = verdict(&snapshot(name), None);
+        assert!(codes.contains(&code), "{name}: {code}: {sentence}");
+    }
+    let options = Options::default();
+    let header = "Thread,Time,Action,Pointer,Size,Stream,Alignment,Notes\n";
+    let nothing = format!("{header}0,0,allocate failure,(nil),0,0,,source test\n");
+    let nothing = import::read("nothing", nothing.as_bytes(), &options).unwrap();
+    assert_eq!(verdict(&nothing, None).0, "too_little_recorded");
+}
+
+/// A recording with segments. Each has an address in GiB and a size in MiB; a block at its start has another
+/// size in MiB, if it is not 0. Then a request for some MiB fails with some MiB of the device free.
+fn with_segments(settings: &str, segments: &[(u64, u64, u64)], failure: Option<(u64, u64)>) -> Recording {
+    const MIB: u64 = 1 << 20;
+    let mut notes = format!("source PyTorch%20memory%20snapshot{settings}");
+    let mut rows = "Thread,Time,Action,Pointer,Size,Stream,Alignment,Notes\n".to_owned();
+    for &(address, bytes, block) in segments {
+        let (address, bytes, block) = (address << 30, bytes * MIB, block * MIB);
+        notes.push_str(&format!(";segment_alloc {address:#x} {bytes} 0 0 - - 0:0 0 -"));
+        if block > 0 {
+            rows.push_str(&format!("0,0,allocate,{address:#x},{block},0,256,{notes}\n"));
+            "detail more rows".clone_into(&mut notes);
+        }
+    }
+    if let Some((wanted, free)) = failure {
+        rows.push_str(&format!("0,0,allocate failure,(nil),{},0,256,{notes}\n", wanted * MIB));
+        notes = format!("device_free 0x0 {} 0 0 - - - 0 -", free * MIB);
+    }
+    rows.push_str(&format!("0,0,allocate failure,(nil),0,0,,{notes}\n"));
+    imported(rows.as_bytes())
+}
+
+#[test]
+fn settings_and_other_users_are_told_from_a_program_that_is_too_large() {
+    let code = |settings: &str, segments: &[(u64, u64, u64)], failure, device_bytes| {
+        let (code, sentence) = verdict(&with_segments(settings, segments, failure), device_bytes);
+        assert!(!sentence.is_empty());
+        (code, sentence)
+    };
+    let full = [(1024, 10 << 10, 10 << 10)];
+    let split = ";setting max_split_size 33554432";
+    let free = [(1024, 100, 0), (1025, 20, 19)];
+    let (found, sentence) = code(split, &free, Some((24, 0)), None);
+    assert_eq!(found, "oom_max_split_size", "{sentence}");
+    assert!(sentence.contains("max_split_size forbids splitting pieces above 32MiB"), "{sentence}");
+    assert_eq!(code("", &free, Some((24, 0)), None).0, "oom_other_pool");
+    let (found, sentence) = code("", &full, Some((2048, 1024)), Some(80 * GIB));
+    assert_eq!(found, "oom_outside", "{sentence}");
+    assert!(sentence.contains("1GiB short, and 69GiB were used outside of the allocator"), "{sentence}");
+    assert_eq!(code("", &full, Some((2048, 1024)), Some(12 * GIB)).0, "oom_does_not_fit");
+    assert_eq!(code("", &full, Some((2048, 4096)), None).0, "oom_limit");
+    // Without a failure.
+    let (found, sentence) = code("", &[(1024, 100, 0), (1025, 20, 20)], None, None);
+    assert_eq!(found, "idle", "{sentence}");
+    assert!(sentence.contains("100MiB of 120MiB reserved (83 %)"), "{sentence}");
+    let (found, sentence) = code("", &[(1024, 200, 10), (1025, 20, 20)], None, None);
+    assert_eq!(found, "fragmented", "{sentence}");
+    assert!(sentence.contains("190MiB of 220MiB reserved (86 %)"), "{sentence}");
+}
