@@ -1,7 +1,7 @@
 //! The advice after a replay: one sentence for a reader who sees the table for the first time.
 //!
-//! It rests on reserved bytes and driver calls, because a simulated device and a GPU agree on them. It
-//! ignores times: a simulated device only models them, and small differences are noise on any device.
+//! It rests on reserved bytes and driver calls, because a simulated device and a GPU agree on them. Times
+//! only break ties: a simulated device models them, and small differences are noise on any device.
 
 use millpond_core::{ByteSize, format_bytes};
 use millpond_engine::text::{counted, thousands};
@@ -13,8 +13,11 @@ use crate::compare::{Comparison, StackFigures};
 /// A stack saves driver calls if it makes fewer than one per this many operations of the log.
 const OPERATIONS_A_CALL: u64 = 2;
 
-/// Peaks closer than this ratio count as equal; then the simpler stack is better.
+/// Peaks closer than this ratio count as equal.
 const SAME_PEAK: f64 = 1.02;
+
+/// Calls and times closer than this ratio count as equal.
+const SAME_COST: f64 = 1.1;
 
 /// A log with fewer operations says little, because a pool has not found its size yet.
 const SHORT_LOG: u64 = 1000;
@@ -29,31 +32,34 @@ pub(super) fn of(comparison: &Comparison) -> Option<String> {
     let ran = comparison.stacks.iter().filter_map(figures).filter(|(_, figures)| figures.is_of_device());
     let ran = ran.map(|(stack, figures)| (stack.spec.as_str(), figures));
     let ran: Vec<Ran<'_>> = ran.filter(|(spec, _)| !has_model(spec)).collect();
-    let served: Vec<Ran<'_>> = ran.iter().copied().filter(|(_, f)| f.failures_all_passes == 0).collect();
-    let most_served_again = served.iter().map(|(_, figures)| served_again(figures)).max();
-    let best: Vec<Ran<'_>> =
-        served.into_iter().filter(|(_, figures)| Some(served_again(figures)) == most_served_again).collect();
-    let sparing: Vec<Ran<'_>> = best.iter().copied().filter(|(_, figures)| spares(figures)).collect();
-    let to_do = if ran.is_empty() {
+    if ran.is_empty() {
         return None;
-    } else if best.is_empty() {
-        larger_device(comparison, &ran)
-    } else if let Some((spec, figures)) = smallest(&sparing) {
-        use_stack(comparison, spec, figures, plain(&ran))
-    } else if comparison.log.operations < SHORT_LOG {
-        let count = counted(comparison.log.operations, "operation");
-        format!("record a longer log: this one has {count}, too few to tell stacks apart")
-    } else {
-        let (spec, figures) = smallest(&best)?;
-        let (taken, total) = (peak(figures), comparison.device.total_bytes);
-        match taken.checked_sub(total) {
-            Some(beyond) if beyond > 0 => larger_for_managed(spec, taken, beyond),
-            _ => format!(
-                "stay with `{spec}`, which took {}: no stack here needed fewer than one driver call \
-                 per two operations",
-                format_bytes(taken)
-            ),
+    }
+    let served = ran.iter().copied().filter(|(_, figures)| !figures.failed_a_row());
+    // Managed memory serves more than the device has, but from host memory, which is much slower.
+    let (managed, served): (Vec<Ran<'_>>, Vec<Ran<'_>>) = served.partition(|(spec, _)| is_managed(spec));
+    let sparing: Vec<Ran<'_>> = served.iter().copied().filter(|(_, figures)| spares(figures)).collect();
+    let log = &comparison.log;
+    let to_do = if let Some(best) = smallest(&sparing) {
+        use_stack(comparison, best, plain(&ran))
+    } else if let Some(best) = smallest(&served) {
+        let (spec, figures) = best;
+        if log.failed_requests > 0 {
+            use_stack(comparison, best, plain(&ran))
+        } else if log.operations < SHORT_LOG {
+            let count = counted(log.operations, "operation");
+            format!("record a longer log: this one has {count}, too few to tell stacks apart")
+        } else {
+            format!(
+                "stay with `{spec}`, which took {}: no stack here needed fewer than one driver call per two \
+                 operations",
+                format_bytes(peak(figures))
+            )
         }
+    } else if let Some((spec, figures)) = managed.first() {
+        larger_for_managed(comparison, spec, figures)
+    } else {
+        larger_device(comparison, &ran)
     };
     Some(format!("what to do: {to_do}."))
 }
@@ -64,20 +70,29 @@ fn has_model(spec: &str) -> bool {
     layers.into_iter().any(|layer| peers::LAYERS.iter().any(|model| model.name == layer))
 }
 
-/// Returns the advice if only managed memory served the log, because it overflows to host memory.
-fn larger_for_managed(spec: &str, taken: u64, beyond: u64) -> String {
-    format!(
-        "look for a larger device, or keep less memory live: of the {} that `{spec}` took, {} did not fit \
-         into device memory and stayed in host memory, which is much slower; no other stack served the log",
-        format_bytes(taken),
-        format_bytes(beyond)
-    )
+fn is_managed(spec: &str) -> bool {
+    spec.split(['+', ':']).next().is_some_and(|base| base.trim() == "managed")
 }
 
-fn use_stack(comparison: &Comparison, spec: &str, figures: &StackFigures, plain: Option<Ran<'_>>) -> String {
+/// Returns the advice if only managed memory served the log, because it overflows to host memory.
+fn larger_for_managed(comparison: &Comparison, spec: &str, figures: &StackFigures) -> String {
+    let (taken, total) = (peak(figures).max(comparison.log.peak_needed_bytes), comparison.device.total_bytes);
+    let why = match taken.saturating_sub(total) {
+        0 => format!("`{spec}` served it, but moves its pages on demand, which is much slower"),
+        beyond => format!(
+            "of the {} that `{spec}` took, {} did not fit into device memory and stayed in host memory, \
+             which is much slower",
+            format_bytes(taken),
+            format_bytes(beyond)
+        ),
+    };
+    format!("look for a larger device, or keep less memory live: {why}; no other stack served the log")
+}
+
+fn use_stack(comparison: &Comparison, (spec, figures): Ran<'_>, plain: Option<Ran<'_>>) -> String {
     let calls = counted(figures.driver.calls_first_pass, "driver call");
     let calls = match plain {
-        Some((plain, other)) if plain != spec => {
+        Some((plain, other)) if plain != spec && !other.failed_a_row() => {
             format!("{calls} instead of {} with `{plain}`", thousands(other.driver.calls_first_pass))
         }
         _ => format!("{calls} for {}", counted(figures.operations, "operation")),
@@ -86,51 +101,75 @@ fn use_stack(comparison: &Comparison, spec: &str, figures: &StackFigures, plain:
         let (served, requests) = (thousands(asked.served), counted(asked.requests, "request"));
         format!(", and served {served} of {requests} that failed when the log was written")
     });
-    let (table, whose) = if comparison.has_own_layers {
-        ("&table", ", with this program's layers in `table`")
-    } else {
-        ("&millpond::layers()", "")
-    };
     format!(
-        "build the program's resource from the text `{spec}` (in Rust: \
-         `{spec:?}.parse::<millpond::stack::StackSpec>()?.build({table}, &device)?`{whose}): on {} it \
-         served this log; it took {} for {} live, and made {calls}{again}",
+        "build the program's resource from the text `{spec}`{}: on {} it served this log; it took {} for {} \
+         live, and made {calls}{again}",
+        form(comparison, spec),
         comparison.device.spec,
         format_bytes(peak(figures)),
         format_bytes(figures.peak_live_bytes),
     )
 }
 
+/// Returns the line that selects a stack, in the form of the framework that wrote the log.
+fn form(comparison: &Comparison, spec: &str) -> String {
+    if comparison.has_own_layers {
+        let build = rust(spec, "table");
+        return format!(" (in Rust: {build}, with this program's layers in `table`)");
+    }
+    let build = rust(spec, "millpond::layers()");
+    let log = &comparison.log;
+    match log.imported_from.as_deref() {
+        Some(format) if format.starts_with("PyTorch") => format!(
+            " (in Python, before any torch.cuda call: `import millpond.torch; millpond.torch.use({spec:?})`)"
+        ),
+        Some(_) => String::new(),
+        None if log.is_of_millpond => format!(" (in Rust: {build})"),
+        None => format!(
+            " (in Python, for RMM: `import millpond.rmm; millpond.rmm.use({spec:?})`; in Rust: {build})"
+        ),
+    }
+}
+
+fn rust(spec: &str, table: &str) -> String {
+    format!("`{spec:?}.parse::<millpond::stack::StackSpec>()?.build(&{table}, &device)?`")
+}
+
 /// Returns the advice if no stack served the log: the closest stack, and a device that would serve it.
 fn larger_device(comparison: &Comparison, ran: &[Ran<'_>]) -> String {
-    let log = &comparison.log;
-    if log.peak_live_bytes > LARGEST_DEVICE {
-        let largest = format_bytes(log.largest_request_bytes);
-        return format!("look at the log: it asks for {largest} at once, more than any device has");
+    let (log, device) = (&comparison.log, &comparison.device);
+    for (bytes, what) in [(log.largest_wanted_bytes, "asks for"), (log.peak_needed_bytes, "needs at least")] {
+        if bytes > LARGEST_DEVICE {
+            let bytes = format_bytes(bytes);
+            return format!("look at the log: it {what} {bytes} at once, more than any device has");
+        }
     }
-    let needed = log.peak_live_bytes.saturating_mul(2).max(comparison.device.total_bytes);
-    if log.peak_live_bytes.saturating_mul(2) <= comparison.device.total_bytes {
+    let needed = log.peak_needed_bytes.saturating_mul(2);
+    if needed <= device.total_bytes {
         return format!(
-            "raise the maximum of the stack, or omit it: {} has room for the log, which has {} live at once, \
+            "raise the maximum of the stack, or omit it: {} has room for the log, which needs {} at once, \
              but no stack here was allowed to use it",
-            comparison.device.spec,
-            format_bytes(log.peak_live_bytes),
+            device.spec,
+            format_bytes(log.peak_needed_bytes),
         );
     }
-    let size = needed.checked_next_power_of_two().unwrap_or(LARGEST_DEVICE).min(LARGEST_DEVICE);
-    let closest = ran.iter().min_by_key(|(_, figures)| figures.failures);
+    let size = needed.max(device.total_bytes).checked_next_power_of_two().unwrap_or(LARGEST_DEVICE);
+    let unserved = |figures: &StackFigures| {
+        figures.asked_again.as_ref().map_or(0, |asked| asked.requests.saturating_sub(asked.served))
+    };
+    let closest = ran.iter().min_by_key(|(_, figures)| (figures.failures, unserved(figures)));
     let closest = closest.map_or(String::new(), |(spec, figures)| {
         let short = figures.first_failure.as_ref().and_then(|failure| {
             let short = failure.report.as_ref()?.short_bytes?;
             Some(format!(", first at line {}, {} short", failure.line, format_bytes(short)))
         });
-        let failures = counted(figures.failures, "failed allocation");
+        let failures = counted(figures.failures + unserved(figures), "failed allocation");
         format!("; `{spec}` came closest, with {failures}{}", short.unwrap_or_default())
     });
     format!(
         "replay the log with `--device sim:{}` to see how much it needs: no stack served it on {}{closest}",
-        ByteSize::Bytes(size),
-        comparison.device.spec,
+        ByteSize::Bytes(size.min(LARGEST_DEVICE)),
+        device.spec,
     )
 }
 
@@ -143,15 +182,19 @@ fn spares(figures: &StackFigures) -> bool {
     figures.driver.calls_first_pass.saturating_mul(OPERATIONS_A_CALL) < figures.operations
 }
 
-fn served_again(figures: &StackFigures) -> u64 {
-    figures.asked_again.as_ref().map_or(0, |asked| asked.served)
+/// Returns the stack with the least memory. Of several with nearly as little, it is the one with the fewest
+/// driver calls; then the fastest; then the one with the fewest layers.
+fn smallest<'a>(stacks: &[Ran<'a>]) -> Option<Ran<'a>> {
+    let near = nearly_least(stacks.to_vec(), SAME_PEAK, |figures| peak(figures) as f64);
+    let near = nearly_least(near, SAME_COST, |figures| figures.driver.calls_first_pass as f64);
+    let near = nearly_least(near, SAME_COST, |figures| figures.ns_per_op_first.unwrap_or(f64::INFINITY));
+    near.into_iter().min_by_key(|(spec, figures)| (spec.matches('+').count(), peak(figures)))
 }
 
-/// Returns the stack with the least memory; of several with nearly as little, the one with the fewest layers.
-fn smallest<'a>(stacks: &[Ran<'a>]) -> Option<Ran<'a>> {
-    let least = stacks.iter().map(|(_, figures)| peak(figures)).min()?;
-    let near = stacks.iter().filter(|(_, figures)| peak(figures) as f64 <= least as f64 * SAME_PEAK);
-    near.min_by_key(|(spec, figures)| (spec.matches('+').count(), peak(figures))).copied()
+/// Keeps the stacks whose cost is at most `ratio` times the least one.
+fn nearly_least<'a>(stacks: Vec<Ran<'a>>, ratio: f64, cost: fn(&StackFigures) -> f64) -> Vec<Ran<'a>> {
+    let least = stacks.iter().map(|(_, figures)| cost(figures)).fold(f64::INFINITY, f64::min);
+    stacks.into_iter().filter(|(_, figures)| cost(figures) <= least * ratio).collect()
 }
 
 /// Returns the stack that calls the driver for each request.

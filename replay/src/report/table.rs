@@ -288,12 +288,13 @@ fn add_notes(notes: &mut Vec<String>, spec: &str, figures: &StackFigures) {
 }
 
 /// Names the stacks with the least memory and the least time, and all that tie; times tie within noise. A
-/// stack that failed on the log does not count. Neither does a stack that took no device memory, because its
-/// blocks are host memory.
+/// stack that failed on the log, or on a request that had failed when the log was written, does not count.
+/// Neither does a stack that took no device memory, because its blocks are host memory.
 fn winners(ran: &Ran<'_>) -> Option<String> {
     let ran: Vec<_> = ran.iter().filter(|(_, figures)| figures.is_of_device()).collect();
-    let served: Vec<_> = ran.iter().filter(|(_, figures)| figures.failures_all_passes == 0).collect();
-    if ran.len() < 2 || served.is_empty() {
+    let served: Vec<_> = ran.iter().filter(|(_, figures)| !figures.failed_a_row()).collect();
+    let is_idle = ran.iter().all(|(_, figures)| figures.operations == 0);
+    if ran.len() < 2 || served.is_empty() || is_idle {
         return None;
     }
     let names = |is_best: &dyn Fn(&StackFigures) -> bool| {

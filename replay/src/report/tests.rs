@@ -4,14 +4,22 @@ use std::io;
 
 use millpond_core::{FreeCounts, LadderCounts};
 use millpond_driver::{CallKind, DeviceSpec};
-use millpond_engine::Failure;
+use millpond_engine::log::Flaws;
 use millpond_engine::program::LogSummary;
+use millpond_engine::{AskedAgain, Failure};
 use serde_json::{Value, json};
 
 use super::*;
 use crate::compare::{
     Comparison, DeviceFigures, DriverFigures, PassFigures, StackFigures, StackReport, StackResult,
 };
+
+/// A log that begins late.
+fn late() -> Flaws {
+    let mut flaws = Flaws::default();
+    (flaws.unknown_frees, flaws.first_unknown_free_line, flaws.bytes_before) = (9, Some(44), 64);
+    flaws
+}
 
 /// A log through three stacks: one ran with a failure, one was skipped, one could not be built.
 fn comparison() -> Comparison {
@@ -57,7 +65,7 @@ fn comparison() -> Comparison {
     log.file = "app.csv".to_owned();
     (log.events, log.operations, log.streams, log.threads) = (24_368, 1000, 4, 1);
     log.peak_live_bytes = 2 << 20;
-    (log.unknown_frees, log.first_unknown_free_line) = (9, Some(44));
+    log.flaws = late();
     Comparison {
         version: Comparison::VERSION,
         device,
@@ -141,7 +149,8 @@ fn the_table_says_all_that_matters() {
     assert_eq!(cells, ["cuda+pool", "1MiB", "121", "-", "5/0/0/6/7/0/0"], "no time where one is unknown");
     assert!(!text.contains("least memory"), "one stack is no comparison");
     for note in [
-        "note: frees of unknown pointers left out: 9 (first at line 44)",
+        "note: the log begins after the program had allocated at least 64B, in 9 blocks that it only frees \
+         (first at line 44)",
         "note: cuda+pool: failures: 3 (15 in all passes), the first at line 17: out of memory for 1GiB\n",
         "note: managed was left out: too large",
         "driver time is virtual",
@@ -182,6 +191,72 @@ fn the_stacks_that_took_least_are_named_and_failing_ones_do_not_count() {
     let expected =
         "among the stacks without failures, least memory: b (1.200 × live); least time: a, near (70 ns/op)";
     assert!(text.lines().any(|line| line == expected), "{text}");
+}
+
+/// A stack, and how its figures differ from the others.
+type Changed = (&'static str, fn(&mut StackFigures));
+
+/// Prints a table of stacks, each with changed figures.
+fn table_with(ran: &[Changed]) -> String {
+    let mut comparison = comparison();
+    let StackResult::Ran(first) = &comparison.stacks[0].result else { panic!() };
+    let plain =
+        StackFigures { failures: 0, failures_all_passes: 0, first_failure: None, ..(**first).clone() };
+    comparison.log.operations = 100_000;
+    comparison.stacks = ran
+        .iter()
+        .map(|(spec, change)| {
+            let mut figures = StackFigures { operations: 100_000, ..plain.clone() };
+            figures.driver.calls_first_pass = 1000;
+            (figures.ns_per_op_first, figures.ns_per_op_best) = (Some(100.0), Some(100.0));
+            change(&mut figures);
+            StackReport { spec: (*spec).to_owned(), result: StackResult::Ran(Box::new(figures)) }
+        })
+        .collect();
+    let mut out = Vec::new();
+    Format::Table.reporter(&mut out).report(&comparison).unwrap();
+    String::from_utf8(out).unwrap()
+}
+
+#[test]
+fn a_stack_that_did_not_serve_what_had_failed_is_no_winner() {
+    let text = table_with(&[
+        ("cuda+pool", |figures| {
+            figures.asked_again = Some(AskedAgain { requests: 1, served: 1, unserved: Vec::new() });
+        }),
+        ("cuda+binning", |figures| {
+            figures.asked_again = Some(AskedAgain { requests: 1, served: 1, unserved: Vec::new() });
+            figures.peak_reserved_bytes_first = 8 << 20;
+        }),
+        ("cuda+fixed_size", |figures| {
+            figures.asked_again = Some(AskedAgain { requests: 1, served: 0, unserved: Vec::new() });
+            (figures.ns_per_op_best, figures.peak_reserved_bytes_first) = (Some(1.0), 1);
+        }),
+    ]);
+    assert!(text.contains("least time: cuda+pool, cuda+binning (100 ns/op)"), "{text}");
+    assert!(text.contains("least memory: cuda+pool ("), "{text}");
+}
+
+#[test]
+fn calls_and_then_time_decide_between_stacks_with_nearly_the_same_memory() {
+    let advised = |text: &str| text.lines().last().unwrap().split('`').nth(1).map(str::to_owned);
+    let text = table_with(&[
+        ("cuda+pool", |figures| figures.peak_reserved_bytes_last = 100 << 20),
+        ("cuda+pool+binning", |figures| {
+            (figures.peak_reserved_bytes_last, figures.driver.calls_first_pass) = (101 << 20, 500);
+        }),
+        ("cuda+arena", |figures| {
+            (figures.peak_reserved_bytes_last, figures.driver.calls_first_pass) = (103 << 20, 1);
+        }),
+    ]);
+    assert_eq!(advised(&text).as_deref(), Some("cuda+pool+binning"), "{text}");
+    let text = table_with(&[
+        ("cuda+pool", |figures| figures.ns_per_op_first = Some(200.0)),
+        ("cuda+pool+binning", |figures| figures.driver.calls_first_pass = 1001),
+    ]);
+    assert_eq!(advised(&text).as_deref(), Some("cuda+pool+binning"), "{text}");
+    let text = table_with(&[("cuda+pool+binning", |_| ()), ("cuda+pool", |_| ())]);
+    assert_eq!(advised(&text).as_deref(), Some("cuda+pool"), "{text}");
 }
 
 #[test]

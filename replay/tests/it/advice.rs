@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use millpond_replay::{cli, compare};
 use serde_json::Value;
 
-use crate::support::{Folder, rows};
+use crate::support::{Folder, HEADER, rows, snapshot};
 
 /// Runs the command line in this process.
 fn run(log: &Path, device: &str, flags: &[&str]) -> String {
@@ -115,6 +115,130 @@ fn issue_9_a_short_log_is_told_so_and_a_request_of_no_device_too() {
     let log = folder.log("1,0,allocate,0x100,9223372036854775808,0\n1,0,free,0x100,9223372036854775808,0\n");
     let line = run(&log, "sim:h200", &[]);
     assert!(last_line(&line).contains("more than any device has"), "{line}");
+}
+
+const GIB: u64 = 1 << 30;
+
+/// Logs that fail, begin late, break off or contradict themselves, and the example.
+fn logs(folder: &Folder) -> Vec<PathBuf> {
+    let log = |name: &str, rows: String| folder.write(name, format!("{HEADER}{rows}"));
+    let fails = |bytes: u64| format!("{}1,0,allocate failure,(nil),{bytes},0\n", rows(2, 4000));
+    let grown: String = (1..=6).map(|block| format!("1,0,allocate,{block:#x}000000,104857600,0\n")).collect();
+    let freed: String = (1..=6).map(|block| format!("1,0,free,{block:#x}000000,104857600,0\n")).collect();
+    let whole = rows(4, 6000);
+    let half: String = whole.lines().skip(3000).map(|line| format!("{line}\n")).collect();
+    vec![
+        example_log(),
+        log("fails.csv", fails(3 * GIB)),
+        log("fails_small.csv", fails(1 << 20)),
+        log("half.csv", half),
+        log("late.csv", format!("1,0,free,0x7f8000000,{},5\n{whole}", 8 * GIB)),
+        log("twice.csv", format!("1,0,allocate,0x70,64,0\n1,0,allocate,0x70,128,0\n{whole}")),
+        log("torn.csv", format!("{whole}1,0,allo")),
+        log("grown.csv", format!("{grown}{freed}1,0,allocate,0x9000000,943718400,0\n")),
+    ]
+}
+
+/// Follows the advice of a line, and checks that it does what the line claims.
+fn follow(log: &Path, device: &str, line: &str) {
+    let replayed = |device: &str, stack: &str| -> Value {
+        serde_json::from_str(&run(log, device, &["-s", stack, "--format", "json"])).unwrap()
+    };
+    let serves = |report: &Value| {
+        let stack = &report["stacks"][0];
+        let again = &stack["asked_again"];
+        stack["failures"] == 0 && (again.is_null() || again["served"] == again["requests"])
+    };
+    let what = line.strip_prefix("what to do: ").unwrap_or_else(|| panic!("{line}"));
+    let name = log.display();
+    if what.starts_with("build the program's resource") || what.starts_with("stay with") {
+        let report = replayed(device, advised(line));
+        assert!(serves(&report), "{name} on {device}: {line}");
+        assert_ne!(advised(line), "managed", "{name} on {device}: {line}");
+        let taken = report["stacks"][0]["peak_reserved_bytes_first"].as_u64().unwrap();
+        let taken = format!("took {}", millpond_core::format_bytes(taken));
+        assert!(line.contains(&taken), "{name} on {device}: no `{taken}` in: {line}");
+    } else if what.starts_with("replay the log with") {
+        let larger = advised(line).strip_prefix("--device ").unwrap();
+        let text = run(log, larger, &[]);
+        let next = last_line(&text);
+        assert!(
+            !next.contains("replay the log") && !next.contains("larger device"),
+            "{name}: {line}\n{next}"
+        );
+    } else if what.starts_with("look for a larger device") {
+        let needed = &replayed(device, "managed")["log"]["peak_needed_bytes"];
+        let larger = format!("sim:{}", needed.as_u64().unwrap().max(64 << 20) * 2);
+        assert!(serves(&replayed(&larger, "cuda+pool")), "{name} on {larger}: {line}");
+    } else if what.starts_with("raise the maximum") {
+        assert!(serves(&replayed(device, "cuda+pool")), "{name} on {device}: {line}");
+    } else {
+        assert!(what.starts_with("record a longer log"), "{name} on {device}: {line}");
+    }
+}
+
+#[test]
+fn advice_does_what_it_claims_when_it_is_followed() {
+    let folder = Folder::new();
+    for log in logs(&folder) {
+        for device in ["sim:h200", "sim:4GiB", "sim:1GiB", "sim:256MiB"] {
+            let text = run(&log, device, &[]);
+            follow(&log, device, last_line(&text));
+        }
+        let limited =
+            run(&log, "sim:h200", &["-s", "cuda+limiting:limit=64MiB", "-s", "cuda+pool:max=64MiB"]);
+        follow(&log, "sim:h200", last_line(&limited));
+    }
+}
+
+#[test]
+fn a_program_that_failed_is_not_told_to_stay() {
+    let folder = Folder::new();
+    let rows = format!("{}1,0,allocate failure,(nil),{},0\n", rows(2, 4000), 3 * GIB);
+    let log = folder.log(&rows);
+    let text = run(&log, "sim:2GiB", &[]);
+    let line = last_line(&text);
+    assert!(
+        line.starts_with("what to do: look for a larger device") && !line.contains("stay with"),
+        "{line}"
+    );
+    let text = run(&log, "sim:8GiB", &[]);
+    let line = last_line(&text);
+    assert!(line.contains("and served 1 of 1 request that failed when the log was written"), "{line}");
+    // Without managed memory, a device is named that has room for the failed request too.
+    let text = run(&log, "sim:2GiB", &["-s", "cuda", "-s", "cuda+pool"]);
+    let line = last_line(&text);
+    assert_eq!(advised(line), "--device sim:8GiB", "{line}");
+    assert!(line.contains("with 1 failed allocation"), "{line}");
+}
+
+#[test]
+fn a_peak_beyond_all_devices_is_told_from_such_a_request() {
+    let folder = Folder::new();
+    let row = |address: u64, bytes: u64| format!("1,0,allocate,{address:#x},{bytes},0\n");
+    let log = folder.log(&(row(0x100, 10 << 40) + &row(0x200, 10 << 40)));
+    let text = run(&log, "sim:h200", &[]);
+    assert!(last_line(&text).contains("it needs at least 20TiB at once, more than any"), "{text}");
+    let log = folder.log(&(row(0x100, 17 << 40) + &row(0x200, 17 << 40)));
+    let text = run(&log, "sim:h200", &[]);
+    assert!(last_line(&text).contains("it asks for 17TiB at once, more than any device has"), "{text}");
+}
+
+#[test]
+fn the_line_has_the_form_of_the_users_framework() {
+    let folder = Folder::new();
+    let python = |line: &str, module: &str| {
+        line.contains(&format!("`import millpond.{module}; millpond.{module}.use({:?})`", advised(line)))
+    };
+    let text = run(&example_log(), "sim:h200", &[]);
+    assert!(python(last_line(&text), "rmm") && last_line(&text).contains("; in Rust: `"), "{text}");
+    let text = run(&snapshot("retries"), "sim:h200", &["-s", "cuda", "-s", "cuda+pool"]);
+    assert!(python(last_line(&text), "torch") && !last_line(&text).contains("Rust"), "{text}");
+    let header = "Thread,Time,Action,Pointer,Size,Stream,Sequence\n";
+    let rows = rows(2, 4000).lines().enumerate().map(|(at, row)| format!("{row},{at}\n")).collect::<String>();
+    let own = folder.write("own.csv", format!("{header}{rows}"));
+    let text = run(&own, "sim:h200", &[]);
+    assert!(last_line(&text).contains("(in Rust: `") && !last_line(&text).contains("Python"), "{text}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use millpond_core::driver::{CaptureModeGuard, DriverResult};
 use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::{
     ALLOCATION_ALIGNMENT, AnyResource, DeviceMemoryResource, DevicePtr, Driver, DriverHandle, Error, Layout,
-    MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, is_same,
+    MemoryInfo, OutOfMemoryReport, Remedy, ResourceStatistics, Result, StreamRef, Traits, is_same,
 };
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -66,6 +66,27 @@ impl<M: Model> Peer<M> {
         misuse::report(&Misuse::new(kind, ptr, bytes, stream, &self.text));
     }
 
+    /// Fills in the report of a failed request. The model's own memory is not that of others.
+    fn explain(&self, report: &mut OutOfMemoryReport) {
+        let device = self.driver.mem_get_info().inspect_err(|error| self.driver.health().note(error)).ok();
+        let inner = self.inner.lock();
+        report.device = device;
+        report.held_bytes = inner.model.reserved_bytes();
+        report.live_bytes = inner.statistics.bytes_requested;
+        report.live_blocks = inner.live.len() as u64;
+        report.largest_free_block = inner.model.free_blocks().0;
+        let Some(MemoryInfo { free, total }) = device else { return };
+        let short = report.requested_bytes.saturating_sub(free);
+        if short == 0 || report.requested_bytes > total {
+            return;
+        }
+        report.short_bytes = Some(short);
+        let others = total.saturating_sub(free).saturating_sub(report.held_bytes);
+        if others >= short {
+            report.remedies.push(Remedy::free_device_memory(short, others, true));
+        }
+    }
+
     fn serve(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
         let health = self.driver.health();
         if health.is_lost() {
@@ -111,8 +132,7 @@ unsafe impl<M: Model> DeviceMemoryResource for Peer<M> {
         }
         self.serve(layout, stream).map_err(|error| {
             let error = error.for_request(layout, stream).on_device(self.driver.device());
-            let device = || self.driver.mem_get_info().inspect_err(|error| self.driver.health().note(error));
-            error.report_if_missing(|report| report.note_device(device().ok())).in_stack(&self.text)
+            error.report_if_missing(|report| self.explain(report)).in_stack(&self.text)
         })
     }
 

@@ -138,3 +138,24 @@ fn a_text_of_a_model_is_read_again() {
         assert_eq!(error.kind(), millpond_core::ErrorKind::InvalidStack, "{wrong}: {error}");
     }
 }
+
+#[test]
+fn a_model_that_fails_blames_no_one_for_its_own_memory() {
+    let pool = build("rmm_pool:initial=40MiB", "sim:64MiB");
+    allocate(&pool, 30 * MIB);
+    let error = pool.allocate_bytes(30 * MIB, StreamRef::LEGACY).unwrap_err();
+    let report = error.out_of_memory_report().expect("it says why");
+    assert_eq!((report.held_bytes, report.live_bytes, report.live_blocks), (40 * MIB, 30 * MIB, 1));
+    assert_eq!((report.short_bytes, report.remedies.len()), (Some(6 * MIB), 0), "{error}");
+    assert!(!error.to_string().contains("others hold"), "{error}");
+    // What another program holds is named.
+    let driver = "sim:64MiB".parse::<DeviceSpec>().unwrap().open().unwrap();
+    let other = driver.mem_alloc(40 * MIB).unwrap();
+    let pool = "rmm_pool".parse::<millpond_core::stack::StackSpec>().unwrap();
+    let pool = pool.build(&crate::layers(), &driver).unwrap();
+    let error = pool.allocate_bytes(30 * MIB, StreamRef::LEGACY).unwrap_err();
+    assert!(error.to_string().contains("that others hold"), "{error}");
+    drop(pool);
+    // SAFETY: the block came from this driver and is not used again.
+    unsafe { driver.mem_free(other) }.unwrap();
+}

@@ -96,12 +96,17 @@ pub(super) fn of(recording: &Recording) -> Result<Vec<Candidate>, String> {
     let pairs = all.iter().position(|candidate| !candidate.parts.is_empty()).unwrap_or(all.len());
     let pairs = all.split_off(pairs);
     let pool = match is_torch {
-        true => "import millpond.torch; millpond.torch.use()  # before any torch.cuda call",
-        false => "import millpond.rmm; millpond.rmm.use()",
+        true => "import millpond.torch; millpond.torch.use(\"cuda+pool\")  # before any torch.cuda call",
+        false => "import millpond.rmm; millpond.rmm.use(\"cuda+pool\")",
     };
     let wait = "needs millpond's Python package";
     all.push(Candidate::plain("cuda+pool", Family::Millpond, pool, Some(wait)));
-    let regions = "MILLPOND_STACK=cuda+pool:pages=off  # with millpond as the framework's allocator";
+    let regions = match is_torch {
+        true => {
+            "import millpond.torch; millpond.torch.use(\"cuda+pool:pages=off\")  # before any torch.cuda call"
+        }
+        false => "import millpond.rmm; millpond.rmm.use(\"cuda+pool:pages=off\")",
+    };
     all.push(Candidate::plain("cuda+pool:pages=off", Family::Millpond, regions, Some(wait)));
     all.extend(pairs);
     Ok(all)

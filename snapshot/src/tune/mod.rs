@@ -218,6 +218,10 @@ pub fn tune(
     let is_own = |tried: &Tried| tried.candidate.family != Family::Millpond;
     tuned.best = best(&tuned.tried, request.capacity, is_own);
     tuned.best_of_all = best(&tuned.tried, request.capacity, |_| true);
+    let usual = usual(&tuned.tried);
+    tuned.best = tuned.best.map(|best| if_better(&tuned.tried, request.capacity, best, usual));
+    tuned.best_of_all =
+        tuned.best_of_all.map(|best| if_better(&tuned.tried, request.capacity, best, tuned.best));
     Ok(tuned)
 }
 
@@ -272,17 +276,44 @@ fn try_one(
 /// everything in it; otherwise among those that need the least memory. Ties go to driver calls, then time,
 /// then order.
 fn best(tried: &[Tried], capacity: Option<u64>, counts: impl Fn(&Tried) -> bool) -> Option<usize> {
-    let costs = |tried: &Tried| match capacity {
-        Some(_) => tried.at_capacity.map(|cost| (0, cost)),
-        None => tried.smallest.as_ref().map(|smallest| (smallest.bytes, smallest.cost)),
-    };
     let some = tried.iter().enumerate().filter(|(_, tried)| counts(tried));
-    let all = some.filter_map(|(number, tried)| Some((number, costs(tried)?)));
+    let all = some.filter_map(|(number, tried)| Some((number, cost_of(tried, capacity)?)));
     let least = all.clone().map(|(_, (bytes, _))| bytes).min()?;
     let small = all.filter(|(_, (bytes, _))| *bytes <= least + least / ALIKE);
     let best =
         small.min_by_key(|(number, (_, cost))| (cost.stalls, cost.driver_calls, cost.driver_ns, *number));
     best.map(|(number, _)| number)
+}
+
+/// Returns the candidate that the program uses today, as far as the file tells: its own settings, or else
+/// PyTorch's defaults.
+fn usual(tried: &[Tried]) -> Option<usize> {
+    let recorded = tried.iter().position(|tried| tried.candidate.is_recorded);
+    recorded.or_else(|| tried.iter().position(|tried| tried.candidate.stack == "torch"))
+}
+
+/// Returns `best` if it saves something over `usual`: a hundredth of the memory, or stalls or calls.
+/// Otherwise returns `usual`.
+fn if_better(tried: &[Tried], capacity: Option<u64>, best: usize, usual: Option<usize>) -> usize {
+    let Some(usual) = usual else { return best };
+    let costs = |number: usize| cost_of(&tried[number], capacity);
+    let (Some((bytes, cost)), Some((usual_bytes, usual_cost))) = (costs(best), costs(usual)) else {
+        return best;
+    };
+    let saves_bytes = usual_bytes.saturating_sub(bytes) > usual_bytes / ALIKE;
+    let is_cheaper = cost.stalls < usual_cost.stalls
+        || (cost.stalls == usual_cost.stalls && cost.driver_calls < usual_cost.driver_calls);
+    let needs_more = bytes.saturating_sub(usual_bytes) > usual_bytes / ALIKE;
+    if saves_bytes || (is_cheaper && !needs_more) { best } else { usual }
+}
+
+/// Returns the smallest capacity and the cost there; with a capacity, 0 and the cost in it. `None` if it does
+/// not serve everything.
+fn cost_of(tried: &Tried, capacity: Option<u64>) -> Option<(u64, Cost)> {
+    match capacity {
+        Some(_) => tried.at_capacity.map(|cost| (0, cost)),
+        None => tried.smallest.as_ref().map(|smallest| (smallest.bytes, smallest.cost)),
+    }
 }
 
 /// Lists the aspects of this file that the replays leave out.
@@ -300,10 +331,10 @@ fn not_modelled(recording: &Recording) -> Vec<String> {
                 .to_owned(),
         );
     }
-    let late = ["no_trace", "ring_wrapped", "began_late"];
-    if recording.unknowns().iter().any(|unknown| late.contains(&&*unknown.code)) {
-        all.push("the time before the trace: blocks that existed then are allocated first".to_owned());
+    if recording.begins_late() {
+        all.push("the time before the file begins: blocks that existed then are allocated first".to_owned());
     }
+    all.extend(recording.doubts().map(|doubt| doubt.text.clone()));
     all
 }
 

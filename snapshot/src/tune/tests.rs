@@ -75,6 +75,41 @@ fn it_finds_the_same_each_time_and_says_it_as_a_line() {
 }
 
 #[test]
+fn the_best_saves_something_or_is_what_the_file_has() {
+    for name in ["small", "shapes", "mixed", "retries"] {
+        let recording = snapshot(name);
+        for capacity in [None, Some(16 << 30)] {
+            let found = tuned(&recording, capacity);
+            let (best, recorded) = (found.best.unwrap(), 0);
+            assert!(found.tried[recorded].candidate.is_recorded);
+            let [now, then] = [recorded, best].map(|at| cost_of(&found.tried[at], capacity).unwrap());
+            let saves = then.0 as f64 <= now.0 as f64 * 0.99 && then.0 < now.0;
+            let is_cheaper = (then.1.stalls, then.1.driver_calls) < (now.1.stalls, now.1.driver_calls);
+            assert!(best == recorded || saves || is_cheaper, "{name}: {}", found.tried[best].line);
+        }
+    }
+}
+
+#[test]
+fn a_setting_that_saves_less_than_a_hundredth_and_no_call_is_not_the_best() {
+    let cost = |stalls, driver_calls| Cost { peak_bytes: 0, stalls, driver_calls, driver_ns: 0 };
+    let tried = |bytes, cost| Tried {
+        smallest: Some(Smallest { bytes, cost, also_served: Vec::new(), failed_below: None }),
+        ..tuned(&snapshot("small"), None).tried.swap_remove(0)
+    };
+    let of = |best: (u64, Cost)| {
+        let all = [tried(1000, cost(3, 50)), tried(best.0, best.1)];
+        if_better(&all, None, 1, Some(0))
+    };
+    assert_eq!(of((995, cost(3, 50))), 0, "half of a hundredth");
+    assert_eq!(of((1000, cost(3, 51))), 0);
+    assert_eq!(of((980, cost(3, 60))), 1, "two hundredths");
+    assert_eq!(of((1000, cost(3, 49))), 1, "a call");
+    assert_eq!(of((1000, cost(2, 60))), 1, "a stall");
+    assert_eq!(of((1100, cost(0, 1))), 0, "it needs more");
+}
+
+#[test]
 fn with_a_capacity_the_fewest_stalls_in_it_win() {
     let recording = snapshot("fragmented");
     let least = tuned(&recording, None);

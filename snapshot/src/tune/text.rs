@@ -125,7 +125,7 @@ fn best(tuned: &Tuned, out: &mut impl Write) -> io::Result<()> {
         writeln!(out, "best:")?;
         one(best, tuned.bound_host_order, out)?;
         if best.candidate.is_recorded {
-            writeln!(out, "  the file was recorded with these settings")?;
+            writeln!(out, "  the file was recorded with these settings; no other saves 1 %")?;
         } else if let Some(recorded) = tuned.tried.iter().find(|tried| tried.candidate.is_recorded)
             && let (Some(now), Some(then)) = (&recorded.smallest, &best.smallest)
         {

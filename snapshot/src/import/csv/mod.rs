@@ -53,7 +53,7 @@ pub(super) fn import(
             Ok(())
         };
         if let Err(Refusal { text, .. }) = add(&mut recording) {
-            let error = LogError { file: name.to_owned(), line: row.line, column: None, reason: text };
+            let error = LogError::new(name, row.line, text);
             reader.cut_off(error).map_err(refusal)?;
         }
     }
