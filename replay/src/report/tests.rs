@@ -21,6 +21,12 @@ fn late() -> Flaws {
     flaws
 }
 
+fn asked_again(requests: u64, served: u64) -> AskedAgain {
+    let mut asked = AskedAgain::default();
+    (asked.requests, asked.served) = (requests, served);
+    asked
+}
+
 /// A log through three stacks: one ran with a failure, one was skipped, one could not be built.
 fn comparison() -> Comparison {
     let figures = StackFigures {
@@ -222,14 +228,14 @@ fn table_with(ran: &[Changed]) -> String {
 fn a_stack_that_did_not_serve_what_had_failed_is_no_winner() {
     let text = table_with(&[
         ("cuda+pool", |figures| {
-            figures.asked_again = Some(AskedAgain { requests: 1, served: 1, unserved: Vec::new() });
+            figures.asked_again = Some(asked_again(1, 1));
         }),
         ("cuda+binning", |figures| {
-            figures.asked_again = Some(AskedAgain { requests: 1, served: 1, unserved: Vec::new() });
+            figures.asked_again = Some(asked_again(1, 1));
             figures.peak_reserved_bytes_first = 8 << 20;
         }),
         ("cuda+fixed_size", |figures| {
-            figures.asked_again = Some(AskedAgain { requests: 1, served: 0, unserved: Vec::new() });
+            figures.asked_again = Some(asked_again(1, 0));
             (figures.ns_per_op_best, figures.peak_reserved_bytes_first) = (Some(1.0), 1);
         }),
     ]);

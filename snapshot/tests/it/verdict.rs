@@ -3,7 +3,7 @@
 
 use std::io::Write;
 
-use millpond_snapshot::explain::{Explanation, explain, print};
+use millpond_snapshot::explain::{Explanation, Style, explain, print};
 use millpond_snapshot::import::{self, Options};
 use millpond_snapshot::recording::Recording;
 
@@ -28,7 +28,7 @@ fn verdict(recording: &Recording, device_bytes: Option<u64>) -> (&'static str, S
 
 fn text(explanation: &Explanation) -> String {
     let mut out = Vec::new();
-    print(explanation, false, &mut out).unwrap();
+    print(explanation, Style::new(false), &mut out).unwrap();
     String::from_utf8(out).unwrap()
 }
 
