@@ -84,6 +84,8 @@ pub struct Explained {
     pub ledger: Ledger,
     /// The size of the failed request in bytes.
     pub wanted_bytes: Option<u64>,
+    /// The user's line that made the failed request, if the source records its stack.
+    pub wanted_by: Option<String>,
     /// The free bytes of the device, if the source records them.
     pub device_free_bytes: Option<u64>,
     /// The bytes of the device that are neither the allocator's nor free: the context, libraries and other

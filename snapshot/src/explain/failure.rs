@@ -1,15 +1,17 @@
 //! Explains why a request failed.
 
 use std::borrow::Borrow;
+use std::collections::HashMap;
 
 use millpond_core::{ByteSize, format_bytes};
 use millpond_engine::text::number_of;
 
 use super::explanation::{Diagnosis, Explained};
-use super::holders::{self, HOLDERS};
+use super::holders::{self, HOLDERS, Holder};
+use super::settings;
 use crate::peers::torch::model::DEFAULT_POOL;
 use crate::peers::torch::settings::Settings;
-use crate::recording::{LiveBlock, Moment, Recording, Segment};
+use crate::recording::{EventKind, LiveBlock, Moment, Recording, Segment};
 
 const MIB: u64 = 1 << 20;
 
@@ -18,6 +20,9 @@ const UNEXPLAINED: &str = "unexplained";
 
 /// No device has so much memory, in bytes.
 pub(super) const BEYOND_ANY_DEVICE: u64 = 16 << 40;
+
+/// From so many live blocks of one line, the program may keep old ones by accident.
+const MANY_BLOCKS: u64 = 8;
 
 /// The most bytes that CUDA's context and a few libraries usually take.
 const OF_CUDA: u64 = 2 << 30;
@@ -57,13 +62,13 @@ pub(super) fn explained(
         let split = unsplit(recording, explained, moment, wanted);
         return Some(match split {
             Some(max_split) => max_split_size(explained, max_split, evidence),
-            None => other_pool(explained, moment, wanted, evidence),
+            None => other_pool(recording, explained, moment, wanted, evidence),
         });
     }
     if wanted <= unused {
         // An allocator gives back whole segments before it fails, except segments of private pools.
         return Some(match ledger.pinned_bytes {
-            0 => other_pool(explained, moment, wanted, evidence),
+            0 => other_pool(recording, explained, moment, wanted, evidence),
             _ => fragmentation(recording, explained, moment, evidence),
         });
     }
@@ -83,7 +88,70 @@ pub(super) fn explained(
     if ledger.pinned_bytes > 0 && asked <= unused.saturating_add(free) {
         return Some(fragmentation(recording, explained, moment, evidence));
     }
-    Some(does_not_fit(explained, wanted, asked.saturating_sub(unused.saturating_add(free)), evidence))
+    let short = asked.saturating_sub(unused.saturating_add(free));
+    if ledger.rounding_bytes >= short.max(ledger.active_bytes / 8) {
+        return Some(lost_to_rounding(recording, explained, short, evidence));
+    }
+    Some(does_not_fit(recording, explained, wanted, short, evidence))
+}
+
+/// Explains a request for which the bytes that rounding adds to live blocks would suffice.
+fn lost_to_rounding(
+    recording: &Recording,
+    explained: &Explained,
+    short: u64,
+    evidence: Vec<String>,
+) -> Diagnosis {
+    let (rounding, active) =
+        (format_bytes(explained.ledger.rounding_bytes), format_bytes(explained.ledger.active_bytes));
+    let settings = settings::named(recording, |name| name.contains("split") || name.contains("roundup"));
+    let fixes = match settings.join(" and ") {
+        names if names.is_empty() => expandable(recording),
+        names => vec![format!("omit {names} from PYTORCH_CUDA_ALLOC_CONF")],
+    };
+    let what = format!(
+        "the request was {} short, and {rounding} of {active} in use were never requested: the allocator gave \
+         blocks more bytes than they asked for",
+        format_bytes(short)
+    );
+    with_holders("lost_to_rounding", what, evidence, explained, fixes)
+}
+
+/// Returns changes of the program that make it fit, as far as its stacks tell.
+fn savings(recording: &Recording, explained: &Explained) -> Vec<String> {
+    let mut fixes = vec![
+        "use less memory in the code of the stacks above: a smaller batch, checkpointing, offloading"
+            .to_owned(),
+    ];
+    let active = explained.ledger.active_bytes;
+    let is_much = |holder: &&Holder| holder.blocks >= MANY_BLOCKS && holder.bytes >= active / 3;
+    if let Some(holder) = explained.holders.iter().find(is_much) {
+        fixes.push(format!(
+            "{} of {} are live: if the program keeps old ones by accident, drop them. A list of losses keeps \
+             their graphs (use `loss.item()`, or `torch.no_grad()`), a saved exception keeps its frames, and \
+             objects in cycles wait for `gc.collect()`",
+            number_of(holder.blocks, "block"),
+            holder.lead
+        ));
+    }
+    let before = recording.events().take(explained.ledger.event as usize);
+    if before.into_iter().any(|event| event.kind == EventKind::AllocateFailure) {
+        fixes.push(
+            "a request failed before this one: leave the `except` block before you try again, since the \
+             exception keeps the frames and tensors of the first try"
+                .to_owned(),
+        );
+    }
+    if let (Some(free), Some(reserved), None) =
+        (explained.device_free_bytes, explained.ledger.reserved_bytes, explained.outside_bytes)
+    {
+        fixes.push(format!(
+            "if the device is much larger than {}, which this process reserved or could still get, another \
+             process or library holds the rest: look with `nvidia-smi`",
+            format_bytes(free.saturating_add(reserved))
+        ));
+    }
+    fixes
 }
 
 /// Returns a diagnosis with the stacks that held memory.
@@ -98,7 +166,13 @@ fn with_holders(
 }
 
 /// Explains a request that would fail even if the allocator wasted nothing; `short` bytes are missing.
-fn does_not_fit(explained: &Explained, wanted: u64, short: u64, mut evidence: Vec<String>) -> Diagnosis {
+fn does_not_fit(
+    recording: &Recording,
+    explained: &Explained,
+    wanted: u64,
+    short: u64,
+    mut evidence: Vec<String>,
+) -> Diagnosis {
     let (bytes, holders) = (format_bytes, explained.holders.clone());
     let beside = explained.outside_bytes.map(|outside| outside.saturating_sub(OF_CUDA));
     if let Some(beside) = beside.filter(|beside| *beside >= short.max(1)) {
@@ -126,10 +200,7 @@ fn does_not_fit(explained: &Explained, wanted: u64, short: u64, mut evidence: Ve
         ),
         evidence,
         holders,
-        fixes: vec![
-            "use less memory in the code of the stacks above: a smaller batch, checkpointing, offloading"
-                .to_owned(),
-        ],
+        fixes: savings(recording, explained),
     }
 }
 
@@ -220,7 +291,13 @@ fn from_the_driver(wanted: u64) -> u64 {
 }
 
 /// Explains a failed request although enough memory was free.
-fn other_pool(explained: &Explained, moment: &Moment, wanted: u64, mut evidence: Vec<String>) -> Diagnosis {
+fn other_pool(
+    recording: &Recording,
+    explained: &Explained,
+    moment: &Moment,
+    wanted: u64,
+    mut evidence: Vec<String>,
+) -> Diagnosis {
     let ledger = &explained.ledger;
     let is_one_piece = wanted <= ledger.largest_free_bytes;
     evidence.extend(pools(moment, if is_one_piece { wanted } else { 1 }));
@@ -241,7 +318,7 @@ fn other_pool(explained: &Explained, moment: &Moment, wanted: u64, mut evidence:
         code: "other_pool",
         what,
         evidence,
-        holders: Vec::new(),
+        holders: holders::by_stack(recording, &takers(recording, explained, moment), HOLDERS),
         fixes: vec![share.to_owned(), flush.to_owned()],
     }
 }
@@ -271,6 +348,35 @@ fn fragmentation(
         holders: holders::by_stack(recording, blocks, HOLDERS),
         fixes: expandable(recording),
     }
+}
+
+/// Returns the free segments as blocks, each with the stack that made the allocator take it.
+fn takers(recording: &Recording, explained: &Explained, moment: &Moment) -> Vec<LiveBlock> {
+    let is_free = |segment: &&Segment| moment.blocks_in(segment).is_empty();
+    let mut free: HashMap<u64, &Segment> =
+        moment.segments().iter().filter(is_free).map(|segment| (segment.address, segment)).collect();
+    let takes = |kind| matches!(kind, EventKind::SegmentAllocate | EventKind::SegmentMap);
+    let mut takers = Vec::new();
+    for at in (0..explained.ledger.event as usize).rev() {
+        if free.is_empty() {
+            break;
+        }
+        let Some(event) = recording.event(at).filter(|event| takes(event.kind)) else { continue };
+        if let Some(segment) = free.remove(&event.address) {
+            let Segment { address, bytes, lane, .. } = *segment;
+            let stack = event.stack;
+            takers.push(LiveBlock {
+                address,
+                bytes,
+                rounded_bytes: bytes,
+                is_held: false,
+                stack,
+                event: at,
+                lane,
+            });
+        }
+    }
+    takers
 }
 
 /// Lists free memory that would have sufficed, by pool and stream.

@@ -44,6 +44,7 @@ pub fn explain(recording: &Recording, device_bytes: Option<u64>) -> Explanation 
             occasion,
             ledger,
             wanted_bytes: wanted,
+            wanted_by: wanted.and_then(|_| asker(recording, number)),
             device_free_bytes: free,
             outside_bytes: known
                 .map(|((total, free), reserved)| total.saturating_sub(free).saturating_sub(reserved)),
@@ -85,6 +86,12 @@ pub fn explain(recording: &Recording, device_bytes: Option<u64>) -> Explanation 
         not_known: recording.unknowns().to_vec(),
         lines_to_record: Framework::to_record_again(recording).map(Framework::lines),
     }
+}
+
+/// Returns the user's line that made the request with this number.
+fn asker(recording: &Recording, number: usize) -> Option<String> {
+    let stack = recording.event(number)?.stack?;
+    Some(recording.user_stack(stack).lead(recording.user_folder()))
 }
 
 /// Returns the failed requests to explain.

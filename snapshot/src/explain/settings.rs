@@ -10,6 +10,13 @@ use crate::recording::{EventKind, Recording};
 /// The names under which a snapshot stores the text of the variable.
 const VARIABLES: [&str; 2] = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];
 
+/// Returns the names in the variable's text that `is_wanted` accepts.
+pub(super) fn named(recording: &Recording, is_wanted: impl Fn(&str) -> bool) -> Vec<String> {
+    let has = |name: &&str| recording.settings().iter().find(|(known, _)| known == name);
+    let text = VARIABLES.iter().find_map(|name| has(name)).map_or("", |(_, text)| text);
+    pairs(text).into_iter().map(|(name, _)| name).filter(|name| is_wanted(name)).map(str::to_owned).collect()
+}
+
 /// Returns the settings without effect, each with the reason.
 pub(super) fn without_effect(recording: &Recording) -> Option<Diagnosis> {
     let has = |name: &str| recording.settings().iter().find(|(known, _)| known == name);

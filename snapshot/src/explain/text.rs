@@ -138,7 +138,8 @@ fn ledger(moment: &Explained, looks: Looks, out: &mut impl Write) -> io::Result<
         writeln!(out, "  {name:<14}{:>12}  {about}", format_bytes(bytes))
     };
     if let Some(wanted) = moment.wanted_bytes {
-        line("wanted", wanted, "the failed request")?;
+        let asker = moment.wanted_by.as_ref().map_or(String::new(), |line| format!(" by {}", plain(line)));
+        line("wanted", wanted, &format!("the failed request{asker}"))?;
     }
     if let Some(reserved) = ledger.reserved_bytes {
         line("reserved", reserved, "from the driver; the sum of the next three")?;

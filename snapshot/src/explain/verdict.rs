@@ -44,7 +44,7 @@ struct Facts {
 type Row = (&'static str, fn(&Facts) -> bool);
 
 /// The table. The first row whose condition holds gives the verdict.
-const ROWS: [Row; 20] = [
+const ROWS: [Row; 21] = [
     ("oom_beyond_device", |facts| facts.failure.is_some() && facts.is_beyond_device),
     ("oom_fragmentation", |facts| facts.failure == Some("fragmentation")),
     ("oom_max_split_size", |facts| facts.failure == Some("max_split_size")),
@@ -52,6 +52,7 @@ const ROWS: [Row; 20] = [
     ("oom_limit", |facts| facts.failure == Some("limit")),
     ("oom_leak", |facts| facts.failure.is_some() && facts.leaks),
     ("oom_outside", |facts| facts.failure == Some("outside")),
+    ("oom_rounding", |facts| facts.failure == Some("lost_to_rounding")),
     ("oom_does_not_fit", |facts| facts.failure == Some("does_not_fit")),
     ("oom_unexplained", |facts| facts.failure.is_some()),
     ("contradiction", |facts| facts.contradicts),
@@ -166,6 +167,7 @@ impl Case<'_> {
         let bytes = format_bytes;
         let ledger = &moment.ledger;
         let wanted = bytes(moment.wanted_bytes.unwrap_or(0));
+        let asker = moment.wanted_by.as_ref().map_or(String::new(), |line| format!(" by {line}"));
         let why = match code {
             "oom_beyond_device" => match self.device_bytes {
                 Some(device) => format!("the device has only {} in all", bytes(device)),
@@ -188,7 +190,9 @@ impl Case<'_> {
             (None, false) => "",
         };
         let (at, live) = (ledger.event + 1, bytes(ledger.requested_bytes));
-        format!("out of memory: a request for {wanted} failed at event {at} with {live} live: {why}{doubt}")
+        format!(
+            "out of memory: a request for {wanted}{asker} failed at event {at} with {live} live: {why}{doubt}"
+        )
     }
 
     fn sentence(&self, code: &str) -> String {
@@ -281,13 +285,14 @@ fn percent(part: u64, whole: u64) -> String {
 mod tests {
     use super::*;
 
-    const FAILURES: [Option<&str>; 8] = [
+    const FAILURES: [Option<&str>; 9] = [
         None,
         Some("fragmentation"),
         Some("max_split_size"),
         Some("other_pool"),
         Some("limit"),
         Some("outside"),
+        Some("lost_to_rounding"),
         Some("does_not_fit"),
         Some("unexplained"),
     ];
@@ -327,7 +332,7 @@ mod tests {
 
     #[test]
     fn each_row_decides_alone() {
-        let cases: [(Option<&str>, u32, &str); 20] = [
+        let cases: [(Option<&str>, u32, &str); 21] = [
             (Some("does_not_fit"), 1, "oom_beyond_device"),
             (Some("fragmentation"), 0b110, "oom_fragmentation"),
             (Some("max_split_size"), 0, "oom_max_split_size"),
@@ -335,6 +340,7 @@ mod tests {
             (Some("limit"), 0, "oom_limit"),
             (Some("does_not_fit"), 0b100, "oom_leak"),
             (Some("outside"), 0, "oom_outside"),
+            (Some("lost_to_rounding"), 0b10, "oom_rounding"),
             (Some("does_not_fit"), 0b10, "oom_does_not_fit"),
             (Some("unexplained"), 0, "oom_unexplained"),
             (None, 0b110, "contradiction"),

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use millpond_snapshot::explain::explain;
 use millpond_snapshot::recording::Recording;
 
 use crate::imported;
@@ -50,4 +51,75 @@ fn each_line_of_the_user_holds_the_bytes_that_a_replay_in_python_counts() {
             assert_eq!(held.get(&line), Some(&counts), "{name}: {line}, of {held:#?}");
         }
     }
+}
+
+/// Each failed in another way. The line is the program's that made the request, and the holder is the line
+/// that a user has to change.
+#[test]
+fn programs_that_ran_out_of_memory_are_told_the_cause_the_line_and_a_change() {
+    for (name, code, asker, holder, change) in [
+        ("cache", "oom_leak", "cache.py:23 in append", "cache.py:23 in append", "smaller"),
+        ("cycle", "oom_does_not_fit", "cycle.py:19 in __init__", "cycle.py:19 in __init__", "gc.collect()"),
+        (
+            "exception_frames",
+            "oom_does_not_fit",
+            "exception_frames.py:17 in forward",
+            "exception_frames.py:16 in forward",
+            "exception",
+        ),
+        ("fraction", "oom_limit", "fraction.py:31 in train", "fraction.py:20 in forward", "memory_fraction"),
+        (
+            "graph_pools",
+            "oom_other_pool",
+            "graph_pools.py:35 in main",
+            "graph_pools.py:16 in run_model",
+            "graph pool",
+        ),
+        (
+            "leak_list",
+            "oom_does_not_fit",
+            "leak_list.py:25 in forward",
+            "leak_list.py:25 in forward",
+            "loss.item()",
+        ),
+        (
+            "other_process",
+            "oom_does_not_fit",
+            "other_process.py:31 in forward",
+            "other_process.py:27 in load",
+            "nvidia-smi",
+        ),
+        ("shapes", "oom_fragmentation", "shapes.py:19 in activations", "shapes.py:26 in embed", "expandable"),
+        (
+            "split_size",
+            "oom_rounding",
+            "split_size.py:22 in encode",
+            "split_size.py:22 in encode",
+            "max_split_size_mb and max_non_split_rounding_mb",
+        ),
+        (
+            "too_big",
+            "oom_does_not_fit",
+            "too_big.py:18 in distances",
+            "too_big.py:16 in distances",
+            "smaller",
+        ),
+    ] {
+        let explanation = explain(&snapshot(&format!("fail_{name}")), None);
+        let verdict = &explanation.verdict;
+        assert_eq!(verdict.code, code, "{name}: {}", verdict.sentence);
+        assert!(verdict.sentence.contains(asker), "{name}: {}", verdict.sentence);
+        let diagnosis = &explanation.diagnoses[0];
+        let leads: Vec<&str> = diagnosis.holders.iter().map(|holder| holder.lead.as_str()).collect();
+        assert!(leads.iter().any(|lead| lead.ends_with(holder)), "{name}: {leads:?}");
+        let mut fixes = explanation.diagnoses.iter().flat_map(|diagnosis| &diagnosis.fixes);
+        assert!(fixes.any(|fix| fix.contains(change)), "{name}: {:?}", explanation.diagnoses);
+    }
+}
+
+/// The device's size tells whether another process has the rest.
+#[test]
+fn the_rest_of_the_device_is_used_outside() {
+    let explanation = explain(&snapshot("fail_other_process"), Some(150_109_880_320));
+    assert_eq!(explanation.verdict.code, "oom_outside", "{}", explanation.verdict.sentence);
 }
