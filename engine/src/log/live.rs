@@ -38,6 +38,7 @@ pub struct LiveBlocks<K, B> {
 
 /// The block that a free ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[expect(clippy::exhaustive_enums, reason = "a free has no fourth outcome")]
 pub enum Freed<B> {
     /// A block of the log, with the size of its allocation in bytes.
     Block(u64, B),

@@ -53,6 +53,7 @@ pub struct Explanation {
 
 /// The verdict on a recording. Each recording has exactly one.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Verdict {
     /// A name for programs, such as `oom_fragmentation`; the codes of failed requests start with `oom_`.
     pub code: &'static str,

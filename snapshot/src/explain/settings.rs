@@ -13,7 +13,7 @@ const VARIABLES: [&str; 2] = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];
 /// Returns the names in the variable's text that `is_wanted` accepts.
 pub(super) fn named(recording: &Recording, is_wanted: impl Fn(&str) -> bool) -> Vec<String> {
     let has = |name: &&str| recording.settings().iter().find(|(known, _)| known == name);
-    let text = VARIABLES.iter().find_map(|name| has(name)).map_or("", |(_, text)| text);
+    let text = VARIABLES.iter().find_map(has).map_or("", |(_, text)| text);
     pairs(text).into_iter().map(|(name, _)| name).filter(|name| is_wanted(name)).map(str::to_owned).collect()
 }
 

@@ -2,6 +2,7 @@
 
 /// A frame of a stack.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[expect(clippy::exhaustive_structs, reason = "a frame has no other part")]
 pub struct Frame<'a> {
     /// The function.
     pub function: &'a str,

@@ -67,7 +67,13 @@ fn programs_that_ran_out_of_memory_are_told_the_cause_the_line_and_a_change() {
             "exception_frames.py:16 in forward",
             "exception",
         ),
-        ("fraction", "oom_limit", "fraction.py:31 in train", "fraction.py:20 in forward", "memory_fraction"),
+        (
+            "fraction",
+            "oom_limit",
+            "aten::mul in PowBackward0",
+            "fraction.py:23 in forward",
+            "memory_fraction",
+        ),
         (
             "graph_pools",
             "oom_other_pool",
@@ -97,13 +103,7 @@ fn programs_that_ran_out_of_memory_are_told_the_cause_the_line_and_a_change() {
             "split_size.py:22 in encode",
             "max_split_size_mb and max_non_split_rounding_mb",
         ),
-        (
-            "too_big",
-            "oom_does_not_fit",
-            "too_big.py:18 in distances",
-            "too_big.py:16 in distances",
-            "smaller",
-        ),
+        ("too_big", "oom_does_not_fit", "too_big.py:18 in distances", "too_big.py:29 in main", "smaller"),
     ] {
         let explanation = explain(&snapshot(&format!("fail_{name}")), None);
         let verdict = &explanation.verdict;
