@@ -3,13 +3,14 @@
 python python/examples/training.py --model transformer --allocator millpond --shapes changing --steps 40
 python python/examples/training.py --compare --steps 40      # all of them, as a table in Markdown
 
-One run prints a line of JSON:
+Each run prints one line of JSON with these keys, among others:
 - `losses`: the loss of each step. It is equal for all allocators, because everything else is deterministic.
-- `step_ms`: the median time of a step in milliseconds, without the first three.
+- `step_ms`: the median time of a step in milliseconds, without the first three steps.
 - `device_peak`: the highest use of the device's memory in bytes, minus the use right after the CUDA context
-  was made. A thread calls `cudaMemGetInfo` every 5 ms and after each step, so it may miss a shorter peak.
-- `allocated_peak`: the highest number of bytes in tensors, as the allocator counts them.
-- `served`: the share of the memory that came from millpond.
+  was made. The program calls `cudaMemGetInfo` every 5 ms and after each step, so it may miss a short peak.
+- `allocated_peak`: the most bytes that tensors used at once, as the allocator counts them.
+- `reserved_peak`: the most bytes that the allocator reserved at once.
+- `served`: millpond's share of PyTorch's memory at the end.
 """
 
 import argparse
@@ -30,7 +31,7 @@ MODELS = ("transformer", "resnet")
 SHAPES = ("fixed", "changing")
 WARM_UP = 3
 
-#: Makes a step's inputs and targets from its number and a generator.
+#: A function that makes a step's inputs and targets from the step's number and a random generator.
 Batch = Callable[[int, Any], tuple[Any, Any]]
 
 
@@ -131,7 +132,7 @@ def resnet(torch: Any, options: argparse.Namespace) -> tuple[Any, Batch]:
 
 
 class DeviceMemory:
-    """Samples the device's used memory, and keeps the maximum."""
+    """Samples how much memory of the device is in use, and keeps the maximum."""
 
     def __init__(self, torch: Any) -> None:
         self.ask = torch.cuda.cudart().cudaMemGetInfo
@@ -142,19 +143,19 @@ class DeviceMemory:
         self.thread.start()
 
     def sample(self) -> int:
-        """Sample now. Return the bytes in use beyond the initial use."""
+        """Sample now. Return the bytes in use, minus the bytes in use at the start."""
         free, total = self.ask(0)
         used: int = total - free - self.before
         self.peak = max(self.peak, used)
         return used
 
     def watch(self) -> None:
-        """Sample until the end."""
+        """Sample until `end` is called."""
         while not self.done.wait(0.005):
             self.sample()
 
     def end(self) -> int:
-        """Return the highest use."""
+        """Stop sampling, and return the highest sample in bytes."""
         self.done.set()
         self.thread.join()
         return self.peak
@@ -225,7 +226,7 @@ def served(torch: Any, options: argparse.Namespace, pool: Any) -> float:
         for segment in torch.cuda.memory_snapshot():
             sizes[tuple(segment["segment_pool_id"]) == tuple(pool.id)] += segment["total_size"]
         return sizes[True] / sum(sizes.values())
-    # In the process-wide mode, all memory comes from millpond.
+    # After `millpond.torch.use()`, all memory comes from millpond.
     return float(options.allocator == "millpond")
 
 
@@ -233,7 +234,7 @@ def served(torch: Any, options: argparse.Namespace, pool: Any) -> float:
 
 
 def compare(options: argparse.Namespace) -> None:
-    """Run all combinations, each in a separate process, and print a table in Markdown."""
+    """Train with each model, shape and allocator, each in a separate process; print a Markdown table."""
     gib = float(1 << 30)
     print("| model | shapes | allocator | loss | step, ms | device, GiB | tensors, GiB | millpond's |")
     print("|---|---|---|---|---|---|---|---|")

@@ -6,10 +6,11 @@
 >>> millpond.mr.get_current_device_resource().allocation_counts.current_bytes
 1000
 
-`millpond.mr` has the resources under RMM's names, `millpond.statistics` counters and a profiler, and
-`millpond.typing` types for annotations. `millpond.torch`, `millpond.cupy`, `millpond.numba`, `millpond.rmm`,
-`millpond.cuda_core` and `millpond.dask` let these libraries use millpond's memory; each is imported when the
-program first uses it. Without a GPU millpond uses a simulated device.
+`millpond.mr` has the resources under RMM's names. `millpond.statistics` has counters and a profiler.
+`millpond.typing` has types for annotations. `millpond.torch`, `millpond.cupy`, `millpond.numba`,
+`millpond.rmm`, `millpond.cuda_core` and `millpond.dask` let other libraries use millpond's memory. Each of
+these six modules is imported when the program first uses it. On a machine without a GPU, millpond uses a
+simulated device.
 """
 
 import importlib as _importlib
@@ -74,7 +75,7 @@ from .stream import (  # noqa: E402
 )
 
 
-#: Modules that are imported on first use, for instance by `millpond.cupy.use()`.
+#: Modules that are imported when a program first uses their names, for example in `millpond.cupy.use()`.
 _ON_DEMAND = frozenset(
     {"compat", "cuda_core", "cupy", "dask", "numba", "replay", "rmm", "rmm_bridge", "torch"}
 )
@@ -110,9 +111,9 @@ def library_path() -> str:
 
 
 def get_include() -> str:
-    """Return the folder of the headers for C and C++: `millpond.h` and, below it, `millpond/millpond.hpp`.
+    """Return the folder of the headers for C and C++. It contains `millpond.h` and `millpond/millpond.hpp`.
 
-    A library that is compiled with this folder and linked to `library_path()` shares this process's
+    If you compile a library with these headers and link it to `library_path()`, it shares this process's
     resources.
 
     Example:

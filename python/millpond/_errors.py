@@ -1,4 +1,4 @@
-"""The exceptions of the package; `from_status` makes one from a status of libmillpond."""
+"""The exceptions of the package. `from_status` converts a status of libmillpond to an exception."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class MillpondError(RuntimeError):
-    """A call of libmillpond failed; the base class of the package's errors.
+    """A call of libmillpond failed. This is the base class of the package's errors.
 
     Attributes:
         code: The driver's code (`CUresult`) as an int; 0 if the driver reported no error.
@@ -27,8 +27,8 @@ class OutOfMemoryError(MillpondError, MemoryError):
     """The resource has no memory for a request.
 
     Attributes:
-        report: A text that names the layer that refused, the reason and a remedy.
-        data: The same report as a dict with sizes in bytes; None if the layer wrote none.
+        report: A text that names the layer that refused the request, the reason, and a remedy.
+        data: The same report as a dict, with sizes in bytes. It is None if the layer wrote no report.
 
     Example:
         >>> import millpond
@@ -45,7 +45,7 @@ class OutOfMemoryError(MillpondError, MemoryError):
 
 
 class InvalidArgumentError(MillpondError, ValueError):
-    """An argument is invalid, however much memory is free.
+    """An argument is invalid. The call would fail however much memory is free.
 
     Example:
         >>> import millpond
@@ -108,7 +108,10 @@ class DriverError(MillpondError):
 
 
 class PoisonedError(DriverError):
-    """An earlier error of the driver is final, or the device's context was reset. Start a new process.
+    """This process can no longer use the device, or the device's context was reset.
+
+    After some driver errors, every later call on the device fails. In this case, restart the process. After a
+    reset of the context, open the device again, and make new resources and streams.
 
     Example:
         >>> import millpond
@@ -132,7 +135,7 @@ class LogFileError(MillpondError):
 
 
 class BusyError(MillpondError):
-    """Another thread's call is still using a resource that admits one thread at a time.
+    """Another thread's call is still using a resource that only one thread may use at a time.
 
     Wrap the resource in `mr.ThreadSafeResourceAdaptor` to share it between threads.
 
@@ -168,8 +171,8 @@ def from_status(
 
     Args:
         status: The status that a function of the C interface returned.
-        message: The message; `(os error N)` in it becomes `[Errno N]`.
-        code: The driver's code, or 0.
+        message: The message. The function replaces `(os error N)` in it with `[Errno N]`.
+        code: The driver's code; 0 if the driver reported no error.
         report: The report of an out-of-memory error as text, if there is one.
         report_json: The same report as JSON.
         raised: The text of a callback's exception, if one was raised.
@@ -182,7 +185,7 @@ def from_status(
         >>> _errors.from_status(1, "out of memory", 2, None, None).code
         2
     """
-    message = re.sub(r"\(os error (\d+)\)", r"[Errno \1]", message)  # as Python writes the name
+    message = re.sub(r"\(os error (\d+)\)", r"[Errno \1]", message)  # Python's form
     if raised is not None:
         message = f"{message}\n  the callback raised: {raised}"
     error = _BY_STATUS.get(status, MillpondError)(message)

@@ -1,7 +1,7 @@
-"""libmillpond's functions for the framework modules, called through ctypes: the manager, `malloc` and `free`.
+"""Calls libmillpond's functions through ctypes, for the modules that serve a framework, such as `numba`.
 
-ctypes releases the GIL around each call. `_native` has loaded the same library, so all modules share its
-pools.
+ctypes releases the GIL during each call. `_native` has already loaded the same library, so all modules share
+one set of pools.
 """
 
 from __future__ import annotations
@@ -65,11 +65,12 @@ def _load() -> tuple[Any, dict[str, Any]]:
 
 
 library, _functions = _load()
-#: The number of forks before this process. A child does not free the memory of its parent.
+#: A number that each forked child raises by 1. A process frees only memory that it allocated under its own
+#: number, so a child does not free its parent's memory.
 generation: list[int] = [0]
 os.register_at_fork(after_in_child=lambda: generation.__setitem__(0, generation[0] + 1))
-globals().update(_functions)  # called as `_library.malloc(...)`
-# The functions that other modules call.
+globals().update(_functions)  # other modules call `_library.malloc(...)`
+# Declares these functions for type checkers.
 deferral_free: Any
 copy_on_device: Any
 copy_to_device: Any
@@ -99,7 +100,7 @@ _OUT_OF_MEMORY = 1
 
 
 def last_error(status: int) -> _errors.MillpondError:
-    """Return the exception of this thread's last failing call."""
+    """Return the exception for this thread's last failed call, which returned `status`."""
     text = [_functions[name]() for name in ("error_message", "error_report", "error_report_json")]
     message, report, report_json = (part.decode() if part is not None else None for part in text)
     code = _functions["error_driver_code"]()
@@ -107,29 +108,30 @@ def last_error(status: int) -> _errors.MillpondError:
 
 
 def check(status: int) -> None:
-    """Raise the exception for a status."""
+    """Raise the exception for a status; do nothing for the status 0."""
     if status:
         raise last_error(status)
 
 
 def malloc_error() -> _errors.MillpondError:
-    """Return the exception of a `malloc` that returned null without a status."""
+    """Return the exception for a `malloc` that returned null. `malloc` returns no status."""
     return last_error(_OUT_OF_MEMORY if _functions["error_report"]() is not None else 6)
 
 
 def find_device(ordinal: int) -> int | None:
-    """Return libmillpond's handle of a device; free it with `device_free`."""
+    """Return libmillpond's handle of a device. The caller frees it with `device_free`."""
     handle = ctypes.c_void_p()
     check(_functions["device_find"](ordinal, not _functions["cuda_is_available"](), ctypes.byref(handle)))
     return handle.value
 
 
 def ordinal_of(device: FrameworkDevice, stack: StackLike = None) -> int:
-    """Return the number of a device for a framework. Every framework module uses this rule.
+    """Return the number of the device that a caller means. All framework modules use this function.
 
-    `device` is a number, a device of millpond, PyTorch or cuda.core, or None. None means the device of
-    `stack`, if that is a resource, or else `Device()`: CUDA's current device, or else the default one.
-    MILLPOND_DEVICE names the default device, or else LOCAL_RANK. The call does not touch the device.
+    `device` is a number, or a device of millpond, PyTorch or cuda.core, or None. If `device` is None and
+    `stack` is a resource, the function returns the resource's device. If `stack` is no resource, None means
+    CUDA's current device. If CUDA has no current device, None means the default device: MILLPOND_DEVICE or
+    LOCAL_RANK selects it. The call creates no CUDA context.
     """
     if device is None and isinstance(stack, Resource):
         device = stack.device
@@ -145,12 +147,12 @@ def ordinal_of(device: FrameworkDevice, stack: StackLike = None) -> int:
 
 
 def device_of(ordinal: int) -> Device:
-    """Return the device with a framework's number: a CUDA device or, without CUDA, a simulated one."""
+    """Return the device for a framework's device number: a CUDA device or, without CUDA, a simulated one."""
     return Device(f"cuda:{ordinal}") if _functions["cuda_is_available"]() else Device.find(ordinal)
 
 
 def address_of(name: str) -> int | None:
-    """Return a library function's address, for callers that take plain addresses."""
+    """Return the address of one of libmillpond's functions, for a framework that calls it."""
     return ctypes.cast(getattr(library, f"millpond_{name}"), ctypes.c_void_p).value
 
 
@@ -166,8 +168,8 @@ def framework(name: str, install: str) -> Any:
 def prepare(stack: StackLike, ordinal: int, fallback: str = "cuda+pool") -> _mr.DeviceMemoryResource:
     """Set up and return the stack that a framework uses on a device.
 
-    `stack` is a text, a resource, or None. None keeps the device's default; but if that is plain CUDA memory
-    that no program asked for, `fallback` replaces it.
+    `stack` is a text, a resource, or None. None keeps the device's default resource. But if this default is
+    plain CUDA memory and MILLPOND_STACK is not set, `fallback` replaces it.
     """
     device = device_of(ordinal)
     if stack is None:
@@ -175,7 +177,7 @@ def prepare(stack: StackLike, ordinal: int, fallback: str = "cuda+pool") -> _mr.
         if known.text != "cuda" or os.environ.get("MILLPOND_STACK"):
             return known
         stack = fallback
-    # Every resource that Python code can reach is a DeviceMemoryResource.
+    # For type checkers: every resource in Python code is a DeviceMemoryResource.
     made: Any = stack if isinstance(stack, Resource) else _mr.stack(stack, device)
     resource: _mr.DeviceMemoryResource = made
     _mr.set_per_device_resource(device, resource)
@@ -201,7 +203,7 @@ def stream_pointer(stream: StreamLike | None) -> int:
 
 
 class StreamScope(threading.local):
-    """The stream of each thread's innermost `with` block as a number, or None."""
+    """Holds the stream of each thread's innermost `with` block, as a number; None outside of a block."""
 
     def __init__(self) -> None:
         self.current: int | None = None

@@ -9,7 +9,7 @@ _made: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def lock() -> Any:
-    """Return a new lock that a thread may take again while it holds it, free in a forked child.
+    """Return a new reentrant lock. In a forked child, it is free if another thread of the parent held it.
 
     Example:
         >>> from millpond import _locks
@@ -23,7 +23,7 @@ def lock() -> Any:
 
 def _free_in_child() -> None:
     for made in list(_made):
-        # The thread that forked continues in the child, and releases the locks that it holds.
+        # The thread that forked continues in the child. It releases its own locks itself.
         if not made._is_owned():
             made._at_fork_reinit()
 

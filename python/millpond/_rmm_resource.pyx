@@ -1,6 +1,6 @@
 # distutils: language = c++
 # cython: language_level = 3
-"""An RMM resource over a millpond stack. Allocations call libmillpond from C++, without the GIL.
+"""An RMM resource that takes memory from a millpond stack, from C++ and without the GIL.
 
 `millpond.rmm_bridge` compiles this file against the installed RMM.
 """
@@ -56,7 +56,7 @@ cdef extern from *:
 
 
 cdef class MillpondMemoryResource(DeviceMemoryResource):
-    """A millpond stack as an RMM resource. It takes ownership of a libmillpond handle."""
+    """A millpond stack as an RMM resource. The object owns the libmillpond handle that it gets."""
 
     cdef unique_ptr[millpond_rmm_resource] resource
 
@@ -67,7 +67,7 @@ cdef class MillpondMemoryResource(DeviceMemoryResource):
         self.c_ref = make_device_async_resource_ref(dereference(self.resource))
 
     def __dealloc__(self):
-        # The end of a pool may wait for the device, or for one of the program's functions.
+        # The end of a pool may wait for the device, or for a function of the program, so the GIL is released.
         with nogil:
             self.c_ref.reset()
             self.resource.reset()

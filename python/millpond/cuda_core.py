@@ -23,11 +23,11 @@ def _core() -> Any:
 @functools.cache
 def _class() -> Any:
     core = _core()
-    if not hasattr(core, "MemoryResource"):  # its place before version 0.5
+    if not hasattr(core, "MemoryResource"):  # before version 0.5 it is elsewhere
         core = _library.framework("cuda.core.experimental", "'cuda-core>=0.5.1'")
 
     class MillpondMemoryResource(core.MemoryResource):  # type: ignore[misc, name-defined]
-        """Stream-ordered memory from a millpond stack."""
+        """Allocates and frees memory of a millpond stack in stream order."""
 
         def __init__(self, stack: StackLike = None, device: FrameworkDevice = None) -> None:
             ordinal = _library.ordinal_of(device, stack)
@@ -37,7 +37,7 @@ def _class() -> Any:
 
         @property
         def resource(self) -> Resource:
-            """The millpond resource below."""
+            """The millpond resource that serves the memory."""
             return self._resource
 
         def allocate(self, size: int, stream: Any = None, **options: Any) -> Any:
@@ -47,17 +47,17 @@ def _class() -> Any:
             return self._buffer(ptr, size, stream)
 
         def _buffer(self, ptr: int, size: int, stream: Any) -> Any:
-            # Since 1.0, `from_handle` takes the stream by keyword, and only objects of cuda.core's own
-            # classes.
+            # Since cuda.core 1.0, `from_handle` has the keyword `stream`. It accepts only streams of
+            # cuda.core's own classes.
             kinds = tuple(getattr(core, name) for name in ("Stream", "GraphBuilder") if hasattr(core, name))
             if isinstance(stream, kinds):
                 try:
                     return core.Buffer.from_handle(ptr, size, mr=self, stream=stream)
-                except TypeError:  # the arguments are checked first, so nothing was made
+                except TypeError:  # raised before a buffer is made
                     pass
             return core.Buffer.from_handle(ptr, size, mr=self)
 
-        # 0.5 passes the stream by position, and 1.x by keyword.
+        # cuda.core 0.5 passes the stream by position, and 1.x by keyword.
         def deallocate(self, ptr: Any, size: int, stream: Any = None, **options: Any) -> None:
             ptr = int(ptr)
             handle = self._streams.pop(ptr, (0, None))[0]
@@ -85,22 +85,22 @@ def _class() -> Any:
 
 
 def _stream_pointer(stream: Any) -> int:
-    # For a graph builder, this is the stream that it captures.
+    # The attribute `stream` of a graph builder is the stream that it captures.
     if stream is not None and not hasattr(stream, "__cuda_stream__") and hasattr(stream, "stream"):
         stream = stream.stream
     return _library.stream_pointer(stream)
 
 
 def memory_resource(stack: StackLike = None, device: FrameworkDevice = None) -> Any:
-    """Return a `cuda.core.MemoryResource` over a device's stack.
+    """Return a `cuda.core.MemoryResource` that takes memory from a device's stack.
 
     Args:
-        stack: A text or a resource, which becomes the device's default. None keeps the default; if that is
-            plain CUDA memory, it becomes `cuda+pool`.
-        device: A device of millpond or cuda.core, or its number; None takes the current one.
+        stack: The stack as text, or a resource. It becomes the device's default. None keeps the default. If
+            the default is plain CUDA memory, `cuda+pool` replaces it.
+        device: A device of millpond or cuda.core, or its number; None means the current device.
 
     Returns:
-        The memory resource. Its `allocate(size, stream=...)` takes sizes in bytes.
+        The memory resource. Its method `allocate(size, stream=...)` expects the size in bytes.
 
     Raises:
         ImportError: cuda.core is not installed.
@@ -116,12 +116,12 @@ def memory_resource(stack: StackLike = None, device: FrameworkDevice = None) -> 
 
 
 def use(stack: StackLike = None, device: FrameworkDevice = None) -> Any:
-    """Make a stack the `memory_resource` of a device in cuda.core.
+    """Make a stack the `memory_resource` of a cuda.core device.
 
     Args:
-        stack: A text or a resource, which becomes the device's default. None keeps the default; if that is
-            plain CUDA memory, it becomes `cuda+pool`.
-        device: A device of millpond or cuda.core, or its number; None takes the current one.
+        stack: The stack as text, or a resource. It becomes the device's default. None keeps the default. If
+            the default is plain CUDA memory, `cuda+pool` replaces it.
+        device: A device of millpond or cuda.core, or its number; None means the current device.
 
     Returns:
         The memory resource, which `Device.allocate` then uses.

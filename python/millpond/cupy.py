@@ -3,8 +3,8 @@
 >>> import millpond.cupy
 >>> millpond.cupy.use("cuda+pool")  # doctest: +SKIP
 
-An array belongs to the stream that is current when CuPy makes the array, and its memory is freed in that
-stream's order. If another stream uses the array, call `record_stream`.
+When CuPy makes an array, the array belongs to CuPy's current stream. The array's memory is freed in the order
+of this stream. If another stream uses the array, call `record_stream`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from .typing import StackLike, StreamLike
 
 _state: dict[str, Any] = {"stack": None, "prepared": set(), "before": None, "limits": {}, "functions": None}
 _lock = _locks.lock()
-#: The requests in progress on devices with a limit: device, thread, bytes.
+#: The requests in progress on devices with a limit, each with its device, thread and bytes.
 _asked = threading.Condition(_lock)
 _requests: list[tuple[int, int, int]] = []
-#: The most seconds that a request waits for other requests. They may run the program's code, which may wait
-#: for this request.
+#: The most seconds that a request waits for other requests. The wait must end, because another request may
+#: run the program's code, and this code may wait for the first request.
 _PATIENCE = 1.0
 
 
 def _forget_other_threads() -> None:
-    # A forked child has one thread, whose requests continue in the child.
+    # A forked child has only the thread that forked. The requests of this thread continue in the child.
     _requests[:] = [request for request in _requests if request[1] == threading.get_ident()]
 
 
@@ -42,7 +42,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class _Block:
-    """Owns a block, and keeps the stream in whose order it is freed."""
+    """Owns a block. Keeps the block's stream alive, because the block is freed in the stream's order."""
 
     __slots__ = ("made_in", "ptr", "stream")
 
@@ -58,10 +58,10 @@ def _allocate(cupy: Any, size: int, device: int) -> tuple[int, Any]:
     """Return the address of a new block, and the block's stream."""
     if device not in _state["prepared"]:
         _prepare(device)
-    # The handle 2 is CuPy's per-thread default stream. The library has one such stream for each thread.
+    # The handle 2 means CuPy's per-thread default stream: each thread has its own.
     stream = cupy.cuda.get_current_stream()
     if device in _state["limits"]:
-        # Not under the lock: the call may wait, or run the program's functions.
+        # No lock is held here, because `_malloc` may wait or run the program's functions.
         with _asking(cupy.cuda.memory, device, size):
             return _malloc(cupy, size, device, stream), stream
     return _malloc(cupy, size, device, stream), stream
@@ -75,7 +75,7 @@ def _malloc(cupy: Any, size: int, device: int, stream: Any) -> int:
 
 
 def _current_stream_function() -> Any:
-    """Return the address of CuPy's C function that returns its current stream's handle, or None."""
+    """Return the address of a C function of CuPy. That function returns the current stream's handle."""
     import cupy_backends.cuda.stream as module
 
     name, capsule = b"intptr_t (void)", module.__pyx_capi__["get_current_stream_ptr"]
@@ -114,8 +114,7 @@ def _make_python_allocator(cupy: Any) -> Callable[[int], Any]:
     memory, get_device = cupy.cuda.memory, cupy.cuda.runtime.getDevice
 
     def allocate(size: int) -> Any:
-        # The device's number is passed, because CuPy otherwise asks the driver for the device of each
-        # address.
+        # Without the device's number, CuPy would ask the driver for the device of each address.
         device = get_device()
         if size == 0:
             return memory.MemoryPointer(memory.UnownedMemory(0, 0, None, device), 0)
@@ -126,7 +125,7 @@ def _make_python_allocator(cupy: Any) -> Callable[[int], Any]:
 
 
 def _note_plain(device: int) -> None:
-    """Tell the C functions whether they can serve a device without the Python function."""
+    """Tell the C functions whether they may serve a device without a call of Python code."""
     if _state["functions"] is not None:
         is_plain = device in _state["prepared"] and device not in _state["limits"]
         _state["functions"].set_plain(device, is_plain)
@@ -141,11 +140,11 @@ def _counts(device: int) -> dict[str, int]:
 
 @contextlib.contextmanager
 def _asking(memory: Any, device: int, size: int) -> Iterator[None]:
-    """Keep the sum of all requests in progress within the limit of a device.
+    """Hold the memory in use, plus all requests in progress, within the limit of a device.
 
-    Bytes of a request in progress may already be in use. If the room depends on them, a thread waits a moment
-    until that request is over. It does not wait inside a request of its own, because other threads may wait
-    for that.
+    This sum counts a request in progress twice if its bytes are already in use. If a new request would fit
+    without the requests in progress, it therefore waits until they end. A request inside another request of
+    the same thread does not wait, because other threads may wait for the outer request.
     """
     request, deadline = (device, threading.get_ident(), size), time.monotonic() + _PATIENCE
     with _asked:
@@ -174,7 +173,7 @@ def _error(memory: Any, device: int, size: int) -> Exception:
         return error
     used, limit = _counts(device)["bytes_in_use"], _state["limits"].get(device, 0)
     raised: Exception = memory.OutOfMemoryError(size, used, limit)
-    raised.__cause__ = error  # the report is the cause
+    raised.__cause__ = error  # this error has the report
     return raised
 
 
@@ -194,7 +193,7 @@ def _prepare(device: int) -> None:
 
 
 class _Pool:
-    """The interface of CuPy's default memory pool, for millpond's memory on the current device."""
+    """Describes millpond's memory on the current device, with the methods of CuPy's default memory pool."""
 
     def malloc(self, size: int) -> Any:
         return allocator(size)
@@ -264,7 +263,7 @@ def allocator(size: int) -> Any:
 
     Raises:
         ImportError: CuPy is not installed.
-        cupy.cuda.memory.OutOfMemoryError: There is no memory; millpond's report is its cause.
+        cupy.cuda.memory.OutOfMemoryError: There is no memory. Its `__cause__` has millpond's report.
 
     Example:
         >>> import cupy, millpond.cupy  # doctest: +SKIP
@@ -278,13 +277,14 @@ def allocator(size: int) -> Any:
 
 
 def use(stack: StackLike = None) -> None:
-    """Make millpond CuPy's allocator. Each device is set up when CuPy first allocates there.
+    """Make millpond CuPy's allocator. millpond sets up each device when CuPy first allocates on it.
 
     `cupy.get_default_memory_pool()` then reports millpond's memory.
 
     Args:
-        stack: The device's new default: a text, or a resource if the program uses one device. None keeps each
-            device's default; if that is plain CUDA memory, it becomes `cuda+pool`.
+        stack: The stack as text or, if the program uses one device, a resource. It becomes the default of
+            each device. None keeps each device's default. If a default is plain CUDA memory, `cuda+pool`
+            replaces it.
 
     Raises:
         ImportError: CuPy is not installed.

@@ -3,10 +3,10 @@
 >>> import millpond.dask
 >>> millpond.dask.setup(client, "cuda+pool", frameworks=["cupy"])  # doctest: +SKIP
 
-`setup` also configures workers that join later. To configure a worker at its start, before any other code
-sets a resource, run `dask worker --preload millpond.dask --millpond-stack cuda+pool --millpond-frameworks
-cupy,numba`. A worker uses the default device of its process: the device that Dask-CUDA chose, or the one
-named by MILLPOND_DEVICE.
+`setup` also configures workers that join later. To configure a worker before any other code sets a resource,
+start it with `dask worker --preload millpond.dask --millpond-stack cuda+pool --millpond-frameworks
+cupy,numba`. A worker uses the default device of its process. Dask-CUDA selects this device, or
+MILLPOND_DEVICE names it.
 """
 
 import importlib
@@ -31,8 +31,8 @@ def memory_metric(worker: Any = None) -> dict[str, Any]:
         worker: The worker. Dask passes it, and the function does not use it.
 
     Returns:
-        A dict: the stack's text, the sizes `free`, `total`, `bytes_in_use`, `peak_bytes_in_use` and
-        `bytes_reserved` in bytes, and the number of `allocations`.
+        A dict. `stack` is the stack's text. `free`, `total`, `bytes_in_use`, `peak_bytes_in_use` and
+        `bytes_reserved` are in bytes. `allocations` is the number of allocations.
 
     Example:
         >>> import millpond.dask
@@ -56,13 +56,13 @@ def configure(worker: Any, stack: str | None = None, frameworks: Iterable[str] =
 
     Args:
         worker: The `distributed.Worker`.
-        stack: The text of the stack, such as "cuda+pool"; None keeps the device's default. If that is plain
-            CUDA memory, it becomes `cuda+pool`.
+        stack: The text of the stack, such as "cuda+pool". None keeps the device's default. If the default is
+            plain CUDA memory, `cuda+pool` replaces it.
         frameworks: The libraries that take memory from the stack: "numba", "cupy", "torch", "rmm",
             "cuda_core".
 
     Raises:
-        ValueError: A library is not in this list.
+        ValueError: `frameworks` names another library.
         ImportError: A library is not installed.
         StackError: `stack` is malformed.
 
@@ -91,7 +91,9 @@ def configure(worker: Any, stack: str | None = None, frameworks: Iterable[str] =
 
 
 class MillpondPlugin(_distributed.WorkerPlugin):  # type: ignore[misc]
-    """A plug-in that configures its worker. Removing it frees nothing, because buffers may still be in use.
+    """A plug-in that configures its worker. If it is removed, the worker keeps its stack.
+
+    The stack stays, because buffers may still use its memory.
 
     Args:
         stack: The text of the stack, as for `configure`.
@@ -116,7 +118,7 @@ class MillpondPlugin(_distributed.WorkerPlugin):  # type: ignore[misc]
             worker: The `distributed.Worker`.
 
         Raises:
-            ValueError: millpond does not serve one of the libraries.
+            ValueError: `frameworks` names a library that millpond does not support.
 
         Example:
             >>> import millpond.dask
@@ -153,7 +155,7 @@ def setup(client: Any, stack: str | None = None, frameworks: Iterable[str] = ())
         The result of `client.register_plugin`: the answer of each worker.
 
     Raises:
-        ValueError: millpond does not serve one of the libraries.
+        ValueError: `frameworks` names a library that millpond does not support.
 
     Example:
         >>> import millpond.dask

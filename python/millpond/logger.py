@@ -1,7 +1,7 @@
-"""The log messages of libmillpond, under the names of RMM's logger.
+"""Functions for the log messages of libmillpond, with the names of RMM's logger.
 
-If RMM_DEBUG_LOG_FILE is set when a program imports millpond, libmillpond writes messages of level `info` and
-above to that file. Otherwise it writes errors to standard error.
+If RMM_DEBUG_LOG_FILE names a file when a program imports millpond, libmillpond writes its messages of level
+`info` and above to this file. Otherwise it writes errors to standard error.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ from . import mr as _mr
 
 
 class level_enum(enum.IntEnum):
-    """The severity of a line, from `trace` to `critical`; `off` is above all of them.
+    """The severity of a message, from `trace` to `critical`. `off` is above all severities.
 
     Attributes:
         trace: Each step of an allocation.
@@ -21,8 +21,8 @@ class level_enum(enum.IntEnum):
         warn: Events that may slow a program down.
         error: Calls that failed.
         critical: Errors after which the process cannot continue.
-        off: No lines, as a logging level.
-        n_levels: The number of levels, 7; it is not a level.
+        off: No message has this level. As the logging level, it stops all messages.
+        n_levels: The number of levels, 7. It is not a level itself.
 
     Example:
         >>> import millpond
@@ -50,10 +50,10 @@ def _checked(level: level_enum) -> level_enum:
 
 
 def set_logging_level(level: level_enum) -> None:
-    """Set the lowest level that is written.
+    """Set the logging level: only messages of this level or above are written.
 
     Args:
-        level: The level; `level_enum.off` writes nothing.
+        level: The level; `level_enum.off` stops all messages.
 
     Raises:
         TypeError: `level` is not a `level_enum`.
@@ -71,7 +71,7 @@ def set_logging_level(level: level_enum) -> None:
 
 
 def get_logging_level() -> level_enum:
-    """Return the lowest level that is written.
+    """Return the logging level: only messages of this level or above are written.
 
     Example:
         >>> import millpond
@@ -84,7 +84,7 @@ def get_logging_level() -> level_enum:
 
 
 def should_log(level: level_enum) -> bool:
-    """Return whether lines of a level are written.
+    """Return whether messages of a level are written.
 
     Args:
         level: The level to check.
@@ -105,12 +105,13 @@ def should_log(level: level_enum) -> bool:
 
 
 def set_flush_level(level: level_enum) -> None:
-    """Set the lowest level that flushes the lines. This function exists for programs written for RMM.
+    """Set the level that `get_flush_level` returns. The level has no other effect.
 
-    libmillpond writes each line at once, whatever this level is.
+    This function exists for programs written for RMM. In RMM, messages of this level or above flush the log.
+    libmillpond writes each message at once.
 
     Args:
-        level: The level that `get_flush_level` then returns.
+        level: The level.
 
     Raises:
         TypeError: `level` is not a `level_enum`.
@@ -139,7 +140,7 @@ def get_flush_level() -> level_enum:
 
 
 def flush_logger() -> None:
-    """Write all buffered messages and rows of logs to their files.
+    """Write all buffered messages, and all buffered rows of allocation logs, to their files.
 
     Raises:
         LogFileError: A log's file could not be written.

@@ -1,7 +1,7 @@
 """Memory resources and adaptors under RMM's names, and the default resource of each device.
 
-Each class is a layer of a stack. `millpond.stack(text)` builds any stack, including layers that have no
-class.
+A stack consists of layers: a base, such as CUDA memory, and resources on top of it. Each class is one layer.
+`millpond.stack(text)` builds a whole stack from text, also with layers that have no class here.
 
 >>> from millpond import mr
 >>> pool = mr.PoolMemoryResource(mr.CudaMemoryResource(), initial_pool_size="64MiB")
@@ -45,7 +45,7 @@ def parse_bytes(size: Size) -> int:
         size: A number of bytes, or a text with a unit, such as "4GiB" or "1.5 MB".
 
     Returns:
-        The bytes as an int.
+        The number of bytes.
 
     Raises:
         ValueError: The size is negative, a share such as "50%", or malformed.
@@ -69,7 +69,7 @@ def parse_bytes(size: Size) -> int:
 
 
 def _size(size: Size | None) -> str | None:
-    """Return a size for a stack's text: an int in bytes, or a text such as "4GiB". None stays None."""
+    """Return a size in the form that a stack's text needs, such as "4096B" or "50%". None stays None."""
     if size is None:
         return None
     if not isinstance(size, str):
@@ -79,13 +79,13 @@ def _size(size: Size | None) -> str | None:
 
 
 def _options(**options: object) -> str:
-    """Return a layer's options as text, without those that are None."""
+    """Return a layer's options as text. Options that are None are left out."""
     given = [f"{name}={value}" for name, value in options.items() if value is not None]
     return ":" + ",".join(given) if given else ""
 
 
 class DeviceMemoryResource(Resource):
-    """The base class of all resources: `allocate` and `deallocate` memory in stream order.
+    """The base class of all resources. `allocate` and `deallocate` work in stream order.
 
     `isinstance(x, DeviceMemoryResource)` is true for every resource. To write your own class, derive it from
     one of the classes here and call its `__init__`.
@@ -99,7 +99,8 @@ class DeviceMemoryResource(Resource):
         >>> resource.deallocate(ptr, 1000)
     """
 
-    # In a collected cycle, the program's functions still work now, but not later. The finaliser must not run
+    # When a callback resource ends, it calls the program's functions. If the garbage collector ends a cycle
+    # of objects, these functions still work in this finaliser, but not later. The finaliser must not run
     # Python code, because a Ctrl-C inside it would be lost.
     __del__ = Resource._finalise
 
@@ -118,7 +119,7 @@ class DeviceMemoryResource(Resource):
             cls.__del__ = finalise  # type: ignore[assignment]
 
     def pool_size(self) -> int:
-        """Return the bytes that the resource has reserved from the layer below, in use or free.
+        """Return how many bytes the resource has reserved from the layer below. Some of them may be free.
 
         Raises:
             UnsupportedError: No layer of the stack has counters.
@@ -143,8 +144,7 @@ class UpstreamResourceAdaptor(DeviceMemoryResource):
     _upstream: DeviceMemoryResource | None = None
 
     def _on(self, upstream_mr: DeviceMemoryResource, text: str, **file: FilePath) -> None:
-        """Build this layer from text. `file` maps an option to a path, which does not become part of the
-        text."""
+        """Build this layer from text. `file` maps an option to a path. The text does not contain the path."""
         if upstream_mr is None:
             raise TypeError("Argument `upstream_mr` must not be None")
         self._upstream = upstream_mr
@@ -155,7 +155,7 @@ class UpstreamResourceAdaptor(DeviceMemoryResource):
 
     @property
     def upstream_mr(self) -> DeviceMemoryResource:
-        """The resource below; None only if this is the base of a stack and has no class here.
+        """The resource below. It is None only for the base of a stack, if that base has no class here.
 
         Example:
             >>> import millpond
@@ -179,7 +179,7 @@ class UpstreamResourceAdaptor(DeviceMemoryResource):
 
 
 class _Stack(UpstreamResourceAdaptor):
-    """A stack from text whose outermost layer has no class of its own."""
+    """A stack whose outermost layer has no class in this module."""
 
     def __init__(self, text: str, device: Device | None = None) -> None:
         self._build(text, device)
@@ -191,7 +191,7 @@ def stack(text: str, device: Device | None = None) -> DeviceMemoryResource:
     Args:
         text: The layers, base first, joined by `+`, each with its options. For example,
             "cuda+pool:initial=1GiB+statistics".
-        device: The device; None takes the current one.
+        device: The device; None means the current device.
 
     Returns:
         The stack, as an object of its outermost layer's class, for example `PoolMemoryResource`.
@@ -231,7 +231,7 @@ class CudaMemoryResource(_Base):
     """Plain device memory (`cudaMalloc`, `cudaFree`): each allocation calls the driver.
 
     Args:
-        device: The device; None takes the current one.
+        device: The device; None means the current device.
 
     Raises:
         NoDeviceError: There is no device.
@@ -249,7 +249,7 @@ class ManagedMemoryResource(_Base):
     """Memory that the host and the device share (`cudaMallocManaged`).
 
     Args:
-        device: The device; None takes the current one.
+        device: The device; None means the current device.
 
     Raises:
         NoDeviceError: There is no device.
@@ -269,7 +269,7 @@ class PinnedHostMemoryResource(_Base):
     """Pinned host memory, which the device can access as well.
 
     Args:
-        device: The device; None takes the current one.
+        device: The device; None means the current device.
 
     Raises:
         NoDeviceError: There is no device.
@@ -284,10 +284,10 @@ class PinnedHostMemoryResource(_Base):
 
 
 class SystemMemoryResource(_Base):
-    """Memory from the operating system's allocator, for devices that can access it.
+    """Memory from the operating system's allocator, for devices that can access such memory.
 
     Args:
-        device: The device; None takes the current one.
+        device: The device; None means the current device.
 
     Raises:
         NoDeviceError: There is no device.
@@ -303,11 +303,11 @@ class SystemMemoryResource(_Base):
 
 
 class SamHeadroomMemoryResource(DeviceMemoryResource):
-    """Memory from the operating system's allocator. It keeps a part of the device's memory free.
+    """Memory from the operating system's allocator. The resource keeps a part of the device's memory free.
 
     Args:
         headroom: The bytes of device memory to keep free, as an int or as text ("1GiB").
-        device: The device; None takes the current one.
+        device: The device; None means the current device.
 
     Raises:
         NoDeviceError: There is no device.
@@ -327,15 +327,16 @@ class CudaAsyncMemoryResource(DeviceMemoryResource):
     """A new pool of CUDA's stream-ordered allocator (`cudaMallocAsync`).
 
     Args:
-        initial_pool_size: The size to allocate at creation, in bytes or as text; None allocates nothing.
-        release_threshold: The most free memory to keep at a synchronization, in bytes or as text; None keeps
-            all of it.
+        initial_pool_size: The size that the pool allocates at creation, in bytes or as text. With None, it
+            allocates nothing.
+        release_threshold: When the program synchronizes, the pool returns free memory beyond this size to the
+            device. It is a number of bytes or a text. With None, the pool keeps all free memory.
         enable_ipc: Whether other processes can open the memory through a file descriptor.
         enable_fabric: Whether other nodes can open the memory through a fabric handle.
-        device: The device; None takes the current one.
+        device: The device; None means the current device.
 
     Raises:
-        UnsupportedError: The device has no such pools, or cannot share memory in this way.
+        UnsupportedError: The device has no such pools, or does not support `enable_ipc` or `enable_fabric`.
         ValueError: A size is malformed.
         OutOfMemoryError: The device has no memory for `initial_pool_size`.
 
@@ -377,10 +378,12 @@ class CudaAsyncMemoryResource(DeviceMemoryResource):
 
 
 class CudaAsyncManagedMemoryResource(_Base):
-    """The driver's default pool of managed memory, which the host and the device share (since CUDA 13.0).
+    """The driver's default pool of managed memory, which needs CUDA 13.0.
+
+    The host and the device can both access managed memory.
 
     Args:
-        device: The device; None takes the current one.
+        device: The device; None means the current device.
 
     Raises:
         UnsupportedError: The driver or the device has no such pool.
@@ -399,9 +402,9 @@ class CudaAsyncViewMemoryResource(DeviceMemoryResource):
     """A driver pool (`cudaMemPool_t`) that another library owns, or the device's default pool.
 
     Args:
-        pool_handle: The handle of the pool as a number. The pool must outlive this resource. None takes the
+        pool_handle: The handle of the pool as a number. The pool must outlive this resource. None means the
             device's default pool.
-        device: The device; None takes the current one.
+        device: The device; None means the current device.
 
     Raises:
         UnsupportedError: The device has no such pools.
@@ -426,12 +429,13 @@ class CudaAsyncViewMemoryResource(DeviceMemoryResource):
 class CallbackMemoryResource(DeviceMemoryResource):
     """A resource built from two functions of the program.
 
-    A function may submit work that uses the block, such as a fill, but only to the stream that it gets.
+    Both functions get a stream. If a function submits work that uses the block, such as a fill, it must
+    submit the work to this stream.
 
     Args:
         allocate_func: `allocate_func(size, stream)` returns the address of `size` bytes.
         deallocate_func: `deallocate_func(ptr, size, stream)` frees that memory.
-        device: The device of the memory; None takes the current one.
+        device: The device of the memory; None means the current device.
 
     Raises:
         NoDeviceError: There is no device.
@@ -465,18 +469,19 @@ class _Adaptor(UpstreamResourceAdaptor):
 
 
 class PoolMemoryResource(UpstreamResourceAdaptor):
-    """A growing best-fit pool.
+    """A pool that grows. It serves a request from the free block that fits best.
 
     Args:
         upstream_mr: The resource that the pool takes its memory from.
-        initial_pool_size: The size to allocate at creation: bytes, a text such as "1GiB", or a share of the
-            free memory such as "50%". None takes half of the free memory, as RMM does.
-        maximum_pool_size: The most that the pool may hold, in the same forms; None sets no limit.
+        initial_pool_size: The size that the pool allocates at creation: bytes, a text such as "1GiB", or a
+            share of the free memory such as "50%". None means half of the free memory, as in RMM.
+        maximum_pool_size: The largest size of the pool: bytes, a text, or a share. None sets no limit.
 
     Raises:
         TypeError: `upstream_mr` is None.
-        ValueError: A size is malformed, or a pool cannot have it.
-        OutOfMemoryError: The upstream has no memory for `initial_pool_size`.
+        ValueError: A size is malformed, `initial_pool_size` exceeds `maximum_pool_size`, or
+            `maximum_pool_size` exceeds the device's memory.
+        OutOfMemoryError: `upstream_mr` has no memory for `initial_pool_size`.
 
     Example:
         >>> import millpond
@@ -496,19 +501,22 @@ class PoolMemoryResource(UpstreamResourceAdaptor):
 
 
 class ArenaMemoryResource(UpstreamResourceAdaptor):
-    """A pool with a separate arena for each thread, for programs with many threads.
+    """A pool for programs with many threads.
+
+    Each thread takes small blocks from its own part of the pool, its arena. All threads share the memory for
+    large blocks.
 
     Args:
-        upstream_mr: The resource that the arenas take their memory from.
-        arena_size: The size to allocate at creation: bytes, a text, or a share such as "50%". None takes half
-            of the free memory. The arenas grow beyond it.
-        dump_log_on_failure: The file for the arenas' contents if memory runs out: a path, or True for
-            `millpond_arena.log`.
+        upstream_mr: The resource that the pool takes its memory from.
+        arena_size: The size that the pool allocates at creation: bytes, a text, or a share of the free memory
+            such as "50%". None means half of the free memory. The pool can grow beyond this size.
+        dump_log_on_failure: A path, or True for `millpond_arena.log`. If memory runs out, the pool writes its
+            state to this file.
 
     Raises:
         TypeError: `upstream_mr` is None.
         ValueError: `arena_size` is malformed.
-        OutOfMemoryError: The upstream has no memory for `arena_size`.
+        OutOfMemoryError: `upstream_mr` has no memory for `arena_size`.
 
     Example:
         >>> import millpond
@@ -528,17 +536,17 @@ class ArenaMemoryResource(UpstreamResourceAdaptor):
 
 
 class FixedSizeMemoryResource(UpstreamResourceAdaptor):
-    """Blocks of one size. A larger request fails.
+    """Serves every request with a block of one fixed size. A larger request fails.
 
     Args:
-        upstream_mr: The resource that the blocks come from.
+        upstream_mr: The resource that provides the memory for the blocks.
         block_size: The size of a block, in bytes or as text.
-        blocks_to_preallocate: The number of blocks to take from the upstream at a time.
+        blocks_to_preallocate: How many blocks are taken from `upstream_mr` at a time.
 
     Raises:
         TypeError: `upstream_mr` is None.
         ValueError: `block_size` is malformed.
-        OutOfMemoryError: The upstream has no memory for the first blocks.
+        OutOfMemoryError: `upstream_mr` has no memory for the first blocks.
 
     Example:
         >>> import millpond
@@ -557,12 +565,13 @@ class FixedSizeMemoryResource(UpstreamResourceAdaptor):
 
 
 class BinningMemoryResource(UpstreamResourceAdaptor):
-    """Serves some sizes from bins of fixed-size blocks, and all other sizes from the upstream resource.
+    """Serves requests from bins. The upstream resource serves requests that are larger than every bin.
 
-    A block that was allocated before an `add_bin` returns to its original bin if a `DeviceBuffer` owns it.
+    A bin serves requests up to its size. A request goes to the smallest bin that is large enough. If a
+    `DeviceBuffer` owns a block, the block returns to the bin that it came from, even after an `add_bin`.
 
     Args:
-        upstream_mr: The resource for requests beyond the largest bin.
+        upstream_mr: The resource for requests that are larger than every bin.
         min_size_exponent: The smallest bin has blocks of `2**min_size_exponent` bytes; -1 makes no bins.
         max_size_exponent: The largest bin has blocks of `2**max_size_exponent` bytes.
 
@@ -577,7 +586,7 @@ class BinningMemoryResource(UpstreamResourceAdaptor):
         >>> buffer = millpond.DeviceBuffer(size=300_000, mr=bins)
     """
 
-    # None before the first `_ask`.
+    # None if the stack was built from text, until the first `_ask`.
     _automatic: Any = None
     _explicit: Any = None
 
@@ -599,7 +608,7 @@ class BinningMemoryResource(UpstreamResourceAdaptor):
         self._rebuild()
 
     def _ask(self) -> None:
-        """Take over the bins of a stack that was built from text."""
+        """Read the bins of a stack that was built from text."""
         if self._explicit is None:
             bins = layer_bins(self)
             self._automatic = [size for size, resource in bins if resource is None]
@@ -612,11 +621,12 @@ class BinningMemoryResource(UpstreamResourceAdaptor):
         self._binning(self.upstream_mr, bins + self._explicit)
 
     def add_bin(self, allocation_size: int, bin_resource: DeviceMemoryResource | None = None) -> None:
-        """Add a bin. It serves requests that are larger than the next smaller bin's blocks.
+        """Add a bin. It serves requests up to its size, unless a smaller bin is large enough.
 
         Args:
             allocation_size: The largest request that the bin serves, in bytes.
-            bin_resource: The resource that serves the bin; None makes blocks of `allocation_size` bytes.
+            bin_resource: The resource that serves the bin. With None, the bin makes blocks of
+                `allocation_size` bytes from the upstream resource.
 
         Raises:
             ValueError: A bin cannot have this size.
@@ -647,7 +657,7 @@ class BinningMemoryResource(UpstreamResourceAdaptor):
 
 
 class LimitingResourceAdaptor(UpstreamResourceAdaptor):
-    """Limits the bytes in use at one time. A request beyond the limit fails.
+    """Limits the bytes in use at one time. A request that would exceed the limit fails.
 
     Args:
         upstream_mr: The resource below.
@@ -696,10 +706,10 @@ class LimitingResourceAdaptor(UpstreamResourceAdaptor):
 
 
 def _device_file(name: FilePath, device: Device) -> str:
-    """Return the absolute path of a device's log. Names in braces are not replaced."""
+    """Return the absolute path of a device's log. Placeholders such as `{pid}` stay in the path."""
     name = os.fsdecode(name)
     if not os.path.isabs(name):
-        # Braces in the working directory are literal, so they are escaped.
+        # In the path of the working directory, braces are no placeholders, so they are escaped.
         folder = re.sub(r"\{(?=(?:pid|rank|device|x[0-9A-Fa-f]{2})\})", "{x7b}", os.getcwd())
         name = os.path.join(folder, name)
     if "{device}" in name:
@@ -711,14 +721,14 @@ def _device_file(name: FilePath, device: Device) -> str:
 class LoggingResourceAdaptor(UpstreamResourceAdaptor):
     """Writes a row for every call to a file, in the format of RMM's logs.
 
-    The file's name gets the device's number: `log.csv` becomes `log.dev0.csv`. In the name, `{pid}` stands
-    for the process's number. `{rank}` stands for its rank in a job, from the variables of torchrun, MPI and
-    Slurm. `{device}` stands for the device's number, which is then not added again. A job of several
-    processes needs `{pid}` or `{rank}`. Missing folders are created.
+    The path may contain placeholders. `{pid}` becomes the process's number. `{rank}` becomes the process's
+    rank in a job, which torchrun, MPI and Slurm set in the environment. `{device}` becomes the device's
+    number. If the path has no `{device}`, the number is added: `log.csv` becomes `log.dev0.csv`. If a job has
+    several processes, its path needs `{pid}` or `{rank}`. Missing folders are created.
 
     Args:
         upstream_mr: The resource below.
-        log_file_name: The path; None takes it from MILLPOND_LOG_FILE, or else from RMM_LOG_FILE.
+        log_file_name: The path; None means the path in MILLPOND_LOG_FILE, or else in RMM_LOG_FILE.
 
     Raises:
         TypeError: `upstream_mr` is None.
@@ -776,7 +786,11 @@ class LoggingResourceAdaptor(UpstreamResourceAdaptor):
 
 
 class StatisticsResourceAdaptor(_Adaptor):
-    """Counts bytes and allocations, in levels that `push_counters` and `pop_counters` start and end.
+    """Counts bytes and allocations.
+
+    The counters form levels. `push_counters` starts a new level on top, with all counters at 0. Only the top
+    level counts. `pop_counters` ends the top level and adds its counts to the level below. That level is then
+    the same as if it had counted all the time.
 
     Args:
         upstream_mr: The resource below.
@@ -802,7 +816,7 @@ class StatisticsResourceAdaptor(_Adaptor):
 
     @property
     def allocation_counts(self) -> "Statistics":
-        """The counters of the current level, with sizes in bytes.
+        """The counters of the top level, with sizes in bytes.
 
         Example:
             >>> import millpond
@@ -813,10 +827,10 @@ class StatisticsResourceAdaptor(_Adaptor):
         return self._level(0)
 
     def push_counters(self) -> "Statistics":
-        """Start a level with all counters at 0.
+        """Start a new top level with all counters at 0.
 
         Returns:
-            The counters of the level below, with sizes in bytes.
+            The counters of the level that was on top until this call, with sizes in bytes.
 
         Example:
             >>> import millpond
@@ -827,13 +841,13 @@ class StatisticsResourceAdaptor(_Adaptor):
         return self._level(1)
 
     def pop_counters(self) -> "Statistics":
-        """End a level. Its counts are added to the level below.
+        """End the top level, and add its counts to the level below.
 
         Returns:
             The counters of the level that ended, with sizes in bytes.
 
         Raises:
-            IndexError: No level was started.
+            IndexError: There is no level that `push_counters` started.
 
         Example:
             >>> import millpond
@@ -854,7 +868,7 @@ class TrackingResourceAdaptor(UpstreamResourceAdaptor):
 
     Args:
         upstream_mr: The resource below.
-        capture_stacks: Whether to record the call stack of each allocation, which takes time.
+        capture_stacks: Whether to record the call stack of each allocation. Recording takes time.
 
     Raises:
         TypeError: `upstream_mr` is None.
@@ -894,7 +908,7 @@ class TrackingResourceAdaptor(UpstreamResourceAdaptor):
         return text if count else ""
 
     def log_outstanding_allocations(self) -> None:
-        """Log the live allocations as a warning of Python's logger `millpond`.
+        """Write the live allocations to Python's logger `millpond`, as a warning.
 
         Example:
             >>> import logging
@@ -909,12 +923,12 @@ class TrackingResourceAdaptor(UpstreamResourceAdaptor):
 
 
 class FailureCallbackResourceAdaptor(UpstreamResourceAdaptor):
-    """Calls a function when memory runs out, so that the program can free some.
+    """Calls a function when memory runs out, so that the program can free some memory.
 
     Args:
         upstream_mr: The resource below.
-        callback: `callback(nbytes)` gets the size of the request in bytes. The request is tried again if it
-            returns True, and fails if it returns False.
+        callback: `callback(nbytes)` gets the size of the request in bytes. If the callback returns True, the
+            request is tried again. If it returns False, the request fails.
 
     Raises:
         TypeError: `upstream_mr` is None.
@@ -940,7 +954,7 @@ class FailureCallbackResourceAdaptor(UpstreamResourceAdaptor):
 
 
 class PrefetchResourceAdaptor(_Adaptor):
-    """Moves managed memory to the device at its allocation.
+    """Moves each block of managed memory to the device when the block is allocated.
 
     Args:
         upstream_mr: The resource below, of managed memory.
@@ -981,7 +995,7 @@ class AlignedResourceAdaptor(UpstreamResourceAdaptor):
     Args:
         upstream_mr: The resource below.
         alignment: The alignment in bytes, a power of 2.
-        alignment_threshold: The smallest block that is aligned, in bytes.
+        alignment_threshold: A size in bytes. Smaller requests keep their own alignment.
 
     Raises:
         TypeError: `upstream_mr` is None.
@@ -1005,7 +1019,7 @@ class AlignedResourceAdaptor(UpstreamResourceAdaptor):
 
 
 class RetryResourceAdaptor(UpstreamResourceAdaptor):
-    """Waits for other threads to free memory before a request fails.
+    """If memory runs out, waits for other threads to free some before the request fails.
 
     Args:
         upstream_mr: The resource below.
@@ -1026,7 +1040,7 @@ class RetryResourceAdaptor(UpstreamResourceAdaptor):
 
 
 class FallbackResourceAdaptor(UpstreamResourceAdaptor):
-    """Takes memory from another stack if the resource below has none.
+    """Takes memory from another stack if the resource below has no memory.
 
     Args:
         upstream_mr: The resource to try first.
@@ -1076,8 +1090,8 @@ _BY_LAYER: dict[str, type[DeviceMemoryResource]] = {
 
 # --- The default resource of each device ---
 
-#: Guards `_objects`, and the order in which defaults are set. Objects that a new default replaces may run the
-#: program's functions, so they end after the lock is released.
+#: Guards `_objects`, and the order in which defaults are set. The end of a replaced default may run the
+#: program's functions. So replaced defaults end only after the lock is released.
 _lock = _locks.lock()
 #: Guards the logs of the devices.
 _logs = _locks.lock()
@@ -1103,14 +1117,14 @@ def get_per_device_resource(device: DeviceLike | None) -> DeviceMemoryResource:
     """Return the default resource of a device.
 
     Args:
-        device: The device or its number; None takes the current one.
+        device: The device or its number; None means the current device.
 
     Returns:
-        The resource. It is the object that was set, or an object of its outermost layer's class.
+        The object that was set as the default, or else a new object of the outermost layer's class.
 
     Raises:
         NoDeviceError: There is no such device.
-        StackError: The device has its initial default, and the text in MILLPOND_STACK is malformed.
+        StackError: The default comes from MILLPOND_STACK, and the stack's text is malformed.
 
     Example:
         >>> import millpond
@@ -1121,7 +1135,7 @@ def get_per_device_resource(device: DeviceLike | None) -> DeviceMemoryResource:
     while True:
         before, found = _objects.get(device), _known(default_resource(device))
         with _lock:
-            # Otherwise another thread has set a default meanwhile.
+            # If the entry differs, another thread has set a default meanwhile. Then the loop looks again.
             if _objects.get(device) is before:
                 _objects[device] = found
                 return found
@@ -1133,7 +1147,7 @@ def set_per_device_resource(device: DeviceLike | None, mr: DeviceMemoryResource)
     Existing buffers keep the resource that they came from.
 
     Args:
-        device: The device or its number; None takes the current one.
+        device: The device or its number; None means the current device.
         mr: The resource.
 
     Raises:
@@ -1153,7 +1167,7 @@ def set_per_device_resource(device: DeviceLike | None, mr: DeviceMemoryResource)
     if mr.device != device:
         raise InvalidArgumentError(f"{mr!r} is on {mr.device} and cannot be the default of {device}")
     with _lock:
-        # These end when this function returns, not under the lock.
+        # Keeps the replaced objects until the lock is released.
         before = mr._make_default(), _objects.get(device)
         _objects[device] = mr
     del before
@@ -1164,7 +1178,7 @@ def get_current_device_resource() -> DeviceMemoryResource:
 
     Raises:
         NoDeviceError: There is no device.
-        StackError: The device has its initial default, and the text in MILLPOND_STACK is malformed.
+        StackError: The default comes from MILLPOND_STACK, and the stack's text is malformed.
 
     Example:
         >>> import millpond
@@ -1198,7 +1212,7 @@ def get_per_device_resource_type(device: DeviceLike | None) -> type[DeviceMemory
     """Return the class of a device's default resource.
 
     Args:
-        device: The device or its number; None takes the current one.
+        device: The device or its number; None means the current device.
 
     Returns:
         The class.
@@ -1231,10 +1245,11 @@ def get_current_device_resource_type() -> type[DeviceMemoryResource]:
 def reset_per_device_resource(device: DeviceLike | None) -> None:
     """Restore the initial default resource of a device.
 
-    The initial default is the stack named by MILLPOND_STACK, or plain CUDA memory.
+    The initial default is the stack whose text is in MILLPOND_STACK. If this variable is not set, the initial
+    default is plain CUDA memory.
 
     Args:
-        device: The device or its number; None takes the current one.
+        device: The device or its number; None means the current device.
 
     Raises:
         NoDeviceError: There is no such device.
@@ -1253,7 +1268,7 @@ def reset_per_device_resource(device: DeviceLike | None) -> None:
 
 
 def is_initialized() -> bool:
-    """Return whether the current device has a default resource, which every device has.
+    """Return True, because every device has a default resource. Programs written for RMM call this function.
 
     Raises:
         NoDeviceError: There is no device.
@@ -1284,7 +1299,7 @@ def available_device_memory() -> tuple[int, int]:
 def register_reinitialize_hook(
     func: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs
 ) -> Callable[_P, _R]:
-    """Call a function before each `reinitialize`. The last one registered is called first.
+    """Call a function before each `reinitialize`. The function that was registered last is called first.
 
     Args:
         func: The function.
@@ -1308,7 +1323,7 @@ def register_reinitialize_hook(
 
 
 def unregister_reinitialize_hook(func: Callable[..., object]) -> None:
-    """Remove all registrations of a function. For a method, each lookup counts as the same function.
+    """Remove all registrations of a function. Functions are compared with `==`, so bound methods work too.
 
     Args:
         func: The function that was registered. An unknown function changes nothing.
@@ -1340,13 +1355,13 @@ def reinitialize(
     Args:
         pool_allocator: Whether to put a pool on top of the device's memory.
         managed_memory: Whether to use managed memory as the base.
-        initial_pool_size: The pool's first size: bytes, a text, or a share such as "50%". None takes half of
-            the free memory.
-        maximum_pool_size: The most that the pool may hold, in the same forms; None sets no limit.
-        devices: A device, its number, or several of them; None is device 0.
+        initial_pool_size: The size that the pool allocates at creation: bytes, a text such as "1GiB", or a
+            share of the free memory such as "50%". None means half of the free memory.
+        maximum_pool_size: The largest size of the pool: bytes, a text, or a share. None sets no limit.
+        devices: A device, its number, or several of them; None means device 0.
         logging: Whether to log each call, as `LoggingResourceAdaptor` does.
-        log_file_name: The path of the log; None takes it from MILLPOND_LOG_FILE or RMM_LOG_FILE.
-        stack: The text of any other stack. It replaces the first four arguments.
+        log_file_name: The path of the log; None means the path in MILLPOND_LOG_FILE or RMM_LOG_FILE.
+        stack: The text of a stack. With it, the first four arguments have no effect.
 
     Raises:
         NoDeviceError: There is no such device.
@@ -1385,13 +1400,14 @@ def _log(device: Device, log_file_name: FilePath | None) -> None:
 
 
 def enable_logging(log_file_name: FilePath | None = None) -> None:
-    """Log the calls of every device that has a default resource, each to a separate file.
+    """Log the calls to the default resources, with a separate file for each device.
 
-    `log.csv` becomes `log.dev0.csv` for device 0. A job of several processes uses `{pid}` and `{rank}` in the
-    name, as described at `LoggingResourceAdaptor`. A device whose default resource is a log keeps it.
+    The current device gets a log, and each device whose default this process has set or read. For device 0,
+    `log.csv` becomes `log.dev0.csv`. `LoggingResourceAdaptor` describes the placeholders in a path. If a
+    device's default resource is already a log, this log stays.
 
     Args:
-        log_file_name: The path; None takes it from MILLPOND_LOG_FILE, or else from RMM_LOG_FILE.
+        log_file_name: The path; None means the path in MILLPOND_LOG_FILE, or else in RMM_LOG_FILE.
 
     Raises:
         ValueError: Neither `log_file_name` nor the environment names a file.
@@ -1415,7 +1431,7 @@ def enable_logging(log_file_name: FilePath | None = None) -> None:
 def disable_logging() -> None:
     """Remove the logs that are default resources. The resources below them become the defaults again.
 
-    A log below another layer writes its rows and continues.
+    If a log is below another layer, it writes its buffered rows and stays.
 
     Raises:
         LogFileError: A log's file cannot be written.
@@ -1449,7 +1465,7 @@ def get_log_filenames() -> dict[int, str | None]:
     """Return the file of each device's log.
 
     Returns:
-        The path by the device's number; None for a device without a log.
+        A dict that maps each device's number to the path of its log, or to None if it has no log.
 
     Example:
         >>> import millpond
@@ -1459,7 +1475,7 @@ def get_log_filenames() -> dict[int, str | None]:
     with _logs:
         names: dict[int, str | None] = {device.ordinal: None for device in (Device(), *_objects)}
         for device, _, file in _default_logs():
-            # A simulated device may have the number of a real one.
+            # A simulated and a real device may have the same number. Only a device with a log counts.
             if file is not None:
                 names[device.ordinal] = os.fsdecode(file)
         return names

@@ -1,14 +1,15 @@
-"""Lets Numba allocate device memory from a millpond stack (NBEP 7).
+"""Lets Numba allocate device memory from a millpond stack, through Numba's plug-in interface (NBEP 7).
 
 >>> import millpond.numba
 >>> millpond.numba.use()  # doctest: +SKIP
 
-NUMBA_CUDA_MEMORY_MANAGER=millpond does the same without a change to the program. Both numba-cuda and
-numba-cuda-mlir are supported. Numba itself allocates host memory and managed memory.
+The environment variable NUMBA_CUDA_MEMORY_MANAGER=millpond does the same as `use()`, without a change to the
+program. millpond supports numba-cuda and numba-cuda-mlir. Numba still allocates host memory and managed
+memory itself.
 
-Numba names no stream when it allocates. Memory is therefore freed after the work of all blocking streams. To
-allocate for another stream, write `with millpond.numba.stream(s):`. If a non-blocking stream uses an array,
-call `record_stream`.
+Numba names no stream when it allocates, so millpond uses the legacy default stream. The memory is freed in
+the order of this stream, which waits for all streams except non-blocking ones. If a non-blocking stream uses
+an array, call `record_stream`. To allocate for another stream, write `with millpond.numba.stream(s):`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from . import _errors, _library, _locks
 from ._native import Resource
 from .typing import StackLike, StreamLike
 
-#: The stack for a device whose default is plain CUDA memory. CUDA's legacy IPC can share this memory.
+#: The stack for a device whose default is plain CUDA memory. With `pages=off`, CUDA's legacy IPC can share
+#: the memory with other processes.
 DEFAULT_STACK = "cuda+pool:pages=off"
 _DRIVERS = ("numba.cuda.cudadrv.driver", "numba_cuda_mlir.numba_cuda.cudadrv.driver")
 _scope = _library.StreamScope()
@@ -51,13 +53,13 @@ def stream(stream: StreamLike | None) -> contextlib.AbstractContextManager[None]
     """Allocate for a stream inside a `with` block, on this thread. The memory is freed in the stream's order.
 
     Args:
-        stream: The stream; None is the default stream.
+        stream: The stream; None means the default stream.
 
     Returns:
-        The context.
+        The context manager.
 
     Raises:
-        TypeError: `stream` is not a stream. The start of the block raises it.
+        TypeError: `stream` is not a stream. The `with` statement raises this error, not the call.
 
     Example:
         >>> import millpond.numba
@@ -68,8 +70,10 @@ def stream(stream: StreamLike | None) -> contextlib.AbstractContextManager[None]
 
 
 def _ending(end: Callable[[Any], object], handle: Any) -> functools.partial[None]:
-    """Return a finalizer that any thread may call, even at exit and after a reset. It does nothing in a
-    forked child."""
+    """Return a finalizer that any thread may call, also at exit and after a reset of the context.
+
+    In a forked child, the finalizer does nothing.
+    """
     return functools.partial(_end_in, _library.generation[0], _library.generation, end, handle)
 
 
@@ -79,7 +83,11 @@ def _end_in(made_in: int, generation: list[int], end: Callable[[Any], object], h
 
 
 def _memory_of(pointer: Any) -> tuple[Any, Any]:
-    """Return libmillpond's handle of a pointer. For a view, this is the viewed pointer's handle."""
+    """Return a pair: libmillpond's handle of a pointer's memory, and the object that holds the handle.
+
+    If `pointer` is a view, the object is the pointer that it views. If the memory is not from millpond, the
+    pair is `(None, None)`.
+    """
     seen = pointer
     while seen is not None:
         handle = getattr(seen, "_millpond_memory", None)
@@ -93,7 +101,10 @@ def _memory_of(pointer: Any) -> tuple[Any, Any]:
 
 
 def _stack() -> StackLike:
-    """Return the stack to use. For a resource that was lost with its context, this is the resource's text."""
+    """Return the stack to use.
+
+    If the stack is a resource, and a reset of the context ended it, return the resource's text instead.
+    """
     stack: StackLike = _state["stack"]
     if isinstance(stack, Resource):
         try:
@@ -130,7 +141,7 @@ def record_stream(array: Any, stream: StreamLike) -> None:
 
 @functools.cache
 def manager_class(driver: Any) -> type[Any]:
-    """Return the class of memory manager for a driver module of Numba.
+    """Return the memory manager's class for a driver module of Numba.
 
     Args:
         driver: The module `numba.cuda.cudadrv.driver`, of numba-cuda or of numba-cuda-mlir.
@@ -155,7 +166,7 @@ def manager_class(driver: Any) -> type[Any]:
         driver.GetIpcHandleMixin,  # type: ignore[misc]
         driver.HostOnlyCUDAMemoryManager,  # type: ignore[misc]
     ):
-        """Device memory from the default resource of the context's device."""
+        """Allocates device memory from the default resource of the context's device."""
 
         interface_version = 1
 
@@ -180,7 +191,7 @@ def manager_class(driver: Any) -> type[Any]:
             return self._manager
 
         def _ordinal(self) -> int:
-            # An attached context has CUDA's bare device, which is its number.
+            # If Numba has attached to an existing context, `device` is CUDA's own device, which is a number.
             device = self.context.device
             return device.id if hasattr(device, "id") else int(device)
 
@@ -193,7 +204,7 @@ def manager_class(driver: Any) -> type[Any]:
         def memalloc(self, size: int) -> Any:
             manager, used_on = self._handle(), _scope.current
             if used_on is None:
-                # 2 is the per-thread default stream. The library has one such stream for each thread.
+                # The handle 2 means the per-thread default stream: each thread has its own.
                 used_on = 2 if getattr(driver.config, "CUDA_PER_THREAD_DEFAULT_STREAM", 0) else 0
             address, memory = ctypes.c_uint64(), ctypes.c_void_p()
             places = ctypes.byref(address), ctypes.byref(memory)
@@ -266,14 +277,14 @@ def use(stack: StackLike = None, driver: Any = None) -> None:
     """Make millpond Numba's memory manager. Call it before Numba first uses a device.
 
     Args:
-        stack: A text or a resource, which becomes the default of each device. None keeps the default; if
-            that is plain CUDA memory, it becomes `DEFAULT_STACK`.
-        driver: The driver module of the Numba to serve. None serves each one that is loaded, or else
-            numba-cuda.
+        stack: The stack as text, or a resource. It becomes the default of each device that Numba uses. None
+            keeps the default. If the default is plain CUDA memory, `DEFAULT_STACK` replaces it.
+        driver: The driver module of the Numba package to serve. None means each Numba package that is already
+            imported. If there is none, None means numba-cuda.
 
     Raises:
         ImportError: numba-cuda is not installed.
-        RuntimeError: Numba has chosen its memory manager already.
+        RuntimeError: Numba has already chosen its memory manager.
 
     Example:
         >>> import millpond.numba
@@ -292,8 +303,7 @@ def use(stack: StackLike = None, driver: Any = None) -> None:
 
 
 def _driver_asking(frame: types.FrameType) -> Any:
-    """Return the driver module of the Numba that asks in a frame. For any other caller, it is numba-
-    cuda's."""
+    """Return Numba's driver module whose code runs in a frame, or else numba-cuda's driver module."""
     asking = frame.f_globals.get("__name__")
     if asking in _DRIVERS:
         return importlib.import_module(asking)
@@ -301,8 +311,8 @@ def _driver_asking(frame: types.FrameType) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    # Numba reads this for NUMBA_CUDA_MEMORY_MANAGER=millpond.numba. The Numba that reads it is the one to
-    # serve.
+    # For NUMBA_CUDA_MEMORY_MANAGER=millpond.numba, Numba reads this name. The caller's frame shows which
+    # Numba package reads it.
     if name != "_numba_memory_manager":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return manager_class(_driver_asking(sys._getframe(1)))

@@ -1,4 +1,4 @@
-"""Replays a log of allocations through stacks of resources: `python -m millpond.replay LOG`."""
+"""Replays a log of allocations through several stacks: `python -m millpond.replay LOG`."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ def binary() -> Path:
     """Return the path of the binary `millpond-replay`.
 
     Returns:
-        The path in the environment variable MILLPOND_REPLAY, or else the package's own binary. The file may
+        The path in the environment variable MILLPOND_REPLAY, or else the path in the package. The file may
         be missing.
 
     Example:
@@ -23,7 +23,7 @@ def binary() -> Path:
 
 
 def main() -> NoReturn:
-    """Replace this process with the binary, with the same arguments (`python -m millpond.replay LOG`).
+    """Replace this process with the binary, which gets the same arguments (`python -m millpond.replay LOG`).
 
     Raises:
         SystemExit: The binary is missing; the message says how to install it.

@@ -9,8 +9,9 @@ from ._native import Resource
 
 
 class MemoryReport:
-    """The use of a stack's memory at one moment. `memory_report` makes it, and a notebook shows it as a
-    table.
+    """The use of a stack's memory at one moment. A notebook shows it as a table.
+
+    `memory_report` makes this object.
 
     Args:
         text: The report as text.
@@ -60,7 +61,7 @@ def memory_report(resource: Resource | None = None) -> MemoryReport:
     """Report the use of a stack's memory, layer by layer.
 
     Args:
-        resource: The stack; None takes the current device's default resource.
+        resource: The stack; None means the current device's default resource.
 
     Returns:
         The report, with sizes in bytes.

@@ -3,10 +3,10 @@
 >>> import millpond.rmm
 >>> millpond.rmm.use("cuda+pool")  # doctest: +SKIP
 
-`python -m millpond.rmm_bridge build` compiles a bridge. Through it RAPIDS calls libmillpond from C++. Without
-the bridge, millpond uses `rmm.mr.CallbackMemoryResource`. Each allocation and each free then takes the GIL
-and calls Python. This takes some microseconds and makes C++ threads wait for each other. C++ programs use
-`millpond/memory_resource.hpp` and need neither.
+`python -m millpond.rmm_bridge build` compiles a bridge. With the bridge, RAPIDS calls libmillpond from C++.
+Without it, millpond uses `rmm.mr.CallbackMemoryResource`. Each allocation and each free then takes the GIL
+and calls Python code. This costs some microseconds, and C++ threads wait for each other. A C++ program
+includes `millpond/memory_resource.hpp` instead, and needs neither the bridge nor callbacks.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ._native import Resource
 from .typing import FrameworkDevice, StackLike
 
 _before: dict[int, Any] = {}
-# RMM keeps a plain pointer to its default resource, so the resource must stay alive.
+# RMM keeps only a pointer to its default resource, so these resources must stay alive.
 _kept: list[Any] = []
 
 
 def bridge() -> str:
-    """Describe how `resource` and `use` serve RMM: through the compiled bridge, or through Python.
+    """Return a text that says how `use` serves RMM: through the compiled bridge, or through Python callbacks.
 
     Raises:
         ImportError: RMM is not installed.
@@ -40,12 +40,12 @@ def bridge() -> str:
 
 
 def resource(stack: StackLike = None, device: FrameworkDevice = None) -> Any:
-    """Return an RMM resource over a device's stack.
+    """Return an RMM resource that takes memory from a device's stack.
 
     Args:
-        stack: A text or a resource, which becomes the device's default. None keeps the default; if that is
-            plain CUDA memory, it becomes `cuda+pool`.
-        device: A device or its number; None takes the current one.
+        stack: The stack as text, or a resource. It becomes the device's default. None keeps the default. If
+            the default is plain CUDA memory, `cuda+pool` replaces it.
+        device: A device or its number; None means the current device.
 
     Returns:
         A `rmm.mr.DeviceMemoryResource`. Keep it as long as RMM uses it.
@@ -87,14 +87,14 @@ def _over_callbacks(rmm: Any, ours: Resource) -> Any:
 
 
 def use(stack: StackLike = None, device: FrameworkDevice = None) -> Any:
-    """Make a device's stack RMM's default resource of that device.
+    """Make a device's stack RMM's default resource for that device.
 
-    When memory runs out, RAPIDS raises `MemoryError` as before. Its text contains millpond's report.
+    If memory runs out, RAPIDS raises `MemoryError`, as without millpond. The text has millpond's report.
 
     Args:
-        stack: A text or a resource, which becomes the device's default. None keeps the default; if that is
-            plain CUDA memory, it becomes `cuda+pool`.
-        device: A device or its number; None takes the current one.
+        stack: The stack as text, or a resource. It becomes the device's default. None keeps the default. If
+            the default is plain CUDA memory, `cuda+pool` replaces it.
+        device: A device or its number; None means the current device.
 
     Returns:
         The RMM resource.
@@ -122,7 +122,7 @@ def disable(device: FrameworkDevice = None) -> None:
     """Restore the default resource that RMM had before `use`. Buffers in millpond's memory stay valid.
 
     Args:
-        device: A device or its number; None takes the current one.
+        device: A device or its number; None means the current device.
 
     Raises:
         ImportError: RMM is not installed.

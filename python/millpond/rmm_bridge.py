@@ -1,9 +1,9 @@
 """Compiles the C++ bridge between the installed RMM and millpond.
 
-`python -m millpond.rmm_bridge build` compiles it, and `millpond.rmm.use()` then uses it: RAPIDS calls
-libmillpond without the GIL and without Python. To compile it, you need a C++20 compiler (CXX), Cython, and
-the headers of RMM and of CUDA's runtime. The bridge is stored in the folder named by MILLPOND_RMM_BRIDGE, or
-else in the user's cache.
+`python -m millpond.rmm_bridge build` compiles the bridge. Then `millpond.rmm.use()` uses it, and RAPIDS calls
+libmillpond without the GIL and without Python code. The build needs a C++20 compiler, Cython, and the headers
+of RMM and of CUDA's runtime. The environment variable CXX can name the compiler. MILLPOND_RMM_BRIDGE can name
+the folder for the bridge, which is otherwise the user's cache.
 """
 
 import functools
@@ -33,7 +33,7 @@ def folder() -> Path:
     """Return the folder that holds compiled bridges.
 
     Returns:
-        The folder named by MILLPOND_RMM_BRIDGE, or else `millpond` in the user's cache.
+        The folder that MILLPOND_RMM_BRIDGE names, or else `millpond` in the user's cache.
 
     Example:
         >>> from millpond import rmm_bridge
@@ -47,7 +47,7 @@ def folder() -> Path:
 
 
 def _librmm() -> Path:
-    """Return RMM's library from its wheel, or else from the environment (conda)."""
+    """Return the path of RMM's library in its wheel, or else in the environment's `lib` folder (conda)."""
     spec = importlib.util.find_spec("librmm")
     roots = [] if spec is None else [Path(root) for root in spec.submodule_search_locations or ()]
     places = [root / "lib64" for root in roots] + [Path(sys.prefix) / "lib"]
@@ -59,9 +59,9 @@ def _librmm() -> Path:
 
 
 def path() -> Path:
-    """Return the path of the bridge for the installed RMM, compiled or not.
+    """Return the path of the bridge for the installed RMM. The file may not exist yet.
 
-    The name depends on the versions of RMM, Python and millpond, so a bridge of another version is never
+    The path depends on the versions of RMM, Python and millpond. So a bridge for other versions is never
     loaded.
 
     Raises:
@@ -88,11 +88,11 @@ def _include_folders() -> list[Path]:
     librmm = _librmm().parent.parent
     folders = [_HERE / "include", Path(sysconfig.get_path("include"))]
     folders += [librmm / "include", librmm / "include/rapids"]
-    # The folder of librmm comes first, because `pip install --user` and `--target` put packages elsewhere.
+    # `pip install --user` and `--target` put packages elsewhere, so the folder with librmm comes first.
     sites = [librmm.parent, *(Path(sysconfig.get_path(key)) for key in ("platlib", "purelib"))]
     for site in dict.fromkeys(sites):
         folders.append(site / "rapids_logger/include")
-        folders += sorted(site.glob("nvidia/cu*/include"))  # CUDA 13; CUDA 12 has `cuda_*`
+        folders += sorted(site.glob("nvidia/cu*/include"))  # `cu13`, or `cuda_*` for CUDA 12
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if os.environ.get(variable):
             folders.append(Path(os.environ[variable]) / "include")
@@ -122,10 +122,11 @@ def _run(command: list[str], what: str) -> None:
 
 
 def _limits() -> list[str]:
-    """Return the compiler's flags that build our class as RMM's class is built.
+    """Return the compiler's flags for Python's limited API, if RMM's class is built with it.
 
-    Our class inherits the end of its objects from RMM's class. Only with Python's limited interface does each
-    object count as a user of its class.
+    With the limited API, each object holds a reference to its class, and the function that ends the object
+    drops this reference. Our class inherits that function from RMM's class. So both classes must be built in
+    the same way.
     """
     base = importlib.util.find_spec("rmm.pylibrmm.memory_resource._memory_resource")
     is_limited = base is not None and str(base.origin).endswith(".abi3.so")
@@ -140,7 +141,7 @@ def build() -> Path:
 
     Raises:
         ImportError: RMM is not installed.
-        RuntimeError: Cython, a C++ compiler or a header is missing; the message says what to install.
+        RuntimeError: Cython, a C++ compiler or a header is missing. The message says what to install.
 
     Example:
         >>> from millpond import rmm_bridge
@@ -159,7 +160,8 @@ def build() -> Path:
         _run([sys.executable, "-m", "cython", "-3", "--cplus", str(_SOURCE), "-o", str(code)], "Cython")
         compiler = shlex.split(os.environ.get("CXX") or "c++")
         options = ["-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", *_limits(), *includes]
-        # The linker names let the bridge find both libraries, which the process has already loaded.
+        # The linker stores the names of both libraries. The process has already loaded them, so the bridge
+        # finds them by name.
         libraries = [str(_librmm()), library_path()]
         _run([*compiler, *options, str(code), *libraries, "-o", str(library)], "the C++ compiler")
         library.replace(made)
@@ -169,7 +171,7 @@ def build() -> Path:
 @functools.cache
 def _import(file: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"millpond.{_MODULE}", file)
-    assert spec is not None and spec.loader is not None  # this file ending always has a loader
+    assert spec is not None and spec.loader is not None  # Python always has a loader for `.so`
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -179,7 +181,8 @@ def load() -> ModuleType | None:
     """Return the module of the bridge.
 
     Returns:
-        The module. It is None if the bridge is not compiled or cannot be loaded; the second case also warns.
+        The module. It is None if the bridge is not compiled. It is also None, with a warning, if the bridge
+        cannot be loaded.
 
     Raises:
         ImportError: RMM is not installed.

@@ -24,7 +24,9 @@ _R = TypeVar("_R")
 
 @dataclass
 class Statistics:
-    """Counters of one level: bytes and allocations, each as current, peak and total. The order is RMM's.
+    """The counters of one level: bytes and allocations, each as current, peak and total.
+
+    `push_statistics` explains levels. The fields have the same order as in RMM.
 
     Args:
         current_bytes: The bytes in use.
@@ -52,16 +54,16 @@ class Statistics:
 
 
 def _counting() -> _mr.StatisticsResourceAdaptor | None:
-    """Return the current resource if it has counters."""
+    """Return the current device's default resource if it is a `StatisticsResourceAdaptor`, or else None."""
     resource = _mr.get_current_device_resource()
     return resource if isinstance(resource, _mr.StatisticsResourceAdaptor) else None
 
 
 def enable_statistics() -> None:
-    """Count the allocations of the current resource from now on.
+    """Count the allocations of the current device's default resource from now on.
 
-    This puts a `StatisticsResourceAdaptor` on top of the current device's default resource, unless it has
-    one.
+    This puts a `StatisticsResourceAdaptor` on top of the default resource. If the default resource is already
+    such an adaptor, nothing changes.
 
     Raises:
         MillpondError: libmillpond could not build the layer.
@@ -78,7 +80,7 @@ def enable_statistics() -> None:
 
 
 def get_statistics() -> Statistics | None:
-    """Return the counters of the current level.
+    """Return the counters of the top level.
 
     Returns:
         The counters, with sizes in bytes; None if statistics are not enabled.
@@ -96,10 +98,13 @@ def get_statistics() -> Statistics | None:
 
 
 def push_statistics() -> Statistics | None:
-    """Start a level with all counters at 0.
+    """Start a new top level with all counters at 0.
+
+    Only the top level counts, until `pop_statistics` ends it and adds its counts to the level below.
 
     Returns:
-        The counters of the level below, with sizes in bytes; None if statistics are not enabled.
+        The counters of the level that was on top until this call, with sizes in bytes; None if statistics are
+        not enabled.
 
     Example:
         >>> import millpond
@@ -114,13 +119,13 @@ def push_statistics() -> Statistics | None:
 
 
 def pop_statistics() -> Statistics | None:
-    """End a level. Its counts are added to the level below.
+    """End the top level, and add its counts to the level below.
 
     Returns:
         The counters of the level that ended, with sizes in bytes; None if statistics are not enabled.
 
     Raises:
-        IndexError: No level was started.
+        IndexError: There is no level that `push_statistics` started.
 
     Example:
         >>> import millpond
@@ -135,13 +140,13 @@ def pop_statistics() -> Statistics | None:
 
 @contextmanager
 def statistics() -> Iterator[None]:
-    """Count the allocations inside a `with` block in a separate level.
+    """Count the allocations inside a `with` block separately.
 
-    If the current resource has no counters, the block puts a `StatisticsResourceAdaptor` on top of it. The
-    block's end restores the resource.
+    If statistics are enabled, the block starts a level, and ends it afterwards. Otherwise it enables
+    statistics, and afterwards restores the default resource.
 
     Raises:
-        ValueError: The block replaced the current resource.
+        ValueError: The code in the block replaced the default resource.
 
     Example:
         >>> import millpond
@@ -187,7 +192,7 @@ class ProfilerRecords:
         Args:
             num_calls: The number of calls.
             memory_total: The bytes that all calls allocated.
-            memory_peak: The highest peak of one call, in bytes.
+            memory_peak: The most bytes that one call had in use at once.
 
         Example:
             >>> import millpond
@@ -205,7 +210,7 @@ class ProfilerRecords:
 
             Args:
                 memory_total: The bytes that the call allocated.
-                memory_peak: The most bytes that it had in use at once.
+                memory_peak: The most bytes that the call had in use at once.
 
             Example:
                 >>> import millpond
@@ -297,20 +302,19 @@ default_profiler_records = ProfilerRecords()
 
 
 def _get_descriptive_name_of_object(obj: Callable[..., object]) -> str:
-    """Return the file, line and name of a function. If decorators wrap it, they are the innermost
-    function's."""
+    """Return the file, line and name of a function, without the decorators around it."""
     obj = inspect.unwrap(obj)
     return f"{inspect.getfile(obj)}:{inspect.getsourcelines(obj)[1]}({obj.__qualname__})"
 
 
 class ProfilerContext:
-    """A decorator that profiles a function, or a context that profiles a block. `profiler` makes it.
+    """Profiles a function as a decorator, or a block as a context manager. `profiler` makes this object.
 
-    While statistics are not enabled it does nothing.
+    If statistics are not enabled, it does nothing.
 
     Args:
         records: The records that receive the counters.
-        name: The name of the record; by default, a decorated function's file, line and name.
+        name: The name of the record. The default for a function is its file, line and name.
 
     Raises:
         ValueError: A `with` block is profiled without a name.
@@ -355,16 +359,17 @@ class ProfilerContext:
 
 
 def profiler(*, records: ProfilerRecords = default_profiler_records, name: str = "") -> ProfilerContext:
-    """Return a decorator and context that profiles the allocations of the current resource.
+    """Return an object that profiles the allocations of a function or a block.
 
-    While statistics are not enabled it does nothing.
+    It counts the allocations of the current device's default resource. If statistics are not enabled, it does
+    nothing.
 
     Args:
         records: The records that receive the counters; by default `default_profiler_records`.
-        name: The name of the record; by default, a decorated function's file, line and name.
+        name: The name of the record. The default for a function is its file, line and name.
 
     Returns:
-        An object that serves as a decorator and in `with`.
+        An object that is a decorator for a function, and a context manager for a block.
 
     Raises:
         ValueError: A `with` block is profiled without a name.

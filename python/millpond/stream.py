@@ -12,11 +12,11 @@ PER_THREAD_DEFAULT_STREAM = Stream(2)
 
 
 class CudaStreamFlags(enum.IntEnum):
-    """Flags of a new stream: whether it synchronizes with the legacy default stream.
+    """Flags of a new stream. They say whether the stream synchronizes with the legacy default stream.
 
     Attributes:
         SYNC_DEFAULT: The stream and the legacy default stream wait for each other (`cudaStreamDefault`).
-        NON_BLOCKING: The streams do not wait for each other (`cudaStreamNonBlocking`).
+        NON_BLOCKING: These two streams do not wait for each other (`cudaStreamNonBlocking`).
 
     Example:
         >>> import millpond
@@ -28,10 +28,10 @@ class CudaStreamFlags(enum.IntEnum):
 
 
 class StreamPool:
-    """A fixed number of streams, handed out in turn.
+    """A fixed number of streams. `get_stream` returns them in turn.
 
     Args:
-        pool_size: The number of streams, at least 1. All are made at once, on the current device.
+        pool_size: The number of streams, at least 1. They are made at once, on the current device.
         flags: The flags of each stream.
 
     Raises:
@@ -58,7 +58,8 @@ class StreamPool:
         """Return a stream of the pool.
 
         Args:
-            stream_id: The number of the stream, from 0, modulo the size of the pool; None takes the next one.
+            stream_id: The number of the stream, from 0. The pool takes larger numbers modulo its own size.
+                None means the next stream in turn.
 
         Returns:
             The stream. It stays in the pool, so other callers may get the same stream.

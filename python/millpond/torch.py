@@ -1,7 +1,8 @@
 """Lets PyTorch allocate device memory from a millpond stack, in one of two ways.
 
 `with millpond.torch.use_mem_pool():` serves the allocations inside the block through a `torch.cuda.MemPool`.
-PyTorch's own allocator takes its segments from millpond, and its statistics, snapshots and graphs still work.
+PyTorch's own allocator stays in use. It takes its segments, the large blocks that it divides, from millpond.
+PyTorch's statistics, snapshots and graphs still work.
 
 `millpond.torch.use()` serves all allocations of the process directly. Call it before PyTorch first uses a
 device. The book's chapter on frameworks lists the features of PyTorch that do not work in this mode.
@@ -23,10 +24,11 @@ from .typing import FrameworkDevice, StackLike
 if TYPE_CHECKING:
     from .report import MemoryReport
 
-#: A device as `torch.cuda` takes it.
+#: The forms of a device that functions of `torch.cuda` accept.
 TorchDeviceLike: TypeAlias = FrameworkDevice | str
 
-# PyTorch keeps the addresses of an allocator's functions as long as its memory lives, so these stay.
+# PyTorch keeps the addresses of an allocator's functions as long as memory from it lives. So the allocators
+# are kept until the process ends.
 _kept: list[Any] = []
 _patched: list[tuple[Any, str, Any]] = []
 _state = {"is_process_wide": False}
@@ -39,7 +41,7 @@ def _torch() -> Any:
 def _ordinal(device: TorchDeviceLike, stack: StackLike = None) -> int:
     if isinstance(device, str):
         device = _torch().device(device)
-    # PyTorch's "cuda" without a number.
+    # PyTorch's device "cuda" has no number.
     if hasattr(device, "index") and device.index is None:  # type: ignore[union-attr]
         device = None
     if device is None and not isinstance(stack, Resource) and _torch().cuda.is_initialized():
@@ -68,9 +70,9 @@ def mem_pool(stack: StackLike = None, device: TorchDeviceLike = None) -> Any:
     When memory runs out, PyTorch raises its own `torch.OutOfMemoryError`.
 
     Args:
-        stack: A text or a resource, which becomes the device's default. None keeps the default; if that is
-            plain CUDA memory, it becomes `cuda+pool`.
-        device: A device of PyTorch or millpond, its number, or a text such as "cuda:1"; None takes PyTorch's
+        stack: The stack as text, or a resource. It becomes the device's default. None keeps the default. If
+            the default is plain CUDA memory, `cuda+pool` replaces it.
+        device: A device of PyTorch or millpond, its number, or a text such as "cuda:1". None means PyTorch's
             current device.
 
     Returns:
@@ -78,7 +80,7 @@ def mem_pool(stack: StackLike = None, device: TorchDeviceLike = None) -> Any:
 
     Raises:
         ImportError: PyTorch is not installed.
-        UnsupportedError: `use` serves the whole process already.
+        UnsupportedError: `use` already serves the whole process.
         StackError: `stack` is malformed.
 
     Example:
@@ -105,23 +107,23 @@ _default_pools: dict[int, Any] = {}
 def use_mem_pool(
     pool: Any = None, device: TorchDeviceLike = None, *, single_threaded_backward: bool = True
 ) -> Iterator[Any]:
-    """Serve this thread's allocations inside a `with` block from a pool of `mem_pool`.
+    """Serve this thread's allocations inside a `with` block from a pool that `mem_pool` made.
 
-    PyTorch routes allocations by thread. Autograd's own threads would get no memory from the pool in the
-    backward pass. The calling thread therefore runs the backward pass, unless `single_threaded_backward` is
-    False.
+    The pool serves only the calling thread. Autograd runs the backward pass on its own threads, which would
+    get no memory from the pool. The calling thread therefore runs the backward pass, unless
+    `single_threaded_backward` is False.
 
     Args:
-        pool: The pool; None takes the pool that millpond keeps for the device.
+        pool: The pool; None means the pool that millpond keeps for the device.
         device: The device, as for `mem_pool`.
         single_threaded_backward: Whether the calling thread runs the backward pass.
 
     Returns:
-        A context, whose value is the pool.
+        A context manager. `with ... as pool` gives the pool.
 
     Raises:
         ImportError: PyTorch is not installed.
-        UnsupportedError: `use` serves the whole process already.
+        UnsupportedError: `use` already serves the whole process.
 
     Example:
         >>> import torch, millpond.torch  # doctest: +SKIP
@@ -148,7 +150,7 @@ _BASE_ALLOCATION = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.POI
 
 @_BASE_ALLOCATION  # type: ignore[untyped-decorator]
 def _base_allocation(ptr: int, size: Any) -> int:
-    # Each block is a separate allocation.
+    # PyTorch asks in which allocation a block lies. In millpond, each block is a separate allocation.
     number = ctypes.c_uint64()
     if size and not _library.library.millpond_block_size(ctypes.c_void_p(ptr), ctypes.byref(number)):
         size[0] = number.value
@@ -168,9 +170,9 @@ def _too_late(ordinal: int) -> str:
 
 
 def process_allocator() -> Any:
-    """Return a PyTorch allocator over the default resource of each device, for the whole process.
+    """Return a PyTorch allocator for the whole process. It uses the default resource of each device.
 
-    `use()` does more: it sets up the stack of a device, and makes PyTorch's statistics functions work.
+    `use()` does more: it also sets up a device's stack, and makes PyTorch's statistics functions work.
 
     Returns:
         A `torch.cuda.memory.CUDAPluggableAllocator`, for `torch.cuda.memory.change_current_allocator`.
@@ -188,7 +190,7 @@ def process_allocator() -> Any:
     hooks.set_record_stream_fn(_library.address_of("record_stream"))
     hooks.set_reset_fn(_library.address_of("empty_cache"))
     hooks.set_base_alloc_fn(ctypes.cast(_base_allocation, ctypes.c_void_p).value)
-    # Memory that a graph allocates during its capture stays with the graph.
+    # Memory that PyTorch allocates while it captures a graph stays with the graph.
     hooks.set_begin_allocate_to_pool(_library.address_of("begin_allocate_to_pool"))
     hooks.set_end_allocate_to_pool_fn(_library.address_of("end_allocate_to_pool"))
     hooks.set_release_pool(_library.address_of("release_pool"))
@@ -198,24 +200,26 @@ def process_allocator() -> Any:
 def use(stack: StackLike = None, device: TorchDeviceLike = None) -> None:
     """Serve all device memory of PyTorch in this process. Call it before the first `torch.cuda` call.
 
-    PyTorch creates its own allocator in the first `torch.cuda` call, `torch.cuda.set_device` included, and
+    PyTorch creates its own allocator in the first `torch.cuda` call, for example `torch.cuda.set_device`, and
     never replaces it later. In a job of several processes, LOCAL_RANK selects the default device. All other
-    devices keep their default resources and are not touched.
+    devices keep their default resources.
 
-    When memory runs out, PyTorch raises `RuntimeError`, because only its own allocator raises
-    `torch.OutOfMemoryError`. The text begins with `CUDA out of memory.`; libraries look for this text before
-    they try a smaller batch. PyTorch's statistics functions then report millpond's memory;
-    `restore_statistics` undoes that. The change of the allocator cannot be undone.
+    After this call, PyTorch's statistics functions report millpond's memory. `restore_statistics` restores
+    these functions, but PyTorch cannot change back to its own allocator.
+
+    If memory runs out, PyTorch raises `RuntimeError`, because only its own allocator raises
+    `torch.OutOfMemoryError`. The text of the error begins with `CUDA out of memory.`. Libraries look for this
+    text to decide whether to try a smaller batch.
 
     Args:
-        stack: A text or a resource, which becomes the device's default. None keeps the default; if that is
-            plain CUDA memory, it becomes `cuda+pool`.
-        device: A device of PyTorch or millpond, its number, or a text such as "cuda:1"; None takes the
+        stack: The stack as text, or a resource. It becomes the device's default. None keeps the default. If
+            the default is plain CUDA memory, `cuda+pool` replaces it.
+        device: A device of PyTorch or millpond, its number, or a text such as "cuda:1". None means the
             default device.
 
     Raises:
         ImportError: PyTorch is not installed.
-        RuntimeError: PyTorch has created its own allocator already.
+        RuntimeError: PyTorch has already created its own allocator.
         StackError: `stack` is malformed.
 
     Example:
@@ -250,7 +254,7 @@ def memory_stats(device: TorchDeviceLike = None) -> dict[str, int]:
     """Return millpond's counts under the names of `torch.cuda.memory_stats`.
 
     Args:
-        device: The device, as for `use`; None takes PyTorch's current device.
+        device: The device, as for `use`; None means PyTorch's current device.
 
     Returns:
         The counts by name, with sizes in bytes. A count that millpond does not keep is 0.
@@ -293,10 +297,10 @@ def mem_get_info(device: TorchDeviceLike = None) -> tuple[int, int]:
     """Return the free and the total memory of a device, in bytes.
 
     Args:
-        device: The device, as for `use`; None takes PyTorch's current device.
+        device: The device, as for `use`; None means PyTorch's current device.
 
     Returns:
-        The free bytes, which include the free memory that millpond holds, and the total bytes.
+        The free bytes and the total bytes. The free bytes include free memory that millpond holds.
 
     Raises:
         ImportError: PyTorch is not installed.
@@ -311,10 +315,10 @@ def mem_get_info(device: TorchDeviceLike = None) -> tuple[int, int]:
 
 
 def reset_peak_memory_stats(device: TorchDeviceLike = None) -> None:
-    """Reset the peaks of the counts, and the totals with them.
+    """Reset the peak counts to the memory in use. This also resets the total counts.
 
     Args:
-        device: The device, as for `use`; None takes PyTorch's current device.
+        device: The device, as for `use`; None means PyTorch's current device.
 
     Raises:
         ImportError: PyTorch is not installed.
@@ -327,7 +331,7 @@ def reset_peak_memory_stats(device: TorchDeviceLike = None) -> None:
 
 
 def empty_cache() -> None:
-    """Return the free memory of all devices to the driver.
+    """Return the free memory that millpond holds, on all devices, to the driver.
 
     Example:
         >>> import millpond.torch
@@ -340,7 +344,7 @@ def memory_report(device: TorchDeviceLike = None) -> MemoryReport:
     """Report the use of the memory of a device's default resource.
 
     Args:
-        device: The device, as for `use`; None takes PyTorch's current device.
+        device: The device, as for `use`; None means PyTorch's current device.
 
     Returns:
         The report, with sizes in bytes.
@@ -401,14 +405,14 @@ def serve_statistics() -> None:
         "set_per_process_memory_fraction": fraction,
         "get_per_process_memory_fraction": fraction,
     }
-    # PyTorch's other functions (memory_allocated, memory_summary) look these up in their module.
+    # PyTorch's other functions, such as memory_allocated, look these functions up by name in the module.
     for name, function in functions.items():
         _patch(torch.cuda.memory, name, function)
         _patch(torch.cuda, name, function)
 
 
 def restore_statistics() -> None:
-    """Restore PyTorch's own statistics functions. After `use` they raise an error.
+    """Restore PyTorch's own statistics functions. After `use`, these functions raise an error.
 
     Example:
         >>> import millpond.torch

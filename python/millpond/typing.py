@@ -1,4 +1,4 @@
-"""Types for annotations: the streams, devices and sizes that millpond's functions take.
+"""Types for annotations: the streams, devices and sizes that millpond's functions accept.
 
 >>> import millpond
 >>> from millpond.typing import Size, StreamLike
@@ -31,7 +31,7 @@ class CudaStream(Protocol):
 
 
 class CupyStream(Protocol):
-    """A stream of CuPy, or an external stream; `ptr` is its handle.
+    """A stream of CuPy, such as `Stream` or `ExternalStream`. Its `ptr` is the handle.
 
     Example:
         >>> import millpond
@@ -46,7 +46,7 @@ class CupyStream(Protocol):
 
 
 class TorchStream(Protocol):
-    """A stream of PyTorch: `cuda_stream` is its handle.
+    """A stream of PyTorch. Its `cuda_stream` is the handle.
 
     Example:
         >>> from millpond.typing import TorchStream
@@ -61,7 +61,7 @@ class TorchStream(Protocol):
 
 
 class NumbaStream(Protocol):
-    """A stream of Numba. Its `handle` is a number, or a ctypes object with a `value`.
+    """A stream of Numba. Its `handle` is the handle as a number, or a ctypes object with a `value`.
 
     Example:
         >>> from millpond.typing import NumbaStream
@@ -71,7 +71,7 @@ class NumbaStream(Protocol):
 
     @property
     def handle(self) -> object:
-        """The handle, or an object that holds it."""
+        """The handle as a number, or a ctypes object whose `value` is the number."""
         ...
 
 
@@ -89,7 +89,7 @@ class HostBuffer(Protocol):
 
 
 class HostArray(Protocol):
-    """A NumPy array. Before Python 3.12, type checkers do not know that it is a buffer.
+    """A NumPy array. Before Python 3.12, type checkers do not know that arrays have the buffer protocol.
 
     Example:
         >>> import numpy as np
@@ -139,16 +139,16 @@ StreamLike: TypeAlias = Stream | CudaStream | CupyStream | TorchStream | NumbaSt
 #: A device of millpond, or its number.
 DeviceLike: TypeAlias = Device | int
 
-#: A device of any library, or its number; None is the current device.
+#: A device of any library, or its number; None means the current device.
 FrameworkDevice: TypeAlias = Device | CudaCoreDevice | TorchDevice | int | None
 
 #: Contiguous host memory: an object with the buffer protocol, such as bytes or a NumPy array.
 HostMemory: TypeAlias = HostBuffer | HostArray
 
-#: A stack for a framework: a text such as "cuda+pool", a resource, or None for the device's default.
+#: A stack for a framework: a text such as "cuda+pool", or a resource. None means the device's default.
 StackLike: TypeAlias = str | Resource | None
 
-#: A size: a number of bytes, or a text such as "4GiB". Some functions also take a share such as "50%".
+#: A size: a number of bytes, or a text such as "4GiB". Some functions also accept a share such as "50%".
 Size: TypeAlias = float | str
 
 #: A path of a file.

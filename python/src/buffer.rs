@@ -22,19 +22,19 @@ use crate::view::View;
 
 /// Bytes of device memory, allocated and freed in the order of a stream.
 ///
-/// The memory is freed when its last user ends: the buffer, its slices, and the objects of other libraries
-/// that share it through DLPack or the buffer protocol. `buffer[i]` reads a byte, and `buffer[i:j]` is a
-/// slice that shares the memory.
+/// `buffer[i]` reads a byte, and `buffer[i:j]` is a slice that shares the memory. Objects of other libraries
+/// can share the memory through DLPack or the buffer protocol. The memory is freed when the buffer and all
+/// objects that share the memory are gone.
 ///
 /// Args:
-///     ptr: The address of memory to copy from, on the host or the device, as a number; 0 copies nothing, and
+///     ptr: The address of memory to copy from, on the host or the device, as a number. 0 copies nothing, so
 ///         the bytes are undefined.
 ///     size: The size in bytes.
-///     stream: The stream, millpond's or another library's; without it, the default stream.
-///     mr: The resource; None takes the current device's default resource.
+///     stream: The stream, of millpond or another library. If you leave it out, the default stream is used.
+///     mr: The resource; None means the current device's default resource.
 ///
 /// Raises:
-///     OutOfMemoryError: The resource has no memory. It is a `MemoryError`.
+///     OutOfMemoryError: The resource has no memory. This error is a `MemoryError`.
 ///     OverflowError: `size` is negative.
 ///     TypeError: `stream` is not a stream, or `mr` is not a resource.
 ///     InvalidArgumentError: The stream and the memory belong to different devices.

@@ -149,7 +149,7 @@ impl CupyFunctions {
         Ok(Self(Box::leak(Box::new(functions))))
     }
 
-    /// The address of the context, which is the functions' first argument.
+    /// The address of the context. CuPy passes it to both functions as the first argument.
     #[getter]
     fn parameter(&self) -> usize {
         std::ptr::from_ref(self.0).expose_provenance()
@@ -167,7 +167,7 @@ impl CupyFunctions {
         free as *const () as usize
     }
 
-    /// Notes whether this module can serve the requests of a device.
+    /// Sets whether this module may serve the requests of a device.
     fn set_plain(&self, device: u32, is_plain: bool) {
         let Some(bit) = 1_u64.checked_shl(device) else { return };
         if is_plain {

@@ -8,7 +8,7 @@ use crate::error::check;
 use crate::handle::{ResourceHandle, take_recent_default};
 use crate::resource::Resource;
 
-/// Returns the default resource of a device, or else of the current device.
+/// Returns the default resource of a device. None means the current device.
 #[pyfunction]
 #[pyo3(signature = (device=None))]
 pub(crate) fn default_resource(py: Python<'_>, device: Option<&Device>) -> PyResult<Resource> {

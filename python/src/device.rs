@@ -89,15 +89,15 @@ pub(crate) fn ensure_default() {
     }
 }
 
-/// A CUDA device or a simulated one. Naming a device uses none of its memory.
+/// A CUDA device or a simulated one. The object itself uses no memory of the device.
 ///
-/// Without a name, this is the calling thread's current device: the device of CUDA's current context, or else
-/// the default device. MILLPOND_DEVICE names the default device. If it is not set and several devices are
-/// visible, LOCAL_RANK selects one. Otherwise the default is cuda:0, or a simulated H200 on a machine without
-/// a GPU.
+/// Without a name, this is the calling thread's current device: the device of CUDA's current context. If
+/// there is no such context, it is the default device. MILLPOND_DEVICE names the default device. If this
+/// variable is not set and several devices are visible, LOCAL_RANK selects the default device. Otherwise the
+/// default is cuda:0, or a simulated H200 on a machine without a GPU.
 ///
 /// Args:
-///     name: "cuda:1" is a CUDA device, and "sim:8GiB" makes a simulated one. None is the current device.
+///     name: "cuda:1" is a CUDA device, and "sim:8GiB" makes a simulated one. None means the current device.
 ///
 /// Raises:
 ///     NoDeviceError: There is no such device.
@@ -129,7 +129,7 @@ impl Device {
         .map_err(PyErr::from)
     }
 
-    /// Return the device with a number. The call does not touch the device.
+    /// Return the device with a number. The call creates no CUDA context.
     ///
     /// Args:
     ///     ordinal: The number of a CUDA device or, if the default device is simulated, of an open simulated
@@ -165,7 +165,7 @@ impl Device {
         self.0.ordinal()
     }
 
-    /// Whether the device is simulated, with host memory in the role of device memory.
+    /// Whether the device is simulated. A simulated device uses host memory as its device memory.
     ///
     /// Example:
     ///     >>> import millpond
@@ -286,13 +286,13 @@ impl Drop for StreamHandle {
     }
 }
 
-/// A stream: memory is allocated, used and freed in its order.
+/// A stream of a device. Memory is allocated, used and freed in the order of a stream.
 ///
 /// Args:
 ///     obj: A stream of another library: an object with `__cuda_stream__`, a stream of CuPy, PyTorch or
 ///         Numba, or a handle (`cudaStream_t`) as a number. None makes a new stream.
-///     flags: The flags of a new stream, as in `CudaStreamFlags`; None is `SYNC_DEFAULT`.
-///     device: The device of a new stream; None takes the current one.
+///     flags: The flags of a new stream, as in `CudaStreamFlags`; None means `SYNC_DEFAULT`.
+///     device: The device of a new stream; None means the current device.
 ///
 /// Raises:
 ///     TypeError: `obj` is not a stream.
@@ -425,7 +425,7 @@ impl Stream {
         Ok(Self(Arc::new(made)))
     }
 
-    /// Return version 0 of CUDA's protocol for streams: the version, and the handle as a number.
+    /// Return the pair that CUDA's stream protocol requires: its version, 0, and the handle as a number.
     ///
     /// Example:
     ///     >>> import millpond
@@ -486,11 +486,11 @@ impl Stream {
     /// Make later work on this stream wait for the earlier work on another one. The host does not wait.
     ///
     /// Args:
-    ///     other: The other stream, millpond's or another library's.
+    ///     other: The other stream, of millpond or of another library.
     ///
     /// Raises:
-    ///     TypeError: `other` is no stream.
-    ///     DriverError: The driver refused.
+    ///     TypeError: `other` is not a stream.
+    ///     DriverError: The driver refused the operation.
     ///
     /// Example:
     ///     >>> import millpond

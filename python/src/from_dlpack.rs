@@ -15,17 +15,18 @@ use crate::tensor::{CUDA, CUDA_HOST, CUDA_MANAGED, EXTENSION, Foreign, ManagedVe
 
 /// Make a buffer over the memory of an object with `__dlpack__`, without a copy.
 ///
-/// The object's memory lives at least as long as the buffer.
+/// The buffer keeps the object's memory alive.
 ///
 /// Args:
 ///     obj: A contiguous tensor on a device of this process.
-///     stream: The stream of the buffer, which waits for the object's work; without it, the default stream.
+///     stream: The stream of the buffer. It waits for the object's work. If you leave it out, the default
+///         stream is used.
 ///
 /// Returns:
 ///     The buffer. Its `mr` is None.
 ///
 /// Raises:
-///     BufferError: The memory is not contiguous, read-only, or memory of the host.
+///     BufferError: The memory is read-only, not contiguous, or plain host memory.
 ///     AttributeError: `obj` has no `__dlpack__`.
 ///
 /// Example:

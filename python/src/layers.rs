@@ -10,8 +10,8 @@ use crate::error::{Failure, check};
 use crate::handle::ResourceHandle;
 use crate::resource::{Resource, on};
 
-/// Builds `made` from the text of layers on top of a resource. The outermost layer gets the file `path` under
-/// its option `key`.
+/// Builds `made` from the text of layers, on top of a resource. The option `key` of the outermost layer gets
+/// the file `path`.
 #[pyfunction]
 pub(crate) fn build_layer_file(
     py: Python<'_>,
@@ -43,7 +43,7 @@ pub(crate) fn layer_below(py: Python<'_>, resource: &Bound<'_, Resource>) -> PyR
     Ok(below.map(Resource::of))
 }
 
-/// Returns the name of the outermost layer in text.
+/// Returns the name that the outermost layer has in the stack's text.
 #[pyfunction]
 pub(crate) fn layer_name(resource: &Bound<'_, Resource>) -> PyResult<String> {
     let (handle, mut name) = (resource.get().handle()?, null_mut());
@@ -52,7 +52,7 @@ pub(crate) fn layer_name(resource: &Bound<'_, Resource>) -> PyResult<String> {
     Ok(take_text(name))
 }
 
-/// Returns the file's path of the outermost log as bytes, or None.
+/// Returns the path of the file that the outermost log writes, as bytes; None if this log has no file.
 #[pyfunction]
 pub(crate) fn log_file(resource: &Bound<'_, Resource>) -> PyResult<Option<Cow<'static, [u8]>>> {
     let (handle, mut path) = (resource.get().handle()?, null_mut());
@@ -61,7 +61,8 @@ pub(crate) fn log_file(resource: &Bound<'_, Resource>) -> PyResult<Option<Cow<'s
     Ok(take_bytes(path).map(Cow::Owned))
 }
 
-/// Returns the bins of the outermost layer: pairs of a size in bytes and the resource given for it, or None.
+/// Returns the bins of the outermost layer, as pairs: a size in bytes, and the resource that the program gave
+/// for this bin, or None.
 #[pyfunction]
 pub(crate) fn layer_bins(resource: &Bound<'_, Resource>) -> PyResult<Vec<(u64, Option<Resource>)>> {
     let handle = resource.get().handle()?;
@@ -78,7 +79,7 @@ pub(crate) fn layer_bins(resource: &Bound<'_, Resource>) -> PyResult<Vec<(u64, O
     }
 }
 
-/// Reads an amount of memory. Returns its bytes and its percentage of the free memory; one of them is 0.
+/// Reads a size from text. Returns a number of bytes, and a percentage of the free memory; one of them is 0.
 #[pyfunction]
 pub(crate) fn parse_size(size: &str) -> PyResult<(u64, f64)> {
     let (size, mut bytes, mut percent) = (c_argument(size)?, 0, 0.0);

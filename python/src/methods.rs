@@ -67,7 +67,7 @@ impl DeviceBuffer {
         self.size()
     }
 
-    /// Return the bytes that the buffer can grow to without an allocation.
+    /// Return the size in bytes that the buffer can grow to without an allocation.
     ///
     /// Example:
     ///     >>> import millpond
@@ -105,7 +105,7 @@ impl DeviceBuffer {
     /// Copy the bytes to the host, and wait for the copy.
     ///
     /// Args:
-    ///     stream: The stream of the copy; without it, the buffer's own.
+    ///     stream: The stream of the copy. The default is the buffer's stream.
     ///
     /// Returns:
     ///     The bytes.
@@ -127,12 +127,12 @@ impl DeviceBuffer {
         self.read(py, StreamArgument(None))
     }
 
-    /// Copy the bytes to an array of the host, and wait for the copy.
+    /// Copy the bytes to a host array, and wait for the copy.
     ///
     /// Args:
     ///     ary: A contiguous, writable object with the buffer protocol, at least as large as the buffer.
-    ///         None makes an array of NumPy, or a bytearray if NumPy is not installed.
-    ///     stream: The stream of the copy; without it, the buffer's own.
+    ///         With None, the method makes a NumPy array, or a bytearray if NumPy is not installed.
+    ///     stream: The stream of the copy. The default is the buffer's stream.
     ///
     /// Returns:
     ///     The array.
@@ -156,11 +156,11 @@ impl DeviceBuffer {
         self.write_host(py, ary, stream)
     }
 
-    /// Copy from an object of the host to the start of the buffer, and wait for the copy.
+    /// Copy from host memory to the start of the buffer, and wait for the copy.
     ///
     /// Args:
     ///     ary: A contiguous object with the buffer protocol, not larger than the buffer.
-    ///     stream: The stream of the copy; without it, the buffer's own.
+    ///     stream: The stream of the copy. The default is the buffer's stream.
     ///
     /// Raises:
     ///     ValueError: The object is larger than the buffer.
@@ -189,13 +189,14 @@ impl DeviceBuffer {
 
     /// Copy from device memory to the start of the buffer, in stream order.
     ///
-    /// The stream waits for the stream that the source names, which then waits for the copy. So the source
-    /// may be freed at once. If the source names no stream, the call waits for the copy.
+    /// If the source names a stream, the copy waits for the work on that stream. That stream then waits for
+    /// the copy, so you may free the source at once. If the source names no stream, the call itself waits
+    /// until the copy is done.
     ///
     /// Args:
     ///     cuda_ary: A buffer, or a contiguous, one-dimensional object with `__cuda_array_interface__`, not
     ///         larger than the buffer.
-    ///     stream: The stream of the copy; without it, the buffer's own.
+    ///     stream: The stream of the copy. The default is the buffer's stream.
     ///
     /// Raises:
     ///     ValueError: The source is larger than the buffer, or not contiguous.
@@ -222,7 +223,7 @@ impl DeviceBuffer {
     ///
     /// Args:
     ///     value: The value, from 0 to 255.
-    ///     stream: The stream of the work; without it, the buffer's own.
+    ///     stream: The stream of the work. The default is the buffer's stream.
     ///
     /// Raises:
     ///     OverflowError: `value` is not in this range.
@@ -240,7 +241,7 @@ impl DeviceBuffer {
         Ok(py.detach(|| view.fill(value, &stream))?)
     }
 
-    /// Copy the buffer to new memory of the same resource, in the order of its stream.
+    /// Copy the buffer to new memory of the same resource, in the order of the buffer's stream.
     ///
     /// Raises:
     ///     OutOfMemoryError: The resource has no memory.
@@ -265,11 +266,13 @@ impl DeviceBuffer {
         self.copy(py)
     }
 
-    /// Make room, so that a later `resize` allocates nothing. Slices and exports keep their memory.
+    /// Make room, so that a later `resize` allocates nothing.
+    ///
+    /// If the buffer moves to new memory, its slices, and other libraries that share it, keep the old memory.
     ///
     /// Args:
-    ///     new_capacity: The bytes to make room for. A number below the capacity changes nothing.
-    ///     stream: The stream of the copy to new memory; without it, the buffer's own.
+    ///     new_capacity: The size in bytes to make room for. A size below the capacity changes nothing.
+    ///     stream: The stream of the copy to new memory. The default is the buffer's stream.
     ///
     /// Raises:
     ///     OutOfMemoryError: The resource has no memory.
@@ -292,15 +295,17 @@ impl DeviceBuffer {
         self.change(py, &stream, |view| (view.size, Some(new_capacity).filter(|it| *it > view.capacity())))
     }
 
-    /// Change the size. New bytes are undefined. Slices and exports keep their memory.
+    /// Change the size. The contents of added bytes are undefined.
+    ///
+    /// If the buffer moves to new memory, its slices, and other libraries that share it, keep the old memory.
     ///
     /// Args:
-    ///     new_size: The new size in bytes. The buffer gets new memory if the size exceeds its capacity.
-    ///     stream: The stream of the copy to new memory; without it, the buffer's own.
+    ///     new_size: The new size in bytes. If it exceeds the capacity, the buffer moves to new memory.
+    ///     stream: The stream of the copy to new memory. The default is the buffer's stream.
     ///
     /// Raises:
     ///     OutOfMemoryError: The resource has no memory.
-    ///     BufferError: The memory belongs to another library, and the size exceeds it.
+    ///     BufferError: The memory belongs to another library, and `new_size` exceeds its size.
     ///
     /// Example:
     ///     >>> import millpond
@@ -319,10 +324,10 @@ impl DeviceBuffer {
         self.change(py, &stream, |view| (new_size, Some(new_size).filter(|it| *it > view.capacity())))
     }
 
-    /// Copy the bytes to a smaller block, and free the memory beyond the size.
+    /// If the capacity exceeds the size, move the bytes to a block of this size, and free the larger block.
     ///
     /// Args:
-    ///     stream: The stream of the copy; without it, the buffer's own.
+    ///     stream: The stream of the copy. The default is the buffer's stream.
     ///
     /// Raises:
     ///     OutOfMemoryError: The resource has no memory for the smaller block.
@@ -344,11 +349,11 @@ impl DeviceBuffer {
     /// Move managed memory to the device or to the host, in stream order. Other memory does not move.
     ///
     /// Args:
-    ///     device: The number of the memory's own device, or -1 for the host. None is the device.
-    ///     stream: The stream of the work; if left out or None, the buffer's own.
+    ///     device: The number of the memory's own device, or -1 for the host. None means the device.
+    ///     stream: The stream of the work. The default, also for None, is the buffer's stream.
     ///
     /// Raises:
-    ///     ValueError: `device` is another device.
+    ///     ValueError: `device` is the number of another device.
     ///     DriverError: The driver refused the operation.
     ///
     /// Example:
@@ -369,10 +374,11 @@ impl DeviceBuffer {
         self.item(py, index)
     }
 
-    /// Version 3 of the CUDA array interface, with the stream that a consumer has to wait for.
+    /// Version 3 of the CUDA array interface. Its entry `stream` is the stream that a consumer must wait for.
     ///
-    /// The interface does not tell the consumer's stream, so the block's end waits for all work on the
-    /// device. With DLPack the consumer names its stream, and the block's end waits for nothing else.
+    /// A consumer is another library that uses the memory. With this interface, it does not name the stream
+    /// that it works on, so the free waits for all work on the device. With DLPack, the consumer names its
+    /// stream, and the free waits only for the work on this stream.
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let view = self.view()?;
@@ -387,14 +393,14 @@ impl DeviceBuffer {
         Ok(interface)
     }
 
-    /// DLPack's description of the device: the kind of memory, and the number.
+    /// DLPack's description of the device: the kind of memory, and the device's number.
     fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
         let view = self.view()?;
         Ok(py.detach(|| dlpack::device_of(&view))?)
     }
 
-    /// Returns a DLPack capsule, whose deleter needs no GIL. `stream` waits for the buffer's stream, unless
-    /// it is -1.
+    /// Returns a DLPack capsule. Its deleter needs no GIL. Unless `stream` is -1, the stream `stream` waits
+    /// for the buffer's stream.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,
@@ -441,14 +447,14 @@ impl DeviceBuffer {
     /// Offers the bytes to the host: in place if the host can access them, or else as a read-only copy.
     ///
     /// # Safety
-    /// Python calls it with a buffer to fill.
+    /// Python calls this function with a buffer to fill.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, buffer: *mut ffi::Py_buffer, flags: i32) -> PyResult<()> {
         // SAFETY: the caller's promise.
         unsafe { Self::export(&slf, buffer, flags) }
     }
 
     /// # Safety
-    /// Python calls it with a buffer that `__getbuffer__` filled.
+    /// Python calls this function with a buffer that `__getbuffer__` filled.
     unsafe fn __releasebuffer__(&self, buffer: *mut ffi::Py_buffer) {
         // SAFETY: the value came from `__getbuffer__`, and ends here.
         let view = unsafe { Box::from_raw((*buffer).internal.cast::<View>()) };
@@ -456,12 +462,12 @@ impl DeviceBuffer {
     }
 }
 
-/// Copy bytes of the host to a new buffer, and wait for the copy.
+/// Copy host bytes to a new buffer, and wait for the copy.
 ///
 /// Args:
 ///     b: A contiguous object with the buffer protocol, such as bytes or a NumPy array.
-///     stream: The stream of the buffer; without it, the default stream.
-///     mr: The resource; None takes the current device's default resource.
+///     stream: The stream of the buffer. If you leave it out, the default stream is used.
+///     mr: The resource; None means the current device's default resource.
 ///
 /// Returns:
 ///     The buffer.

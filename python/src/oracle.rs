@@ -43,7 +43,7 @@ pub(crate) fn _oracle_mistakes(mistakes: u32) {
     MADE.store(mistakes, Ordering::Relaxed);
 }
 
-/// Opens a simulated device on which an adversary with this seed decides when work is done.
+/// Opens a simulated device. On this device, a random adversary with this seed decides when work is done.
 #[pyfunction]
 pub(crate) fn _oracle_device(py: Python<'_>, nbytes: u64, seed: u64) -> PyResult<Device> {
     // SAFETY: the result may be written.
@@ -63,7 +63,7 @@ pub(crate) fn _oracle_capture(
     Ok(py.detach(|| check(unsafe { (api().oracle_capture)(device.0.0, stream.0.ptr(), begins) }))?)
 }
 
-/// Returns the findings of a simulated device's checks since the last call, one on each line.
+/// Returns the mistakes that a simulated device's checks found since the last call, one on each line.
 #[pyfunction]
 pub(crate) fn _oracle_violations(py: Python<'_>, device: &Device) -> PyResult<String> {
     Ok(py.detach(|| {

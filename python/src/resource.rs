@@ -18,8 +18,8 @@ use crate::size::size;
 
 /// A memory resource: a stack of layers over the memory of one device.
 ///
-/// `millpond.stack` builds one from text, and each class of `millpond.mr` is a layer. Derive your own class
-/// from one of these.
+/// `millpond.stack` builds a resource from text. Each class of `millpond.mr` is a layer. To write your own
+/// class, derive it from one of these classes.
 ///
 /// Example:
 ///     >>> import millpond
@@ -129,7 +129,7 @@ impl Resource {
         })
     }
 
-    /// Builds the checks of a simulated device on top of a resource, for tests.
+    /// Builds a layer that adds the checks of a simulated device to a resource, for tests.
     fn _watch(&self, py: Python<'_>, upstream: &Self) -> PyResult<()> {
         let upstream = upstream.handle()?;
         // SAFETY: the handle is live, and the result may be written.
@@ -142,7 +142,8 @@ impl Resource {
         Ok(())
     }
 
-    /// Builds bins from pairs of a size and a resource, or None.
+    /// Builds bins on top of a resource, from pairs of a size and a resource. If a pair has None for the
+    /// resource, the bin makes its own blocks.
     fn _binning(
         &self,
         py: Python<'_>,
@@ -213,7 +214,7 @@ impl Resource {
         })
     }
 
-    /// Builds a failure handler on top of a resource.
+    /// Builds a layer that calls `handle` when a resource is out of memory.
     fn _failure_callback(&self, py: Python<'_>, upstream: &Self, handle: Py<PyAny>) -> PyResult<()> {
         let upstream = upstream.handle()?;
         let context = Sendable(context_of([handle]));
@@ -228,14 +229,14 @@ impl Resource {
     ///
     /// Args:
     ///     nbytes: The size in bytes.
-    ///     stream: The stream; without it, the default stream.
-    ///     alignment: The alignment of the address in bytes, a power of 2; 0 is the default, 256.
+    ///     stream: The stream. If you leave it out, the default stream is used.
+    ///     alignment: The alignment of the address in bytes, a power of 2; 0 means the default of 256.
     ///
     /// Returns:
     ///     The address as a number.
     ///
     /// Raises:
-    ///     OutOfMemoryError: The resource has no memory. It is a `MemoryError`.
+    ///     OutOfMemoryError: The resource has no memory. This error is a `MemoryError`.
     ///     OverflowError: `nbytes` is negative.
     ///     InvalidArgumentError: `alignment` is invalid, or the stream belongs to another device.
     ///     TypeError: `stream` is not a stream.
@@ -272,17 +273,17 @@ impl Resource {
         called.map(|()| block.0.addr())
     }
 
-    /// Free memory in the order of a stream, that is, after the stream's earlier work.
+    /// Free memory in the order of a stream: after the stream's earlier work.
     ///
     /// Args:
     ///     ptr: The address that `allocate` returned.
     ///     nbytes: The size that was passed to `allocate`, in bytes.
-    ///     stream: The stream; without it, the default stream.
+    ///     stream: The stream. If you leave it out, the default stream is used.
     ///     alignment: The alignment that was passed to `allocate`, in bytes.
     ///
     /// Raises:
-    ///     InvalidArgumentError: The resource did not allocate such a block, or the stream belongs to
-    ///         another device.
+    ///     InvalidArgumentError: The resource has no such live block, or the stream belongs to another
+    ///         device.
     ///     TypeError: `stream` is not a stream.
     ///
     /// Example:
@@ -320,7 +321,7 @@ impl Resource {
         Ok(Device(py.detach(|| handle.device().cloned())?))
     }
 
-    /// The text of the stack, base first. `millpond.stack` builds an equal stack from it.
+    /// The text of the stack, base first. `millpond.stack` builds an equal stack from this text.
     ///
     /// Example:
     ///     >>> import millpond
@@ -356,7 +357,7 @@ impl Resource {
         Ok(py.detach(|| handle.accessibility())?.1)
     }
 
-    /// Return the free and the total memory in bytes. Free memory that the resource holds counts as free.
+    /// Return the free and the total memory in bytes. The free memory includes free blocks of the resource.
     ///
     /// Raises:
     ///     DriverError: The driver could not answer.
@@ -378,10 +379,10 @@ impl Resource {
     /// Return free memory to the layer below.
     ///
     /// Args:
-    ///     keep_bytes: The most bytes to keep.
+    ///     keep_bytes: The resource returns memory until it holds at most this many bytes, in use or free.
     ///
     /// Returns:
-    ///     The number of bytes returned.
+    ///     The number of bytes that the resource returned.
     ///
     /// Raises:
     ///     OverflowError: `keep_bytes` is negative.
@@ -400,12 +401,12 @@ impl Resource {
         Ok(freed)
     }
 
-    /// Return the counters of the outermost layer that has any.
+    /// Return the counters of the outermost layer that has counters.
     ///
     /// Returns:
-    ///     A dict. Sizes are in bytes: `bytes_in_use`, `bytes_requested`, `peak_bytes_in_use`,
-    ///     `bytes_reserved`, `peak_bytes_reserved`, `largest_free_block`. Numbers are `blocks_in_use`,
-    ///     `blocks_free`, `allocations`, `deallocations` and `misuses`.
+    ///     A dict. These entries are sizes in bytes: `bytes_in_use`, `bytes_requested`, `peak_bytes_in_use`,
+    ///     `bytes_reserved`, `peak_bytes_reserved`, `largest_free_block`. These are counts: `blocks_in_use`,
+    ///     `blocks_free`, `allocations`, `deallocations`, and `misuses`, the frees that were refused.
     ///
     /// Raises:
     ///     UnsupportedError: No layer has counters.
@@ -452,7 +453,7 @@ impl Resource {
         })?)
     }
 
-    /// Returns the layers' data about the live block that starts at `ptr`, as JSON, or None.
+    /// Returns the layers' data about the live block at the address `ptr`, as JSON, or None.
     fn _block_at(&self, py: Python<'_>, ptr: usize) -> PyResult<Option<String>> {
         let handle = self.handle()?;
         Ok(py.detach(|| {
@@ -463,7 +464,7 @@ impl Resource {
         })?)
     }
 
-    /// Reset the peaks and totals of all layers to the memory in use.
+    /// Set the peaks and totals of all layers to the memory that is in use now.
     ///
     /// Example:
     ///     >>> import millpond
@@ -477,8 +478,8 @@ impl Resource {
         self.call(py, |handle| unsafe { (api().resource_clear_counters)(handle.raw) })
     }
 
-    /// Returns the counters of a level: current, peak and total bytes, then counts. `step` is 1 to start a
-    /// level and -1 to end one.
+    /// Returns the counters of a level: current, peak and total bytes, and then the same for allocations.
+    /// `step` is 1 to start a level, -1 to end one, and otherwise 0.
     fn _counters(&self, py: Python<'_>, step: i32) -> PyResult<(i64, i64, i64, i64, i64, i64)> {
         let mut c = Counters::default();
         let ask = match step {
@@ -491,7 +492,7 @@ impl Resource {
         Ok((c.current_bytes, c.peak_bytes, c.total_bytes, c.current_count, c.peak_count, c.total_count))
     }
 
-    /// Returns the bytes that a limit has handed out, and the limit.
+    /// Returns the bytes in use under a limit, and the limit.
     fn _limits(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
         let (mut allocated, mut limit) = (0, 0);
         // SAFETY: the handle is live, and the results may be written.
@@ -501,7 +502,7 @@ impl Resource {
         Ok((allocated, limit))
     }
 
-    /// Returns the bytes that were not freed, and the allocations as text.
+    /// Returns the bytes of the live allocations, and these allocations as text.
     fn _outstanding(&self, py: Python<'_>) -> PyResult<(u64, String)> {
         let handle = self.handle()?;
         Ok(py.detach(|| {
@@ -527,8 +528,7 @@ impl Resource {
         Ok(pool.0.addr())
     }
 
-    /// Makes this the default resource of its device. Returns the resources that may end now; the caller ends
-    /// them.
+    /// Makes this the default resource of its device. Returns the replaced resources, which the caller drops.
     fn _make_default(&self, py: Python<'_>) -> PyResult<Vec<Self>> {
         let (handle, mut raw) = (self.handle()?, Sendable(null_mut()));
         let place = Sendable(&raw mut raw.0);
@@ -538,7 +538,7 @@ impl Resource {
         Ok(before.into_iter().flatten().map(Self::of).collect())
     }
 
-    /// Return whether each of two resources can free the other's blocks.
+    /// Return whether this resource and another one can free each other's blocks.
     ///
     /// Args:
     ///     other: The other resource.
@@ -568,14 +568,14 @@ impl Resource {
     }
 
     /// Ends the resource if its end calls the program's functions. A finaliser calls this while the functions
-    /// still work. They may use other resources that the collector ends, so those stay.
+    /// still work. The functions may use other resources, so this method does not end other resources.
     fn _finalise(&self) {
         if self.handle().is_ok_and(|handle| handle.counts_blocks()) {
             self._end();
         }
     }
 
-    /// Drops this object's use of the resource.
+    /// Ends this object's use of the resource.
     fn _end(&self) {
         let before = self.0.lock().take();
         // Not under the lock: its end may wait.

@@ -1,1 +1,1 @@
-"""Interfaces of other libraries on top of millpond. `millpond.compat.rmm` is RMM's Python interface."""
+"""Interfaces of other libraries, implemented by millpond. `millpond.compat.rmm` is RMM's Python interface."""

@@ -1,4 +1,4 @@
-"""RMM's Python interface on top of millpond. A program written for RMM runs on millpond's resources.
+"""RMM's Python interface, implemented by millpond. Programs written for RMM run on millpond's resources.
 
 >>> import millpond.compat.rmm as rmm
 >>> rmm.reinitialize(pool_allocator=True, initial_pool_size="1GiB")
@@ -6,10 +6,9 @@
 >>> bytes(buffer)
 b'abc'
 
-`install()` serves a program that says `import rmm` itself. The classes of `mr` are millpond's own, so
-resources of both packages can be layered, and `rmm.mr.set_current_device_resource` sets the default of the
-one libmillpond in the process. Extensions that were compiled against RMM (cuDF, cuML) need RMM itself;
-`millpond.rmm.use()` serves them.
+If a program says `import rmm`, call `install()` first. The classes of `mr` are the classes of `millpond.mr`.
+`rmm.mr.set_current_device_resource` sets millpond's default resource. Extensions that were compiled against
+RMM, such as cuDF and cuML, need RMM itself. For them, call `millpond.rmm.use()`.
 """
 
 import importlib
@@ -42,10 +41,10 @@ from .rmm import (
 def install() -> None:
     """Register this package and all its modules as `rmm` for every later `import rmm`.
 
-    A second call changes nothing. RMM may be installed or not.
+    A second call changes nothing. RMM itself may be installed, but must not be imported.
 
     Raises:
-        ImportError: RMM itself is imported already, so the program would use both.
+        ImportError: RMM itself is already imported, so the program would use both.
 
     Example:
         >>> import millpond.compat.rmm

@@ -1,4 +1,4 @@
-"""RMM's module `rmm._version`, with the RMM version whose interface this package offers."""
+"""RMM's module `rmm._version`. `__version__` is the RMM version whose interface this package has."""
 
 __version__ = "26.10.00"
 __git_commit__ = ""

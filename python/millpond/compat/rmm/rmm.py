@@ -1,4 +1,4 @@
-"""RMM's module `rmm.rmm`: new default resources, the hooks that run before a change, and RMM's error."""
+"""RMM's module `rmm.rmm`: `reinitialize`, the hooks that it calls, and RMM's error."""
 
 from collections.abc import Iterable
 
@@ -12,7 +12,7 @@ class RMMError(Exception):
     """RMM's own error, with a number. millpond never raises it; its errors are `millpond.MillpondError`.
 
     Args:
-        errcode: A number, which the attribute `errcode` keeps.
+        errcode: A number. The attribute `errcode` keeps it.
         msg: The text.
 
     Example:
@@ -35,22 +35,23 @@ def reinitialize(
     logging: bool = False,
     log_file_name: str | None = None,
 ) -> None:
-    """Run the hooks, and set a new default resource on each of `devices`.
+    """Call the registered hooks, and set a new default resource on each of `devices`.
 
     Args:
         pool_allocator: Whether to put a pool on top of the driver's memory.
-        managed_memory: Whether the driver's memory is managed.
-        initial_pool_size: The pool's first size: bytes, or a text such as "1GiB". None takes half of the free
-            memory.
+        managed_memory: Whether to use managed memory from the driver.
+        initial_pool_size: The size that the pool allocates at creation: bytes, or a text such as "1GiB". None
+            means half of the free memory.
         maximum_pool_size: The pool's largest size: bytes, or a text. None sets no limit.
-        devices: The number of a device, or several of them. None is device 0.
-        logging: Whether each call is logged, in a file for each device.
-        log_file_name: The name of the log, to which `.dev0` is added; None takes the name from RMM_LOG_FILE.
+        devices: The number of a device, or several of them. None means device 0.
+        logging: Whether to log each call. Each device has a separate file.
+        log_file_name: The path of the log, without `.dev0`, which millpond adds. None means the path in
+            MILLPOND_LOG_FILE or RMM_LOG_FILE.
 
     Raises:
-        ValueError: A size is malformed, or no file is named for the log.
-        RuntimeError: The pool's first size exceeds its largest one.
-        MemoryError: The device has no memory for the pool's first size.
+        ValueError: A size is malformed, or neither `log_file_name` nor the environment names a file.
+        RuntimeError: `initial_pool_size` exceeds `maximum_pool_size`.
+        MemoryError: The device has no memory for `initial_pool_size`.
 
     Example:
         >>> import millpond.compat.rmm as rmm

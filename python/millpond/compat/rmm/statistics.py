@@ -1,4 +1,4 @@
-"""RMM's module `rmm.statistics`, which is `millpond.statistics`."""
+"""RMM's module `rmm.statistics`, with the contents of `millpond.statistics`."""
 
 from ...statistics import (
     ProfilerContext,

@@ -1,4 +1,4 @@
-"""RMM's package `rmm._cuda`: questions about CUDA's devices."""
+"""RMM's package `rmm._cuda`: functions that ask CUDA about its devices."""
 
 from . import gpu, stream
 

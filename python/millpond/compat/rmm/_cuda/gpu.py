@@ -1,7 +1,7 @@
 """RMM's module `rmm._cuda.gpu`: CUDA's devices and versions, through `cuda.bindings`.
 
-Every function but `getDevice` needs the package `cuda-bindings` and a CUDA driver. A CUDA error raises
-`CUDARuntimeError` or `CUDADriverError`.
+All functions except `getDevice` need the package `cuda-bindings` and a CUDA driver. If CUDA returns an error,
+they raise `CUDARuntimeError` or `CUDADriverError`.
 """
 
 from typing import Any
@@ -40,7 +40,7 @@ class CUDADriverError(RuntimeError):
 
 
 def _ask(name: str, *arguments: Any) -> Any:
-    """Call a function of CUDA's runtime; return its outputs without the status."""
+    """Call a function of CUDA's runtime, and return its results without the status."""
     status, *answer = getattr(_binding("runtime"), name)(*arguments)
     if status:
         raise CUDARuntimeError(status)
@@ -48,12 +48,12 @@ def _ask(name: str, *arguments: Any) -> Any:
 
 
 def driverGetVersion() -> int:
-    """Return the latest version of CUDA that the driver supports, as 13000 for 13.0; 0 without a driver."""
+    """Return the latest CUDA version that the driver supports, such as 13000 for 13.0; 0 without a driver."""
     return int(_ask("cudaDriverGetVersion"))
 
 
 def runtimeGetVersion() -> int:
-    """Return the version of CUDA's runtime, as 13000 for 13.0."""
+    """Return the version of CUDA's runtime, such as 13000 for 13.0."""
     return int(_ask("getLocalRuntimeVersion"))
 
 

@@ -1,4 +1,4 @@
-"""RMM's module `rmm._cuda.stream`, which holds the streams in versions up to 25.02."""
+"""RMM's module `rmm._cuda.stream`. RMM has its streams there in versions up to 25.02."""
 
 from ..pylibrmm.stream import Stream
 

@@ -1,4 +1,4 @@
-"""RMM's allocator for CuPy; `millpond.cupy.use()` serves CuPy without Python code in each allocation."""
+"""RMM's allocator for CuPy. It runs Python code in each allocation; `millpond.cupy.use()` avoids this."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from ..pylibrmm.device_buffer import DeviceBuffer
 
 
 def rmm_cupy_allocator(nbytes: int) -> Any:
-    """Allocate from the current resource, for CuPy's current stream.
+    """Allocate from the current device's default resource, for CuPy's current stream.
 
     Args:
         nbytes: The size in bytes.
@@ -16,7 +16,7 @@ def rmm_cupy_allocator(nbytes: int) -> Any:
         The memory; a `DeviceBuffer` owns it.
 
     Raises:
-        MemoryError: There is no memory.
+        MemoryError: The resource has no memory.
         ImportError: CuPy is not installed.
 
     Example:
@@ -25,7 +25,7 @@ def rmm_cupy_allocator(nbytes: int) -> Any:
     """
     cuda = _library.framework("cupy", "cupy-cuda13x (or cupy-cuda12x)").cuda
     buffer = DeviceBuffer(size=nbytes, stream=Stream(cuda.get_current_stream()))
-    # The device's number is passed, because CuPy otherwise asks the driver for the device of each address.
+    # Without the device's number, CuPy would ask the driver for the device of each address.
     memory = cuda.UnownedMemory(buffer.ptr, buffer.size, buffer, cuda.runtime.getDevice())
     return cuda.MemoryPointer(memory, 0)
 

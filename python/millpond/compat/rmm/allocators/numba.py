@@ -1,12 +1,13 @@
-"""RMM's memory manager for Numba, `RMMNumbaManager`: each allocation uses the current resource.
+"""RMM's memory manager for Numba, `RMMNumbaManager`. It allocates from the current default resource.
 
 >>> import millpond.compat.rmm
 >>> from numba import cuda  # doctest: +SKIP
 >>> cuda.set_memory_manager(millpond.compat.rmm.allocators.numba.RMMNumbaManager)  # doctest: +SKIP
 
-or `NUMBA_CUDA_MEMORY_MANAGER=millpond.compat.rmm.allocators.numba`. As with RMM, memory is freed in the order
-of the default stream. `millpond.numba.use()` also supports streams, deferred frees, and IPC for pools, but it
-keeps the resource of its first use.
+The environment variable `NUMBA_CUDA_MEMORY_MANAGER=millpond.compat.rmm.allocators.numba` does the same. As in
+RMM, memory is freed in the order of the default stream. `millpond.numba.use()` also supports other streams,
+deferred frees, and IPC for pools. But it always uses the resource that was the default at its first
+allocation.
 """
 
 import functools
@@ -25,7 +26,7 @@ _numba_memory_manager: Any
 
 @functools.cache
 def manager_class(driver: Any) -> Any:
-    """Return the memory manager's class for the driver module of numba-cuda or numba-cuda-mlir.
+    """Return the class of the memory manager for the driver module of numba-cuda or numba-cuda-mlir.
 
     Args:
         driver: The module `numba.cuda.cudadrv.driver`.
@@ -40,21 +41,21 @@ def manager_class(driver: Any) -> Any:
         driver.GetIpcHandleMixin,  # type: ignore[misc]
         driver.HostOnlyCUDAMemoryManager,  # type: ignore[misc]
     ):
-        """Device memory from the resource that is current at each allocation."""
+        """Allocates device memory from the resource that is the default at each allocation."""
 
         interface_version = 1
 
         def initialize(self) -> None:
-            """Do nothing: the program itself sets the current resource."""
+            """Do nothing, because the program itself sets the default resource."""
 
         def memalloc(self, size: int) -> Any:
-            """Allocate `size` bytes. Any failure, not only out of memory, raises MemoryError."""
+            """Allocate `size` bytes. Every error of the driver becomes a MemoryError."""
             try:
                 buffer = DeviceBuffer(size=size)
             except DriverError as error:
                 raise MemoryError(str(error)) from error
-            # A reset of the context empties the dict. The key is not the address, because a later block may
-            # get the same one.
+            # A reset of the context empties the dict. The address cannot be the key, because a later block
+            # may have the same address.
             key = object()
             self.allocations[key] = buffer
             end = functools.partial(self.allocations.pop, key, None)
@@ -62,7 +63,7 @@ def manager_class(driver: Any) -> Any:
             return driver.MemoryPointer(context, pointer, size, finalizer=end)
 
         def get_memory_info(self) -> Any:
-            """Return the free and total bytes that the current resource reports."""
+            """Return the free and total bytes that the default resource reports."""
             free, total = _mr.get_current_device_resource().memory_info()
             return driver.MemoryInfo(free=free, total=total)
 

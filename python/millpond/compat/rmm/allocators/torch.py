@@ -1,11 +1,11 @@
-"""RMM's allocator for PyTorch, `rmm_torch_allocator`; None without PyTorch or without a GPU.
+"""RMM's allocator for PyTorch, `rmm_torch_allocator`. It is None without PyTorch or without a GPU.
 
 >>> import torch  # doctest: +SKIP
 >>> from millpond.compat.rmm.allocators.torch import rmm_torch_allocator
 >>> torch.cuda.memory.change_current_allocator(rmm_torch_allocator)  # doctest: +SKIP
 
-The allocator is made on first access. `millpond.torch.use()` sets the same allocator, and PyTorch's
-statistics then report millpond's memory.
+The first access makes the allocator. `millpond.torch.use()` sets the same allocator, and also lets PyTorch's
+statistics report millpond's memory.
 """
 
 import functools

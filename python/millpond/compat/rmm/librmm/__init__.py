@@ -1,4 +1,4 @@
-"""RMM's package `rmm.librmm`. A Python program sees only the logger's levels in it."""
+"""RMM's package `rmm.librmm`. For Python programs, it contains only the logger's levels."""
 
 from . import _logger
 

@@ -1,6 +1,6 @@
 """RMM's module `rmm.mr`: millpond's resources, and each device's default resource.
 
-This module also has the names that only `millpond.mr` has, such as `stack` and `RetryResourceAdaptor`.
+This module also has names of `millpond.mr` that RMM lacks, such as `stack` and `RetryResourceAdaptor`.
 """
 
 from typing import Any

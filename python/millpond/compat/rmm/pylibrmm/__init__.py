@@ -1,4 +1,4 @@
-"""RMM's package `rmm.pylibrmm`: the classes behind `rmm`, for programs that import them from here."""
+"""RMM's package `rmm.pylibrmm`: the classes of `rmm`, for programs that import them from this package."""
 
 from . import (
     cuda_stream,

@@ -1,4 +1,4 @@
-"""RMM's module `rmm.pylibrmm.cuda_stream`, which holds the flags of a stream in versions up to 26.02."""
+"""RMM's module `rmm.pylibrmm.cuda_stream`. RMM has its stream flags there in versions up to 26.02."""
 
 from .stream import CudaStreamFlags
 

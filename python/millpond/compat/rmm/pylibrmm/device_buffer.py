@@ -1,4 +1,4 @@
-"""RMM's module `rmm.pylibrmm.device_buffer`: the buffer, and copies at plain addresses."""
+"""RMM's module `rmm.pylibrmm.device_buffer`: the buffer, and functions that copy to and from addresses."""
 
 import ctypes
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ from .utils import as_stream
 class DeviceBuffer(_DeviceBuffer):
     """Stream-ordered bytes from a memory resource: `millpond.DeviceBuffer` with RMM's methods.
 
-    Its `__cuda_array_interface__` has version 0, as RMM's has, and names no stream. The program itself must
-    order its work after the work on the buffer's stream.
+    As in RMM, its `__cuda_array_interface__` has version 0 and names no stream. So the program must order its
+    own work after the work on the buffer's stream.
 
     Args:
         ptr: The address to copy from, on the device or, with CUDA, on the host; 0 copies nothing.
         size: The size in bytes.
         stream: The stream in whose order the memory is allocated, used and freed.
-        mr: The resource; None takes the current one.
+        mr: The resource; None means the current device's default resource.
 
     Raises:
         MemoryError: The resource has no memory.
@@ -51,7 +51,7 @@ class DeviceBuffer(_DeviceBuffer):
         return to_device(b, stream)
 
     def copy(self) -> "DeviceBuffer":
-        """Return a copy in new memory from the same resource, on the same stream.
+        """Return a copy of the buffer, in new memory of the same resource and on the same stream.
 
         Example:
             >>> import millpond.compat.rmm as rmm
@@ -88,8 +88,8 @@ def to_device(b: Any, stream: StreamLike = DEFAULT_STREAM) -> DeviceBuffer:
 
     Raises:
         TypeError: `b` does not support the buffer protocol, or the stream is None.
-        ValueError: `b` has more dimensions, gaps or larger items. Pass `b.view("u1")` for a NumPy array with
-            larger items.
+        ValueError: `b` has several dimensions, gaps, or items of several bytes. For a NumPy array with such
+            items, pass `b.view("u1")`.
         MemoryError: The resource has no memory.
 
     Example:
@@ -127,12 +127,12 @@ def copy_ptr_to_host(db: int, hb: Any, stream: StreamLike = DEFAULT_STREAM) -> N
     """Copy from an address of the current device to host bytes, and wait for the copy.
 
     Args:
-        db: The address of as many bytes as `hb` has.
+        db: The address of device memory that has at least as many bytes as `hb`.
         hb: A writable object with the buffer protocol: one-dimensional, contiguous, with items of one byte.
-        stream: The stream in whose order the bytes are read.
+        stream: The stream of the copy.
 
     Raises:
-        TypeError: `hb` is not such an object, or the stream is None.
+        TypeError: `hb` does not support the buffer protocol or is read-only, or the stream is None.
         millpond.DriverError: The driver does not know the address.
 
     Example:
@@ -157,8 +157,8 @@ def copy_host_to_ptr(hb: Any, db: int, stream: StreamLike = DEFAULT_STREAM) -> N
 
     Args:
         hb: An object with the buffer protocol: one-dimensional, contiguous, with items of one byte.
-        db: The address of as many bytes as `hb` has.
-        stream: The stream in whose order the bytes are written.
+        db: The address of device memory that has at least as many bytes as `hb`.
+        stream: The stream of the copy.
 
     Raises:
         TypeError: `hb` does not support the buffer protocol, or the stream is None.
@@ -175,7 +175,7 @@ def copy_host_to_ptr(hb: Any, db: int, stream: StreamLike = DEFAULT_STREAM) -> N
     if not view:
         return
     kind = ctypes.c_char * len(view)
-    # ctypes gives the address only of writable memory.
+    # ctypes can return the address only of writable memory, so read-only bytes are copied first.
     source = kind.from_buffer_copy(view) if view.readonly else kind.from_buffer(view)
     with _device() as device:
         copied = _library.copy_to_device(device, db, ctypes.addressof(source), len(view), raw)
@@ -184,8 +184,9 @@ def copy_host_to_ptr(hb: Any, db: int, stream: StreamLike = DEFAULT_STREAM) -> N
 
 
 def copy_device_to_ptr(d_src: int, d_dst: int, count: int, stream: StreamLike = DEFAULT_STREAM) -> None:
-    """Copy between two addresses of the current device, in the order of a stream. The call does not wait for
-    the copy.
+    """Copy between two addresses of the current device, in the order of a stream.
+
+    The call does not wait for the copy.
 
     Args:
         d_src: The address to read.

@@ -1,4 +1,4 @@
-"""RMM's module `rmm.pylibrmm.helper`: sizes as text."""
+"""RMM's module `rmm.pylibrmm.helper`: converts sizes that are text."""
 
 import math
 import re
@@ -10,8 +10,8 @@ def parse_bytes(s: int | str) -> int:
     """Return a size in bytes.
 
     Args:
-        s: An int in bytes, or a text: a number with one of RMM's units, in any letter case. The units are B,
-            kB to PB (powers of 1000) and KiB to PiB (powers of 1024). A number without a unit is in bytes.
+        s: The size as an int in bytes, or as text: a number and a unit, in any letter case. The units are B,
+            kB to PB (powers of 1000), and KiB to PiB (powers of 1024). A number without a unit is in bytes.
 
     Raises:
         ValueError: The text is not such a size.

@@ -1,11 +1,11 @@
-"""RMM's module `rmm.pylibrmm.utils`."""
+"""RMM's module `rmm.pylibrmm.utils`: converts streams."""
 
 from .... import Stream
 from ....typing import StreamLike
 
 
 def as_stream(stream: StreamLike) -> Stream:
-    """Return any library's stream as a millpond stream.
+    """Convert a stream of any library to a millpond stream.
 
     Args:
         stream: A `Stream`, an object with `__cuda_stream__`, a stream of CuPy, PyTorch or Numba, or a handle.

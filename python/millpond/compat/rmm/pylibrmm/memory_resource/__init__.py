@@ -1,4 +1,4 @@
-"""RMM's module `rmm.pylibrmm.memory_resource`, which is `rmm.mr`."""
+"""RMM's module `rmm.pylibrmm.memory_resource`, with the contents of `rmm.mr`."""
 
 from typing import Any
 
