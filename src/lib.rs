@@ -52,10 +52,11 @@
 //! | `serde` | no | reports, statistics and counts implement serde's traits |
 //! | `profiles` | no | reads profiles of simulated devices from TOML files: `sim:FILE.toml` |
 //!
-//! Nothing here depends on the version of CUDA. If another crate has chosen a version for cudarc, millpond
-//! uses that one, with or without its own default features. If no crate has chosen, cudarc asks `nvcc`;
-//! without `nvcc`, it takes its newest version. Without the feature `cudarc`, no part of cudarc is compiled:
-//! streams pass as raw handles, through [`Driver::stream_ref`].
+//! Nothing here depends on the version of CUDA. If another crate has chosen a CUDA version for cudarc,
+//! millpond uses that version, with or without millpond's default features. If no crate has chosen one,
+//! cudarc asks `nvcc`. Without `nvcc`, cudarc uses the newest version that it knows. Without the feature
+//! `cudarc`, no part of cudarc is compiled. Streams are then passed as raw handles, through
+//! [`Driver::stream_ref`].
 //!
 //! # What may grow
 //! Reports, statistics, options and most enums are `#[non_exhaustive]`: a minor release may add fields and
@@ -76,8 +77,8 @@
 //! [`LayerEntry`](stack::LayerEntry). Or code must treat each variant: [`CaptureMode`](driver::CaptureMode).
 //!
 //! # Platforms
-//! millpond is built and tested on Linux on x86-64. For macOS and Windows the library passes `cargo check`,
-//! but it was not run there. CUDA is loaded at run time on Linux and Windows, and was tested on Linux.
+//! millpond is built and tested on Linux on x86-64. On macOS and Windows, the library passes `cargo check`,
+//! but it was not run there. CUDA is loaded at run time on Linux and Windows, and was tested only on Linux.
 //! Without CUDA, everything runs on the simulated device.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -95,10 +96,11 @@ pub use millpond_resources as resources;
 #[doc(inline)]
 pub use millpond_core::*;
 
-/// Drivers: CUDA, loaded at run time, and the simulated device, behind one interface, [`Driver`].
+/// The drivers: CUDA, loaded at run time, and the simulated device. Both implement one interface, [`Driver`].
 ///
-/// [`DeviceSpec`](driver::DeviceSpec) opens a device; [`sim`](driver::sim) makes simulated ones. A driver of
-/// your own implements [`Driver`] and is named with [`register`](driver::register).
+/// [`DeviceSpec`](driver::DeviceSpec) opens a device. [`sim`](driver::sim) makes simulated devices. A driver
+/// of your own implements [`Driver`], and [`register`](driver::register) makes it known under a name such as
+/// `own:0`.
 pub mod driver {
     #[doc(inline)]
     pub use millpond_core::driver::*;
@@ -135,7 +137,7 @@ pub mod prelude {
     };
 }
 
-/// Every layer that a stack's text can name.
+/// Returns every layer that a stack's text can name.
 pub fn layers() -> stack::LayerTable {
     stack::LayerTable::new(resources::LAYERS.iter().chain(plan::LAYERS).copied())
         .with(adaptors::LAYERS.iter().copied())

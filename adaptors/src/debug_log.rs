@@ -1,8 +1,9 @@
-//! The debug log: writes the crates' diagnostics, where and as RMM writes its own.
+//! The debug log: writes the crates' diagnostics to the place and in the form that RMM uses for its own.
 //!
-//! Every crate reports to `tracing`. A program with its own subscriber needs nothing from this module.
-//! [`init`] is for programs that only want the lines. They go to the file that `RMM_DEBUG_LOG_FILE` names,
-//! which is emptied first, or else to the standard error, in RMM's form:
+//! Every crate reports its diagnostics to `tracing`. A program with its own subscriber needs nothing from
+//! this module. [`init`] is for programs that only want the lines. They go to the file that
+//! `RMM_DEBUG_LOG_FILE` names, which is emptied first. Without that variable, they go to the standard error.
+//! The lines have RMM's form:
 //!
 //! ```text
 //! [  4213][14:03:07:123456][WARN  ] pages are off, since the pool is over a wrapper
@@ -41,7 +42,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::logging::thread_and_time;
 
-/// The environment variable that names the file; RMM uses the same. With `{pid}` or `{rank}` in it, each
+/// The environment variable that names the file, as in RMM. If the name contains `{pid}` or `{rank}`, each
 /// process of a job has its own file.
 pub const FILE_VARIABLE: &str = "RMM_DEBUG_LOG_FILE";
 
@@ -59,7 +60,7 @@ struct DebugLog {
 struct Output(Arc<Mutex<Box<dyn Write + Send>>>);
 
 /// Installs the debug log as the process's subscriber of `tracing`, at the level `INFO`. A second call does
-/// nothing, even while the first one opens the file.
+/// nothing, even if the first call is still opening the file.
 ///
 /// # Errors
 /// [`Io`](ErrorKind::Io) if the file cannot be created, and
@@ -78,7 +79,8 @@ pub fn init() -> Result<()> {
     })
 }
 
-/// Does the same, but writes to the standard error at the level `ERROR`, and ignores `RMM_DEBUG_LOG_FILE`.
+/// Does the same as [`init`], but writes to the standard error at the level `ERROR`, and ignores
+/// `RMM_DEBUG_LOG_FILE`.
 ///
 /// # Errors
 /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the program has another subscriber.
@@ -123,10 +125,10 @@ fn empty_file(file: &Path) -> io::Result<File> {
     OpenOptions::new().append(true).open(file)
 }
 
-/// Sets the least severe level that is written; `None` writes nothing.
+/// Sets the least severe level that is written. With `None`, nothing is written.
 ///
 /// # Errors
-/// [`InvalidArgument`](ErrorKind::InvalidArgument) before [`init`].
+/// [`InvalidArgument`](ErrorKind::InvalidArgument) if [`init`] was not called before.
 pub fn set_level(level: Option<Level>) -> Result<()> {
     let filter = level.map_or(LevelFilter::OFF, LevelFilter::from_level);
     log()?.level.reload(filter).map_err(|error| Error::invalid_argument(error.to_string()))
@@ -148,7 +150,7 @@ pub fn should_log(level: Level) -> Result<bool> {
     Ok(self::level()?.is_some_and(|most| level <= most))
 }
 
-/// Writes buffered lines.
+/// Writes all buffered lines.
 ///
 /// # Errors
 /// The errors of [`set_level`], and [`Io`](ErrorKind::Io) if the lines cannot be written.

@@ -1,23 +1,25 @@
-//! The adaptors of millpond. Each wraps a resource and is one itself.
+//! The adaptors of millpond. An adaptor is a resource that wraps another resource and adds one feature.
 //!
 //! | adaptor | in text | effect |
 //! |---|---|---|
 //! | [`AlignedResourceAdaptor`] | `aligned` | aligns blocks to more than 256 bytes |
-//! | [`FailureCallbackResourceAdaptor`] | – | when memory is out, calls a function and retries |
+//! | [`FailureCallbackResourceAdaptor`] | – | when memory is out, calls a function, and may retry |
 //! | [`FallbackResourceAdaptor`] | `fallback` | when memory is out, uses another resource |
 //! | [`LimitingResourceAdaptor`] | `limiting` | limits the live bytes |
 //! | [`LoggingResourceAdaptor`] | `logging` | writes a CSV row for every call; feature `logging` |
 //! | [`PrefetchResourceAdaptor`] | `prefetch` | moves managed memory to the device when it is allocated |
-//! | [`RetryResourceAdaptor`] | `retry` | when memory is out, waits for other threads' frees |
+//! | [`RetryResourceAdaptor`] | `retry` | when memory is out, waits until other threads free memory |
 //! | [`StatisticsResourceAdaptor`] | `statistics` | counts live, peak and total bytes and allocations |
 //! | [`ThreadSafeResourceAdaptor`] | `thread_safe` | adds a lock, so that threads may share the resource |
 //! | [`TrackingResourceAdaptor`] | `tracking` | records every live allocation, and reports leaks |
 //!
-//! Every adaptor has a folder with the same files: `mod.rs` holds the adaptor, `layer.rs` its layer and its
-//! parameters in text, and `tests.rs` its tests. [`LAYERS`] lists the adaptors for
-//! [`StackSpec`](millpond_core::stack::StackSpec), except `failure_callback`, because text cannot name a
-//! function. In a stack of any types, [`find_trait`](millpond_core::find_trait) finds an adaptor by its trait
-//! ([`AllocationCounters`], …).
+//! Every adaptor has a folder with the same files: `mod.rs` holds the adaptor, `layer.rs` holds its layer and
+//! the layer's parameters in text, and `tests.rs` holds its tests. [`LAYERS`] lists the adaptors that a
+//! [`StackSpec`](millpond_core::stack::StackSpec) can build. These are all except `failure_callback`, because
+//! text cannot name a function.
+//!
+//! `limiting`, `logging`, `statistics` and `tracking` have a trait, such as [`AllocationCounters`]. If you do
+//! not know the types of a stack, [`find_trait`](millpond_core::find_trait) finds the adaptor by its trait.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod aligned;

@@ -6,7 +6,7 @@ use millpond_core::Result;
 use crate::statistics::Counters;
 use crate::tracking::Allocation;
 
-/// Reads the limit and the live bytes of a [`LimitingResourceAdaptor`](crate::LimitingResourceAdaptor).
+/// The limit and the live bytes of a [`LimitingResourceAdaptor`](crate::LimitingResourceAdaptor).
 pub trait AllocationLimit {
     /// See [`LimitingResourceAdaptor::limit_bytes`](crate::LimitingResourceAdaptor::limit_bytes).
     fn limit_bytes(&self) -> u64;
@@ -15,8 +15,8 @@ pub trait AllocationLimit {
     fn allocated_bytes(&self) -> u64;
 }
 
-/// Flushes the log of a [`LoggingResourceAdaptor`](crate::LoggingResourceAdaptor) and counts its rows and
-/// errors.
+/// The log of a [`LoggingResourceAdaptor`](crate::LoggingResourceAdaptor): flushes it, and counts its rows
+/// and errors.
 #[cfg(feature = "logging")]
 pub trait AllocationLog {
     /// See [`LoggingResourceAdaptor::file`](crate::LoggingResourceAdaptor::file).
@@ -27,7 +27,7 @@ pub trait AllocationLog {
     /// See [`LoggingResourceAdaptor::flush`](crate::LoggingResourceAdaptor::flush).
     ///
     /// # Errors
-    /// The errors of the method.
+    /// The errors of [`LoggingResourceAdaptor::flush`](crate::LoggingResourceAdaptor::flush).
     fn flush(&self) -> Result<()>;
 
     /// See [`LoggingResourceAdaptor::rows_written`](crate::LoggingResourceAdaptor::rows_written).
@@ -37,7 +37,8 @@ pub trait AllocationLog {
     fn write_errors(&self) -> u64;
 }
 
-/// Reads the counters of a [`StatisticsResourceAdaptor`](crate::StatisticsResourceAdaptor), and nests them.
+/// The counters of a [`StatisticsResourceAdaptor`](crate::StatisticsResourceAdaptor), and its
+/// [levels](crate::StatisticsResourceAdaptor#levels).
 ///
 /// ```
 /// use millpond_adaptors::{AllocationCounters, LimitingLayer, StatisticsLayer};
@@ -64,11 +65,12 @@ pub trait AllocationCounters {
     /// See [`StatisticsResourceAdaptor::pop_counters`](crate::StatisticsResourceAdaptor::pop_counters).
     ///
     /// # Errors
-    /// The errors of the method.
+    /// The errors of
+    /// [`StatisticsResourceAdaptor::pop_counters`](crate::StatisticsResourceAdaptor::pop_counters).
     fn pop_counters(&self) -> Result<Counters>;
 }
 
-/// Lists the live blocks of a [`TrackingResourceAdaptor`](crate::TrackingResourceAdaptor).
+/// The live blocks of a [`TrackingResourceAdaptor`](crate::TrackingResourceAdaptor).
 pub trait AllocationTracker {
     /// See [`TrackingResourceAdaptor::outstanding`](crate::TrackingResourceAdaptor::outstanding).
     fn outstanding(&self) -> Vec<Allocation>;

@@ -20,12 +20,12 @@ use crate::ConversionError;
 use crate::cuda_stream::{failed, is_lost, order_tracked_uses};
 use crate::event::order;
 
-/// The memory of one `CudaSlice` that a container took over: the resource of the buffer that
-/// [`CudaBuffer::adopt`](crate::CudaBuffer::adopt) returns.
+/// The memory of one `CudaSlice` that a container took over from cudarc. It is the resource of the buffer
+/// that [`CudaBuffer::adopt`](crate::CudaBuffer::adopt) returns.
 ///
-/// It holds the slice, so cudarc frees the memory in the end, on the slice's stream and after all work of
-/// millpond on it. It has only this one block. A container over it can shrink, and grow again up to its
-/// capacity, but not beyond.
+/// The resource holds the slice. So in the end cudarc frees the memory: on the slice's stream, and after all
+/// work of millpond on the memory. The resource has only this one block. A container over it can shrink, and
+/// grow again up to its capacity, but not beyond.
 ///
 /// ```no_run
 /// use millpond_containers::{AdoptedSlice, CudaBuffer};

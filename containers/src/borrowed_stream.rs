@@ -8,8 +8,8 @@ use millpond_core::{DriverHandle, Result, StreamId, StreamRef};
 
 use crate::Event;
 
-/// A stream and its device, without ownership: a borrow of a [`Stream`](crate::Stream), a default stream, or
-/// a stream of another library. Dropping it does nothing.
+/// A stream that something else owns: a borrow of a [`Stream`](crate::Stream), a default stream, or a stream
+/// of another library. Dropping a `BorrowedStream` destroys nothing.
 ///
 /// ```
 /// use millpond_containers::{BorrowedStream, Stream};
@@ -46,7 +46,7 @@ impl<'a> BorrowedStream<'a> {
         Self::of(driver, StreamRef::LEGACY)
     }
 
-    /// Returns the per-thread default stream of this driver's device. Each thread has its own.
+    /// Returns the per-thread default stream of this driver's device. Each thread has its own stream.
     pub fn per_thread(driver: DriverHandle) -> Self {
         Self::of(driver, StreamRef::PER_THREAD)
     }
@@ -57,23 +57,26 @@ impl<'a> BorrowedStream<'a> {
     /// The driver's errors.
     ///
     /// # Safety
-    /// The handle names a stream of the driver's device that lives as long as `'a`. If this driver did not
-    /// make the stream, [`StreamRef::foreign`] also applies: the stream lives as long as a [`StreamRef`] of
-    /// it is passed to calls. [`as_ref`](Self::as_ref) returns such a `StreamRef`, and safe code may keep it.
+    /// The handle names a stream of the driver's device, and the stream lives as long as `'a`. If this driver
+    /// did not make the stream, the rule of [`StreamRef::foreign`] also applies: the stream lives as long as
+    /// a [`StreamRef`] of it is passed to calls. [`as_ref`](Self::as_ref) returns such a `StreamRef`, and
+    /// safe code may keep it.
     pub unsafe fn from_raw(driver: DriverHandle, handle: u64) -> Result<Self> {
         // SAFETY: the caller's promise.
         let stream = call(&*driver, |driver| unsafe { driver.stream_ref(handle) })?;
         Ok(Self::of(driver, stream))
     }
 
-    /// Returns the stream as an argument for calls. The result may outlive the borrow. Calls refuse a
-    /// destroyed stream if its driver made it. Default streams always live. For a stream that was made
-    /// elsewhere, the caller of [`from_raw`](Self::from_raw) gave a guarantee.
+    /// Returns the stream as an argument for calls. The result may outlive the borrow:
+    /// - If the driver made the stream and it was destroyed, calls with it fail.
+    /// - Default streams always live.
+    /// - If the stream was made elsewhere, the caller of [`from_raw`](Self::from_raw) has guaranteed that it
+    ///   lives.
     pub fn as_ref(&self) -> StreamRef {
         self.stream
     }
 
-    /// Waits on the host until all work is done.
+    /// Waits on the host until all work that was submitted to the stream is done.
     ///
     /// # Errors
     /// The driver's errors.
@@ -81,7 +84,7 @@ impl<'a> BorrowedStream<'a> {
         call(&*self.driver, |driver| driver.stream_synchronize(self.stream))
     }
 
-    /// Returns whether all work is done.
+    /// Returns whether all work that was submitted to the stream is done.
     ///
     /// # Errors
     /// The driver's errors.
@@ -89,7 +92,7 @@ impl<'a> BorrowedStream<'a> {
         call(&*self.driver, |driver| driver.stream_query(self.stream))
     }
 
-    /// Makes the later work of this stream wait for the event, without stopping the host.
+    /// Makes later work of this stream wait for the event. The host does not wait.
     ///
     /// # Errors
     /// The errors of [`Event::make_wait`].

@@ -4,9 +4,10 @@ use std::fmt;
 
 use millpond_core::Error;
 
-/// A value that could not be converted, and the reason. A failed conversion loses nothing.
+/// A value that could not be converted, and the reason. The value is unchanged, so a failed conversion loses
+/// nothing.
 ///
-/// `?` turns it into the [`Error`], and drops the value.
+/// `?` turns this error into an [`Error`], and drops the value.
 ///
 /// ```no_run
 /// use millpond_containers::{CudaBuffer, DeviceVec};
@@ -35,17 +36,17 @@ impl<V> ConversionError<V> {
         Self { error, value: Box::new(value) }
     }
 
-    /// Returns the reason.
+    /// Returns the reason why the conversion failed.
     pub fn error(&self) -> &Error {
         &self.error
     }
 
-    /// Returns the value, unchanged.
+    /// Returns the value that was not converted, unchanged.
     pub fn into_value(self) -> V {
         *self.value
     }
 
-    /// Returns the reason and the value.
+    /// Returns the reason and the unchanged value.
     pub fn into_parts(self) -> (Error, V) {
         (self.error, *self.value)
     }

@@ -4,22 +4,22 @@ use millpond_core::Result;
 use millpond_driver::cuda::CudaDriver;
 use millpond_resources::memory_pool::{CurrentPool, MemoryPoolOptions};
 
-/// Makes a pool of CUDA's stream-ordered allocator with these options, and lets cudarc allocate from it on
-/// this device. candle and luminal allocate through cudarc, so this one line configures them as well.
-/// Nothing else of the program changes.
+/// Creates a pool of CUDA's stream-ordered allocator with these options. On this device, cudarc then
+/// allocates from the pool. candle and luminal allocate through cudarc, so this one line also configures
+/// them. The rest of the program stays as it is.
 ///
-/// The pool serves every `cuMemAllocAsync` of the process on the device until the result is dropped; then
-/// the previous pool serves it again. Keep the result in `main`. Memory that is allocated by then stays
-/// valid until it is freed.
+/// Until the result is dropped, the pool serves every `cuMemAllocAsync` of the process on the device. After
+/// that, the previous pool serves these calls again. So keep the result in `main`. Memory from the pool stays
+/// valid until it is freed, even after the result is dropped.
 ///
-/// By default, CUDA gives all free memory of a pool back to the device at each synchronisation. Set
-/// [`release_threshold`](MemoryPoolOptions::release_threshold) to keep it for the next allocation.
-/// [`max_bytes`](MemoryPoolOptions::max_bytes) limits the pool, and
-/// [`reuse`](MemoryPoolOptions::reuse) decides which memory of other streams it hands out.
+/// By default, CUDA gives all free memory of a pool back to the device at each synchronisation. To keep the
+/// memory for later allocations, set [`release_threshold`](MemoryPoolOptions::release_threshold).
+/// [`max_bytes`](MemoryPoolOptions::max_bytes) limits the pool. [`reuse`](MemoryPoolOptions::reuse) decides
+/// how the pool may reuse memory that other streams have freed.
 ///
 /// # Errors
-/// [`Unsupported`](millpond_core::ErrorKind::Unsupported) if the device has no such pools: cudarc allocates
-/// with `cuMemAlloc` there. Otherwise the errors of the driver and of [`CudaDriver::open`].
+/// [`Unsupported`](millpond_core::ErrorKind::Unsupported) if the device does not support such pools. On that
+/// device, cudarc allocates with `cuMemAlloc`. Also the errors of the driver and of [`CudaDriver::open`].
 ///
 /// ```no_run
 /// use millpond_containers::use_pool_in_cudarc;

@@ -16,15 +16,17 @@ use crate::cuda_events::{Events, Reads};
 use crate::cuda_stream::{checked_stream, ordered};
 use crate::{DeviceBuffer, DeviceScalar, DeviceVec};
 
-/// Borrowed values in device memory, for reading. cudarc's copies, kernel launches and libraries take it as a
-/// `CudaView`.
+/// Values in device memory, borrowed for reading. cudarc's copies, kernel launches and libraries accept it as
+/// a `CudaView`.
 ///
-/// It comes from [`CudaBuffer::as_view`](crate::CudaBuffer::as_view), or from a container and the
-/// `CudaStream` of that container ([`DeviceVec::cuda_view`], and so on).
+/// [`CudaBuffer::as_view`](crate::CudaBuffer::as_view) returns a view of a buffer. For another container,
+/// call [`DeviceVec::cuda_view`], [`DeviceScalar::cuda_view`] or [`DeviceBuffer::cuda_view`] with the
+/// container's stream.
 ///
-/// A view of a `CudaBuffer` has the buffer's events, so its uses on any stream are ordered like the
-/// [buffer's](crate::CudaBuffer#several-streams). A view of another container has no events: a copy on
-/// another stream waits for the container's stream, the host waits for the copy, and a kernel orders nothing.
+/// A view of a `CudaBuffer` has the events of the buffer. So cudarc orders uses of the view on any stream, as
+/// it does for the [buffer](crate::CudaBuffer#several-streams). A view of another container has no events. If
+/// cudarc copies such a view on another stream, that stream waits for the container's stream, and the host
+/// waits for the copy. A kernel launch with such a view orders nothing.
 ///
 /// ```no_run
 /// use millpond_containers::DeviceVec;
@@ -107,7 +109,7 @@ impl<'a, T> CudaBufferView<'a, T> {
         self.len == 0
     }
 
-    /// Returns the values in this range; `None` if the range ends beyond them.
+    /// Returns a view of the values in this range; `None` if the range ends after the last value.
     pub fn try_slice(&self, range: impl RangeBounds<usize>) -> Option<Self> {
         let (start, end) = bounds(&range, self.len)?;
         let tracked = match &self.tracked {
@@ -139,8 +141,8 @@ fn bounds(range: &impl RangeBounds<usize>, len: usize) -> Option<(usize, usize)>
     (start <= end && end <= len).then_some((start, end))
 }
 
-/// Borrowed values in device memory, for reading and writing. cudarc takes it as a `CudaViewMut`; see
-/// [`CudaBufferView`].
+/// Values in device memory, borrowed for reading and writing. cudarc accepts it as a `CudaViewMut`. The rules
+/// of [`CudaBufferView`] apply.
 ///
 /// ```no_run
 /// use millpond_containers::CudaBuffer;
@@ -186,13 +188,13 @@ impl<'a, T> CudaBufferViewMut<'a, T> {
         self.view.is_empty()
     }
 
-    /// Returns the values, for reading.
+    /// Returns a view of the same values for reading.
     pub fn as_view(&self) -> CudaBufferView<'_, T> {
         let tracked = self.tracked.as_ref().map(|(part, reads)| (part.as_view(), *reads));
         CudaBufferView { tracked, ..self.view.untracked() }
     }
 
-    /// Returns the values in this range; `None` if the range ends beyond them.
+    /// Returns a view of the values in this range; `None` if the range ends after the last value.
     pub fn try_slice_mut(&mut self, range: impl RangeBounds<usize>) -> Option<CudaBufferViewMut<'_, T>> {
         let (start, end) = bounds(&range, self.view.len)?;
         let tracked = match &mut self.tracked {
@@ -202,7 +204,8 @@ impl<'a, T> CudaBufferViewMut<'a, T> {
         Some(CudaBufferViewMut { tracked, ..CudaBufferViewMut::of(self.view.part(start, end)) })
     }
 
-    /// Returns the first `middle` values and the others; `None` if there are fewer than `middle`.
+    /// Returns a view of the first `middle` values and a view of the others; `None` if there are fewer than
+    /// `middle` values.
     pub fn try_split_at_mut(
         &mut self,
         middle: usize,
@@ -217,21 +220,24 @@ impl<'a, T> CudaBufferViewMut<'a, T> {
     }
 }
 
-/// For calls of cudarc. A kernel launch takes the vector itself, as `arg(&vec)` or `arg(&mut vec)`. It orders
-/// nothing, so launch on the vector's stream. All other calls take a view. A view needs a type for which any
-/// bytes are a value, since the memory may not have been written.
+/// Views of a vector for calls of cudarc. A kernel launch needs no view: pass the vector itself, as
+/// `arg(&vec)` or `arg(&mut vec)`, and launch on the vector's stream, because the launch orders nothing. All
+/// other calls need a view. `T` must be a type for which any bytes are a valid value, because the memory may
+/// be uninitialised.
 impl<T: Pod, R: DeviceMemoryResource> DeviceVec<T, R> {
-    /// Returns a view from which cudarc reads the values. `stream` is cudarc's name of the vector's stream.
-    /// For another stream, call [`set_stream`](Self::set_stream) first.
+    /// Returns a view from which cudarc reads the values. `stream` must be the stream of the vector, as a
+    /// `CudaStream` of cudarc. To use another stream, move the vector to it first, with
+    /// [`set_stream`](Self::set_stream).
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the vector is not on that stream;
-    /// the driver's errors.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `stream` is not the vector's stream;
+    /// also the driver's errors.
     pub fn cuda_view<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Result<CudaBufferView<'a, T>> {
         CudaBufferView::checked(self.as_buffer(), self.len(), stream)
     }
 
-    /// Returns a view in which cudarc reads and writes the values; see [`cuda_view`](Self::cuda_view).
+    /// Returns a view in which cudarc reads and writes the values. `stream` is as in
+    /// [`cuda_view`](Self::cuda_view).
     ///
     /// # Errors
     /// The errors of [`cuda_view`](Self::cuda_view).
@@ -240,7 +246,7 @@ impl<T: Pod, R: DeviceMemoryResource> DeviceVec<T, R> {
     }
 }
 
-/// For calls of cudarc; see [`DeviceVec::cuda_view`].
+/// Views of a scalar for calls of cudarc; see [`DeviceVec::cuda_view`].
 impl<T: Pod, R: DeviceMemoryResource> DeviceScalar<T, R> {
     /// Returns a view from which cudarc reads the value.
     ///
@@ -259,7 +265,7 @@ impl<T: Pod, R: DeviceMemoryResource> DeviceScalar<T, R> {
     }
 }
 
-/// For calls of cudarc; see [`DeviceVec::cuda_view`].
+/// Views of a buffer's bytes for calls of cudarc; see [`DeviceVec::cuda_view`].
 impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     /// Returns a view from which cudarc reads the bytes.
     ///

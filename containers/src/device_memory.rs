@@ -22,8 +22,8 @@ pub fn available_device_memory() -> Result<MemoryInfo> {
     call(&*millpond_driver::current()?, |driver| driver.mem_get_info())
 }
 
-/// Returns a share of the current device's free bytes, rounded down to 256: for example for the initial size
-/// of a pool.
+/// Returns `percent` percent of the current device's free memory, in bytes, rounded down to a multiple of
+/// 256. For example, a pool can have this initial size.
 ///
 /// # Errors
 /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for less than 0 or more than 100 percent,
@@ -41,21 +41,22 @@ pub fn percent_of_free_device_memory(percent: f64) -> Result<u64> {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum PrefetchTo {
-    /// To the device of the driver.
+    /// The device of the driver.
     Device,
-    /// To the host.
+    /// The host.
     Host,
 }
 
-/// Moves a range of managed memory in the order of `stream`, or of system memory if the device can access it.
-/// Returns whether it submitted the move. It returns `false` for an empty range, for other memory, and on a
-/// device that cannot use managed memory at the same time as the host.
+/// Moves a range of managed memory, in the order of `stream`. If the device can access system memory, the
+/// range may also be system memory. Returns whether the move was submitted. It returns `false` for an empty
+/// range and for other memory. It also returns `false` if host and device cannot use managed memory at the
+/// same time.
 ///
 /// # Errors
 /// The driver's errors.
 ///
 /// # Safety
-/// The range stays memory of the driver's device until the stream has passed this point.
+/// The range is memory that the driver's device can use, and stays so until `stream` has passed this point.
 pub unsafe fn prefetch(
     driver: &dyn Driver,
     ptr: DevicePtr,

@@ -9,7 +9,7 @@ use crate::{DeviceVec, HostStaging, PrefetchTo};
 
 /// One value in device memory, such as a sum that a kernel computes (RMM's `device_scalar`).
 ///
-/// It is a [`DeviceVec`] of one value, with the same rules.
+/// It is a [`DeviceVec`] with one value, and follows the same rules.
 ///
 /// ```
 /// use millpond_containers::{DeviceScalar, Stream};
@@ -30,7 +30,7 @@ pub struct DeviceScalar<T, R: DeviceMemoryResource = AnyResource> {
 }
 
 impl<T, R: DeviceMemoryResource> DeviceScalar<T, R> {
-    /// Creates an uninitialised value: the memory holds any bytes.
+    /// Allocates memory for an uninitialised value: the memory holds any bytes.
     ///
     /// # Errors
     /// The errors of [`DeviceVec::uninit`].
@@ -38,10 +38,11 @@ impl<T, R: DeviceMemoryResource> DeviceScalar<T, R> {
         Ok(Self { vec: DeviceVec::uninit(1, stream, resource)? })
     }
 
-    /// Copies another scalar on `stream`; see [`DeviceBuffer::copy_of`](crate::DeviceBuffer::copy_of).
+    /// Copies another scalar, in the order of `stream`; see
+    /// [`DeviceBuffer::copy_of`](crate::DeviceBuffer::copy_of).
     ///
     /// # Errors
-    /// The errors of the method.
+    /// The errors of [`DeviceBuffer::copy_of`](crate::DeviceBuffer::copy_of).
     pub fn copy_of<S: DeviceMemoryResource>(
         other: &DeviceScalar<T, S>,
         stream: impl Into<StreamRef>,
@@ -50,7 +51,7 @@ impl<T, R: DeviceMemoryResource> DeviceScalar<T, R> {
         Ok(Self { vec: DeviceVec::copy_of(&other.vec, stream, resource)? })
     }
 
-    /// Sets all bits of the value to zero, in the order of the stored stream, without waiting for it.
+    /// Sets all bits of the value to zero, in the order of the stored stream. The call does not wait.
     ///
     /// # Errors
     /// The driver's errors.
@@ -61,10 +62,10 @@ impl<T, R: DeviceMemoryResource> DeviceScalar<T, R> {
         self.vec.set_to_zero_async(0)
     }
 
-    /// Stores the stream, and orders it after the previous one.
+    /// Stores another stream for later work, and orders it after the previous one.
     ///
     /// # Errors
-    /// The driver's errors; the scalar keeps its stream.
+    /// The driver's errors. The scalar then keeps its previous stream.
     pub fn set_stream(&mut self, stream: impl Into<StreamRef>) -> Result<()> {
         self.vec.set_stream(stream)
     }
@@ -89,11 +90,11 @@ impl<T, R: DeviceMemoryResource> DeviceScalar<T, R> {
         self.vec.device()
     }
 
-    /// Moves the memory to the device or to the host, if it can be moved; see
-    /// [`DeviceBuffer::prefetch`](crate::DeviceBuffer::prefetch).
+    /// Moves the memory to the device or to the host, if it can be moved. Returns whether it can be moved;
+    /// see [`DeviceBuffer::prefetch`](crate::DeviceBuffer::prefetch).
     ///
     /// # Errors
-    /// The errors of the method.
+    /// The driver's errors.
     pub fn prefetch(&mut self, to: PrefetchTo) -> Result<bool> {
         self.vec.prefetch(to)
     }
@@ -102,7 +103,7 @@ impl<T, R: DeviceMemoryResource> DeviceScalar<T, R> {
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the vector does not have exactly one
-    /// value; the vector is dropped.
+    /// value. The vector is then dropped.
     pub fn from_vec(vec: DeviceVec<T, R>) -> Result<Self> {
         match vec.len() {
             1 => Ok(Self { vec }),
@@ -122,7 +123,7 @@ impl<T, R: DeviceMemoryResource> DeviceScalar<T, R> {
 }
 
 impl<T: Pod, R: DeviceMemoryResource> DeviceScalar<T, R> {
-    /// Copies `value` to the device.
+    /// Copies `value` to the device, and waits for the stream.
     ///
     /// # Errors
     /// The errors of [`DeviceVec::from_host`].
@@ -130,7 +131,7 @@ impl<T: Pod, R: DeviceMemoryResource> DeviceScalar<T, R> {
         Ok(Self { vec: DeviceVec::from_host(&[value], stream, resource)? })
     }
 
-    /// Returns the value; waits for the stream.
+    /// Waits for the stream, and returns the value.
     ///
     /// # Errors
     /// The driver's errors.
@@ -138,7 +139,7 @@ impl<T: Pod, R: DeviceMemoryResource> DeviceScalar<T, R> {
         self.vec.first()
     }
 
-    /// Overwrites the value; waits for the stream.
+    /// Overwrites the value, and waits for the stream.
     ///
     /// # Errors
     /// The driver's errors.
@@ -146,8 +147,8 @@ impl<T: Pod, R: DeviceMemoryResource> DeviceScalar<T, R> {
         self.vec.set(0, value)
     }
 
-    /// Overwrites the value in the order of the stored stream, without waiting for it. The value goes to
-    /// staging memory first, so the caller may change or drop it at once.
+    /// Overwrites the value in the order of the stored stream. The call does not wait for the copy: it first
+    /// copies the value to staging memory, so the caller may change or drop the value at once.
     ///
     /// # Errors
     /// The errors of [`DeviceVec::set_async`].

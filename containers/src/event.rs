@@ -8,7 +8,7 @@ use millpond_core::{DriverHandle, Error, Result, StreamRef};
 
 use millpond_core::driver::call;
 
-/// A point in a stream's work, for which other streams and the host can wait. Dropping it destroys it.
+/// A point in a stream's work. Other streams and the host can wait for it. Dropping the event destroys it.
 ///
 /// ```
 /// use millpond_containers::{Event, Stream};
@@ -39,7 +39,7 @@ impl Event {
         Ok(Self { driver, event, recorded: AtomicBool::new(false) })
     }
 
-    /// Moves the event to the present end of the work of `stream`.
+    /// Records the event on `stream`: it then stands for all work that was submitted to the stream so far.
     ///
     /// # Errors
     /// The driver's errors.
@@ -50,11 +50,11 @@ impl Event {
         Ok(())
     }
 
-    /// Makes the later work of `stream` wait for the event, without stopping the host.
+    /// Makes later work of `stream` wait for the event. The host does not wait.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the event was never recorded,
-    /// because the wait would have no effect; and the driver's errors.
+    /// because such a wait would have no effect; also the driver's errors.
     pub fn make_wait(&self, stream: impl Into<StreamRef>) -> Result<()> {
         let stream = stream.into();
         if !self.recorded.load(Ordering::Acquire) {

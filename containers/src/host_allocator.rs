@@ -10,10 +10,10 @@ use millpond_core::{AnyResource, Layout, Result};
 use millpond_resources::{AnyHostResource, HostResource};
 
 /// An `allocator_api2` allocator over a resource whose memory the host can access. Vectors, boxes and maps
-/// use it, and kernels can read their contents at the same address.
+/// can allocate with it. A kernel can read their contents at the same address.
 ///
-/// Before a collection frees memory, all work of the device on it is done. An error of the resource is
-/// logged, since [`AllocError`] has no text.
+/// Before a collection frees memory, the device has completed all work on that memory. If the resource
+/// returns an error, the allocator logs it, because [`AllocError`] has no text.
 ///
 /// ```
 /// use allocator_api2::vec::Vec;

@@ -16,9 +16,10 @@ use crate::Event;
 /// Pinned host memory of one device, for asynchronous copies.
 ///
 /// A copy to the device first goes into a block of this memory, so the caller may change or drop its slice at
-/// once. A copy from the device ends in such a block, and [`HostCopy`] returns the values from there. A block
-/// is reused once the device has passed the copy. So there are as many blocks as copies in flight;
-/// [`trim`](Self::trim) frees unused blocks. Threads may share this value.
+/// once. A copy from the device ends in such a block, and [`HostCopy`] returns the values from there. When
+/// the device has completed the copy, the block can be used again. So there are only as many blocks as copies
+/// that were under way at the same time. [`trim`](Self::trim) frees unused blocks. Threads may share this
+/// value.
 ///
 /// ```
 /// use millpond_containers::{DeviceVec, HostStaging, Stream};
@@ -62,7 +63,8 @@ struct Block {
 const LEAST_BYTES: u64 = 4096;
 
 impl HostStaging {
-    /// Creates staging memory for copies to and from this driver's device. It takes no memory yet.
+    /// Creates staging memory for copies to and from this driver's device. It allocates nothing until the
+    /// first copy.
     pub fn new(driver: DriverHandle) -> Self {
         Self { shared: Arc::new(Shared { driver, idle: Mutex::default(), unmarked: Mutex::default() }) }
     }
@@ -72,13 +74,13 @@ impl HostStaging {
         self.shared.driver.device()
     }
 
-    /// Returns the bytes of the blocks that no copy holds.
+    /// Returns the total size in bytes of the blocks that belong to no [`HostCopy`].
     pub fn idle_bytes(&self) -> u64 {
         let idle: u64 = self.shared.idle.lock().iter().map(|block| block.bytes).sum();
         idle + self.shared.unmarked.lock().iter().map(|block| block.bytes).sum::<u64>()
     }
 
-    /// Frees the blocks that the device has passed; returns their bytes.
+    /// Frees the blocks whose copies the device has completed. Returns their total size in bytes.
     ///
     /// # Errors
     /// The driver's errors.
@@ -242,9 +244,10 @@ impl Drop for Shared {
     }
 }
 
-/// Values on their way from the device.
+/// A copy from the device to the host that is under way, or done.
 ///
-/// Dropping it does not stop the copy. Its memory is reused once the device has passed the copy.
+/// Dropping a `HostCopy` does not stop the copy. The memory of the copy is used again only after the device
+/// has completed the copy.
 #[must_use = "wait() gives the values"]
 pub struct HostCopy<T> {
     shared: Arc<Shared>,

@@ -8,10 +8,10 @@ use millpond_core::{DriverHandle, Result, StreamRef};
 use crate::{BorrowedStream, Event};
 use millpond_core::driver::call;
 
-/// An owned stream. Dropping it destroys the stream; submitted work still runs to its end.
+/// An owned stream. Dropping it destroys the stream. Work that was submitted before still runs to its end.
 ///
-/// Calls take the stream by its [`StreamRef`], which does not keep it alive. Drop a stream after the buffers
-/// on it: a buffer whose stream is gone waits for the device at its next use.
+/// Calls accept the stream as a [`StreamRef`], which does not keep it alive. Drop a stream after the buffers
+/// that use it. If a buffer's stream is gone, the buffer waits for the device at its next use.
 ///
 /// ```
 /// use millpond_containers::Stream;
@@ -43,12 +43,12 @@ impl Stream {
         self.stream
     }
 
-    /// Returns a borrow, which does not destroy the stream.
+    /// Returns a borrow of the stream. Dropping the borrow does not destroy the stream.
     pub fn borrow(&self) -> BorrowedStream<'_> {
         BorrowedStream::of(self.driver.clone(), self.stream)
     }
 
-    /// Waits on the host until all work is done.
+    /// Waits on the host until all work that was submitted to the stream is done.
     ///
     /// # Errors
     /// The driver's errors.
@@ -56,7 +56,7 @@ impl Stream {
         call(&*self.driver, |driver| driver.stream_synchronize(self.stream))
     }
 
-    /// Returns whether all work is done.
+    /// Returns whether all work that was submitted to the stream is done.
     ///
     /// # Errors
     /// The driver's errors.
@@ -64,7 +64,7 @@ impl Stream {
         call(&*self.driver, |driver| driver.stream_query(self.stream))
     }
 
-    /// Makes the later work of this stream wait for the event, without stopping the host.
+    /// Makes later work of this stream wait for the event. The host does not wait.
     ///
     /// # Errors
     /// The errors of [`Event::make_wait`].

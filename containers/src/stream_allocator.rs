@@ -8,7 +8,7 @@ use crate::DeviceBuffer;
 
 /// A resource and a stream, so that calls need not name the stream each time.
 ///
-/// The stream must live as long as the allocator is used.
+/// The stream must live as long as the allocator is in use.
 ///
 /// ```
 /// use millpond_containers::{Stream, StreamAllocator};
@@ -53,7 +53,7 @@ impl<R: DeviceMemoryResource> StreamAllocator<R> {
     /// Calls [`DeviceMemoryResource::deallocate`] on the allocator's stream.
     ///
     /// # Safety
-    /// The conditions of the resource.
+    /// The conditions of [`DeviceMemoryResource::deallocate`].
     pub unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout) {
         // SAFETY: the caller's promises.
         unsafe { self.resource.deallocate(ptr, layout, self.stream) }
@@ -80,7 +80,7 @@ impl<R: DeviceMemoryResource> StreamAllocator<R> {
         self.stream
     }
 
-    /// Returns the same resource on another stream.
+    /// Returns an allocator for the same resource on another stream.
     #[must_use]
     pub fn on(self, stream: impl Into<StreamRef>) -> Self {
         let stream = stream.into();
@@ -88,8 +88,9 @@ impl<R: DeviceMemoryResource> StreamAllocator<R> {
     }
 }
 
-/// Two allocators are equal if either can free the other's blocks: they use one stream, over
-/// [equal](DeviceMemoryResource::is_equal) resources. The per-thread default streams of two threads differ.
+/// Two allocators are equal if either can free the other's blocks. They must have the same stream, and their
+/// resources must be [equal](DeviceMemoryResource::is_equal). The per-thread default streams of two threads
+/// differ.
 impl<R: DeviceMemoryResource, S: DeviceMemoryResource> PartialEq<StreamAllocator<S>> for StreamAllocator<R> {
     fn eq(&self, other: &StreamAllocator<S>) -> bool {
         self.id == other.id && self.resource.is_equal(&other.resource)

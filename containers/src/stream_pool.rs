@@ -7,11 +7,11 @@ use millpond_core::{DriverHandle, Error, Result};
 
 use crate::Stream;
 
-/// A fixed number of streams of one device, used in turn. A program with a pool creates no streams while it
-/// works.
+/// A fixed number of streams of one device, which are lent in turn. A program with such a pool creates no
+/// streams while it works.
 ///
-/// The pool lends its streams: the same stream comes again after [`len`](Self::len) calls. Dropping the pool
-/// destroys them.
+/// The pool lends its streams in turn: after [`len`](Self::len) calls, the first stream is lent again.
+/// Dropping the pool destroys the streams.
 ///
 /// ```
 /// use millpond_containers::StreamPool;
@@ -36,7 +36,7 @@ impl StreamPool {
     /// Creates a pool of `len` streams of this driver's device.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for no streams, and the driver's
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `len` is 0; also the driver's
     /// errors.
     pub fn new(driver: DriverHandle, len: usize, flags: StreamFlags) -> Result<Self> {
         if len == 0 {
@@ -46,8 +46,8 @@ impl StreamPool {
         Ok(Self { streams, next: AtomicUsize::new(0) })
     }
 
-    /// Returns the next stream in turn. Threads that call it at the same time get different streams, if there
-    /// are enough.
+    /// Returns the next stream in turn. If threads call this at the same time, they get different streams, as
+    /// long as there are enough.
     pub fn get(&self) -> &Stream {
         self.get_at(self.next.fetch_add(1, Ordering::Relaxed))
     }

@@ -27,7 +27,7 @@ impl Accessibility {
     /// Both: managed and pinned memory, and system memory if the device can read it.
     pub const DEVICE_AND_HOST: Self = Self { device: true, host: true };
 
-    /// Returns who can access the memory of both.
+    /// Returns the access that `self` and `other` have in common.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self { device: self.device && other.device, host: self.host && other.host }

@@ -1,27 +1,28 @@
-//! Questions that a layer may ask the resources below it, in addition to the contract. A resource answers by
-//! a trait that it [provides](crate::DeviceMemoryResource::provide), and [`find_trait`](crate::find_trait)
-//! finds it.
+//! Traits through which a layer learns facts about the resources below it that
+//! [`DeviceMemoryResource`](crate::DeviceMemoryResource) does not tell. A resource lists such a trait in
+//! [`provide`](crate::DeviceMemoryResource::provide). The layer finds it with
+//! [`find_trait`](crate::find_trait).
 
 use crate::{Result, StreamRef};
 
-/// A pool below a layer that takes its own memory from the pool.
+/// A pool, as seen by a layer above it that allocates its own memory from the pool.
 pub trait PoolBelow {
-    /// Returns the bytes that it takes at its start and keeps.
+    /// Returns the bytes that the pool allocates from upstream when it is built, and keeps.
     fn initial_bytes(&self) -> u64;
 
-    /// Returns the most bytes that it may hold, if there is a limit.
+    /// Returns the most bytes that the pool may hold, if there is a limit.
     fn maximum_bytes(&self) -> Option<u64>;
 
-    /// Gives back unused memory, without a wait, until `keep_bytes` are left in all; returns the bytes given
-    /// back. `stream` is the caller's stream.
+    /// Gives unused memory back to the upstream until the pool holds `keep_bytes`, or until giving back more
+    /// would need a wait. Returns the number of bytes given back. `stream` is the stream of the caller.
     ///
     /// # Errors
     /// The driver's errors.
     fn release_unused(&self, keep_bytes: u64, stream: StreamRef) -> Result<u64>;
 }
 
-/// A layer below that gives captured graphs their own memory.
+/// A layer that allocates separate memory for captured graphs, as seen by a layer above it.
 pub trait ScopesBelow {
-    /// Returns the number of streams that it serves in this way now.
+    /// Returns the number of streams whose requests now get memory for captured graphs.
     fn open_streams(&self) -> usize;
 }

@@ -1,7 +1,7 @@
 //! The text that `{:?}` prints for a resource.
 
-/// Implements `Debug` for a resource as one line: the type, and the text of its stack that `Display` prints.
-/// The contents of a resource may be long, and are behind locks.
+/// Implements `Debug` for a resource. `{:?}` then prints one line: the type, and the text of the stack that
+/// `Display` prints. The line leaves the fields out, because they may be long and may be behind locks.
 ///
 /// ```
 /// use std::fmt;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Names one device: a CUDA device, a simulated device, or the device of your own driver.
+/// Identifies one device: a CUDA device, a simulated device, or the device of your own driver.
 ///
 /// ```
 /// use millpond_core::DeviceId;
@@ -19,17 +19,19 @@ const OWN_BIT: u32 = 1 << 30;
 const ORDINAL: u32 = OWN_BIT - 1;
 
 impl DeviceId {
-    /// Returns the CUDA device with this ordinal.
+    /// Returns the id of the CUDA device with this ordinal.
     pub const fn cuda(ordinal: u32) -> Self {
         Self(ordinal & ORDINAL)
     }
 
-    /// Returns the simulated device with this number; each simulated device of a process has its own.
+    /// Returns the id of the simulated device with this number. Each simulated device of a process has a
+    /// different number.
     pub const fn sim(number: u32) -> Self {
         Self(number & ORDINAL | SIM_BIT)
     }
 
-    /// Returns the device with this number of a [driver of your own](crate::Driver#a-driver-of-your-own).
+    /// Returns the id of a device with this number that belongs to a [driver of your
+    /// own](crate::Driver#a-driver-of-your-own).
     pub const fn own(number: u32) -> Self {
         Self(number & ORDINAL | OWN_BIT)
     }
@@ -44,7 +46,8 @@ impl DeviceId {
         self.0 & SIM_BIT != 0
     }
 
-    /// Returns the CUDA ordinal, or the device's number among devices of its kind; below 2^30.
+    /// Returns the number of the device among the devices of its kind. For a CUDA device, it is the ordinal.
+    /// The number is less than 2^30.
     pub const fn ordinal(self) -> u32 {
         self.0 & ORDINAL
     }
@@ -58,7 +61,7 @@ impl DeviceId {
         }
     }
 
-    /// Returns the device of a kind with this number; `None` if there is no such kind.
+    /// Returns the id of the device of this kind with this number; `None` if there is no such kind.
     pub fn of_kind(kind: &str, number: u32) -> Option<Self> {
         match kind {
             "cuda" => Some(Self::cuda(number)),

@@ -2,13 +2,13 @@
 
 use std::ffi::{OsStr, OsString};
 
-/// Returns the value of an environment variable; `None` if it is unset, empty, or only white space. A shell,
-/// a container or a job description often cannot unset a variable, and empties it instead.
+/// Returns the value of an environment variable. Returns `None` if the variable is unset, empty, or only
+/// white space: a shell, a container or a job description often cannot unset a variable, but can empty it.
 pub fn variable(name: impl AsRef<OsStr>) -> Option<OsString> {
     std::env::var_os(name).and_then(set)
 }
 
-/// Returns the value of a variable from another source, by the same rule.
+/// Applies the rule of [`variable`] to a value that was read elsewhere: an empty value becomes `None`.
 pub fn set(value: OsString) -> Option<OsString> {
     let is_blank = value.to_str().is_some_and(|text| text.trim().is_empty());
     (!is_blank).then_some(value)

@@ -8,16 +8,17 @@ use crate::{DeviceId, Layout, OutOfMemoryReport, StreamRef, format_bytes};
 /// The result of every fallible function of millpond.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The category of an error: enough to decide what to do next.
+/// The category of an error. It is enough to decide what to do next.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// No free block is large enough, even after synchronising. Freeing memory may help, unless the request
-    /// [is impossible](Error::is_impossible): then try another resource or a smaller request.
+    /// The resource has no free block that is large enough, even after it has synchronised. Freeing memory
+    /// may help, unless the request [is impossible](Error::is_impossible). If it is impossible, use another
+    /// resource or request less.
     OutOfMemory,
-    /// An argument other than the size is invalid, whatever the state of memory.
+    /// An argument other than the size is invalid, regardless of how much memory is free.
     InvalidArgument,
-    /// A stack's text cannot be read, or names something that does not exist.
+    /// The text of a stack cannot be read, or it names something that does not exist.
     InvalidStack,
     /// There is no CUDA driver, no device, or no device with the requested number.
     NoDevice,
@@ -25,19 +26,19 @@ pub enum ErrorKind {
     Unsupported,
     /// The driver reported an error.
     Driver,
-    /// An earlier driver error lost the device for this process, or the device's context was reset and
-    /// everything made before is lost. The message says which.
+    /// The device is lost. Either an earlier driver error lost it for this process, or its context was reset
+    /// and everything made before is lost. The message says which of the two happened.
     Poisoned,
     /// Reading or writing a file failed.
     Io,
-    /// Another thread's call occupies a resource that lets one thread in at a time, and does not end. Code
-    /// that runs inside a resource must not wait for a thread that uses it.
+    /// A resource that serves one thread at a time was in use by another thread, whose call did not end. Code
+    /// that runs inside a resource must not wait for a thread that uses the same resource.
     Busy,
 }
 
-/// The error type of millpond: a [`kind`](Self::kind) for decisions, and a text that says what to do.
+/// The error type of millpond. The [`kind`](Self::kind) is for decisions. The text says what to do.
 ///
-/// It is one word in size. Creating it takes no backtrace, so an expected failure stays cheap.
+/// An `Error` is one word in size. Creating one captures no backtrace, so an expected failure stays cheap.
 ///
 /// ```
 /// use millpond_core::{Error, Layout, StreamRef};
@@ -60,7 +61,7 @@ struct Inner {
 }
 
 impl Error {
-    /// Creates an error of this kind. `message` describes the fault and the remedy.
+    /// Creates an error of this kind. `message` describes what went wrong and how to fix it.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self(Box::new(Inner {
             kind,
@@ -74,7 +75,8 @@ impl Error {
         }))
     }
 
-    /// Creates an [`ErrorKind::OutOfMemory`] for this request. Use it only if memory is certainly out.
+    /// Creates an [`ErrorKind::OutOfMemory`] for this request. Call it only if there is certainly no memory
+    /// for the request.
     pub fn out_of_memory(layout: Layout, stream: StreamRef) -> Self {
         Self::new(ErrorKind::OutOfMemory, "").for_request(layout, stream)
     }
@@ -89,7 +91,7 @@ impl Error {
         Self::new(ErrorKind::InvalidStack, message)
     }
 
-    /// Returns the error of every call after a driver error has lost the device.
+    /// Creates the error that every call returns after a driver error has lost the device.
     pub fn poisoned() -> Self {
         Self::new(
             ErrorKind::Poisoned,
@@ -97,7 +99,8 @@ impl Error {
         )
     }
 
-    /// Returns the error of every call on an object that was made before the device's context was reset.
+    /// Creates the error that every call returns on an object that was made before the device's context was
+    /// reset.
     pub fn context_reset() -> Self {
         Self::new(
             ErrorKind::Poisoned,
@@ -106,28 +109,29 @@ impl Error {
         )
     }
 
-    /// Returns the error of a request larger than any address space: it is out of memory, and
-    /// [impossible](Self::is_impossible).
+    /// Creates the error of a request larger than any address space. Its kind is [`ErrorKind::OutOfMemory`],
+    /// and it is [impossible](Self::is_impossible).
     pub fn request_too_large(layout: Layout, stream: StreamRef) -> Self {
         Self::impossible("no device can hold that; check the size for an overflow", layout, stream)
     }
 
     /// Creates an [`ErrorKind::OutOfMemory`] for a request that the resource can never serve. `message` says
-    /// why, and what to do.
+    /// why, and gives the remedy.
     pub fn impossible(message: impl Into<String>, layout: Layout, stream: StreamRef) -> Self {
         let mut report = OutOfMemoryReport::new(layout, stream);
         report.is_impossible = true;
         Self::new(ErrorKind::OutOfMemory, message).for_request(layout, stream).with_report(report)
     }
 
-    /// Adds the requested layout of a request without a stream, for example for pinned host memory.
+    /// Adds the layout of the failed request, if the request has no stream. An example is a request for
+    /// pinned host memory.
     #[must_use]
     pub fn for_layout(mut self, layout: Layout) -> Self {
         self.0.layout = Some(layout);
         self
     }
 
-    /// Adds the request that failed.
+    /// Adds the layout and the stream of the request that failed.
     #[must_use]
     pub fn for_request(mut self, layout: Layout, stream: StreamRef) -> Self {
         self.0.layout = Some(layout);
@@ -135,29 +139,30 @@ impl Error {
         self
     }
 
-    /// Adds the device.
+    /// Adds the device on which the call failed.
     #[must_use]
     pub fn on_device(mut self, device: DeviceId) -> Self {
         self.0.device = Some(device);
         self
     }
 
-    /// Adds the stack as text, unless an inner stack was added before.
+    /// Adds the stack as text, unless an inner layer has already added its stack.
     #[must_use]
     pub fn in_stack(mut self, stack: impl fmt::Display) -> Self {
         self.0.stack.get_or_insert_with(|| stack.to_string());
         self
     }
 
-    /// Adds the report of the failed request, and replaces an earlier one.
+    /// Adds the report of the failed request. It replaces an earlier report.
     #[must_use]
     pub fn with_report(mut self, report: impl Into<Box<OutOfMemoryReport>>) -> Self {
         self.0.report = Some(report.into());
         self
     }
 
-    /// Adds a report of the request, completed by `fill_in`, if memory is out and there is no report yet. The
-    /// request must have been [added](Self::for_request) before.
+    /// Adds a report about the request, if the error is [out of memory](Self::is_out_of_memory) and has no
+    /// report yet. `fill_in` completes the report. Add the request first, with
+    /// [`for_request`](Self::for_request).
     #[must_use]
     pub fn report_if_missing(self, fill_in: impl FnOnce(&mut OutOfMemoryReport)) -> Self {
         if !self.is_out_of_memory() || self.0.report.is_some() {
@@ -169,7 +174,7 @@ impl Error {
         self.with_report(report)
     }
 
-    /// Adds the cause.
+    /// Adds the error that caused this one.
     #[must_use]
     pub fn caused_by(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         self.0.source = Some(source.into());
@@ -189,19 +194,20 @@ impl Error {
         self.0.kind
     }
 
-    /// Returns whether memory is out; see [`ErrorKind::OutOfMemory`].
+    /// Returns whether the kind is [`ErrorKind::OutOfMemory`].
     pub fn is_out_of_memory(&self) -> bool {
         self.0.kind == ErrorKind::OutOfMemory
     }
 
-    /// Returns whether the request can never be served: it is larger than any address space, than a limit, or
-    /// than the blocks of the resource. Such an error is also [out of memory](Self::is_out_of_memory).
+    /// Returns whether the resource can never serve the request, because the request is larger than any
+    /// address space, than a limit, or than the blocks of the resource. Such an error is also
+    /// [out of memory](Self::is_out_of_memory).
     pub fn is_impossible(&self) -> bool {
         self.0.report.as_ref().is_some_and(|report| report.is_impossible)
     }
 
-    /// Returns whether the device is lost for this process, or whether the device's context was reset and
-    /// everything made before is lost.
+    /// Returns whether the device is lost. Either a driver error lost it for this process, or its context was
+    /// reset and everything made before is lost.
     pub fn is_sticky(&self) -> bool {
         self.0.kind == ErrorKind::Poisoned || self.driver_error().is_some_and(DriverError::is_sticky)
     }
@@ -236,23 +242,24 @@ impl Error {
         self.0.stack.as_deref()
     }
 
-    /// Returns the state of memory when the request failed, and the remedies that would have helped. Every
-    /// resource adds it when memory is out, and the layers above pass it on.
+    /// Returns the report of a failed request: the state of memory at that moment, and the remedies that
+    /// would have helped. Every resource adds a report when memory is out. The layers above pass it on.
     pub fn out_of_memory_report(&self) -> Option<&OutOfMemoryReport> {
         self.0.report.as_deref()
     }
 
-    /// Takes the report out, for a resource that adds it to its own.
+    /// Removes the report from the error and returns it. A resource calls this to include the report in its
+    /// own report.
     pub fn take_out_of_memory_report(&mut self) -> Option<Box<OutOfMemoryReport>> {
         self.0.report.take()
     }
 
-    /// Returns the message without request, stack and report.
+    /// Returns the message without the request, the stack and the report.
     pub fn message(&self) -> &str {
         &self.0.message
     }
 
-    /// Returns the driver's error at the bottom of this one, if there is one.
+    /// Returns the driver's error that caused this one, directly or through other errors, if there is one.
     pub fn driver_error(&self) -> Option<&DriverError> {
         let mut source: Option<&(dyn std::error::Error + 'static)> = self.0.source.as_deref().map(|e| e as _);
         while let Some(error) = source {
@@ -265,8 +272,8 @@ impl Error {
     }
 }
 
-/// The text that `main` prints when it returns the error: the text of `Display`, the kind, and the causes
-/// that `Display` does not name. `{:#?}` prints all fields.
+/// Prints the text that a program shows when its `main` returns the error: the text of `Display`, the kind,
+/// and the causes that `Display` does not name. `{:#?}` prints all fields.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Inner { kind, message, layout, stream, device, stack, report, source } = &*self.0;

@@ -9,9 +9,11 @@ use crate::{
     ReportsMemory, Result, Shareable, Stack, StreamRef,
 };
 
-/// Convenience methods of every resource, built on [`DeviceMemoryResource`]. Do not implement it by hand.
+/// Convenience methods of every resource, built on [`DeviceMemoryResource`]. Every resource has them: do not
+/// implement this trait.
 pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
-    /// Calls [`allocate`](DeviceMemoryResource::allocate) with the usual alignment.
+    /// Calls [`allocate`](DeviceMemoryResource::allocate) with the usual alignment,
+    /// [`ALLOCATION_ALIGNMENT`](crate::ALLOCATION_ALIGNMENT).
     ///
     /// # Errors
     /// The errors of `allocate`.
@@ -34,8 +36,8 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
     /// if the resource is stream-ordered.
     ///
     /// # Errors
-    /// The errors of `allocate` and of the wait. CUDA refuses the wait while a blocking stream captures a
-    /// graph; the block is freed again then.
+    /// The errors of `allocate` and of the wait. While a blocking stream captures a graph, CUDA refuses the
+    /// wait. The call then frees the block again.
     fn allocate_sync(&self, layout: Layout) -> Result<DevicePtr> {
         let ptr = self.allocate(layout, StreamRef::LEGACY)?;
         if self.is_stream_ordered() && !ptr.is_null() {
@@ -49,17 +51,17 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
         Ok(ptr)
     }
 
-    /// Frees a block that nothing uses any more, whichever streams used it.
+    /// Frees a block that no work uses any more. It does not matter which streams used the block.
     ///
     /// # Safety
-    /// The conditions of [`deallocate`](DeviceMemoryResource::deallocate), and all work that uses the block
+    /// The conditions of [`deallocate`](DeviceMemoryResource::deallocate). Also, all work that uses the block
     /// is done.
     unsafe fn deallocate_sync(&self, ptr: DevicePtr, layout: Layout) {
         // SAFETY: the caller's promises; work that is done is ordered before any stream.
         unsafe { self.deallocate(ptr, layout, StreamRef::LEGACY) }
     }
 
-    /// Returns the memory of the whole stack now; see [`MemoryReport`].
+    /// Returns a report of the memory that the whole stack holds now.
     fn memory_report(&self) -> MemoryReport
     where
         Self: Sized,
@@ -68,7 +70,7 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
     }
 
     /// Returns the live block that starts at `ptr`, with everything that the layers of the stack know about
-    /// it. If two layers disagree, the outer one wins. `None` if no layer knows the block.
+    /// the block. If two layers disagree, the outer layer wins. Returns `None` if no layer knows the block.
     fn block_at(&self, ptr: DevicePtr) -> Option<BlockInfo>
     where
         Self: Sized,
@@ -85,7 +87,7 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
         })
     }
 
-    /// Restarts the peaks and totals of all layers of the stack from the present use.
+    /// Restarts the counters of all layers of the stack, as if the live blocks had been allocated now.
     fn clear_counters(&self)
     where
         Self: Sized,
@@ -98,7 +100,7 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
         self.driver().device()
     }
 
-    /// Puts a layer on top; the last layer added is the outermost.
+    /// Puts a layer on top of this resource. The layer that is added last is the outermost.
     ///
     /// # Errors
     /// The errors of the layer, for instance because a pool cannot reserve its first region.
@@ -117,7 +119,7 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
         Arc::new(self)
     }
 
-    /// Returns the resource and everything below it, outermost first. This is one of the
+    /// Returns this resource and all resources below it, outermost first. See the other
     /// [ways](crate#looking-into-a-stack) to look into a stack.
     fn stack(&self) -> Stack<'_>
     where
@@ -129,10 +131,10 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
 
 impl<R: DeviceMemoryResource + ?Sized> DeviceMemoryResourceExt for R {}
 
-/// Lets layers follow each other with one `?` at the end:
+/// Adds several layers with one `?` at the end:
 /// `CudaMemoryResource::new(device).layer(first).layer(second)?`.
 pub trait LayerResultExt<R> {
-    /// Puts a layer on the resource, unless there is none because of an earlier error.
+    /// Puts a layer on top of the resource. If an earlier layer failed, returns that error.
     ///
     /// # Errors
     /// The earlier error, or the errors of the layer.

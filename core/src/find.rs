@@ -1,4 +1,4 @@
-//! Walks the layers of a stack, and finds a layer by a trait that it provides.
+//! Iterates over the layers of a stack, and finds a layer by a trait that it provides.
 
 use crate::DeviceMemoryResource;
 use crate::handles::peel;
@@ -33,15 +33,16 @@ pub(crate) fn stack_of(resource: &dyn DeviceMemoryResource) -> Stack<'_> {
     Stack { next: Some(peel(resource)) }
 }
 
-/// Returns the outermost resource of a stack that [provides](DeviceMemoryResource::provide) this trait. It
-/// looks through handles. The types of the layers do not matter.
+/// Returns the outermost resource of a stack that [provides](DeviceMemoryResource::provide) this trait. The
+/// types of the layers do not matter. The search looks through handles (`Arc`, `Box`).
 ///
 /// `stack.stack().with::<dyn Nameable>()` returns every layer that has the trait, outermost first. See also
 /// the [other ways](crate#looking-into-a-stack) to look into a stack.
 ///
 /// The search ends at a `thread_safe` layer over a resource that threads may not share
-/// ([`is_shareable`](crate::is_shareable)), because its lock lends nothing. The trait must be exactly the
-/// type that the layer names: `dyn Nameable + Send + Sync` is another type, and finds nothing.
+/// ([`is_shareable`](crate::is_shareable)), because only the holder of the layer's lock may use that
+/// resource. The trait must be exactly the type that the layer names: `dyn Nameable + Send + Sync` is another
+/// type, so the search for it finds nothing.
 ///
 /// ```
 /// use millpond_core::{AnyResource, find_trait};

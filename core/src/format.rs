@@ -11,7 +11,8 @@ pub(crate) const UNITS: [(&str, u64); 7] = [
     ("B", 1),
 ];
 
-/// Formats bytes for people: in the largest binary unit, and exactly if the unit divides them evenly.
+/// Formats a number of bytes for people, in the largest binary unit that fits. The text is exact if the unit
+/// divides the number evenly. Otherwise it has two decimals.
 ///
 /// ```
 /// use millpond_core::format_bytes;

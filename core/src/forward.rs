@@ -1,16 +1,22 @@
-//! Writes the methods that an adaptor passes on to its upstream.
+//! Generates the methods that an adaptor passes on to its upstream.
 
-/// Writes the methods of [`DeviceMemoryResource`](crate::DeviceMemoryResource) that an adaptor does not write
-/// itself. Each method passes its arguments to the upstream, and names the adaptor's stack in an error.
+/// Generates the methods of [`DeviceMemoryResource`](crate::DeviceMemoryResource) that an adaptor does not
+/// implement itself. Each generated method passes its arguments to the upstream. If the upstream returns an
+/// error, the method adds the adaptor's stack to the error.
 ///
-/// Name your own methods after `except`. The upstream is the field `upstream`, or the field that you name, as
-/// in `forward_to_upstream!(self.inner, except allocate)`. It may be any resource, including an
+/// List the methods that you implement yourself after `except`. The upstream is the field `upstream`. If your
+/// field has another name, write the field before `except`, as in
+/// `forward_to_upstream!(self.inner, except allocate)`. The upstream may be any resource, including an
 /// [`AnyResource`](crate::AnyResource).
 ///
-/// Three methods do not pass the call on. `upstream` returns the field. `provide` adds nothing. `is_equal`
-/// says that no other adaptor can free this one's blocks; an adaptor that keeps no state about its blocks may
-/// compare the upstreams instead, as below. An adaptor that [submits
-/// work](crate::DeviceMemoryResource#layers-that-submit-work) writes `is_stream_ordered` itself, and returns
+/// Three generated methods do not pass the call on:
+/// - `upstream` returns the field.
+/// - `provide` adds nothing.
+/// - `is_equal` returns `true` only for the same adaptor. If an adaptor keeps no state about its blocks, it
+///   may compare the upstreams instead, as in the example below.
+///
+/// An adaptor that [submits work](crate::DeviceMemoryResource#layers-that-submit-work) implements
+/// `is_stream_ordered` itself, and returns
 /// `true`.
 ///
 /// ```
@@ -74,7 +80,7 @@ macro_rules! forward_to_upstream {
     };
 }
 
-/// Writes one method, unless its name follows the field.
+/// Generates one method, unless its name is in the list after the field.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __forward_method {

@@ -4,14 +4,14 @@ use std::fmt;
 
 use crate::format_bytes;
 
-/// The live blocks that one part of the program allocated.
+/// Live blocks that one part of the program allocated. Their allocations have the same tag and backtrace.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Holder {
-    /// The tag of the allocating thread.
+    /// The tag of the thread that allocated the blocks.
     pub tag: Option<String>,
-    /// The backtrace of the allocations.
+    /// The backtrace that all these allocations share.
     pub backtrace: Option<String>,
     /// The number of blocks.
     pub blocks: u64,

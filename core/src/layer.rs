@@ -1,14 +1,15 @@
-//! Layers: each builds a resource on top of another.
+//! Layers. Each layer builds a resource on top of another one.
 
 use crate::Result;
 
-/// Puts a resource on top of another.
+/// Builds a resource on top of another.
 ///
-/// A layer is a value that holds the configuration; [`layer`](Self::layer) builds the resource. If several
-/// stacks share state, the layer holds it, and its type documents that.
+/// A layer is a value that holds the configuration. [`layer`](Self::layer) builds the resource. If several
+/// stacks share state, the layer holds this state, and the documentation of its type says so.
 ///
-/// Order matters, and the last layer added is the outermost. Statistics above a pool count the requests;
-/// below the pool, they count the regions that the pool takes. `examples/stack.rs` shows both.
+/// The order of the layers matters. The layer that is added last is the outermost. Statistics above a pool
+/// count the requests. Below the pool, they count the regions that the pool allocates. `examples/stack.rs`
+/// shows both cases.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a layer for `{R}`; pass a layer, such as `PoolLayer::new()`",
     label = "this cannot go on top of `{R}`",
@@ -26,7 +27,7 @@ pub trait Layer<R> {
     fn layer(self, upstream: R) -> Result<Self::Resource>;
 }
 
-/// The layer that adds nothing.
+/// A layer that adds nothing: the result is the resource itself.
 #[derive(Clone, Copy, Default, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "it does nothing, and so needs no options")]
 pub struct Identity;
@@ -43,7 +44,7 @@ impl<R> Layer<R> for Identity {
 #[derive(Clone, Copy, Debug)]
 pub struct LayerFn<F>(F);
 
-/// Makes a layer of a closure that builds a resource.
+/// Turns a closure that builds a resource into a layer.
 pub fn layer_fn<F>(build: F) -> LayerFn<F> {
     LayerFn(build)
 }
@@ -60,7 +61,8 @@ impl<R, S, F: FnOnce(R) -> Result<S>> Layer<R> for LayerFn<F> {
 #[derive(Clone, Copy, Debug)]
 pub struct OptionLayer<L>(Option<L>);
 
-/// Adds the layer if there is one. In both cases the result is an [`AnyResource`](crate::AnyResource).
+/// Makes a layer that may be absent. If it is absent, it adds nothing. In both cases, the resource becomes an
+/// [`AnyResource`](crate::AnyResource).
 pub fn option_layer<L>(layer: Option<L>) -> OptionLayer<L> {
     OptionLayer(layer)
 }

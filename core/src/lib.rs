@@ -1,7 +1,7 @@
-//! The memory-resource trait of millpond and the vocabulary around it.
+//! The trait of millpond's memory resources, and the types that it uses.
 //!
-//! This crate calls no CUDA function and allocates nothing itself. It holds the types on which all other
-//! crates build:
+//! This crate calls no CUDA function and allocates no device memory itself. All other crates build on its
+//! types:
 //!
 //! | here | meaning |
 //! |---|---|
@@ -15,7 +15,7 @@
 //! | [`Error`] | the one error type |
 //! | [`OutOfMemoryReport`] | why a request failed, and what would have helped |
 //! | [`MemoryReport`] | the memory of a whole stack at one moment |
-//! | [`interrupt`] | ends a wait of the host early |
+//! | [`interrupt`] | ends a wait on the host early |
 //! | [`misuse`] | reports a refused `deallocate` |
 //! | [`forward_to_upstream!`] | writes the methods that your adaptor passes on to its upstream |
 //!

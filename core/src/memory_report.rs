@@ -12,8 +12,9 @@ use crate::{
 /// to the device. All sizes are in bytes.
 ///
 /// [`DeviceMemoryResourceExt::memory_report`](crate::DeviceMemoryResourceExt::memory_report) makes a report
-/// at any time. You can print it (`Display`), store it (with the feature `serde`), or emit it as an event of
-/// `tracing` ([`trace`](Self::trace)). If other threads allocate meanwhile, its parts show different moments.
+/// at any time. A program can print it (`Display`), store it (with the feature `serde`), or emit it as an
+/// event of `tracing` ([`trace`](Self::trace)). If other threads allocate while the report is made, its parts
+/// show different moments.
 #[derive(Clone, PartialEq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -24,36 +25,37 @@ pub struct MemoryReport {
     pub device: String,
     /// Free and total bytes of the device; `None` if the driver does not report them.
     pub device_memory: Option<MemoryInfo>,
-    /// The layers that know something about their memory, outermost first.
+    /// The layers that can report their memory, outermost first.
     pub layers: Vec<LayerMemory>,
 }
 
-/// One layer's knowledge of its memory. Sizes are in bytes.
+/// The memory that one layer knows of. Sizes are in bytes.
 #[derive(Clone, PartialEq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct LayerMemory {
     /// The layer's text, for example `pool:max=1GiB`.
     pub layer: String,
-    /// Its counts; `None` if the layer itself counts nothing.
+    /// The layer's counts; `None` if this layer counts nothing.
     pub statistics: Option<ResourceStatistics>,
-    /// The largest block that it has allocated so far.
+    /// The size of the largest block that the layer has allocated so far.
     pub largest_allocation: Option<u64>,
-    /// The most bytes that it may allocate or hold.
+    /// The most bytes that the layer may allocate or hold.
     pub limit_bytes: Option<u64>,
     /// The bytes that count against the layer's limit.
     pub limit_used_bytes: Option<u64>,
-    /// The bytes that it could give back to the device now, without waiting.
+    /// The bytes that the layer could give back to the device now, without waiting.
     pub reclaimable_bytes: Option<u64>,
-    /// The bytes that it could give back after a wait for all streams.
+    /// The bytes that the layer could give back after it has waited for all streams.
     pub reclaimable_after_sync_bytes: Option<u64>,
-    /// Free bytes in the threads' caches, each for one of its thread's streams.
+    /// Free bytes in the threads' caches. A thread can reuse these bytes only on the stream on which they
+    /// were freed.
     pub cached_bytes: Option<u64>,
-    /// The other free memory, by stream.
+    /// The free memory that is not in a thread's cache, by stream.
     pub free: Vec<FreeMemory>,
-    /// The live blocks, by the part of the program that allocated them, largest first.
+    /// The live blocks, by the part of the program that allocated them. The largest part comes first.
     pub holders: Vec<Holder>,
-    /// The memory that belongs to captured graphs, by scope.
+    /// The memory that belongs to captured graphs: one entry for each scope of the layer `capture_scopes`.
     pub scopes: Vec<ScopeMemory>,
 }
 
@@ -70,9 +72,10 @@ pub struct ScopeMemory {
     pub blocks: u64,
     /// The requested bytes of these blocks.
     pub bytes_in_use: u64,
-    /// The bytes that it holds from upstream. No other part of the program gets them before the scope ends.
+    /// The bytes that the scope holds from upstream. No other part of the program gets these bytes before the
+    /// scope ends.
     pub bytes_held: u64,
-    /// Whether its owner has dropped the scope, which then keeps only live blocks.
+    /// Whether the owner has dropped the scope. A dropped scope keeps only its live blocks.
     pub has_ended: bool,
 }
 
@@ -81,25 +84,26 @@ pub struct ScopeMemory {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct BlockInfo {
-    /// The address where it starts.
+    /// The address at which the block starts.
     pub address: u64,
     /// The requested size in bytes.
     pub bytes: u64,
-    /// The number of the allocation, from 0, if a layer counts them.
+    /// The number of the allocation, counted from 0, if a layer counts allocations.
     pub sequence: Option<u64>,
-    /// The raw handle of the stream of its allocation, if a layer remembers it.
+    /// The raw handle of the stream on which the block was allocated, if a layer remembers it.
     pub stream: Option<u64>,
-    /// The tag of the allocating thread.
+    /// The tag of the thread that allocated the block.
     pub tag: Option<String>,
     /// The backtrace of the allocation.
     pub backtrace: Option<String>,
-    /// The number of the scope for captured graphs to which it belongs.
+    /// The number of the block's scope, if the block belongs to a captured graph.
     pub scope: Option<u64>,
 }
 
-/// A layer that can report its memory. It names this trait in [`provide`](DeviceMemoryResource::provide).
+/// A layer that can report its memory. The layer lists this trait in
+/// [`provide`](DeviceMemoryResource::provide).
 pub trait ReportsMemory {
-    /// Returns this layer's knowledge. The caller fills in [`layer`](LayerMemory::layer).
+    /// Returns the memory that this layer knows of. The caller fills in [`layer`](LayerMemory::layer).
     fn layer_memory(&self) -> LayerMemory;
 
     /// Returns the live block that starts at `ptr`.
@@ -108,7 +112,7 @@ pub trait ReportsMemory {
         None
     }
 
-    /// Restarts peaks and totals from the present use.
+    /// Restarts the layer's counters, as if the live blocks had been allocated now.
     fn clear_counters(&self) {}
 }
 

@@ -1,8 +1,9 @@
 //! Reports refused calls of [`deallocate`](crate::DeviceMemoryResource::deallocate).
 //!
 //! `deallocate` cannot return an error, and a resource must not pass a wrong pointer on. So a resource
-//! refuses misuse, counts it in its statistics, and reports it here, once, through one hook of the process.
-//! The default hook writes an event to `tracing`. In builds with debug assertions it also panics.
+//! refuses the call, and counts it in its statistics. Then it reports the misuse to the hook, a function that
+//! the whole process shares. The default hook writes an event to `tracing`. In builds with debug assertions
+//! it also panics.
 
 use std::cell::Cell;
 use std::fmt;
@@ -12,7 +13,7 @@ use parking_lot::RwLock;
 
 use crate::{DevicePtr, StreamRef};
 
-/// The kind of an invalid `deallocate`.
+/// The mistake in an invalid `deallocate`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum MisuseKind {
@@ -27,12 +28,13 @@ pub enum MisuseKind {
     },
     /// The block belongs to another device.
     WrongDevice,
-    /// The stream was destroyed before. The resource still takes the block back, after all work of the
-    /// device.
+    /// The stream was destroyed before the call. The resource still takes the block back, after it has waited
+    /// for all work on the device.
     DeadStream,
 }
 
-/// One invalid call of `deallocate`, refused or not.
+/// One invalid call of `deallocate`. The resource refused it, except for
+/// [`DeadStream`](MisuseKind::DeadStream).
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Misuse {
@@ -87,13 +89,13 @@ impl fmt::Display for Misuse {
     }
 }
 
-/// The type of the process-wide hook.
+/// The hook of the process, which receives each reported misuse.
 pub type Hook = Arc<dyn Fn(&Misuse) + Send + Sync>;
 
 static HOOK: RwLock<Option<Hook>> = RwLock::new(None);
 
-/// Installs `hook` instead of the default one, and returns the one installed before, if any. `None` restores
-/// the default.
+/// Installs `hook` instead of the present hook. `None` restores the default hook. Returns the hook that was
+/// installed before; `None` if it was the default.
 pub fn set_hook(hook: Option<Hook>) -> Option<Hook> {
     std::mem::replace(&mut *HOOK.write(), hook)
 }
@@ -146,8 +148,8 @@ impl Drop for Watch {
     }
 }
 
-/// Runs `free`, a call of `deallocate` with `ptr` on the upstream, and returns whether the upstream took the
-/// block back. A layer that counts frees uses it, so that it does not count a block that stays live.
+/// Runs `free`, which calls `deallocate` on the upstream with `ptr`. Returns whether the upstream took the
+/// block back. A layer that counts frees uses this function, because a refused block stays live.
 #[inline]
 pub fn is_taken(ptr: DevicePtr, free: impl FnOnce()) -> bool {
     let watch = Watch::begin(ptr);
@@ -155,16 +157,17 @@ pub fn is_taken(ptr: DevicePtr, free: impl FnOnce()) -> bool {
     !watch.is_refused()
 }
 
-/// Runs `free` as [`is_taken`] does, and `undo` if the block was refused, even if the hook panics. For a
-/// layer that must count before the call.
+/// Runs `free` as [`is_taken`] does. If the upstream refused the block, runs `undo`, even if the hook panics.
+/// A layer uses this function if it must count the free before the call.
 #[inline]
 pub fn undo_if_refused(ptr: DevicePtr, free: impl FnOnce(), undo: impl FnOnce()) {
     let _undo = AtEnd { watch: Watch::begin(ptr), runs_if_refused: true, then: Some(undo) };
     free();
 }
 
-/// Runs `free` as [`is_taken`] does, and `then` if the block was taken back, even if the hook panics. The
-/// hook may panic for a block that was taken back on a dead stream. For a layer that counts after the call.
+/// Runs `free` as [`is_taken`] does. If the upstream took the block back, runs `then`, even if the hook
+/// panics. (The hook may panic for a block that was taken back on a dead stream.) A layer uses this function
+/// if it counts the free after the call.
 #[inline]
 pub fn if_taken(ptr: DevicePtr, free: impl FnOnce(), then: impl FnOnce()) {
     let _then = AtEnd { watch: Watch::begin(ptr), runs_if_refused: false, then: Some(then) };
@@ -188,8 +191,9 @@ impl<F: FnOnce()> Drop for AtEnd<F> {
     }
 }
 
-/// Runs `free`, a call of `deallocate` with `below` on the upstream, for a layer that had returned the block
-/// as `ptr`. The layers above learn of a refusal.
+/// Runs `free`, which calls `deallocate` on the upstream with `below`. A layer uses this function if it had
+/// returned the block to its caller under another address, `ptr`. If the upstream refuses `below`, the layers
+/// above learn that `ptr` was refused.
 pub fn renamed(ptr: DevicePtr, below: DevicePtr, free: impl FnOnce()) {
     let is_refused = Cell::new(false);
     struct Tell<'a>(DevicePtr, &'a Cell<bool>);
@@ -213,10 +217,10 @@ fn note_refusal(ptr: DevicePtr) {
     });
 }
 
-/// Reports a misuse. Resources call it when they refuse a `deallocate`.
+/// Reports a misuse to the hook. A resource calls this when it refuses a `deallocate`.
 ///
 /// # Panics
-/// In builds with debug assertions, if no hook is installed: misuse is a bug of the caller.
+/// In builds with debug assertions, panics if no hook is installed, because misuse is a bug of the caller.
 pub fn report(misuse: &Misuse) {
     if misuse.kind != MisuseKind::DeadStream {
         note_refusal(misuse.ptr);

@@ -5,11 +5,12 @@ use std::fmt;
 use crate::holder::{Holder, write_holders};
 use crate::{DevicePtr, Layout, MemoryInfo, StreamRef, format_bytes};
 
-/// The state of a resource when it had no memory for a request, and the remedies that would have helped.
+/// The state of a resource when it could not serve a request, and the remedies that would have helped.
 ///
-/// The report belongs to an error ([`Error::out_of_memory_report`](crate::Error::out_of_memory_report)),
-/// which prints it. A program can also read its fields, or store it with the feature `serde`. All sizes are
-/// in bytes. It shows the moment at which the request failed; other threads continue meanwhile.
+/// The report belongs to an error ([`Error::out_of_memory_report`](crate::Error::out_of_memory_report)), and
+/// is printed with the error. A program can also read the report's fields, or store the report (with the
+/// feature `serde`). All sizes are in bytes. The report shows the moment at which the request failed. Other
+/// threads may have allocated or freed memory since.
 ///
 /// ```
 /// use millpond_core::{Error, Layout, OutOfMemoryReport, Remedy, StreamRef};
@@ -32,21 +33,22 @@ pub struct OutOfMemoryReport {
     pub alignment: u64,
     /// The raw handle of the requesting stream.
     pub stream: u64,
-    /// Whether that stream was capturing a graph. A resource neither asks nor waits for other streams then.
+    /// Whether the requesting stream was capturing a graph. During a capture, a resource neither queries
+    /// other streams nor waits for them.
     pub is_capturing: bool,
-    /// Whether the request can never be served: it is larger than any address space, than a limit, or than
-    /// the blocks of the resource.
+    /// Whether the resource can never serve the request. The request is larger than any address space, than a
+    /// limit, or than the blocks of the resource.
     #[cfg_attr(feature = "serde", serde(default))]
     pub is_impossible: bool,
-    /// How many more bytes from upstream would have served the request; `None` if unknown.
+    /// The number of bytes that were missing to serve the request; `None` if unknown.
     pub short_bytes: Option<u64>,
-    /// Bytes held from below, live and free; 0 if the resource does not count its blocks.
+    /// The bytes that the resource holds from upstream, live and free; 0 if it does not count its blocks.
     pub held_bytes: u64,
     /// Bytes in live blocks.
     pub live_bytes: u64,
     /// The number of live blocks.
     pub live_blocks: u64,
-    /// The largest free block in bytes, of any stream.
+    /// The size of the largest free block in bytes, whichever stream it belongs to.
     pub largest_free_block: u64,
     /// The most bytes that the resource may hold, if there is a limit.
     pub maximum_bytes: Option<u64>,
@@ -57,19 +59,19 @@ pub struct OutOfMemoryReport {
     /// The host's memory, if the request was for memory of the host.
     #[cfg_attr(feature = "serde", serde(default))]
     pub host: Option<MemoryInfo>,
-    /// The remedies that would have helped, mildest first. Empty if the resource knows none.
+    /// The remedies that would have helped, least intrusive first. Empty if the resource knows none.
     pub remedies: Vec<Remedy>,
-    /// A map of the held memory in the order of addresses: `#` in use, `+` partly, `.` free.
+    /// A map of the held memory in the order of addresses. `#` is in use, `+` is partly in use, `.` is free.
     pub map: Option<String>,
-    /// The live blocks, by the part of the program that allocated them, largest first. Empty unless
-    /// `tracking` is in the stack.
+    /// The live blocks, by the part of the program that allocated them. The largest part comes first. Empty
+    /// unless the stack contains `tracking`.
     pub holders: Vec<Holder>,
-    /// The report of the resource below that refused memory to this one. Its remedies are in `remedies`
-    /// above.
+    /// The report of the resource below, if that resource refused memory to this one. Its remedies are in
+    /// `remedies` of this report.
     pub upstream: Option<Box<Self>>,
 }
 
-/// Free blocks of one stream.
+/// The free blocks of one stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -96,14 +98,15 @@ impl FreeMemory {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[expect(clippy::exhaustive_structs, reason = "an address and a size; `BlockInfo` says more")]
 pub struct LiveBlock {
-    /// The address where it starts.
+    /// The address at which the block starts.
     pub address: u64,
     /// The requested size in bytes.
     pub bytes: u64,
 }
 
-/// A change that would have let the request succeed, computed from the state in which it failed. It is never
-/// a step that the resource itself takes before it fails (wait, synchronise, release, grow).
+/// A change with which the request would have succeeded. The resource computes it from its state at the time
+/// of the failure. A remedy is never a step that the resource itself takes before it fails (wait,
+/// synchronise, release, grow).
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -111,9 +114,9 @@ pub struct Remedy {
     /// The change.
     #[cfg_attr(feature = "serde", serde(flatten))]
     pub action: RemedyAction,
-    /// Whether this remedy alone is enough. Otherwise all such remedies of the report are needed together.
-    /// [`RemedyAction::MapPages`] is never marked as enough, because the next run may place its blocks
-    /// elsewhere.
+    /// Whether this remedy alone is enough. All remedies of the report for which this is `false` are needed
+    /// together, except [`RemedyAction::MapPages`]. `MapPages` is never marked as enough, because the next
+    /// run may place its blocks elsewhere.
     pub suffices: bool,
 }
 
@@ -123,7 +126,7 @@ pub struct Remedy {
 #[cfg_attr(feature = "serde", serde(tag = "action", rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum RemedyAction {
-    /// Allocate outside the capture: the resource then waits for this stream, which has a free block of
+    /// Allocate outside the capture. The resource then waits for this stream, which has a free block of
     /// `block_bytes`.
     WaitForStream {
         /// The stream's raw handle.
@@ -131,13 +134,13 @@ pub enum RemedyAction {
         /// The size of the free block that fits.
         block_bytes: u64,
     },
-    /// Allocate outside the capture: the resource then synchronises, and merges the `free_bytes` of all
-    /// streams.
+    /// Allocate outside the capture. The resource then synchronises with the device, and merges the free
+    /// blocks of all streams, `free_bytes` in all.
     MergeStreams {
         /// The free bytes of all streams.
         free_bytes: u64,
     },
-    /// Let the resource hold `bytes` more.
+    /// Raise the resource's limit, so that it may hold `bytes` more.
     RaiseMaximum {
         /// The missing bytes.
         bytes: u64,
@@ -149,16 +152,17 @@ pub enum RemedyAction {
         /// The bytes that others hold.
         held_bytes: u64,
     },
-    /// Free these blocks, on the requesting stream or, outside a capture, on any stream.
+    /// Free these blocks: on the requesting stream, or, outside a capture, on any stream.
     FreeBlocks {
         /// The number of blocks.
         number: u64,
         /// The requested bytes of all these blocks.
         bytes: u64,
-        /// The blocks, by address; only the first thousand if there are more.
+        /// The blocks, in the order of their addresses; only the first thousand if there are more.
         blocks: Vec<LiveBlock>,
     },
-    /// Build the pool with `pages=on`: it could have remapped these scattered free pages into one block.
+    /// Build the pool with `pages=on`. Such a pool could have mapped these scattered free pages into one
+    /// block.
     MapPages {
         /// The number of pages.
         pages: u64,
@@ -172,27 +176,27 @@ impl Remedy {
         Self { action, suffices }
     }
 
-    /// [`RemedyAction::WaitForStream`], which suffices.
+    /// Creates a [`RemedyAction::WaitForStream`] that suffices.
     pub fn wait_for_stream(stream: StreamRef, block_bytes: u64) -> Self {
         Self::new(RemedyAction::WaitForStream { stream: stream.handle(), block_bytes }, true)
     }
 
-    /// [`RemedyAction::MergeStreams`], which suffices.
+    /// Creates a [`RemedyAction::MergeStreams`] that suffices.
     pub fn merge_streams(free_bytes: u64) -> Self {
         Self::new(RemedyAction::MergeStreams { free_bytes }, true)
     }
 
-    /// [`RemedyAction::RaiseMaximum`].
+    /// Creates a [`RemedyAction::RaiseMaximum`].
     pub fn raise_maximum(bytes: u64, suffices: bool) -> Self {
         Self::new(RemedyAction::RaiseMaximum { bytes }, suffices)
     }
 
-    /// [`RemedyAction::FreeDeviceMemory`].
+    /// Creates a [`RemedyAction::FreeDeviceMemory`].
     pub fn free_device_memory(bytes: u64, held_bytes: u64, suffices: bool) -> Self {
         Self::new(RemedyAction::FreeDeviceMemory { bytes, held_bytes }, suffices)
     }
 
-    /// [`RemedyAction::FreeBlocks`], which suffices.
+    /// Creates a [`RemedyAction::FreeBlocks`] that suffices.
     pub fn free_blocks(mut blocks: Vec<LiveBlock>) -> Self {
         const MOST: usize = 1000;
         blocks.sort_unstable();
@@ -202,7 +206,7 @@ impl Remedy {
         Self::new(RemedyAction::FreeBlocks { number, bytes, blocks }, true)
     }
 
-    /// [`RemedyAction::MapPages`].
+    /// Creates a [`RemedyAction::MapPages`].
     pub fn map_pages(pages: u64, page_bytes: u64) -> Self {
         Self::new(RemedyAction::MapPages { pages, page_bytes }, false)
     }
@@ -219,12 +223,13 @@ impl OutOfMemoryReport {
         }
     }
 
-    /// Returns the bytes that are held and free.
+    /// Returns the bytes that the resource holds and that are free.
     pub fn free_bytes(&self) -> u64 {
         self.held_bytes.saturating_sub(self.live_bytes)
     }
 
-    /// Adds the device's memory, and the bytes by which it is too small for the request.
+    /// Adds the device's memory. If the device has too few free bytes for the request, also adds the number
+    /// of missing bytes and a remedy.
     pub fn note_device(&mut self, device: Option<MemoryInfo>) {
         self.device = device;
         let Some(MemoryInfo { free, total }) = device else { return };
@@ -235,8 +240,8 @@ impl OutOfMemoryReport {
         }
     }
 
-    /// Returns whether the report holds nothing except the memory of the device and the host, which a
-    /// resource above finds out as well.
+    /// Returns whether the report holds only the memory of the device and the host. A resource above can find
+    /// out the same, so it need not include such a report.
     pub fn is_of_driver(&self) -> bool {
         let only = Self { device: self.device, host: self.host, ..Self::default() };
         let asked = Self {
@@ -324,8 +329,8 @@ impl OutOfMemoryReport {
     }
 }
 
-/// Prints several lines. The first continues the error's line: how short the memory was, and what would have
-/// helped. Then follows the held memory.
+/// Prints several lines, for the end of an error's message. The first line says how many bytes were missing.
+/// The remedies and the held memory follow.
 impl fmt::Display for OutOfMemoryReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.short_bytes {

@@ -9,7 +9,8 @@ use crate::{AnyResource, DeviceMemoryResource, Traits};
 type Cast<T> = Box<dyn for<'a> Fn(&'a dyn DeviceMemoryResource) -> Option<&'a T>>;
 
 impl Traits {
-    /// Declares that the resource, which is an `R`, also implements `T`. `cast` is `|it| it`.
+    /// Declares that the resource, which has the type `R`, also implements the trait `T`. `cast` is
+    /// `|it| it`.
     pub fn add<R: DeviceMemoryResource, T: ?Sized + 'static>(&mut self, cast: fn(&R) -> &T) -> &mut Self {
         if self.wanted == TypeId::of::<T>() {
             let cast: Cast<T> = Box::new(move |resource| downcast::<R>(resource).map(cast));
@@ -23,7 +24,7 @@ impl Traits {
 struct Shared;
 
 impl Traits {
-    /// Declares that threads may share the resource, which is an `R`.
+    /// Declares that threads may share the resource, which has the type `R`.
     pub fn share<R: DeviceMemoryResource + Send + Sync>(&mut self) -> &mut Self {
         if self.wanted == TypeId::of::<Shared>() {
             self.cast = Some(Box::new(Shared));
@@ -31,11 +32,11 @@ impl Traits {
         self
     }
 
-    /// Declares that threads may share the resource if they may share all resources below. A layer over any
-    /// resource needs this, because its type alone does not tell.
+    /// Declares that threads may share the resource if they may share all resources in `below`. A layer over
+    /// any resource calls this, because the layer's type alone does not tell whether threads may share it.
     ///
     /// # Safety
-    /// The resource is `Send` and `Sync` if the resources in `below` are.
+    /// If all resources in `below` are `Send` and `Sync`, then the resource is `Send` and `Sync`.
     pub unsafe fn share_over(&mut self, below: &[&dyn DeviceMemoryResource]) -> &mut Self {
         if self.wanted == TypeId::of::<Shared>() && below.iter().all(|below| is_shareable(*below)) {
             self.cast = Some(Box::new(Shared));
@@ -44,8 +45,9 @@ impl Traits {
     }
 }
 
-/// Returns whether threads may share the resource: it is an [`AnyResource`](crate::AnyResource), or declares
-/// it with [`Traits::share`] or [`Traits::share_over`]. `thread_safe` lends its upstream only in this case.
+/// Returns whether threads may share the resource. They may share an [`AnyResource`](crate::AnyResource), and
+/// a resource that declares it with [`Traits::share`] or [`Traits::share_over`]. The layer `thread_safe`
+/// lends its upstream to callers only if threads may share that upstream.
 pub fn is_shareable(resource: &dyn DeviceMemoryResource) -> bool {
     let any: &dyn Any = resource;
     if any.is::<AnyResource>() {

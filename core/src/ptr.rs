@@ -4,14 +4,15 @@ use std::fmt;
 
 /// An address in device memory, or null.
 ///
-/// It is a number, not a Rust pointer. The host cannot dereference it, unless the memory is managed or
-/// pinned. It promises nothing about the memory behind it.
+/// A `DevicePtr` is a number, not a Rust pointer. The host cannot dereference it, unless the memory is
+/// managed or pinned. A `DevicePtr` says nothing about the memory at the address: the memory may be free or
+/// not exist.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[repr(transparent)]
 pub struct DevicePtr(u64);
 
 impl DevicePtr {
-    /// The result of a request for zero bytes.
+    /// The null pointer, which a request for zero bytes returns.
     pub const NULL: Self = Self(0);
 
     /// Returns the pointer with this address.
@@ -29,7 +30,7 @@ impl DevicePtr {
         self.0 == 0
     }
 
-    /// Returns the pointer `bytes` bytes later; wraps around at the end of the address space.
+    /// Returns the pointer `bytes` bytes further on; wraps around at the end of the address space.
     #[must_use]
     pub const fn offset(self, bytes: u64) -> Self {
         Self(self.0.wrapping_add(bytes))

@@ -7,7 +7,7 @@ use crate::driver::{Driver, call};
 use crate::format::UNITS;
 use crate::{Error, Result};
 
-/// Returns a number of KiB in bytes, at most `u64::MAX`.
+/// Returns `count` KiB as a number of bytes, at most `u64::MAX`.
 ///
 /// ```
 /// use millpond_core::{gib, kib, mib};
@@ -17,12 +17,12 @@ pub const fn kib(count: u64) -> u64 {
     count.saturating_mul(1 << 10)
 }
 
-/// Returns a number of MiB in bytes, at most `u64::MAX`.
+/// Returns `count` MiB as a number of bytes, at most `u64::MAX`.
 pub const fn mib(count: u64) -> u64 {
     count.saturating_mul(1 << 20)
 }
 
-/// Returns a number of GiB in bytes, at most `u64::MAX`.
+/// Returns `count` GiB as a number of bytes, at most `u64::MAX`.
 pub const fn gib(count: u64) -> u64 {
     count.saturating_mul(1 << 30)
 }
@@ -41,9 +41,9 @@ fn exact_bytes(bytes: u64) -> String {
 /// A smaller amount of memory is never meant in bytes: the unit was forgotten.
 const LEAST_WITHOUT_UNIT: u64 = 1 << 20;
 
-/// Reads an amount of memory like [`parse_bytes`], but a small number needs its unit: a pool of 50 means
-/// 50 GiB or 50 %, not 50 bytes. Stacks, devices, options of the replay binary and
-/// Python's texts all use this function.
+/// Reads an amount of memory like [`parse_bytes`], but refuses a number below 1 MiB that has no unit. A user
+/// who writes 50 for a pool means 50 GiB or 50 %, not 50 bytes. This function reads all amounts in stacks,
+/// devices, options of the replay binary, and texts from Python.
 ///
 /// ```
 /// use millpond_core::parse_memory;
@@ -56,16 +56,17 @@ const LEAST_WITHOUT_UNIT: u64 = 1 << 20;
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument), with the size that was probably meant.
+/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument). The message proposes the size that was
+/// probably meant.
 pub fn parse_memory(text: &str) -> Result<u64> {
     refuse_without_unit(text, LEAST_WITHOUT_UNIT, false)?;
     parse_bytes(text)
 }
 
-/// Reads the size of a block like [`parse_memory`], but a number from 256 on needs no unit.
+/// Reads the size of a block like [`parse_memory`], but accepts a number without a unit from 256 bytes on.
 ///
 /// # Errors
-/// Fails as [`parse_memory`] does.
+/// The errors of [`parse_memory`].
 pub fn parse_block_bytes(text: &str) -> Result<u64> {
     refuse_without_unit(text, crate::ALLOCATION_ALIGNMENT, false)?;
     parse_bytes(text)
@@ -92,7 +93,7 @@ fn refuse_without_unit(text: &str, least: u64, may_be_share: bool) -> Result<()>
 }
 
 /// Reads a number of bytes: `4096`, `1GiB`, `1.5 MiB`, `0.5GB`, `2k`. Units that end in `iB` are powers of
-/// 1024; `kB`, `MB`, `GB`, `TB` are powers of 1000. Case does not matter.
+/// 1024. `kB`, `MB`, `GB` and `TB` are powers of 1000. Upper and lower case mean the same.
 ///
 /// ```
 /// use millpond_core::parse_bytes;
@@ -166,12 +167,11 @@ pub enum ByteSize {
 }
 
 impl ByteSize {
-    /// Returns the size in bytes on this device. Percentages are rounded down to 256 bytes.
+    /// Returns the size in bytes on this device. A percentage is rounded down to a multiple of 256 bytes.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for less than 0 or more than 100
-    /// percent. A percentage also returns the driver's errors, because the driver is asked for the free
-    /// memory.
+    /// percent. For a percentage, also the driver's errors, because the driver reports the free memory.
     pub fn resolve(self, driver: &dyn Driver) -> Result<u64> {
         match self {
             Self::Bytes(bytes) => Ok(bytes),

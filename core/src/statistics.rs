@@ -1,24 +1,29 @@
 //! The statistics of a resource.
 
-/// How often each step of the reuse ladder served a request.
+/// A resource searches for a block in several steps, the reuse ladder. These are the numbers of requests that
+/// each step has served.
 ///
-/// The resource tries the steps in this order. A resource without streams counts everything that it takes
-/// from upstream in `grow`.
+/// The resource tries the steps in the order of these fields. A resource without streams counts in `grow`
+/// everything that it allocates from upstream.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct LadderCounts {
-    /// A block that was freed on the same stream.
+    /// Requests served with a block that was freed on the same stream.
     pub own_stream: u64,
-    /// A block of another stream; the requesting stream is already ordered after its free.
+    /// Requests served with a block of another stream. The requesting stream was already ordered after the
+    /// block's free.
     pub ordered: u64,
-    /// A block of another stream whose work before the free had completed, as a query said or as was known.
+    /// Requests served with a block of another stream. All work before the block's free was done: a query had
+    /// said so, or the resource already knew.
     pub completed: u64,
-    /// A block of another stream, after a wait was inserted on the GPU.
+    /// Requests served with a block of another stream. The resource made the requesting stream wait for the
+    /// block's free, on the GPU.
     pub waited: u64,
-    /// Fresh memory from upstream.
+    /// Requests served with new memory from upstream.
     pub grow: u64,
-    /// A block that became free only after synchronising with the device.
+    /// Requests served with a block that became free only after the resource had synchronised with the
+    /// device.
     pub reclaim: u64,
     /// Requests that failed after all these steps.
     pub out_of_memory: u64,
@@ -54,23 +59,24 @@ impl LadderCounts {
     }
 }
 
-/// How the blocks of a pool were freed, in blocks.
+/// Counts how the blocks of a pool were freed. Each field is a number of blocks.
 ///
-/// The first three add up to [`ResourceStatistics::deallocations`]. Many blocks under `evicted` or `heap`
-/// mean that the program frees more than its threads may cache.
+/// The first three fields add up to [`ResourceStatistics::deallocations`]. If many blocks count under
+/// `evicted` or `heap`, the program frees more blocks than its threads may cache.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct FreeCounts {
-    /// Blocks that the calling thread's cache took, without a lock.
+    /// Blocks that were freed into the calling thread's cache, without a lock.
     pub cached: u64,
-    /// Blocks that went past the thread's cache to its arena.
+    /// Blocks that the calling thread's cache did not take. They were freed into an arena, a part of the pool
+    /// for small blocks with its own lock.
     pub past_cache: u64,
-    /// Blocks that went to the heap under the pool's lock.
+    /// Blocks that were freed into the heap of the whole pool, under the pool's lock.
     pub heap: u64,
-    /// Cached blocks that a later free of the same thread pushed out.
+    /// Cached blocks that the same thread moved out of its cache at a later free, to make room.
     pub evicted: u64,
-    /// Cached blocks that the pool took back, because it needed memory or the thread was idle.
+    /// Cached blocks that the pool moved out of a cache, because it needed memory or the thread was idle.
     pub flushed: u64,
 }
 
@@ -93,35 +99,37 @@ impl std::ops::AddAssign for FreeCounts {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ResourceStatistics {
-    /// Bytes in live blocks, after rounding.
+    /// Bytes in live blocks, after the requests were rounded up.
     pub bytes_in_use: u64,
     /// Bytes in live blocks, as requested.
     pub bytes_requested: u64,
     /// The highest [`bytes_in_use`](Self::bytes_in_use) so far, over all threads. If several threads call a
-    /// pool at the same time, it may be up to 2 % too high.
+    /// pool at the same time, this may be up to 2 % too high.
     pub peak_bytes_in_use: u64,
-    /// Bytes held from upstream: live and free.
+    /// Bytes that the resource holds from upstream, live and free.
     pub bytes_reserved: u64,
     /// The highest [`bytes_reserved`](Self::bytes_reserved) so far.
     pub peak_bytes_reserved: u64,
-    /// Bytes that a pool over pages took so far beyond its slack of 1 % above its peak of live memory. To
-    /// avoid them would have cost more driver calls than the pool may spend.
+    /// Bytes that a pool over pages has allocated so far beyond its target. The target is the peak of live
+    /// memory plus 1 %. To stay within the target, the pool would have needed more driver calls than it may
+    /// spend.
     pub bytes_beyond_slack: u64,
-    /// The largest free block in bytes: no larger request can be served without growth.
+    /// The largest free block in bytes. The resource cannot serve a larger request without memory from
+    /// upstream.
     pub largest_free_block: u64,
     /// Live blocks.
     pub blocks_in_use: u64,
-    /// Free blocks held.
+    /// Free blocks that the resource holds.
     pub blocks_free: u64,
-    /// Regions held from upstream.
+    /// Regions that the resource holds from upstream.
     pub regions: u64,
     /// Successful allocations so far.
     pub allocations: u64,
     /// Accepted deallocations so far.
     pub deallocations: u64,
-    /// Deallocations refused; see [`misuse`](crate::misuse).
+    /// Deallocations that the resource refused; see [`misuse`](crate::misuse).
     pub misuses: u64,
-    /// How often each step of the reuse ladder served a request.
+    /// How often each step of the search for a block served a request.
     pub ladder: LadderCounts,
     /// How blocks were freed. All 0 unless the resource is a pool.
     pub frees: FreeCounts,
@@ -152,14 +160,14 @@ impl ResourceStatistics {
         self.misuses > 0 && *self == Self { misuses: self.misuses, ..Self::default() }
     }
 
-    /// Returns the same statistics with `count` more refused deallocations.
+    /// Returns the same statistics with `count` added to [`misuses`](Self::misuses).
     #[must_use]
     pub fn with_more_misuses(self, count: u64) -> Self {
         Self { misuses: self.misuses + count, ..self }
     }
 
-    /// Returns the sums over two resources side by side. It adds peaks too, although they may come from
-    /// different moments. The largest free block is the larger of the two.
+    /// Returns the sum of the statistics of two resources. Peaks are added too, although they may come from
+    /// different moments. The largest free block is the larger one.
     #[must_use]
     pub fn beside(self, other: Self) -> Self {
         let (a, b) = (self.ladder, other.ladder);
@@ -192,13 +200,13 @@ impl ResourceStatistics {
         }
     }
 
-    /// Returns the bytes held from upstream that are free.
+    /// Returns the number of free bytes among the bytes held from upstream.
     pub fn bytes_free(&self) -> u64 {
         self.bytes_reserved.saturating_sub(self.bytes_in_use)
     }
 
-    /// Returns the external fragmentation: the share of the free bytes outside the largest free block, from 0
-    /// to 1.
+    /// Returns the external fragmentation, from 0 to 1: the free bytes outside the largest free block, as a
+    /// share of all free bytes.
     pub fn fragmentation(&self) -> f64 {
         match self.bytes_free() {
             0 => 0.0,

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The identity of a stream, unique for the life of the process. Its handle is not: CUDA reuses the handle
-/// after the stream is destroyed.
+/// The identity of a stream. No other stream of the process ever has the same identity. A handle is
+/// different: CUDA reuses the handle of a destroyed stream.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct StreamId(u64);
 
@@ -31,14 +31,14 @@ const FOREIGN_BIT: u64 = 1 << 62;
 
 /// A stream argument: the raw handle, and the identity of the stream behind it.
 ///
-/// It is 16 bytes and cheap to copy. Handles `0` and `1` are the legacy default stream. Handle `2` is the
-/// per-thread default stream, which is a different stream on each thread: [`id`](Self::id) says which. For
-/// any other stream, [`Driver::stream_ref`](crate::Driver::stream_ref) reads the identity from the driver
-/// once. The `StreamRef` carries it, so that a cache hit makes no driver call.
+/// A `StreamRef` is 16 bytes and cheap to copy. Handles `0` and `1` are the legacy default stream. Handle `2`
+/// is the per-thread default stream. It is a different stream on each thread, and [`id`](Self::id) tells
+/// which one. For any other stream, [`Driver::stream_ref`](crate::Driver::stream_ref) reads the identity from
+/// the driver once. The `StreamRef` carries the identity, so a cache hit makes no driver call.
 ///
 /// A `StreamRef` does not keep its stream alive, and may outlive it. A driver knows the streams that were
-/// made through it: a call fails if such a stream was destroyed or never existed. For a stream that was made
-/// elsewhere, the caller guarantees that it is alive ([`foreign`](Self::foreign)).
+/// made through it. If such a stream was destroyed or never existed, a call with it fails. If a stream was
+/// made elsewhere, the caller guarantees that it is alive ([`foreign`](Self::foreign)).
 ///
 /// ```
 /// use millpond_core::StreamRef;
@@ -53,17 +53,18 @@ pub struct StreamRef {
 }
 
 impl StreamRef {
-    /// The legacy default stream (handle `0`). A null stream means this one, unless a program is compiled for
-    /// per-thread default streams.
+    /// The legacy default stream (handle `0`). A null stream means the legacy default stream, unless the
+    /// program is compiled for per-thread default streams.
     pub const LEGACY: Self = Self { handle: 0, id: StreamId::LEGACY.0 };
 
     /// The per-thread default stream (handle `2`).
     pub const PER_THREAD: Self = Self { handle: 2, id: PER_THREAD_BIT };
 
-    /// Returns the stream with this raw handle and the unique id from the driver. For the special handles 0,
-    /// 1 and 2 the id is ignored.
+    /// Returns the stream with this raw handle and the unique id that the driver gave. For the special
+    /// handles 0, 1 and 2, `unique_id` is ignored.
     ///
-    /// The stream must have been made through [`Driver`](crate::Driver); calls with any other are refused.
+    /// The stream must have been made through a [`Driver`](crate::Driver). The driver refuses calls with any
+    /// other stream.
     pub const fn from_raw_parts(handle: u64, unique_id: u64) -> Self {
         match handle {
             0 | 1 => Self { handle, id: StreamId::LEGACY.0 },
@@ -72,11 +73,12 @@ impl StreamRef {
         }
     }
 
-    /// Returns a stream that a framework or the program's own CUDA calls made. The driver cannot know whether
-    /// it is alive. [`Driver::stream_ref`](crate::Driver::stream_ref) returns its id.
+    /// Returns a stream that was not made through a [`Driver`](crate::Driver), but by a framework or by the
+    /// program's own CUDA calls. The driver cannot know whether such a stream is alive.
+    /// [`Driver::stream_ref`](crate::Driver::stream_ref) returns its id.
     ///
     /// # Safety
-    /// The stream is alive for as long as this value or a copy of it is passed to calls.
+    /// The stream stays alive for as long as this value, or a copy of it, is passed to calls.
     pub const unsafe fn foreign(handle: u64, unique_id: u64) -> Self {
         let stream = Self::from_raw_parts(handle, unique_id);
         if handle <= Self::PER_THREAD.handle {

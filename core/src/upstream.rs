@@ -4,8 +4,8 @@ use std::iter;
 
 use crate::{DeviceMemoryResource, Result};
 
-/// Trims `upstream` after a resource returned `released` bytes to it. Returns the bytes that reached the
-/// device.
+/// Trims `upstream` after a resource returned `released` bytes to it. Returns how many bytes have reached the
+/// device in all.
 ///
 /// # Errors
 /// The errors of [`DeviceMemoryResource::trim`].

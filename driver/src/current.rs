@@ -8,9 +8,9 @@ use millpond_core::{DeviceId, Result};
 use crate::cuda::{ContextGuard, CudaDriver};
 use crate::{registry, thread_device};
 
-/// Makes a device the calling thread's current one until the guard is dropped.
+/// Makes a device the calling thread's current device until the guard is dropped.
 ///
-/// For a CUDA device, the primary context is current meanwhile, so CUDA's own calls use that device too.
+/// For a CUDA device, its primary context is then current, so CUDA's own calls use that device, too.
 ///
 /// ```
 /// use millpond_core::Driver;
@@ -37,10 +37,10 @@ pub struct CurrentDeviceGuard {
 }
 
 impl CurrentDeviceGuard {
-    /// Makes `device` current on this thread.
+    /// Makes `device` the current device of this thread.
     ///
     /// # Errors
-    /// Fails as [`open`](crate::open) does.
+    /// The errors of [`open`](crate::open).
     pub fn new(device: DeviceId) -> Result<Self> {
         let (chosen, context) = if !device.is_cuda() {
             registry::open(device)?;

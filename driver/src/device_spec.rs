@@ -13,12 +13,12 @@ use crate::environment::{DEVICE_VARIABLE, Environment};
 use crate::own;
 use crate::sim::{self, Profile, SimConfig, SimDevice};
 
-/// A device as named on a command line: `cuda:0`, `sim:h200`, `sim:a100`, `sim:8GiB`, or `sim:FILE.toml` for
-/// a [profile](Profile) in a file.
+/// The name of a device on a command line: `cuda:0`, `sim:h200`, `sim:a100`, `sim:8GiB`, or `sim:FILE.toml`
+/// for a [profile](Profile) in a file.
 ///
-/// `cuda` means `cuda:0`, and `sim` means `sim:h200`. `own:0` is the program's own driver, which the program
-/// has [registered](crate::register). Case is ignored, except in a path. A path ends in `.toml` or contains a
-/// `/`.
+/// `cuda` means `cuda:0`, and `sim` means `sim:h200`. `own:0` means the program's own driver, which the
+/// program has [registered](crate::register). Upper and lower case mean the same, except in a path. A name
+/// after `sim:` is a path if it ends in `.toml` or contains a `/`.
 ///
 /// ```
 /// use millpond_driver::DeviceSpec;
@@ -42,10 +42,10 @@ pub enum DeviceSpec {
     SimCapacity(u64),
     /// A simulated device whose [profile](Profile) is in this file.
     SimProfile(PathBuf),
-    /// The device with this number, behind the program's own [registered](crate::register) driver.
+    /// The device with this number of the program's own [registered](crate::register) driver.
     Own(u32),
-    /// The [default device](Self::default_device), if it is simulated: one device that the whole process
-    /// shares. `MILLPOND_DEVICE` names it; without that it is an H200.
+    /// The [default device](Self::default_device), if it is simulated. The whole process shares this device.
+    /// `MILLPOND_DEVICE` names it. Without that variable, it is an H200.
     SimDefault,
 }
 
@@ -58,16 +58,18 @@ const SMALLEST_SIM: u64 = 2 << 20;
 const LARGEST_SIM: u64 = 1 << 44;
 
 impl DeviceSpec {
-    /// Returns the default device of a process that names none:
+    /// Returns the device that a program uses if it names none. The first of these rules that applies
+    /// decides:
     ///
-    /// 1. the device named by the environment variable `MILLPOND_DEVICE`, such as `cuda:1` or `sim:8GiB`;
-    /// 2. else, if CUDA sees several devices and a launcher such as `torchrun` has set `LOCAL_RANK`, the
-    ///    device with that number;
-    /// 3. else `cuda:0`;
-    /// 4. else, if CUDA cannot be used, a simulated H200.
+    /// 1. If the environment variable `MILLPOND_DEVICE` is set, such as to `cuda:1` or `sim:8GiB`, the device
+    ///    that it names.
+    /// 2. If CUDA sees several devices and a launcher such as `torchrun` has set `LOCAL_RANK`, the device
+    ///    with that number.
+    /// 3. If CUDA can be used, `cuda:0`.
+    /// 4. Otherwise, a simulated H200.
     ///
     /// A simulated default device is opened once, and all callers share it. The first call reads the
-    /// environment. If `MILLPOND_DEVICE` names no device, [`open`](Self::open) returns an error.
+    /// environment variables. If `MILLPOND_DEVICE` names no device, [`open`](Self::open) returns an error.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -115,7 +117,7 @@ impl DeviceSpec {
     /// Returns the profile of a simulated device; `None` for other devices.
     ///
     /// # Errors
-    /// Fails as [`Profile::from_file`] does.
+    /// The errors of [`Profile::from_file`].
     pub fn profile(&self) -> Result<Option<Profile>> {
         Ok(Some(match self {
             Self::Cuda(_) | Self::Own(_) => return Ok(None),
@@ -127,23 +129,24 @@ impl DeviceSpec {
         }))
     }
 
-    /// Returns the device's driver. A CUDA device and the [default device](Self::default_device) return the
-    /// same driver each time. Any other simulated device is new each time, and lives as long as the handle.
+    /// Returns the driver of the device. For a CUDA device and for the
+    /// [default device](Self::default_device), each call returns the same driver. For any other simulated
+    /// device, each call makes a new device, which lives as long as the handle.
     ///
     /// # Errors
-    /// Fails as [`CudaDriver::open`] does, or as [`Profile::from_file`] does for a profile in a file. Opening
-    /// another simulated device does not fail.
+    /// The errors of [`CudaDriver::open`]. For a profile in a file, the errors of [`Profile::from_file`].
+    /// Other simulated devices always open.
     pub fn open(&self) -> Result<DriverHandle> {
         let found = self.find()?;
         // The same driver, but a CUDA device gets its context.
         if let Self::Cuda(ordinal) = self { Ok(CudaDriver::open(*ordinal)?) } else { Ok(found) }
     }
 
-    /// Returns the same driver as [`open`](Self::open), but does not touch a CUDA device until the first call
-    /// that works on it, as [`CudaDriver::find`] does.
+    /// Returns the same driver as [`open`](Self::open), without creating the context of a CUDA device. The
+    /// first call that works on the device creates the context, as for [`CudaDriver::find`].
     ///
     /// # Errors
-    /// Fails as [`open`](Self::open) does, but never because the driver refuses the device's context.
+    /// The errors of [`open`](Self::open), except a refusal to create the device's context.
     pub fn find(&self) -> Result<DriverHandle> {
         match self {
             Self::Cuda(ordinal) => return Ok(CudaDriver::find(*ordinal)?),
@@ -165,11 +168,11 @@ impl DeviceSpec {
         Ok(sim::find(device.device()).unwrap_or_else(|| Arc::clone(device)))
     }
 
-    /// Returns the device's driver as [`open`](Self::open) does, but always creates a new simulated device,
-    /// even for the default device. For measurements that must not see each other's memory.
+    /// Returns the driver of the device, as [`open`](Self::open) does. But a simulated device is always a new
+    /// one, even for the default device. Measurements use this, so that they do not see each other's memory.
     ///
     /// # Errors
-    /// Fails as [`open`](Self::open) does.
+    /// The errors of [`open`](Self::open).
     pub fn open_new(&self) -> Result<DriverHandle> {
         match (self, self.profile()?) {
             (_, Some(profile)) => Ok(SimDevice::new(SimConfig::new(profile))),

@@ -4,8 +4,8 @@
 //! |---|---|
 //! | [`cuda`] | the real driver, loaded at run time; a missing driver is an error, never a panic |
 //! | [`sim`] | a deterministic simulated device that checks stream order by itself |
-//! | [`CountingDriver`] | wraps either driver and counts calls and time by kind |
-//! | [`open`], [`find`], [`current`], [`DeviceSpec`] | how to get a driver |
+//! | [`CountingDriver`] | wraps any driver, and counts its calls and their time by kind |
+//! | [`open`], [`find`], [`current`], [`DeviceSpec`] | return a driver |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod counting;

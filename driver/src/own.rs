@@ -8,10 +8,10 @@ use parking_lot::Mutex;
 
 static OWN_DEVICES: Mutex<BTreeMap<DeviceId, Weak<dyn Driver>>> = Mutex::new(BTreeMap::new());
 
-/// Registers a [driver of your own](Driver#a-driver-of-your-own). While the handle or a clone of it lives,
-/// [`open`](crate::open), per-device defaults and the name `own:0`
-/// ([`DeviceSpec::Own`](crate::DeviceSpec::Own)) find it under its [`device`](Driver::device). A driver
-/// opened after a reset replaces the earlier one.
+/// Registers a [driver of your own](Driver#a-driver-of-your-own) for its [`device`](Driver::device). Then
+/// [`open`](crate::open), per-device defaults, and the name `own:0`
+/// ([`DeviceSpec::Own`](crate::DeviceSpec::Own)) find the driver. The registration ends when the last clone
+/// of the handle is dropped. To replace a driver after a reset, register the new driver.
 ///
 /// # Errors
 /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the device is not a [`DeviceId::own`].

@@ -6,8 +6,8 @@ use crate::cuda::{self, CudaDriver};
 use crate::environment::{DEVICE_VARIABLE, Environment, RANK_VARIABLE};
 use crate::{DeviceSpec, own, sim, thread_device};
 
-/// Returns a device's driver: the same one each time, and a new one after its context was reset. A CUDA
-/// device gets a context, if it has none yet.
+/// Returns the driver of a device. Each call returns the same driver, until the device's context is reset.
+/// Then it returns a new one. If a CUDA device has no context yet, the call creates it.
 ///
 /// ```
 /// use millpond_core::{DeviceId, Driver};
@@ -20,14 +20,14 @@ use crate::{DeviceSpec, own, sim, thread_device};
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::NoDevice`] if there is no such CUDA device, or if the driver of a device of another kind was
-/// dropped; the driver's error if it refuses the device's context.
+/// [`ErrorKind::NoDevice`] if there is no such CUDA device, or if the driver of another kind of device was
+/// dropped. The driver's errors if it refuses the device's context.
 pub fn open(device: DeviceId) -> Result<DriverHandle> {
     if device.is_cuda() { Ok(CudaDriver::open(device.ordinal())?) } else { find(device) }
 }
 
-/// Returns the same driver as [`open`], but does not touch a CUDA device until the first call that works on
-/// it, as [`CudaDriver::find`] does.
+/// Returns the same driver as [`open`], without creating the context of a CUDA device. The first call that
+/// works on the device creates the context, as for [`CudaDriver::find`].
 ///
 /// # Errors
 /// [`ErrorKind::NoDevice`], as for [`open`].
@@ -50,15 +50,15 @@ fn no_such(device: DeviceId) -> Error {
     .on_device(device)
 }
 
-/// Returns the calling thread's current device: the first of these that exists.
+/// Returns the calling thread's current device. It is the first of these devices that exists:
 ///
-/// 1. the device that a [`CurrentDeviceGuard`](crate::CurrentDeviceGuard) or `SimDevice::make_current` chose
-///    on this thread;
+/// 1. the device that a [`CurrentDeviceGuard`](crate::CurrentDeviceGuard) or `SimDevice::make_current` has
+///    chosen on this thread;
 /// 2. the device of CUDA's current context;
 /// 3. the [default device](DeviceSpec::default_device) of the process;
 /// 4. the simulated device with the lowest number, if CUDA cannot be used and no default device was opened.
 ///
-/// The call touches no device.
+/// The call creates no context on any device.
 ///
 /// # Errors
 /// [`ErrorKind::NoDevice`] if there is no device; [`InvalidArgument`](ErrorKind::InvalidArgument) if
@@ -76,11 +76,11 @@ pub fn current_device() -> Result<DeviceId> {
     sim::first().map_or_else(|| cuda::availability().map(|()| DeviceId::cuda(0)), Ok)
 }
 
-/// Returns the driver of the calling thread's [current device](current_device), without touching the device
-/// before the first call that works on it.
+/// Returns the driver of the calling thread's [current device](current_device), without creating the device's
+/// context.
 ///
 /// # Errors
-/// Fails as [`current_device`] or [`find`] does.
+/// The errors of [`current_device`] and of [`find`].
 pub fn current() -> Result<DriverHandle> {
     let device = current_device()?;
     find(device).map_err(|error| {

@@ -42,13 +42,13 @@ enum Source {
 }
 
 impl PlanLayer {
-    /// Returns a layer with the plan from a file. A relative path is relative to the directory of the
-    /// process.
+    /// Creates a layer that reads the plan from a file. A relative path is relative to the current directory
+    /// of the process.
     pub fn file(path: impl Into<PathBuf>) -> Self {
         Self(Source::File(path.into()))
     }
 
-    /// Returns a layer with a plan. The stack's text does not name the plan.
+    /// Creates a layer with this plan. The text of the stack then does not name the plan.
     pub fn from_plan(plan: ProgramPlan) -> Self {
         Self(Source::Plan(Arc::new(plan)))
     }

@@ -1,8 +1,8 @@
 //! A layer of millpond that serves a program from a prepared plan of its allocations.
 //!
-//! `slots` has a slot for each allocation of the plan, and checks that it is free. `following` follows the
-//! program through the plan, in the memory of its `lane`s. docs/book/src/plans.md explains when the layer is
-//! worth it.
+//! The module `slots` has a slot for each allocation of the plan: an address range that the plan has chosen.
+//! The module also checks that a slot is free. The module `following` follows the program through the plan.
+//! docs/book/src/plans.md explains when the layer is worth it.
 
 mod file;
 #[cfg(all(test, not(millpond_loom)))]
@@ -36,5 +36,5 @@ pub use state::PlanStatistics;
 
 use millpond_core::stack::LayerEntry;
 
-/// The layer, as a stack's text names it.
+/// The layer that a stack's text names as `plan`.
 pub const LAYERS: &[LayerEntry] = &[layer::ENTRY];

@@ -19,18 +19,21 @@ use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering};
 
 /// Serves a program from a prepared plan of its allocations.
 ///
-/// The layer suits a program that makes the same requests in each run, or in each step. Record it once
-/// (`logging:file=LOG`); `millpond-replay plan LOG -o FILE.plan` then places all of its blocks
-/// ([`millpond_planning`]). The layer follows the program's requests along the plan. It takes memory from
-/// upstream once for each stream, and serves each request from its slot. A slot is handed out only if no
-/// block has any of its bytes, whatever the program does. A request that differs goes upstream, and the layer
-/// finds its place again. After the end of the plan, the layer expects the program to begin again. If more
-/// than a quarter of the requests miss in two passes in a row, the layer drops the plan and returns its
-/// memory. Upstream then serves all requests.
+/// The layer suits a program that makes the same requests in each run, or in each step. Record the program
+/// once (`logging:file=LOG`). Then `millpond-replay plan LOG -o FILE.plan` makes the plan
+/// ([`millpond_planning`]). The plan gives each allocation a slot: a fixed place in the plan's memory.
 ///
-/// If a block is freed on another stream, its slot stays in use until an event after the free has passed. The
-/// layer waits for the device only in `trim`, when it is dropped, and before it reports that memory is out.
-/// To the layer, the calls of all threads together are one program: racing threads follow no plan.
+/// While the program runs, the layer follows its requests along the plan. It allocates memory from upstream
+/// once for each stream, and serves each request from the request's slot. It uses a slot only if no live
+/// block has any of the slot's bytes, whatever the program does. If a request differs from the plan, upstream
+/// serves it, and the layer finds its place in the plan again. After the end of the plan, the layer expects
+/// the program to begin again. If more than a quarter of the requests differ from the plan in two passes in a
+/// row, the layer drops the plan and returns the plan's memory. Upstream then serves all requests.
+///
+/// If a block is freed on a stream other than the one on which it was allocated, its slot stays in use until
+/// the device has passed an event after the free. The layer waits for the device in three cases only: in
+/// `trim`, when the layer is dropped, and before it reports that memory is out. The layer treats the calls of
+/// all threads as one program. So if threads race, their calls follow no plan.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResourceExt, StreamRef};
@@ -71,13 +74,13 @@ pub struct PlanMemoryResource<R: DeviceMemoryResource> {
 }
 
 impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
-    /// Puts the layer with the plan from a file on `upstream`. A relative path is relative to the directory
-    /// of the process.
+    /// Puts the layer on `upstream`, and reads the plan from a file. A relative path is relative to the
+    /// current directory of the process.
     ///
     /// # Errors
-    /// [`Io`](millpond_core::ErrorKind::Io) if the file cannot be opened,
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if it holds no plan, or a plan with an
-    /// alignment other than 256.
+    /// [`Io`](millpond_core::ErrorKind::Io) if the file cannot be opened.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the file holds no plan, or if the
+    /// plan's alignment is not 256.
     pub fn open(upstream: R, file: impl Into<PathBuf>) -> Result<Self> {
         let path = file.into();
         let plan = file::read(&path)?;
@@ -87,8 +90,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         Ok(this)
     }
 
-    /// Puts the layer with a plan on `upstream`. If the device has less free memory than the plan needs, the
-    /// layer ignores the plan with a warning, and upstream serves all requests.
+    /// Puts the layer with this plan on `upstream`. If the device has less free memory than the plan needs,
+    /// the layer logs a warning and ignores the plan. Upstream then serves all requests.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the plan's alignment is not 256.
@@ -188,20 +191,21 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
         unsafe { self.upstream.deallocate(ptr, layout, stream) }
     }
 
-    /// Counts the memory of idle lanes as free: trimming returns it.
+    /// Returns the upstream's memory. `free` also counts the plan's memory of streams without live blocks,
+    /// because trimming returns it.
     fn memory_info(&self) -> Result<MemoryInfo> {
         let info = self.upstream.memory_info().map_err(|error| error.in_stack(self))?;
         let idle = self.locked(|state| state.held().1).unwrap_or(0);
         Ok(MemoryInfo { free: (info.free + idle).min(info.total), ..info })
     }
 
-    /// Always `true`: another stream gets a slot only after the work on it is done.
+    /// Always `true`: another stream gets a slot only after the work on the slot is done.
     fn is_stream_ordered(&self) -> bool {
         true
     }
 
-    /// Returns the upstream's statistics, which count a lane as one block in use. See
-    /// [`plan_statistics`](PlanMemoryResource::plan_statistics) for the layer's own.
+    /// Returns the upstream's statistics. They count the plan's memory of one stream as one live block.
+    /// [`plan_statistics`](PlanMemoryResource::plan_statistics) returns the counts of this layer.
     fn statistics(&self) -> Option<ResourceStatistics> {
         let known = self.upstream.statistics();
         match self.misuses.load(Ordering::Relaxed) {
@@ -210,8 +214,8 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
         }
     }
 
-    /// Trims upstream. If that is not enough, gives lanes without blocks back. The plan takes them again when
-    /// a request needs them.
+    /// Trims the upstream. If that is not enough, also gives back the plan's memory of streams without live
+    /// blocks. The layer allocates this memory again when a request needs it.
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
         let released = self.upstream.trim(keep_bytes);
         let of_lanes = match self.trim_lanes(keep_bytes) {

@@ -10,20 +10,22 @@ use crate::marks::{Marks, Question};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct PlanStatistics {
-    /// The requests that got a slot of the plan.
+    /// The number of requests that got a slot of the plan.
     pub served: u64,
-    /// The requests that got no slot while the plan was in use: upstream or a gap of the plan served them.
+    /// The number of requests that got no slot while the plan was in use. Upstream served them, or an unused
+    /// part of the plan's memory did.
     pub missed: u64,
-    /// How many missed requests a gap of the plan's memory served.
+    /// The number of missed requests that an unused part of the plan's memory served.
     pub served_beside: u64,
-    /// The number of the plan's allocations; 0 after the plan was dropped, or if there was no memory for it.
+    /// The number of allocations in the plan; 0 if the plan was dropped or the device had too little memory
+    /// for it.
     pub plan_allocations: u64,
-    /// The bytes that the plan needs; 0 without a plan.
+    /// The bytes that the plan needs; 0 if there is no plan.
     pub plan_bytes: u64,
     /// The bytes that the layer holds from upstream for the plan.
     pub held_bytes: u64,
-    /// Whether the plan was dropped, because the program did not follow it or memory was short. Upstream
-    /// serves all requests.
+    /// Whether the layer dropped the plan, because the program did not follow it or because memory was short.
+    /// Upstream then serves all requests.
     pub is_dropped: bool,
 }
 

@@ -1,4 +1,4 @@
-//! An arena: a pool that takes a large part of the device at once.
+//! An arena: a pool that allocates a large part of the device's memory when it is built.
 
 use std::fmt;
 use std::fs::OpenOptions;
@@ -22,10 +22,10 @@ const LEAST_BYTES: u64 = 1 << 20;
 /// Builds `arena` from text.
 pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "arena",
-    about: "a pool that takes a large part of the device at once, and grows beyond it",
+    about: "a pool that allocates a large part of the device when it is built, and grows beyond it",
     params: &[
-        ("size", "bytes to take at once; a size, or a percentage of free memory (default 50%)"),
-        ("max", "bytes to hold at most (default: what upstream gives); a size, or a percentage"),
+        ("size", "bytes to allocate when it is built: a size, or a percentage of free memory (default 50%)"),
+        ("max", "the most bytes that it may hold: a size, or a percentage (default: no limit)"),
         (
             "dump_log_on_failure",
             "a file that receives the state when memory is out (default: none); `{pid}`, `{rank}` and \
@@ -46,12 +46,13 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct ArenaOptions {
-    /// The bytes to take when the arena is built: at least 1 MiB, rounded up to a multiple of 256. `None` for
-    /// half of the free memory.
+    /// The bytes that the arena allocates when it is built: at least 1 MiB, rounded up to a multiple of 256.
+    /// `None` for half of the free memory.
     pub size_bytes: Option<u64>,
     /// The most bytes that the arena may hold. `None` for no limit.
     pub maximum_bytes: Option<u64>,
-    /// A file that receives the state of the last request that ran out of memory.
+    /// A file to which the arena writes its state when a request runs out of memory. The file shows the last
+    /// such request.
     pub dump_log_on_failure: Option<PathBuf>,
 }
 
@@ -75,12 +76,12 @@ pub struct ArenaLayer {
 }
 
 impl ArenaLayer {
-    /// Returns a layer that takes half of the free memory.
+    /// Creates a layer whose arena allocates half of the free memory when it is built.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets the bytes that the arena takes when it is built.
+    /// Sets the bytes that the arena allocates when it is built.
     pub fn size_bytes(mut self, size: impl Into<ByteSize>) -> Self {
         self.size = Some(size.into());
         self
@@ -92,8 +93,8 @@ impl ArenaLayer {
         self
     }
 
-    /// Sets the file that receives the state when a request runs out of memory. [`FilePath`] lists the names
-    /// in braces that the path may use.
+    /// Sets the file to which the arena writes its state when a request runs out of memory. [`FilePath`]
+    /// lists the names in braces that the path may contain.
     pub fn dump_log_on_failure(mut self, file: impl Into<PathBuf>) -> Self {
         self.dump_log_on_failure = Some(FilePath::new(file));
         self
@@ -117,14 +118,15 @@ impl<R: DeviceMemoryResource> Layer<R> for ArenaLayer {
     }
 }
 
-/// An arena as RMM's users know it: the resource takes one large piece of memory at once, and each thread and
-/// stream gets parts of it.
+/// An arena as in RMM: the resource allocates one large piece of memory when it is built, and each thread and
+/// each stream gets parts of this memory.
 ///
-/// It is a [pool](PoolMemoryResource) with an initial size, and the pool's parts replace RMM's. Spans (up to
-/// 4 MiB) are the superblocks; each thread has its own. A block that a stream freed goes to that stream
-/// first. Requests larger than a span come from memory that all threads share. Instead of RMM's
-/// defragmentation, free parts of all threads and streams join again before the pool reports that memory is
-/// out. Unlike RMM's arena, it grows beyond its size, and no free waits for a stream.
+/// The arena is a [pool](PoolMemoryResource) with an initial size. The parts of the pool correspond to RMM's.
+/// Spans (up to 4 MiB) are RMM's superblocks, and each thread has its own spans. A block that a stream has
+/// freed is first offered to the same stream. Requests larger than a span are served from memory that all
+/// threads share. RMM's arena defragments. Here, free parts of all threads and streams are joined before the
+/// pool reports that memory is out. Unlike RMM's arena, this one grows beyond its size, and no free waits for
+/// a stream.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
@@ -148,9 +150,9 @@ impl<R: DeviceMemoryResource> ArenaMemoryResource<R> {
     /// Builds an arena whose memory comes from `upstream`.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for a size below 1 MiB or above the
-    /// maximum, [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if there is too little memory for the
-    /// size, and the driver's errors.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the size is below 1 MiB or above the
+    /// maximum; [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if upstream has too little memory for
+    /// the size; and the driver's errors.
     pub fn new(upstream: R, options: ArenaOptions) -> Result<Self> {
         let ArenaOptions { size_bytes, maximum_bytes, dump_log_on_failure } = options;
         let literal = dump_log_on_failure.as_deref().map(FilePath::literal).transpose()?;
@@ -189,7 +191,7 @@ impl<R: DeviceMemoryResource> ArenaMemoryResource<R> {
         Ok(Self { pool, dump_log_on_failure: dump, dumping: Mutex::new(()) })
     }
 
-    /// Returns the arena's pool.
+    /// Returns the pool that serves the arena's requests.
     pub fn pool(&self) -> &PoolMemoryResource<R> {
         &self.pool
     }

@@ -1,4 +1,4 @@
-//! Sends each request to the resource for its range of sizes.
+//! Passes each request to the resource for its range of sizes.
 
 mod direct;
 
@@ -23,14 +23,14 @@ use millpond_core::trim_upstream;
 /// Builds `binning` from text.
 pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "binning",
-    about: "fixed-size blocks for some sizes, upstream for the rest",
+    about: "serves some sizes with fixed-size blocks, and the rest from upstream",
     params: &[
         ("min", "the smallest bin serves up to 2^min bytes (default 18)"),
         ("max", "the largest bin serves up to 2^max bytes (default 22)"),
         (
             "bins",
-            "the bins' sizes, as in 4KiB/64KiB/1MiB, or none (default: those from min to max); a bin may \
-             have a stack: 1MiB(cuda+pool)",
+            "the bins' sizes, as in 4KiB/64KiB/1MiB, or none (default: the sizes from min to max); a bin may \
+             allocate from a stack: 1MiB(cuda+pool)",
         ),
     ],
     kind: LayerKind::ReadLayer(|params| {
@@ -102,26 +102,26 @@ pub struct BinningLayer {
 }
 
 impl BinningLayer {
-    /// Returns a layer without bins, which sends every request upstream.
+    /// Creates a layer without bins. Its resource passes every request to the upstream.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a bin of fixed-size blocks from upstream. It serves requests larger than the next smaller bin, up
-    /// to `bytes`.
+    /// Adds a bin: fixed-size blocks of `bytes` bytes, which are cut from upstream's memory. The bin serves
+    /// requests that are larger than the next smaller bin, up to `bytes`.
     pub fn add_bin(mut self, bytes: u64) -> Self {
         self.bins.push((bytes, None));
         self
     }
 
-    /// Adds a bin that allocates from `resource`. It serves requests larger than the next smaller bin, up to
-    /// `bytes`.
+    /// Adds a bin that allocates from `resource`. The bin serves requests that are larger than the next
+    /// smaller bin, up to `bytes`.
     pub fn add_bin_with(mut self, bytes: u64, resource: AnyResource) -> Self {
         self.bins.push((bytes, Some(resource)));
         self
     }
 
-    /// Adds a bin of 2^i bytes for each i from `min` to `max`.
+    /// Adds a bin of 2^i bytes for each i from `min` to `max`, both included.
     pub fn exponents(mut self, min: u32, max: u32) -> Self {
         self.exponents = Some((min, max));
         self
@@ -204,11 +204,13 @@ impl<R: DeviceMemoryResource> Bin<R> {
     }
 }
 
-/// Sends each request to the resource for its size: the smallest bin that is large enough, or upstream.
+/// Passes each request to one of its bins, or to the upstream. A bin is a resource for requests up to a
+/// certain size. A request goes to the smallest bin that is large enough. If no bin is, it goes to the
+/// upstream.
 ///
-/// The bins of a [`BinningLayer`] never change, so a block always returns to the resource it came from. A bin
-/// takes blocks from upstream when requests need them, a few at first. Requests aligned to more than 256
-/// bytes go upstream.
+/// The bins of a [`BinningLayer`] never change, so a block always returns to the resource that allocated it.
+/// A bin of fixed-size blocks allocates blocks from upstream when requests need them, a few at first.
+/// Requests aligned to more than 256 bytes go to the upstream.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
@@ -232,13 +234,13 @@ pub struct BinningMemoryResource<R: DeviceMemoryResource> {
 }
 
 impl<R: DeviceMemoryResource> BinningMemoryResource<R> {
-    /// Returns the bins' sizes in bytes and their resources, the smallest first.
+    /// Returns the bins, smallest first: the largest request in bytes that the bin serves, and its resource.
     pub fn bins(&self) -> impl Iterator<Item = (u64, &dyn DeviceMemoryResource)> {
         self.bins.iter().map(|bin| (bin.bytes, bin.resource()))
     }
 
-    /// Returns the bins, the smallest first: the largest request that each serves in bytes, and its resource
-    /// if it was [given](BinningLayer::add_bin_with).
+    /// Returns the bins, smallest first: the largest request in bytes that the bin serves, and the resource
+    /// that was [given](BinningLayer::add_bin_with) for it, if any.
     pub fn given(&self) -> impl Iterator<Item = (u64, Option<&AnyResource>)> {
         self.bins.iter().map(|bin| match &bin.source {
             Source::Blocks(_) => (bin.bytes, None),
@@ -406,7 +408,8 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BinningMemoryResou
         Some(&*self.upstream)
     }
 
-    /// Counts free bytes in bins as free: trimming returns them to upstream.
+    /// Returns the upstream's memory. `free` also counts free bytes in bins, because trimming returns them to
+    /// the upstream.
     fn memory_info(&self) -> Result<MemoryInfo> {
         let MemoryInfo { free, total } = self.upstream.memory_info()?;
         let binned = self.bins.iter().filter_map(|bin| bin.resource().statistics());
@@ -429,9 +432,10 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BinningMemoryResou
             .fold(self.upstream.accessibility(), Accessibility::and)
     }
 
-    /// Returns upstream's statistics plus the bins' misuses; [`bins`](BinningMemoryResource::bins) has the
-    /// statistics of each bin. If upstream keeps none, returns the sum over the bins and the requests that
-    /// upstream serves. Its peaks are sums of peaks, so the true peaks may be lower.
+    /// Returns the upstream's statistics, with the misuses of the bins added.
+    /// [`bins`](BinningMemoryResource::bins) gives access to the statistics of each bin. If the upstream
+    /// keeps no statistics, returns the sum over the bins and the requests that the upstream serves. The
+    /// peaks in this sum are sums of peaks, so the true peaks may be lower.
     fn statistics(&self) -> Option<ResourceStatistics> {
         let bins = self.bins.iter().filter_map(|bin| bin.resource().statistics());
         let upstream = self.upstream.statistics();

@@ -15,10 +15,11 @@ type Allocate = dyn Fn(Layout, StreamRef) -> Result<DevicePtr> + Send + Sync;
 /// The function that takes a block back.
 type Deallocate = dyn Fn(DevicePtr, Layout, StreamRef) + Send + Sync;
 
-/// A resource that calls functions of the program: for a foreign allocator, or a test's own.
+/// A resource that calls functions of the program: for example, functions of a foreign allocator or of a
+/// test.
 ///
-/// Requests for zero bytes and null pointers do not reach the functions. If the functions return a null or
-/// misaligned block, the call fails.
+/// The resource itself answers requests for zero bytes and frees of null pointers, without a call of the
+/// functions. If the allocating function returns a null pointer or a misaligned block, the request fails.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
@@ -51,12 +52,13 @@ pub struct CallbackMemoryResource {
 }
 
 impl CallbackMemoryResource {
-    /// Makes a resource from two functions. By default it is stream-ordered, so the functions may [submit
-    /// work](DeviceMemoryResource#layers-that-submit-work) on the stream of the call, and only the device
-    /// accesses its memory. The methods below change both.
+    /// Makes a resource from two functions. By default, the resource is stream-ordered: the functions may
+    /// [submit work](DeviceMemoryResource#layers-that-submit-work) on the stream of the call. Also by
+    /// default, only the device can access the memory. [`not_stream_ordered`](Self::not_stream_ordered) and
+    /// [`accessible_by`](Self::accessible_by) change these defaults.
     ///
     /// # Safety
-    /// The functions keep the contract of [`DeviceMemoryResource`] for memory of the driver's device, and any
+    /// For memory of the driver's device, the functions fulfil the contract of [`DeviceMemoryResource`]. Any
     /// thread may call them.
     pub unsafe fn new(
         driver: DriverHandle,
@@ -75,17 +77,17 @@ impl CallbackMemoryResource {
     /// Sets who can access the memory.
     ///
     /// # Safety
-    /// They can access it.
+    /// The device and the host can access all blocks as `accessibility` says.
     #[must_use]
     pub unsafe fn accessible_by(self, accessibility: Accessibility) -> Self {
         Self { accessibility, ..self }
     }
 
-    /// Declares that any stream may use a block at once.
+    /// Declares that any stream may use a block as soon as it is allocated.
     ///
     /// # Safety
-    /// Both functions synchronise with the device, as plain CUDA does. All work that they submit is done when
-    /// they return.
+    /// Both functions synchronise with the device, as plain CUDA does. When they return, all work that they
+    /// have submitted is done.
     #[must_use]
     pub unsafe fn not_stream_ordered(self) -> Self {
         Self { is_stream_ordered: false, ..self }

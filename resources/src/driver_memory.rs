@@ -302,8 +302,8 @@ macro_rules! driver_memory_resource {
 }
 
 driver_memory_resource! {
-    /// Plain device memory: `cuMemAlloc` and `cuMemFree`. Both calls synchronise with the device, so the
-    /// stream does not matter. Two resources of the same device are equal.
+    /// Plain device memory: `cuMemAlloc` and `cuMemFree`. Both calls synchronise with the device, so it does
+    /// not matter which stream a call names. Two resources of the same device are equal.
     ///
     /// ```
     /// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
@@ -323,10 +323,10 @@ driver_memory_resource! {
 }
 
 driver_memory_resource! {
-    /// Managed memory, which the host accesses at the same address: `cuMemAllocManaged` and `cuMemFree`. The
-    /// stream does not matter. Two resources of the same device are equal.
+    /// Managed memory, which the host accesses at the same address as the device: `cuMemAllocManaged` and
+    /// `cuMemFree`. It does not matter which stream a call names. Two resources of the same device are equal.
     ///
-    /// Managed memory may exceed the device's memory; the driver then moves data between device and host.
+    /// Managed memory may exceed the device's memory. The driver then moves data between device and host.
     ///
     #[doc = include_str!("../layers/managed.md")]
     ManagedMemoryResource, MANAGED_CALLS
@@ -334,10 +334,11 @@ driver_memory_resource! {
 
 driver_memory_resource! {
     /// Pinned host memory, which host and device access at the same address: `cuMemHostAlloc` and
-    /// `cuMemFreeHost`. The stream does not matter. Two resources of the same device are equal.
+    /// `cuMemFreeHost`. It does not matter which stream a call names. Two resources of the same device are
+    /// equal.
     ///
-    /// Both calls are slow (some hundred microseconds for a MiB), so put a pool on top. The memory counts as
-    /// pinned for every device of the process.
+    /// Both calls are slow (some hundred microseconds for a MiB), so put a pool on top. For CUDA, the memory
+    /// is pinned for every device of the process.
     ///
     /// ```
     /// use millpond_core::{Accessibility, DeviceMemoryResource, DeviceMemoryResourceExt};

@@ -19,9 +19,9 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "fixed_size",
     about: "blocks of one size, in stream order; larger requests fail",
     params: &[
-        ("block_size", "bytes of a block (default 1MiB)"),
-        ("blocks", "the most blocks to take from upstream at once (default 128)"),
-        ("preallocate", "blocks to take when the resource is built (default 0)"),
+        ("block_size", "the size of a block in bytes (default 1MiB)"),
+        ("blocks", "the most blocks to allocate from upstream at once (default 128)"),
+        ("preallocate", "blocks to allocate when it is built (default 0)"),
     ],
     kind: LayerKind::ReadLayer(|params| {
         let defaults = FixedSizeOptions::default();
@@ -39,12 +39,12 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct FixedSizeOptions {
-    /// Bytes of a block, rounded up to a multiple of 256 (default 1 MiB).
+    /// The size of a block in bytes, rounded up to a multiple of 256 (default 1 MiB).
     pub block_bytes: u64,
-    /// The most blocks to take from upstream at once (default 128). The resource takes fewer while few are in
-    /// use.
+    /// The most blocks that the resource allocates from upstream at once (default 128). While few blocks are
+    /// in use, it allocates fewer at once.
     pub blocks_per_region: u64,
-    /// The number of blocks to take when the resource is built (default 0).
+    /// The number of blocks that the resource allocates when it is built (default 0).
     pub preallocated_blocks: u64,
 }
 
@@ -71,7 +71,7 @@ impl FixedSizeOptions {
     }
 }
 
-/// Writes the options as parameters of a stack's text; empty for the defaults.
+/// Prints the options as parameters of a stack's text. Options with their default value are left out.
 impl fmt::Display for FixedSizeOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let defaults = Self::default();
@@ -99,24 +99,24 @@ impl fmt::Display for FixedSizeOptions {
 pub struct FixedSizeLayer(FixedSizeOptions);
 
 impl FixedSizeLayer {
-    /// Returns a layer with blocks of 1 MiB.
+    /// Creates a layer with blocks of 1 MiB.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets the bytes of a block.
+    /// Sets the size of a block in bytes.
     pub fn block_bytes(mut self, bytes: u64) -> Self {
         self.0.block_bytes = bytes;
         self
     }
 
-    /// Sets the most blocks to take from upstream at once.
+    /// Sets the most blocks that the resource allocates from upstream at once.
     pub fn blocks_per_region(mut self, blocks: u64) -> Self {
         self.0.blocks_per_region = blocks;
         self
     }
 
-    /// Sets the number of blocks to take when the resource is built.
+    /// Sets the number of blocks that the resource allocates when it is built.
     pub fn preallocated_blocks(mut self, blocks: u64) -> Self {
         self.0.preallocated_blocks = blocks;
         self
@@ -131,11 +131,11 @@ impl<R: DeviceMemoryResource> Layer<R> for FixedSizeLayer {
     }
 }
 
-/// Hands out blocks of one size, in stream order. Threads cache blocks of up to 1 MiB.
+/// Allocates blocks of one size, in stream order. Threads cache blocks of up to 1 MiB.
 ///
 /// A request of up to [`block_bytes`](FixedSizeOptions::block_bytes) gets a whole block. A larger request
-/// fails with [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory), so that a layer above can fall back on
-/// another resource. A request aligned to more than 256 bytes fails with
+/// fails with [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory), so a layer above can pass it to another
+/// resource. A request aligned to more than 256 bytes fails with
 /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument). For several block sizes, use a
 /// [`BinningMemoryResource`](crate::BinningMemoryResource).
 ///
@@ -160,9 +160,9 @@ impl<R: DeviceMemoryResource> FixedSizeMemoryResource<R> {
     /// Builds a resource whose blocks come from `upstream`.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for a block size or count of 0 or
-    /// beyond any device; [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if upstream refuses the
-    /// preallocated blocks.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the block size or the number of
+    /// blocks is 0 or larger than any device; [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if
+    /// upstream refuses the preallocated blocks.
     pub fn new(upstream: R, options: FixedSizeOptions) -> Result<Self> {
         let options = options.checked()?;
         let FixedSizeOptions { block_bytes, blocks_per_region, preallocated_blocks } = options;
@@ -178,13 +178,13 @@ impl<R: DeviceMemoryResource> FixedSizeMemoryResource<R> {
         Ok(Self { pool, options })
     }
 
-    /// Returns the bytes of a block.
+    /// Returns the size of a block in bytes.
     pub fn block_bytes(&self) -> u64 {
         self.options.block_bytes
     }
 
-    /// Checks all invariants, in time proportional to the resource's tables. No other thread may call the
-    /// resource meanwhile.
+    /// Checks all invariants. The time is proportional to the size of the resource's tables. No other thread
+    /// may call the resource during the check.
     ///
     /// # Panics
     /// Panics if an invariant does not hold, which is a bug of the resource.

@@ -9,16 +9,16 @@
 //! | [`CudaAsyncManagedMemoryResource`] | `cuda_async_managed` | the driver's pool of managed memory |
 //! | [`PinnedHostMemoryResource`] | `pinned_host` | pinned host memory that the device can access |
 //! | [`PageableHostMemoryResource`] | `host` | memory of the system's allocator, for the host only |
-//! | [`SystemMemoryResource`] | `system` | the same memory, on a device that can access it |
-//! | [`SamHeadroomMemoryResource`] | `sam_headroom` | the same, but keeps a part of the device free |
+//! | [`SystemMemoryResource`] | `system` | memory of the system's allocator, on a device that can access it |
+//! | [`SamHeadroomMemoryResource`] | `sam_headroom` | as `system`, but keeps a part of the device free |
 //! | [`CallbackMemoryResource`] | | calls functions of the program |
 //! | [`PoolMemoryResource`] | `pool` | a growing, stream-ordered pool: best fit with coalescing |
-//! | [`ArenaMemoryResource`] | `arena` | a pool that takes a large part of the device at once |
+//! | [`ArenaMemoryResource`] | `arena` | a pool that allocates a large part of the device when it is built |
 //! | [`FixedSizeMemoryResource`] | `fixed_size` | blocks of one size, in stream order |
-//! | [`BinningMemoryResource`] | `binning` | sends each request to the resource for its size |
+//! | [`BinningMemoryResource`] | `binning` | passes each request to the resource for its size |
 //! | [`CaptureScopesMemoryResource`] | `capture_scopes` | keeps the memory of captured graphs, by scope |
 //!
-//! [`registry`] holds the default resource of each device. [`memory_pool`] has the driver's pools as a type.
+//! [`registry`] holds the default resource of each device. [`memory_pool`] has a type for CUDA's own pools.
 //!
 //! The pool consists of these modules. Each uses only the modules below it:
 //!
@@ -26,9 +26,9 @@
 //! |---|---|
 //! | [`pool`] | the resource: thread caches, arenas, the slow path, decay, reports |
 //! | `store` | physical memory: regions from upstream, or pages that the pool maps |
-//! | `heap` | best fit with coalescing: chunks, bins, size classes |
+//! | `heap` | finds the smallest free block that fits, and joins free neighbours |
 //! | `block_map` | the lock-free map from addresses to blocks |
-//! | `stream_order` | streams, epochs, and the order between streams; no memory, no driver calls |
+//! | `stream_order` | decides which stream may use a free block; holds no memory, makes no driver calls |
 //! | `sync` | a spin lock; atomics of the standard library, or of loom |
 
 pub mod arena;

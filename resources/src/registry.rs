@@ -1,11 +1,12 @@
 //! Holds the default resource of each device.
 //!
-//! The initial default of a device is the stack that the environment variable `MILLPOND_STACK` names, with
-//! all layers of millpond; without the variable it is a plain [`CudaMemoryResource`]. The functions return
-//! owned handles: a replaced resource lives as long as a handle to it, and blocks return to the resource they
-//! came from. All functions are thread-safe.
+//! The environment variable `MILLPOND_STACK` names the initial default of every device: a stack of millpond's
+//! layers. Without the variable, the initial default is a plain [`CudaMemoryResource`].
 //!
-//! A reset of a device's context (`cuDevicePrimaryCtxReset`) also loses its default; the initial default
+//! The functions return owned handles. A replaced resource lives as long as a handle to it, and its blocks
+//! still return to it. All functions are thread-safe.
+//!
+//! If a device's context is reset (`cuDevicePrimaryCtxReset`), its default is lost, and the initial default
 //! replaces it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -42,8 +43,8 @@ fn plain(driver: DriverHandle) -> AnyResource {
 /// Returns the default resource of `device`.
 ///
 /// # Errors
-/// [`NoDevice`](millpond_core::ErrorKind::NoDevice) if there is no such device and no default was set; an
-/// error from building the stack in `MILLPOND_STACK`.
+/// [`NoDevice`](millpond_core::ErrorKind::NoDevice) if there is no such device and no default was set. Also
+/// the errors of building the stack in `MILLPOND_STACK`.
 pub fn get_per_device_resource(device: DeviceId) -> Result<AnyResource> {
     // If two threads find no default, or a lost one, the first to build a resource wins. Neither holds a lock
     // meanwhile: opening a device takes long, and so may dropping the lost resource.
@@ -70,14 +71,14 @@ pub fn get_per_device_resource(device: DeviceId) -> Result<AnyResource> {
     Ok(Arc::clone(&slot))
 }
 
-/// Returns whether `resource` is the current default of `device`, and not lost. Builds and drops nothing;
-/// asks the driver only for the context.
+/// Returns whether `resource` is the current default of `device`, and is not lost. The call builds and drops
+/// no resource. The only driver call is the check whether the context was reset.
 pub fn is_per_device_resource(device: DeviceId, resource: &AnyResource) -> bool {
     DEFAULTS.get(&device).is_some_and(|known| Arc::ptr_eq(&known, resource)) && !resource.driver().was_reset()
 }
 
-/// Returns how often any device's default was replaced. While the number stays the same, every default stays
-/// the same.
+/// Returns how many times the default of any device was replaced. While this number stays the same, every
+/// default stays the same.
 pub fn changes() -> u64 {
     CHANGES.load(Ordering::Acquire)
 }
@@ -100,7 +101,7 @@ pub fn changes() -> u64 {
 /// ```
 ///
 /// # Errors
-/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the resource is of another device.
+/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the resource belongs to another device.
 pub fn set_per_device_resource(device: DeviceId, resource: AnyResource) -> Result<AnyResource> {
     let driver = DriverHandle::clone(resource.driver());
     if let Some(before) = replace_per_device_resource(device, resource)? {
@@ -112,8 +113,8 @@ pub fn set_per_device_resource(device: DeviceId, resource: AnyResource) -> Resul
     }))
 }
 
-/// Does the same as [`set_per_device_resource`], but builds no initial default just to return it: returns
-/// `None` if the device had no default yet.
+/// Does the same as [`set_per_device_resource`]. But if the device had no default yet, it returns `None`, and
+/// does not build the initial default just to return it.
 ///
 /// # Errors
 /// The same as for [`set_per_device_resource`].

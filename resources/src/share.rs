@@ -2,15 +2,16 @@
 //!
 //! A pool that was built with `share=fd` maps physical memory in handles that can be exported. A block lies
 //! in one handle, or in several consecutive ones. An [`ExportedBlock`] has a file descriptor for each handle,
-//! and a description of the block's bytes in them. Send both to another process: descriptors travel over a
-//! Unix socket, or are inherited. There an [`ImportedBlock`] maps the same memory at another address.
+//! and a description that says where the block lies in the handles. Send the descriptors and the description
+//! to another process. Descriptors can be sent over a Unix socket or inherited. In the other process, an
+//! [`ImportedBlock`] maps the same memory at another address.
 //!
-//! - A descriptor, and the other process's mapping, keep the **physical memory**: it stays even after the
-//!   pool, or its process, ends.
-//! - They do not keep the **block**. Free it only when the other process is done with it: after that, the
-//!   pool hands the same memory out again. Nothing reports that two users share it.
-//! - A handle is shared whole. The other process could also map the memory next to the block: share only with
-//!   processes that you trust.
+//! - A descriptor keeps the **physical memory** alive, and so does the other process's mapping. The memory
+//!   stays even after the pool, or the pool's process, has ended.
+//! - Neither keeps the **block** live. Free the block only when the other process is done with it. After the
+//!   free, the pool gives the same memory to other callers, and nothing reports that two users share it.
+//! - A handle is always shared whole, so the other process could also map the memory next to the block. Share
+//!   blocks only with processes that you trust.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -22,7 +23,7 @@ use crate::store::pages::Part;
 const MAGIC: [u8; 8] = *b"MPFDS\r\n\x01";
 const WORD: usize = 8;
 
-/// A block for another process: file descriptors, and a description.
+/// A block that was exported for another process: file descriptors, and a description.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResourceExt, DriverHandle, StreamRef};
@@ -45,13 +46,13 @@ pub struct ExportedBlock {
     descriptors: Vec<OwnedFd>,
 }
 
-/// A part of a block: a range of bytes in a handle.
+/// A part of a block: a range of bytes in one handle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct SharedPart {
-    /// All bytes of the handle.
+    /// The size of the whole handle, in bytes.
     pub handle_bytes: u64,
-    /// The offset of the part in the handle, in bytes.
+    /// The offset in bytes at which the part starts in the handle.
     pub offset: u64,
     /// The length of the part, in bytes.
     pub bytes: u64,
@@ -88,14 +89,15 @@ impl ExportedBlock {
         &self.descriptors
     }
 
-    /// Returns a description of the block's parts for [`ImportedBlock::open`]: 8 bytes, and 24 bytes for each
-    /// part.
+    /// Returns a description of the block's parts for [`ImportedBlock::open`]. Its length is 8 bytes plus 24
+    /// bytes for each part.
     pub fn description(&self) -> Vec<u8> {
         let words = self.parts.iter().flat_map(|part| [part.handle_bytes, part.offset, part.bytes]);
         MAGIC.into_iter().chain(words.flat_map(u64::to_le_bytes)).collect()
     }
 
-    /// Returns the [`description`](Self::description) and the descriptors; the caller owns them from now on.
+    /// Returns the [`description`](Self::description) and the descriptors. The caller now owns the
+    /// descriptors.
     pub fn into_parts(self) -> (Vec<u8>, Vec<OwnedFd>) {
         (self.description(), self.descriptors)
     }
@@ -103,8 +105,8 @@ impl ExportedBlock {
 
 /// A block of another process's pool, mapped into this process until it is dropped.
 ///
-/// Drop it when this process's work on it is done. The drop does not wait, because a wait for the device
-/// would end graph captures of other threads.
+/// Drop it only after this process's work on the block is done. The drop does not wait, because a wait for
+/// the device would end graph captures of other threads.
 #[derive(Debug)]
 pub struct ImportedBlock {
     driver: DriverHandle,
@@ -121,7 +123,7 @@ impl ImportedBlock {
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the description is malformed or does
-    /// not belong to these descriptors; the driver's error.
+    /// not match the descriptors. Also the driver's errors.
     pub fn open(driver: &DriverHandle, description: &[u8], descriptors: Vec<OwnedFd>) -> Result<Self> {
         let parts = read(description)?;
         if parts.len() != descriptors.len() {

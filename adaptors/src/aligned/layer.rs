@@ -7,7 +7,7 @@ use millpond_core::{ALLOCATION_ALIGNMENT, DeviceMemoryResource, Layer, Layout, R
 
 use super::AlignedResourceAdaptor;
 
-/// Adds an [`AlignedResourceAdaptor`].
+/// Puts an [`AlignedResourceAdaptor`] on top of a resource.
 ///
 #[doc = include_str!("../../layers/aligned.md")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,12 +18,12 @@ pub struct AlignedLayer {
 }
 
 impl AlignedLayer {
-    /// Aligns all blocks to `alignment` bytes; less than 256 is raised to 256.
+    /// Creates a layer that aligns all blocks to `alignment` bytes. A value below 256 is raised to 256.
     pub fn new(alignment: u64) -> Self {
         Self { alignment, threshold_bytes: 0 }
     }
 
-    /// Aligns only blocks of at least `bytes`.
+    /// Aligns only the blocks of requests for at least `bytes` bytes.
     pub fn threshold_bytes(mut self, bytes: u64) -> Self {
         self.threshold_bytes = bytes;
         self

@@ -18,12 +18,13 @@ pub use layer::AlignedLayer;
 
 use crate::rare_blocks::{RareBlocks, Removed};
 
-/// Aligns the blocks of requests from a threshold on to more than 256 bytes.
+/// Aligns blocks to more than 256 bytes, if their request has at least a certain size (the threshold).
 ///
-/// A request keeps its own alignment if it is larger. The adaptor asks its upstream for an aligned block;
-/// millpond's resources serve it without waste. Some upstreams refuse alignments above 256. From them, the
-/// adaptor takes a larger block, returns an address inside it, and remembers where the block begins. After
-/// the first refusal, every later request takes this way at once.
+/// A request that asks for a larger alignment keeps it. The adaptor requests an aligned block from its
+/// upstream. Millpond's resources serve such a request without wasting memory. Some upstreams refuse
+/// alignments above 256. From such an upstream, the adaptor requests a larger block, and returns an aligned
+/// address inside the block. It remembers where the block begins. After the first refusal, it requests a
+/// larger block at once.
 ///
 /// ```
 /// use millpond_adaptors::AlignedLayer;
@@ -61,7 +62,7 @@ impl<R: DeviceMemoryResource> AlignedResourceAdaptor<R> {
         self.alignment
     }
 
-    /// Returns the smallest request to align, in bytes.
+    /// Returns the threshold in bytes. Smaller requests are not aligned to more than 256 bytes.
     pub fn threshold_bytes(&self) -> u64 {
         self.threshold_bytes
     }
@@ -139,7 +140,8 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for AlignedResourceAda
         }
     }
 
-    /// Equal only to itself: another adaptor does not know where shifted blocks begin.
+    /// An adaptor is equal only to itself: another adaptor does not know where this one's larger blocks
+    /// begin.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         is_same(self, other)
     }

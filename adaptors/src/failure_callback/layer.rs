@@ -1,10 +1,11 @@
-//! The layer that calls a function when memory is out. It has no text, because text cannot name a function.
+//! The layer that calls a function when memory is out. A stack's text cannot name it, because text cannot
+//! name a function.
 
 use millpond_core::{DeviceMemoryResource, Layer, Result};
 
 use super::{FailedRequest, FailureCallbackResourceAdaptor};
 
-/// Adds a [`FailureCallbackResourceAdaptor`].
+/// Puts a [`FailureCallbackResourceAdaptor`] on top of a resource.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct FailureCallbackLayer<F> {
@@ -13,10 +14,11 @@ pub struct FailureCallbackLayer<F> {
 }
 
 impl<F: Fn(&FailedRequest<'_>) -> bool + 'static> FailureCallbackLayer<F> {
-    /// The most retries of one request, unless [`max_retries`](Self::max_retries) sets another number.
+    /// The most retries of one request, if [`max_retries`](Self::max_retries) sets no other number.
     pub const DEFAULT_MAX_RETRIES: u32 = 10;
 
-    /// Calls `callback` when memory is out, and retries the request if it returns true.
+    /// Creates a layer that calls `callback` when memory is out. If `callback` returns true, the request is
+    /// retried.
     pub fn new(callback: F) -> Self {
         Self { callback, max_retries: Self::DEFAULT_MAX_RETRIES }
     }

@@ -1,4 +1,4 @@
-//! Calls a function when memory is out, and retries if the function says so.
+//! Calls a function when memory is out, and retries the request if the function returns true.
 
 pub(crate) mod layer;
 #[cfg(test)]
@@ -14,7 +14,7 @@ use millpond_core::{
 
 pub use layer::FailureCallbackLayer;
 
-/// The failed request, as the failure callback sees it.
+/// A failed request, as the adaptor passes it to the function.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct FailedRequest<'a> {
@@ -24,22 +24,24 @@ pub struct FailedRequest<'a> {
     pub layout: Layout,
     /// The stream of the request.
     pub stream: StreamRef,
-    /// How often the request has failed, from 1.
+    /// The number of times that the request has failed; 1 at the first failure.
     pub attempt: u32,
 }
 
-/// Calls a function when the upstream is out of memory, and retries the request if it returns true.
+/// Calls a function when the upstream is out of memory. If the function returns true, the request is retried.
 ///
-/// The function frees memory that the program can spare: for example, it drops a cache or spills to the host.
-/// It runs on the thread of the request, after each [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory),
-/// for any size of request. Other errors pass through. The error tells whether the request [is
-/// impossible](Error::is_impossible); then freeing memory does not help. By default, a request is retried at
-/// most [10 times](FailureCallbackLayer::DEFAULT_MAX_RETRIES). After the last retry its error is returned,
-/// without another call of the function.
+/// The function frees memory that the program can spare. For example, it drops a cache, or moves data to the
+/// host. It runs on the thread of the request, after each
+/// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory), for requests of any size. Other errors pass
+/// through. If the error says that the request [is impossible](Error::is_impossible), freeing memory does not
+/// help.
+///
+/// By default, a request is retried at most [10 times](FailureCallbackLayer::DEFAULT_MAX_RETRIES). If the
+/// last retry fails, its error is returned without another call of the function.
 ///
 /// The adaptor holds no lock while it calls the function, so the function may use the whole stack: it may
-/// free and allocate blocks. Several threads may be in it at the same time. If a request of the function
-/// itself runs out of memory, the function is not called again and the request fails.
+/// free and allocate blocks. Several threads may run the function at the same time. If a request of the
+/// function itself runs out of memory, the request fails without another call of the function.
 ///
 /// ```
 /// use std::sync::{Arc, Mutex};
@@ -150,12 +152,12 @@ where
         allocated.map_err(|error| error.in_stack(self))
     }
 
-    /// Equal to an adaptor with the same type of function, over an equal upstream.
+    /// Two adaptors are equal if their functions have the same type and their upstreams are equal.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         downcast::<Self>(other).is_some_and(|other| self.upstream.is_equal(&other.upstream))
     }
 
-    /// The program's function may be single-threaded.
+    /// Declares nothing, because several threads may not be allowed to call the program's function.
     fn provide(&self, _traits: &mut Traits) {}
 
     forward_to_upstream!(except allocate, is_equal, provide);

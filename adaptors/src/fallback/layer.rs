@@ -1,4 +1,4 @@
-//! The layer that adds another resource for the case that memory is out, and its parameters in text.
+//! The layer that uses another resource when memory is out, and its parameters in text.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use millpond_core::{AnyResource, DeviceMemoryResource, Error, Layer, Result};
 
 use super::FallbackResourceAdaptor;
 
-/// Adds a [`FallbackResourceAdaptor`].
+/// Puts a [`FallbackResourceAdaptor`] on top of a resource.
 ///
 #[doc = include_str!("../../layers/fallback.md")]
 #[derive(Clone, Debug)]
@@ -16,7 +16,7 @@ pub struct FallbackLayer<F = AnyResource> {
 }
 
 impl<F: DeviceMemoryResource> FallbackLayer<F> {
-    /// Takes memory from `fallback` if the resource below is out of memory.
+    /// Creates a layer that allocates from `fallback` when the resource below is out of memory.
     pub fn new(fallback: F) -> Self {
         Self { fallback }
     }
@@ -32,7 +32,7 @@ impl<R: DeviceMemoryResource, F: DeviceMemoryResource> Layer<R> for FallbackLaye
 
 pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "fallback",
-    about: "takes memory from another stack if the stack below is out of memory",
+    about: "allocates from another stack when the stack below is out of memory",
     params: &[("to", "the other stack in parentheses, such as to=(managed); required")],
     kind: LayerKind::ReadLayer(read),
 };

@@ -1,4 +1,4 @@
-//! Takes memory from another resource if the upstream is out of memory.
+//! Allocates from another resource when the upstream is out of memory.
 
 pub(crate) mod layer;
 #[cfg(test)]
@@ -18,15 +18,16 @@ pub use layer::FallbackLayer;
 
 use crate::rare_blocks::{RareBlocks, Removed};
 
-/// Serves requests from its upstream. If the upstream is out of memory, it serves them from another resource,
-/// the fallback.
+/// Serves requests from its upstream. If the upstream is out of memory, serves the request from another
+/// resource, the fallback.
 ///
-/// A block goes back to the resource that allocated it. The adaptor remembers only the fallback's blocks:
-/// while there are none, a deallocation costs one extra load. If the fallback cannot serve a request either,
-/// the request fails with the upstream's error.
+/// A block goes back to the resource that allocated it. The adaptor remembers only the blocks of the
+/// fallback. While there are none, a deallocation costs one extra load. If the fallback fails, too, the
+/// request fails with the upstream's error.
 ///
-/// The memory can be accessed only as the memory of both resources can. It is stream-ordered if either
-/// resource is. Statistics are the sums over both, so their peaks may come from different moments.
+/// The device or the host can access the memory only if it can access the memory of both resources. The
+/// adaptor is stream-ordered if one of the two resources is. Its statistics are the sums over the two
+/// resources, so their peaks may come from different moments.
 ///
 /// ```
 /// use millpond_adaptors::{FallbackLayer, LimitingLayer};
@@ -53,10 +54,11 @@ pub struct FallbackResourceAdaptor<R, F = AnyResource> {
 }
 
 impl<R: DeviceMemoryResource, F: DeviceMemoryResource> FallbackResourceAdaptor<R, F> {
-    /// Serves requests from `upstream`, and from `fallback` if `upstream` is out of memory.
+    /// Creates an adaptor that allocates from `upstream`, and from `fallback` when `upstream` is out of
+    /// memory.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if they belong to different devices.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the two resources belong to different devices.
     pub fn new(upstream: R, fallback: F) -> Result<Self> {
         if upstream.device() != fallback.device() {
             return Err(Error::invalid_argument(format!(
@@ -68,7 +70,7 @@ impl<R: DeviceMemoryResource, F: DeviceMemoryResource> FallbackResourceAdaptor<R
         Ok(Self { upstream, fallback, blocks: RareBlocks::new() })
     }
 
-    /// Returns the resource that serves requests for which the upstream has no memory.
+    /// Returns the fallback.
     pub fn fallback(&self) -> &F {
         &self.fallback
     }
@@ -159,8 +161,8 @@ unsafe impl<R: DeviceMemoryResource, F: DeviceMemoryResource> DeviceMemoryResour
         Some(&self.upstream)
     }
 
-    /// Returns the memory of both. The device's free memory, which both may count, is counted once, so the
-    /// result is rather too low.
+    /// Returns the memory of the two resources. Both may report the device's free memory, so it is counted
+    /// only once. The result may be too low.
     fn memory_info(&self) -> Result<MemoryInfo> {
         let infos = || {
             let (one, other) = (self.upstream.memory_info()?, self.fallback.memory_info()?);
@@ -175,7 +177,7 @@ unsafe impl<R: DeviceMemoryResource, F: DeviceMemoryResource> DeviceMemoryResour
         Ok(MemoryInfo { free: (one.free + other.free - both).min(one.total), total: one.total })
     }
 
-    /// Equal only to itself: another adaptor does not know the fallback's blocks.
+    /// An adaptor is equal only to itself: another adaptor does not know the blocks of this one's fallback.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         is_same(self, other)
     }
@@ -188,13 +190,15 @@ unsafe impl<R: DeviceMemoryResource, F: DeviceMemoryResource> DeviceMemoryResour
         self.upstream.accessibility().and(self.fallback.accessibility())
     }
 
-    /// Returns the sums over both, or the statistics of one if the other keeps none.
+    /// Returns the sums over the two resources. If one keeps no statistics, returns the statistics of the
+    /// other.
     fn statistics(&self) -> Option<ResourceStatistics> {
         let both = [self.upstream.statistics(), self.fallback.statistics()];
         self.blocks.add_misuses(both.into_iter().flatten().reduce(ResourceStatistics::beside))
     }
 
-    /// Trims both, so that they hold at most `keep_bytes` together. Trims the second even if the first fails.
+    /// Trims the two resources until they hold at most `keep_bytes` together. If trimming the upstream fails,
+    /// the fallback is still trimmed.
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
         let (bytes, trimmed) = self.trim_both(keep_bytes);
         trimmed.map(|()| bytes).map_err(|error| error.in_stack(self))
@@ -219,7 +223,7 @@ impl<R: fmt::Display, F: fmt::Display> fmt::Display for FallbackResourceAdaptor<
 
 debug_as_text!(FallbackResourceAdaptor<R: fmt::Display, F: fmt::Display>);
 
-/// Reports the memory of the fallback. The layers of the upstream report for themselves.
+/// Reports the memory of the fallback. The upstream's layers report their own memory.
 impl<R: DeviceMemoryResource, F: DeviceMemoryResource> ReportsMemory for FallbackResourceAdaptor<R, F> {
     fn layer_memory(&self) -> LayerMemory {
         let mut memory = LayerMemory::default();

@@ -7,7 +7,7 @@ use millpond_core::{ByteSize, DeviceMemoryResource, Error, Layer, Result};
 
 use super::LimitingResourceAdaptor;
 
-/// Adds a [`LimitingResourceAdaptor`].
+/// Puts a [`LimitingResourceAdaptor`] on top of a resource.
 ///
 #[doc = include_str!("../../layers/limiting.md")]
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -16,7 +16,8 @@ pub struct LimitingLayer {
 }
 
 impl LimitingLayer {
-    /// Creates a limit in bytes, or as a share of the device's free memory when the layer is built.
+    /// Creates a layer with a limit in bytes, or as a share of the memory that the device has free when the
+    /// layer is built.
     pub fn new(limit: impl Into<ByteSize>) -> Self {
         Self { limit: limit.into() }
     }

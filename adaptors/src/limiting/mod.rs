@@ -18,14 +18,15 @@ use crate::shards::{All, Guard, Shards};
 
 /// Refuses requests that would raise the live bytes above a limit.
 ///
-/// The adaptor counts a request as RMM does: rounded up to
-/// [`ALLOCATION_ALIGNMENT`](millpond_core::ALLOCATION_ALIGNMENT). The request counts from before the call of
-/// the upstream until the upstream has failed or has taken the block back. So the upstream's live bytes never
-/// exceed the limit. A request that is refused here never counts, not even for a moment. So large requests of
-/// other threads that fail never block a small one that fits.
+/// Like RMM, the adaptor counts the size of a request rounded up to
+/// [`ALLOCATION_ALIGNMENT`](millpond_core::ALLOCATION_ALIGNMENT). It counts a request before it calls the
+/// upstream, and stops counting it after the upstream has failed or has taken the block back. So the
+/// upstream's live bytes never exceed the limit. If the adaptor itself refuses a request, it never counts
+/// that request. So a small request that fits never fails because another thread's large request is being
+/// refused.
 ///
-/// The adaptor counts bytes, and does not know blocks. A deallocation that the upstream
-/// [refuses](millpond_core::misuse) leaves the count unchanged.
+/// The adaptor counts bytes, and keeps no list of blocks. If the upstream [refuses](millpond_core::misuse) a
+/// deallocation, the count stays unchanged.
 ///
 /// ```
 /// use millpond_adaptors::LimitingResourceAdaptor;
@@ -56,7 +57,7 @@ pub struct LimitingResourceAdaptor<R> {
 }
 
 impl<R> LimitingResourceAdaptor<R> {
-    /// Limits the live bytes of `upstream` to `limit_bytes`.
+    /// Creates an adaptor that limits the live bytes of `upstream` to `limit_bytes`.
     pub fn new(upstream: R, limit_bytes: u64) -> Self {
         Self::said(upstream, limit_bytes, ByteSize::Bytes(limit_bytes))
     }
@@ -68,7 +69,8 @@ impl<R> LimitingResourceAdaptor<R> {
         Self { upstream, limit_bytes, limit, left }
     }
 
-    /// Returns the live bytes, after rounding. Never more than [`limit_bytes`](Self::limit_bytes).
+    /// Returns the live bytes, with each request rounded up. They never exceed
+    /// [`limit_bytes`](Self::limit_bytes).
     pub fn allocated_bytes(&self) -> u64 {
         self.limit_bytes - self.sum(&self.left.all())
     }
@@ -185,13 +187,14 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LimitingResourceAd
         misuse::if_taken(ptr, free, || self.release(bytes));
     }
 
-    /// Returns the upstream's memory; `free` is at most the unused part of the limit.
+    /// Returns the upstream's memory. `free` is at most the unused part of the limit.
     fn memory_info(&self) -> Result<MemoryInfo> {
         let info = self.upstream.memory_info().map_err(|error| error.in_stack(self))?;
         Ok(MemoryInfo { free: info.free.min(self.limit_bytes - self.allocated_bytes()), ..info })
     }
 
-    /// Equal only to itself: if another adaptor freed a block, this one's count would stay too high.
+    /// An adaptor is equal only to itself: if another adaptor freed a block, the count of this one would stay
+    /// too high.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         is_same(self, other)
     }

@@ -15,11 +15,11 @@ use super::settings::{Columns, File, Flush, Settings};
 use super::sink::Sink;
 use super::status::Status;
 
-/// The variables that name the log, in the order in which they are read.
+/// The environment variables that can name the log's file. If both are set, the first one names it.
 pub const FILE_VARIABLES: [&str; 2] = ["MILLPOND_LOG_FILE", "RMM_LOG_FILE"];
 
-/// Adds a [`LoggingResourceAdaptor`](super::LoggingResourceAdaptor). Holds the destination and the format of
-/// the log.
+/// Puts a [`LoggingResourceAdaptor`](super::LoggingResourceAdaptor) on top of a resource. The layer holds the
+/// destination and the format of the log.
 ///
 /// ```no_run
 /// use millpond_adaptors::logging::{Columns, LoggingLayer};
@@ -43,21 +43,24 @@ enum Destination {
 }
 
 impl LoggingLayer {
-    /// Creates a layer that writes RMM's columns, and flushes each row, to the file that `MILLPOND_LOG_FILE`
-    /// or `RMM_LOG_FILE` names.
+    /// Creates a layer that writes RMM's columns, and flushes each row. The environment variable
+    /// `MILLPOND_LOG_FILE` or `RMM_LOG_FILE` names the file.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Writes to this file, and overwrites its contents. If another adaptor of this process is writing the
-    /// file, both write one log with one header, and must ask for the same columns and the same flush. A file
-    /// that another process writes is refused, if the file system has locks. A forked child does not count:
-    /// once the process that opened the file has closed it, another process may empty it, although the child
-    /// still writes.
+    /// Writes the log to this file, and overwrites the contents of the file. If another adaptor of this
+    /// process writes the same file, the two write one log with one header. They must have the same columns
+    /// and the same flush.
+    ///
+    /// If another process writes the file, building the layer fails, provided that the file system has locks.
+    /// A forked child does not count as such a process. Once the process that opened the file has closed it,
+    /// another process may empty it, even if the child still writes.
     ///
     /// Missing folders are created. In the path, `{pid}` stands for the number of the process, `{rank}` for
-    /// its number in a job, and `{device}` for the device's number ([`FilePath`]). A job of several processes
-    /// needs one of the first two. [`Columns::Extended`] distinguishes rows of several devices.
+    /// the number of the process in its job, and `{device}` for the number of the device ([`FilePath`]). In a
+    /// job of several processes, the path needs `{pid}` or `{rank}`. [`Columns::Extended`] distinguishes rows
+    /// of several devices.
     #[must_use]
     pub fn file(mut self, path: impl Into<PathBuf>) -> Self {
         self.destination = Destination::File(FilePath::new(path));
@@ -70,22 +73,22 @@ impl LoggingLayer {
         self
     }
 
-    /// Writes to this writer. It gets whole rows; a failed write loses them. The writer may use the stack:
-    /// see [`LoggingResourceAdaptor`](super::LoggingResourceAdaptor).
+    /// Writes the log to this writer. Each write passes whole rows. If a write fails, its rows are lost. The
+    /// writer may use the stack that it logs: see [`LoggingResourceAdaptor`](super::LoggingResourceAdaptor).
     #[must_use]
     pub fn writer(mut self, writer: impl Write + Send + 'static) -> Self {
         self.destination = Destination::Writer(Box::new(writer));
         self
     }
 
-    /// Sets the columns.
+    /// Sets the columns of the log.
     #[must_use]
     pub fn columns(mut self, columns: Columns) -> Self {
         self.columns = columns;
         self
     }
 
-    /// Sets when rows leave the process.
+    /// Sets when rows reach the destination.
     #[must_use]
     pub fn flush(mut self, flush: Flush) -> Self {
         self.flush = flush;
@@ -118,10 +121,11 @@ impl LoggingLayer {
     }
 }
 
-/// Returns the file that the environment names: `MILLPOND_LOG_FILE`, or else `RMM_LOG_FILE`.
+/// Returns the file that `MILLPOND_LOG_FILE` names. If this variable is not set, returns the file that
+/// `RMM_LOG_FILE` names.
 ///
 /// # Errors
-/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if neither is set, or both are empty.
+/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if both variables are unset or empty.
 pub fn default_file_name() -> Result<PathBuf> {
     file_name_from(|name| environment::variable(name))
 }

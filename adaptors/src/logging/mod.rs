@@ -67,19 +67,21 @@ use settings::Settings;
 
 /// Writes one CSV row for every allocation, failure and deallocation.
 ///
-/// A deallocation is logged before the call of the upstream, and an allocation after it. So the rows of an
-/// address that several threads reuse never overlap. Rows are complete and ordered by time, with any number
-/// of threads. By default, each row reaches the operating system before the logged call returns, so the log
-/// of a process that aborts is complete. [`Flush`] has faster modes that give this up.
+/// A deallocation is logged before the upstream is called, and an allocation after the upstream has returned.
+/// So if threads reuse an address, each free of the address is logged before the next allocation at this
+/// address. Rows are complete and ordered by time, with any number of threads. By default, each row reaches
+/// the operating system before the logged call returns. So the log is complete even if the process aborts.
+/// The other modes of [`Flush`] are faster, and do not guarantee this.
 ///
-/// The program's own writer may use the stack that it logs, and may wait for other threads that use it. A row
-/// that is logged from inside the writer is written after the writer has returned, by the same thread or by
-/// the next call. Rows of other threads wait for the writer. If it does not return, they wait at most a
-/// second, and are written after it returns. A [`flush`](Self::flush) from inside the writer is an error.
+/// The destination may be a writer of the program. The writer may use the stack that it logs, and may wait
+/// for other threads that use the stack. If the writer causes a row itself, the row is written after the
+/// writer has returned, by the same thread or by the next call. Rows of other threads wait for the writer. If
+/// the writer does not return within a second, these threads go on, and their rows are written after it has
+/// returned. A [`flush`](Self::flush) from inside the writer is an error.
 ///
-/// If the log cannot be opened, building the adaptor fails. A later write that fails never makes an
-/// allocation fail. [`write_errors`](Self::write_errors) counts it. The call that wrote, or the next call,
-/// reports the first one through `tracing`.
+/// If the log cannot be opened, building the adaptor fails. A write that fails later never makes an
+/// allocation fail. [`write_errors`](Self::write_errors) counts the failed writes. The first one is reported
+/// through `tracing`, by the call that wrote or by the next call.
 ///
 /// `millpond-replay` reads these logs, and RMM's.
 ///
@@ -105,10 +107,10 @@ pub struct LoggingResourceAdaptor<R> {
 }
 
 impl<R: DeviceMemoryResource> LoggingResourceAdaptor<R> {
-    /// Opens the log that `layer` describes.
+    /// Creates an adaptor that writes the log that `layer` describes.
     ///
     /// # Errors
-    /// [`Io`](millpond_core::ErrorKind::Io), with the name of the file, if the log cannot be written;
+    /// [`Io`](millpond_core::ErrorKind::Io) if the log cannot be written; the message names the file.
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if no file is named, or if another log
     /// of this process writes the file with other columns or another flush.
     pub fn new(upstream: R, layer: LoggingLayer) -> Result<Self> {
@@ -129,7 +131,8 @@ impl<R: DeviceMemoryResource> LoggingResourceAdaptor<R> {
         Ok((Self { upstream, settings, journal, device }, step))
     }
 
-    /// Logs to a file, as the [default layer](LoggingLayer::new) does; see [`LoggingLayer::file`].
+    /// Creates an adaptor that logs to a file, with the settings of [`LoggingLayer::new`]; see
+    /// [`LoggingLayer::file`].
     ///
     /// # Errors
     /// The errors of [`new`](Self::new).
@@ -137,7 +140,8 @@ impl<R: DeviceMemoryResource> LoggingResourceAdaptor<R> {
         LoggingLayer::new().file(path).layer(upstream)
     }
 
-    /// Logs to the file that `MILLPOND_LOG_FILE` names, or else to the file that `RMM_LOG_FILE` names.
+    /// Creates an adaptor that logs to the file that `MILLPOND_LOG_FILE` names. If this variable is not set,
+    /// it logs to the file that `RMM_LOG_FILE` names.
     ///
     /// # Errors
     /// The errors of [`new`](Self::new).
@@ -145,7 +149,7 @@ impl<R: DeviceMemoryResource> LoggingResourceAdaptor<R> {
         LoggingLayer::new().layer(upstream)
     }
 
-    /// Logs to a writer.
+    /// Creates an adaptor that logs to a writer; see [`LoggingLayer::writer`].
     ///
     /// # Errors
     /// The errors of [`new`](Self::new).
@@ -155,23 +159,24 @@ impl<R: DeviceMemoryResource> LoggingResourceAdaptor<R> {
 }
 
 impl<R> LoggingResourceAdaptor<R> {
-    /// Writes all logged rows to the destination, and flushes it. Waits as long as that takes.
+    /// Writes all logged rows to the destination, and flushes the destination. Waits as long as this takes.
     ///
     /// # Errors
-    /// [`Io`](millpond_core::ErrorKind::Io); the rows that could not be written are lost. With
-    /// [`Flush::Async`], it is the first error since the last flush. A flush from inside the program's own
-    /// writer also fails, and so does a flush that waits 30 seconds for such a writer while it takes nothing.
+    /// [`Io`](millpond_core::ErrorKind::Io) if rows could not be written. These rows are lost. With
+    /// [`Flush::Async`], the error is the first one since the last flush. A flush from inside the program's
+    /// own writer also fails. If such a writer accepts nothing for 30 seconds, a flush that waits for it
+    /// fails, too.
     pub fn flush(&self) -> Result<()> {
         self.journal.flush().map_err(|error| self.settings.unwritable(error))
     }
 
-    /// Returns the file of the log, with the names in braces replaced; `None` for a writer.
+    /// Returns the path of the log's file, with names in braces replaced; `None` if the log goes to a writer.
     pub fn file(&self) -> Option<&Path> {
         self.settings.file.as_ref().map(|file| &*file.path)
     }
 
-    /// Returns the number of rows that the destination has taken, without the header. It includes rows of
-    /// other adaptors that write the same file.
+    /// Returns the number of rows that the destination has accepted, without the header. If other adaptors
+    /// write the same file, the number includes their rows.
     pub fn rows_written(&self) -> u64 {
         self.journal.status().rows_written()
     }
@@ -204,7 +209,8 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResourceAda
         unsafe { self.upstream.deallocate(ptr, layout, stream) }
     }
 
-    /// As in RMM, logs are distinct: a block that another log saw would be missing in this one.
+    /// An adaptor is equal only to itself, as in RMM: a free that another adaptor logs would be missing in
+    /// this log.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         is_same(self, other)
     }

@@ -1,4 +1,4 @@
-//! A row of a log: its columns, read and written.
+//! A row of a log. It can be read and written.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -32,8 +32,8 @@ pub const EXTENDED_HEADER: [&str; 11] = [
 
 /// One row of a log.
 ///
-/// Read and write rows with the crate csv: `Reader::deserialize` and `Writer::serialize` (without headers).
-/// In RMM's logs, the extended columns are `None`.
+/// The crate csv reads and writes rows: `Reader::deserialize` and `Writer::serialize` (without headers). In a
+/// row of RMM's logs, the extended columns are `None`.
 ///
 /// ```
 /// use millpond_adaptors::logging::{Action, HEADER, Row};
@@ -48,7 +48,7 @@ pub const EXTENDED_HEADER: [&str; 11] = [
 #[serde(rename_all = "PascalCase")]
 #[non_exhaustive]
 pub struct Row {
-    /// The operating system's id of the calling thread.
+    /// The operating system's id of the thread that made the logged call.
     pub thread: u64,
     /// The local time of day at which the row was written.
     #[serde(deserialize_with = "from_text")]
@@ -56,7 +56,7 @@ pub struct Row {
     /// The logged call and its outcome.
     #[serde(deserialize_with = "from_text")]
     pub action: Action,
-    /// The block; `(nil)` for none.
+    /// The address of the block; `(nil)` if there is no block.
     #[serde(deserialize_with = "pointer_from_text")]
     pub pointer: DevicePtr,
     /// The requested size in bytes.
@@ -64,20 +64,20 @@ pub struct Row {
     /// The raw handle of the stream.
     #[serde(deserialize_with = "stream_from_text")]
     pub stream: u64,
-    /// The device. The extended columns are written if this is set.
+    /// The device. If it is set, the extended columns are written.
     #[serde(default, deserialize_with = "device_from_text")]
     pub device: Option<DeviceId>,
     /// The alignment in bytes.
     #[serde(default)]
     pub alignment: Option<u64>,
-    /// The number of the row, from 0.
+    /// The number of the row, counted from 0.
     #[serde(default)]
     pub sequence: Option<u64>,
-    /// Nanoseconds of a monotonic clock since the log was opened.
+    /// The nanoseconds since the log was opened, on a monotonic clock.
     #[serde(default)]
     pub monotonic_ns: Option<u64>,
-    /// The duration of an allocation in the upstream, in nanoseconds. A `free` has none, because it is logged
-    /// before the call of the upstream.
+    /// The time that the upstream took for the allocation, in nanoseconds. A `free` has none, because it is
+    /// logged before the upstream is called.
     #[serde(default)]
     pub duration_ns: Option<u64>,
 }
@@ -113,7 +113,7 @@ impl Row {
     }
 }
 
-/// Serializes the same cells as `fill`.
+/// Serializes the cells of the row, as text.
 impl Serialize for Row {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let columns = if self.device.is_some() { EXTENDED_HEADER.len() } else { HEADER.len() };

@@ -26,24 +26,30 @@ pub enum Columns {
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub enum Flush {
-    /// Each row is written and flushed before the logged call returns. This costs one system call per row,
-    /// and the log is complete however the process ends. Rows from inside the program's own writer, and rows
-    /// of threads that it may be waiting for, are written after the writer has returned.
+    /// Each row is written and flushed before the logged call returns. This costs one system call per row.
+    /// The log is complete however the process ends. Rows that the program's own writer causes are written
+    /// after the writer has returned, and so are rows of threads for which the writer may be waiting.
     #[default]
     EveryRow,
-    /// Rows are written in blocks of 64 KiB, by [`flush`](super::LoggingResourceAdaptor::flush), on drop, and
-    /// before the process exits. Drop and exit give up if the destination takes nothing for 10 seconds, as
-    /// with [`Async`](Self::Async). Buffered rows are lost if the process aborts, is killed, or leaves by
-    /// `_exit`. A forked child leaves buffered rows to its parent, and appends its own rows to the log, as
-    /// with [`EveryRow`](Self::EveryRow).
+    /// Rows are collected in memory, and written in blocks of 64 KiB. They are also written by
+    /// [`flush`](super::LoggingResourceAdaptor::flush), when the adaptor is dropped, and before the process
+    /// exits. If the destination accepts nothing for 10 seconds, drop and exit give up, as with
+    /// [`Async`](Self::Async). Rows in memory are lost if the process aborts, is killed, or leaves by
+    /// `_exit`.
+    ///
+    /// In a forked child, the parent still owns the rows in memory. The child appends its own rows to the
+    /// log, as with [`EveryRow`](Self::EveryRow).
     Buffered,
-    /// Rows wait in a queue, and threads of the log write them some milliseconds later. The call pays only
-    /// for the clock and the queue. If the queue is full, callers wait; no row is dropped. Everything is
-    /// written before [`flush`](super::LoggingResourceAdaptor::flush) and drop return, and before the process
-    /// exits by the end of `main`, by `exit` or by a panic. Drop and exit give up if the destination takes
-    /// nothing for 10 seconds, for example a pipe whose reader stopped. Waiting rows are lost if the process
-    /// aborts, is killed, or leaves by `_exit`. Do not use this mode in a process that forks and continues to
-    /// allocate in the child.
+    /// Rows wait in a queue. Threads of the log write them some milliseconds later. So a logged call costs
+    /// only a reading of the clock and an entry in the queue. If the queue is full, callers wait. No row is
+    /// dropped.
+    ///
+    /// All rows are written before [`flush`](super::LoggingResourceAdaptor::flush) returns, and before the
+    /// drop of the adaptor returns. They are also written before the process exits by the end of `main`, by
+    /// `exit` or by a panic. If the destination accepts nothing for 10 seconds, for example a pipe whose
+    /// reader has stopped, drop and exit give up. Rows in the queue are lost if the process aborts, is
+    /// killed, or leaves by `_exit`. Do not use this mode in a process that forks and continues to allocate
+    /// in the child.
     Async,
 }
 

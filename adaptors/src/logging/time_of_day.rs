@@ -7,7 +7,7 @@ use millpond_core::{Error, Result};
 
 /// A time of day in microseconds after midnight, written as `14:03:07.123456`.
 ///
-/// Some logs have a colon before the microseconds; it is read as well.
+/// Some logs have a colon before the microseconds. This form can be read, too.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "it is the time alone")]
 pub struct TimeOfDay {

@@ -7,7 +7,7 @@ use millpond_core::{DeviceMemoryResource, Layer, Result};
 
 use super::PrefetchResourceAdaptor;
 
-/// Adds a [`PrefetchResourceAdaptor`].
+/// Puts a [`PrefetchResourceAdaptor`] on top of a resource.
 ///
 #[doc = include_str!("../../layers/prefetch.md")]
 #[derive(Clone, Copy, Default, Debug)]
@@ -15,7 +15,7 @@ use super::PrefetchResourceAdaptor;
 pub struct PrefetchLayer;
 
 impl PrefetchLayer {
-    /// Creates the layer; it has no options.
+    /// Creates the layer. It has no options.
     pub const fn new() -> Self {
         Self
     }

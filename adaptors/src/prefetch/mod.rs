@@ -15,17 +15,22 @@ use millpond_core::{
 
 pub use layer::PrefetchLayer;
 
-/// Moves each block of managed memory to the device, on the stream of the allocation (`cuMemPrefetchAsync`).
-/// So the first kernel does not fault in its pages one by one.
+/// Moves each block of managed memory to the device when it is allocated, on the stream of the allocation
+/// (`cuMemPrefetchAsync`). Without this, the first kernel that uses the block moves its pages one by one, at
+/// each page fault.
 ///
-/// Put it over `managed`, over `system`, whose memory moves in the same way, or over a pool of either. It
-/// does nothing if the device or the host cannot access the memory, or if the device cannot use managed
-/// memory at the same time as the host. For other memory that the host can access, the driver refuses the
-/// first prefetch, and the adaptor does not try again. If a prefetch fails for another reason, the adaptor
-/// logs it and still returns the block. It prefetches nothing on a stream that captures a graph.
+/// Put the adaptor over `managed`, over `system` (whose memory moves in the same way), or over a pool of one
+/// of them. In these cases it prefetches nothing:
+/// - The device or the host cannot access the memory.
+/// - The device cannot use managed memory at the same time as the host.
+/// - The memory is of another kind that the host can access. The driver refuses the first prefetch, and the
+///   adaptor does not try again.
+/// - The stream captures a graph.
 ///
-/// A prefetch is work on the stream of the allocation, so a block is ready only for that stream. The adaptor
-/// is therefore stream-ordered over any upstream, unless it never prefetches.
+/// If a prefetch fails for another reason, the adaptor logs the error and still returns the block.
+///
+/// A prefetch is work on the stream of the allocation, so a block is ready only for that stream. So the
+/// adaptor is stream-ordered over any upstream, unless it never prefetches.
 ///
 /// ```
 /// use millpond_adaptors::PrefetchLayer;
@@ -51,7 +56,7 @@ pub struct PrefetchResourceAdaptor<R> {
 }
 
 impl<R: DeviceMemoryResource> PrefetchResourceAdaptor<R> {
-    /// Prefetches the blocks of `upstream`.
+    /// Creates an adaptor that prefetches the blocks of `upstream`.
     pub fn new(upstream: R) -> Self {
         let concurrent = || {
             let driver = &**upstream.driver();
@@ -63,8 +68,8 @@ impl<R: DeviceMemoryResource> PrefetchResourceAdaptor<R> {
         Self { upstream, may_prefetch, is_refused: AtomicBool::new(false) }
     }
 
-    /// Returns whether blocks are prefetched; false once it is known that this memory or this device cannot
-    /// be.
+    /// Returns whether the adaptor prefetches blocks. It returns false after the adaptor has found that this
+    /// memory or this device does not allow it.
     pub fn is_prefetching(&self) -> bool {
         self.may_prefetch && !self.is_refused.load(Ordering::Relaxed)
     }
@@ -110,7 +115,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PrefetchResourceAd
         Ok(ptr)
     }
 
-    /// Equal to an adaptor over an equal upstream.
+    /// Two adaptors are equal if their upstreams are equal.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         downcast::<Self>(other).is_some_and(|other| self.upstream.is_equal(&other.upstream))
     }

@@ -1,4 +1,4 @@
-//! The layer that waits for other threads' frees, and its parameters in text.
+//! The layer that waits until other threads free memory, and its parameters in text.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use millpond_core::{DeviceMemoryResource, Layer, Result};
 use super::RetryResourceAdaptor;
 use crate::timeout::{self, Timeout};
 
-/// Adds a [`RetryResourceAdaptor`].
+/// Puts a [`RetryResourceAdaptor`] on top of a resource.
 ///
 #[doc = include_str!("../../layers/retry.md")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -25,10 +25,10 @@ impl Default for RetryLayer {
 }
 
 impl RetryLayer {
-    /// How long a request waits, unless [`timeout`](Self::timeout) sets another time.
+    /// The longest wait of a request, if [`timeout`](Self::timeout) sets no other time.
     pub const DEFAULT_TIMEOUT: Duration = timeout::DEFAULT_TIMEOUT;
 
-    /// Waits at most [`DEFAULT_TIMEOUT`](Self::DEFAULT_TIMEOUT).
+    /// Creates a layer whose requests wait at most [`DEFAULT_TIMEOUT`](Self::DEFAULT_TIMEOUT).
     pub fn new() -> Self {
         Self::default()
     }
@@ -52,7 +52,7 @@ impl<R: DeviceMemoryResource> Layer<R> for RetryLayer {
 
 pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "retry",
-    about: "waits for other threads' frees when memory is out",
+    about: "when memory is out, waits until other threads free memory",
     params: &[("timeout", "the longest wait of a request: 100ms (default), 2s, 50us")],
     kind: LayerKind::ReadLayer(read),
 };

@@ -1,4 +1,4 @@
-//! Waits for other threads' frees when memory is out.
+//! Waits until other threads free memory, when memory is out.
 
 pub(crate) mod layer;
 #[cfg(test)]
@@ -17,18 +17,19 @@ pub use layer::RetryLayer;
 use crate::timeout::{self, Timeout};
 use crate::waiting::{Frees, leaves_to_above};
 
-/// When the upstream is out of memory, waits a bounded time for frees by other threads, and retries.
+/// Waits when the upstream is out of memory, until other threads free blocks, and then retries the request.
+/// The time of the wait is limited.
 ///
-/// TensorFlow's BFC allocator has the same rule. It suits programs whose threads hold much memory for short
-/// times. The error is returned once the time is over. It is returned at once if the request is
-/// [impossible](Error::is_impossible), or larger than the device's memory. A single thread waits in vain,
-/// because no other thread frees meanwhile. A program can end the wait
-/// ([`interrupt`](millpond_core::interrupt)); then the error is returned, too.
+/// TensorFlow's BFC allocator does the same. This suits programs whose threads hold much memory for short
+/// times. When the time is over, the request fails with the upstream's error. It fails at once if it is
+/// [impossible](Error::is_impossible), or larger than the device's memory. If the program has a single
+/// thread, the wait is useless, because no other thread frees memory. A program can end the wait early
+/// ([`interrupt`](millpond_core::interrupt)). Then the request fails with the same error.
 ///
-/// A deallocation costs one extra load while no thread waits. No lock is held while a thread waits or
-/// retries. Below [`thread_safe`](crate::ThreadSafeResourceAdaptor) the waiting thread holds that adaptor's
-/// lock, so this layer leaves the wait to that adaptor, which releases the lock first. Only the host waits,
-/// so a graph that is being captured is not affected.
+/// While no thread waits, a deallocation costs one extra load. A thread that waits or retries holds no lock.
+/// But if this adaptor is below [`thread_safe`](crate::ThreadSafeResourceAdaptor), the calling thread holds
+/// the lock of `thread_safe`. In that case, `thread_safe` releases its lock, and waits instead of this
+/// adaptor. Only the host waits, so a graph that is being captured is not affected.
 ///
 /// ```
 /// use std::time::Duration;
@@ -96,8 +97,8 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for RetryResourceAdapt
         self.frees.note();
     }
 
-    /// Equal to an adaptor over an equal upstream. A free through another adaptor wakes no thread that waits
-    /// here.
+    /// Two adaptors are equal if their upstreams are equal. A free through another adaptor wakes no thread
+    /// that waits in this one.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         downcast::<Self>(other).is_some_and(|other| self.upstream.is_equal(&other.upstream))
     }

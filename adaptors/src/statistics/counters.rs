@@ -1,17 +1,19 @@
 //! Counters of bytes and allocations.
 
-/// The live, peak and total amount of one quantity in a level.
+/// The live, peak and total amount of one quantity, in one level of a
+/// [`StatisticsResourceAdaptor`](super::StatisticsResourceAdaptor#levels).
 ///
-/// It is signed, because a level may free more than it allocates: blocks may be older than the level.
+/// The numbers are signed. A level may free more than it allocates, because blocks may be older than the
+/// level.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Counter {
     /// The live amount (RMM's `value`).
     pub current: i64,
-    /// The highest `current` of the level; at least 0.
+    /// The highest value of `current` in the level; at least 0.
     pub peak: i64,
-    /// The sum of all allocations.
+    /// The sum over all allocations.
     pub total: i64,
 }
 
@@ -26,7 +28,8 @@ impl Counter {
     }
 }
 
-/// The counters of one level of a [`StatisticsResourceAdaptor`](super::StatisticsResourceAdaptor).
+/// The counters of one [level](super::StatisticsResourceAdaptor#levels) of a
+/// [`StatisticsResourceAdaptor`](super::StatisticsResourceAdaptor).
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

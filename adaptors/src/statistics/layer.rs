@@ -7,7 +7,7 @@ use millpond_core::{Layer, Result};
 
 use super::StatisticsResourceAdaptor;
 
-/// Adds a [`StatisticsResourceAdaptor`].
+/// Puts a [`StatisticsResourceAdaptor`] on top of a resource.
 ///
 #[doc = include_str!("../../layers/statistics.md")]
 #[derive(Clone, Copy, Default, Debug)]
@@ -15,7 +15,7 @@ use super::StatisticsResourceAdaptor;
 pub struct StatisticsLayer;
 
 impl StatisticsLayer {
-    /// Creates the layer; it has no options.
+    /// Creates the layer. It has no options.
     pub const fn new() -> Self {
         Self
     }

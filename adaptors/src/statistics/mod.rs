@@ -22,20 +22,24 @@ use tally::Tally;
 
 /// Counts the current, peak and total bytes and allocations.
 ///
-/// The adaptor counts requested bytes, not the bytes after the upstream's rounding. A request for zero bytes
-/// counts as one allocation of zero bytes, as in RMM. An allocation counts after the upstream has returned
-/// it, and a deallocation before the upstream sees it, so the counters never exceed the live bytes. A
-/// deallocation that the upstream refuses is counted until the refusal.
+/// The adaptor counts the bytes that callers request, before the upstream rounds them up. A request for zero
+/// bytes counts as one allocation of zero bytes, as in RMM. The adaptor counts an allocation after the
+/// upstream has returned the block, and a deallocation before it calls the upstream. So the counters never
+/// exceed the live bytes. If the upstream refuses a deallocation, the adaptor counts the block as live again.
 ///
-/// The counters are exact with any number of threads, peaks included. Each thread counts separately, unless
-/// the peak may rise, so threads do not wait for each other. No lock is held during calls of the upstream.
+/// The counters are exact with any number of threads, peaks included. Each thread has its own counters. It
+/// reads the counters of other threads only if the peak may rise, so threads rarely wait for each other. The
+/// adaptor holds no lock while it calls the upstream.
+///
 /// [`statistics`](DeviceMemoryResource::statistics) returns the upstream's statistics. If the upstream keeps
-/// none, as plain CUDA memory, it returns the counts of this adaptor, over all levels.
+/// none, like plain CUDA memory, it returns the counts of this adaptor, over all levels.
 ///
 /// # Levels
-/// [`push_counters`](Self::push_counters) starts new counters for a part of the program.
-/// [`pop_counters`](Self::pop_counters) ends them, and adds them to the level below, which then is the same
-/// as without the push. [`ProfilerRecords`] does this for named parts, and prints a table of them.
+/// A level is a set of counters for one part of the program. Levels are nested like the parts.
+/// [`push_counters`](Self::push_counters) starts a new level with all counters at zero.
+/// [`pop_counters`](Self::pop_counters) ends the newest level, and adds its counters to the level around it.
+/// That level then has the counters that it would have without the inner level. [`ProfilerRecords`] manages
+/// levels for named parts, and prints a table of them.
 ///
 /// ```
 /// use millpond_adaptors::StatisticsResourceAdaptor;
@@ -67,30 +71,32 @@ pub struct StatisticsResourceAdaptor<R> {
 }
 
 impl<R> StatisticsResourceAdaptor<R> {
-    /// Counts the allocations of `upstream` from now on.
+    /// Creates an adaptor that counts the allocations of `upstream` from now on.
     pub fn new(upstream: R) -> Self {
         Self { upstream, tally: Tally::new() }
     }
 
-    /// Returns the counters of the present level.
+    /// Returns the counters of the newest level.
     pub fn counters(&self) -> Counters {
         self.tally.current()
     }
 
-    /// Starts a level with all counters at zero; returns the present counters of the level below.
+    /// Starts a level with all counters at zero. Returns the counters of the level around it.
     pub fn push_counters(&self) -> Counters {
         self.tally.push()
     }
 
-    /// Restarts all counters, as if the live blocks had been allocated now. Ends the levels below.
+    /// Restarts all counters, as if the live blocks had been allocated now. Ends all levels except the
+    /// outermost.
     pub fn clear_counters(&self) {
         self.tally.clear();
     }
 
-    /// Ends the present level, adds its counters to the level below, and returns them.
+    /// Ends the newest level, adds its counters to the level around it, and returns the counters of the ended
+    /// level.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if there is no level below.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if only the outermost level is left.
     pub fn pop_counters(&self) -> Result<Counters> {
         self.tally.pop()
     }
@@ -122,8 +128,8 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource
         );
     }
 
-    /// As in RMM, equal if `other` also counts, over an equal upstream. The adaptor that is called does the
-    /// counting.
+    /// Two adaptors are equal if their upstreams are equal, as in RMM. The adaptor through which a block is
+    /// freed counts the free.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         downcast::<Self>(other).is_some_and(|other| self.upstream.is_equal(&other.upstream))
     }

@@ -11,14 +11,15 @@ use parking_lot::Mutex;
 use super::Counters;
 use crate::AllocationCounters;
 
-/// The allocations of the parts of a program, by name: how often a part ran, and its peak and total bytes.
+/// Records the allocations of named parts of a program: how often a part ran, and its peak and total bytes.
 ///
-/// A part is a closure, or the time between the creation and the drop of a [`scope`](Self::scope). Its
-/// counters are a [level](super::StatisticsResourceAdaptor#levels) of a
+/// A part is a closure, or the time between the creation and the drop of a [`scope`](Self::scope). Each part
+/// has a [level](super::StatisticsResourceAdaptor#levels) of counters in a
 /// [`StatisticsResourceAdaptor`](super::StatisticsResourceAdaptor). So parts may be nested, and an outer part
-/// also counts the allocations of its inner parts. Levels belong to the resource, not to a thread:
-/// allocations of other threads meanwhile are counted, too, and scopes must end in the reverse order of their
-/// beginnings.
+/// also counts the allocations of its inner parts.
+///
+/// Levels belong to the resource, not to a thread. So a part also counts allocations that other threads make
+/// while it runs. Scopes must end in the reverse order of their beginnings.
 ///
 /// ```
 /// use millpond_adaptors::StatisticsResourceAdaptor;
@@ -60,15 +61,15 @@ impl fmt::Debug for ProfilerRecords {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct MemoryRecord {
-    /// How often the part ran.
+    /// The number of times that the part ran.
     pub calls: u64,
-    /// The most bytes that were allocated in one run and live at the same time.
+    /// The most bytes that one run had allocated and that were live at the same time.
     pub peak_bytes: u64,
-    /// The bytes allocated in all runs.
+    /// The bytes that were allocated in all runs together.
     pub total_bytes: u64,
 }
 
-/// The order of a report. The largest value comes first; equal ones are ordered by name.
+/// The order of a report. The largest value comes first. Equal values are ordered by name.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ReportOrder {
@@ -97,9 +98,9 @@ impl ProfilerRecords {
         Self { records: Mutex::new(BTreeMap::new()) }
     }
 
-    /// Begins a part. It ends, and is recorded, when the scope is dropped.
+    /// Begins a part. When the scope is dropped, the part ends and is recorded.
     ///
-    /// `counters` is the statistics adaptor of a stack:
+    /// `counters` is the statistics adaptor of a stack.
     /// [`find_trait::<dyn AllocationCounters>`](millpond_core::find_trait) finds it.
     pub fn scope<'a>(
         &'a self,
@@ -110,7 +111,7 @@ impl ProfilerRecords {
         ProfilerScope { records: self, counters, name: name.into() }
     }
 
-    /// Runs a part under a name.
+    /// Runs a closure as a part with this name.
     pub fn measure<T>(
         &self,
         counters: &dyn AllocationCounters,
@@ -121,12 +122,13 @@ impl ProfilerRecords {
         body()
     }
 
-    /// Runs a function, or a closure in one, under the function's path (`my_crate::train`).
+    /// Runs a function as a part whose name is the function's path (`my_crate::train`). For a closure, it is
+    /// the path of the function that contains the closure.
     pub fn measure_function<T, F: FnOnce() -> T>(&self, counters: &dyn AllocationCounters, body: F) -> T {
         self.measure(counters, type_name::<F>().trim_end_matches("::{{closure}}"), body)
     }
 
-    /// Adds a run with these counts.
+    /// Adds one run with these counters to the record of a part.
     pub fn add(&self, name: impl Into<Cow<'static, str>>, counted: &Counters) {
         let bytes = |value: i64| u64::try_from(value).unwrap_or(0);
         let name = name.into(); // the caller's code, so without the lock
@@ -137,7 +139,7 @@ impl ProfilerRecords {
         record.total_bytes = record.total_bytes.saturating_add(bytes(counted.bytes.total));
     }
 
-    /// Returns the records by name, in this order.
+    /// Returns the names and records of all parts, in this order.
     pub fn records(&self, order: ReportOrder) -> Vec<(String, MemoryRecord)> {
         let records = self.records.lock();
         let mut records: Vec<_> = records.iter().map(|(name, record)| (name.to_string(), *record)).collect();
@@ -146,18 +148,18 @@ impl ProfilerRecords {
         records
     }
 
-    /// Returns the records as a table, in this order.
+    /// Returns the records of all parts as a table, in this order.
     pub fn report(&self, order: ReportOrder) -> ProfilerReport {
         ProfilerReport { rows: self.records(order) }
     }
 
-    /// Forgets all records.
+    /// Removes all records.
     pub fn clear(&self) {
         self.records.lock().clear();
     }
 }
 
-/// A part of a program during its measurement; see [`ProfilerRecords::scope`].
+/// A part of a program that is being measured; see [`ProfilerRecords::scope`].
 #[must_use = "the part ends when the scope is dropped"]
 pub struct ProfilerScope<'a> {
     records: &'a ProfilerRecords,

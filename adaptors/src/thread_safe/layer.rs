@@ -9,7 +9,7 @@ use millpond_core::{DeviceMemoryResource, Layer, Result};
 use super::ThreadSafeResourceAdaptor;
 use crate::timeout::{self, Timeout};
 
-/// Adds a [`ThreadSafeResourceAdaptor`].
+/// Puts a [`ThreadSafeResourceAdaptor`] on top of a resource.
 ///
 #[doc = include_str!("../../layers/thread_safe.md")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -25,18 +25,19 @@ impl Default for ThreadSafeLayer {
 }
 
 impl ThreadSafeLayer {
-    /// How long a call waits for another thread's call that does not end, unless [`patience`](Self::patience)
-    /// sets another time.
+    /// The time that a call waits for another thread's call that does not end, if
+    /// [`patience`](Self::patience) sets no other time.
     pub const DEFAULT_PATIENCE: Duration = timeout::DEFAULT_PATIENCE;
 
-    /// Waits at most [`DEFAULT_PATIENCE`](Self::DEFAULT_PATIENCE) for a call that does not end.
+    /// Creates a layer whose calls wait at most [`DEFAULT_PATIENCE`](Self::DEFAULT_PATIENCE) for another
+    /// thread's call that does not end.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets how long a call waits for another thread's call that does not end: up to an hour, in whole
-    /// microseconds. Then it fails with [`Busy`](millpond_core::ErrorKind::Busy). Choose a longer time than
-    /// any call below takes: a free may wait for the device.
+    /// Sets the time that a call waits for another thread's call that does not end: up to an hour, in whole
+    /// microseconds. After this time, the waiting call fails with [`Busy`](millpond_core::ErrorKind::Busy).
+    /// Choose a time that is longer than any call below. For example, a free may wait for the device.
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self

@@ -23,33 +23,36 @@ use gate::{Gate, Turn};
 /// How long a free waits for the call inside before it leaves the block to that call.
 const FREE_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Lets one thread at a time into a resource. So `R: Send` is enough to share it.
+/// Lets one thread at a time use a resource. So threads may share the resource if `R` is `Send`.
 ///
-/// It guards a resource as [`Mutex`](std::sync::Mutex) guards a value. Millpond's own shareable resources are
-/// faster without it. Use it for your own resources, and for resources that give up sharing for speed.
+/// The adaptor guards a resource as [`Mutex`](std::sync::Mutex) guards a value. Millpond's own resources can
+/// be shared without it, and are faster without it. Use it for your own resources, and for resources that
+/// give up `Sync` to be faster.
 ///
-/// Code below may call back into the whole stack on the same thread, for example from a failure callback that
-/// frees memory. Such a call is served at once. The upstream sees the same calls as without this adaptor: a
-/// call during another call of the same thread, which `&self` allows.
+/// Code below the adaptor may call the whole stack again on the same thread. For example, a failure callback
+/// may free memory. The adaptor serves such a call at once. The upstream then gets a call while another call
+/// of the same thread is in progress. This is allowed, because its methods take `&self`.
 ///
 /// Code below should not wait for another thread that uses the stack, because that thread waits until the
-/// call inside ends. If one call does not end for the [patience](ThreadSafeLayer::patience), a minute by
-/// default, waiting calls fail with [`Busy`](ErrorKind::Busy), and
-/// [`statistics`](DeviceMemoryResource::statistics) returns `None`.
+/// call of this code ends. If a call does not end for a certain time, the
+/// [patience](ThreadSafeLayer::patience) (a minute by default), the calls that wait for it fail with
+/// [`Busy`](ErrorKind::Busy). [`statistics`](DeviceMemoryResource::statistics) then returns `None`.
 ///
-/// A free never fails. After a second it waits for the work of its stream, and leaves the block to the call
-/// inside, which frees it at its end. Only a free on a stream that captures a graph continues to wait. If
-/// such a free panics, for example in the default hook for misuse, the adaptor reports the panic through
-/// `tracing`: the thread that carries it out is not at fault.
+/// A free never fails. If another thread's call does not end within a second, the free waits for the work of
+/// its stream. Then it leaves the block to the other thread, which frees the block at the end of its call. If
+/// the stream captures a graph, the free waits for the other call instead. A free that was left to another
+/// thread may panic there, for example in the default hook for misuse. The adaptor then reports the panic
+/// through `tracing`, because that thread is not at fault.
 ///
-/// A layer below that waits for other threads' frees, such as [`retry`](crate::RetryResourceAdaptor), leaves
-/// the wait to this adaptor, which releases the lock first. Printing the resource takes no lock.
+/// A layer below may wait until other threads free memory, like [`retry`](crate::RetryResourceAdaptor). It
+/// leaves this wait to the adaptor, because the adaptor can release its lock first. Printing the resource
+/// takes no lock.
 ///
-/// [`upstream`](DeviceMemoryResource::upstream) cannot lend a value that only the holder of the lock may use.
-/// So [`find_trait`](millpond_core::find_trait) and the memory report do not look below this adaptor, unless
-/// threads may share the upstream ([`is_shareable`]). That holds for an
-/// [`AnyResource`](millpond_core::AnyResource) and for a stack of millpond's resources. Your own resource or
-/// layer declares it with [`Traits::share`] or [`Traits::share_over`].
+/// [`upstream`](DeviceMemoryResource::upstream) cannot lend a resource that only the holder of the lock may
+/// use. So [`find_trait`](millpond_core::find_trait) and the memory report do not look below this adaptor,
+/// unless threads may share the upstream ([`is_shareable`]). They may share an
+/// [`AnyResource`](millpond_core::AnyResource), and a stack of millpond's resources. Your own resource or
+/// layer declares that threads may share it with [`Traits::share`] or [`Traits::share_over`].
 ///
 /// ```
 /// use millpond_adaptors::ThreadSafeResourceAdaptor;
@@ -84,7 +87,7 @@ pub struct ThreadSafeResourceAdaptor<R> {
 }
 
 impl<R: DeviceMemoryResource> ThreadSafeResourceAdaptor<R> {
-    /// Puts `upstream` behind a lock.
+    /// Creates an adaptor that puts `upstream` behind a lock.
     pub fn new(upstream: R) -> Self {
         Self::with_patience(upstream, Timeout(timeout::DEFAULT_PATIENCE))
     }
@@ -192,8 +195,8 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for ThreadSafeResource
         self.enter().and_then(|turn| turn.upstream().memory_info()).map_err(|error| error.in_stack(self))
     }
 
-    /// Two adaptors are equal if their upstreams are equal and may be shared. Otherwise each equals only
-    /// itself.
+    /// Two adaptors are equal if their upstreams are equal and threads may share both upstreams. Otherwise an
+    /// adaptor is equal only to itself.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         // Never takes both locks: another thread may take them in the other order.
         let shared = downcast::<Self>(other).and_then(|other| self.shareable().zip(other.shareable()));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use millpond_core::stack::{LayerBuilder, LayerEntry, LayerKind, Params};
 use millpond_core::{Error, Layer, Result};
 
-/// Adds a [`TrackingResourceAdaptor`](super::TrackingResourceAdaptor).
+/// Puts a [`TrackingResourceAdaptor`](super::TrackingResourceAdaptor) on top of a resource.
 ///
 #[doc = include_str!("../../layers/tracking.md")]
 #[derive(Clone, Copy, Default, Debug)]
@@ -18,15 +18,16 @@ pub struct TrackingLayer {
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub enum Stacks {
-    /// No backtrace.
+    /// No backtrace is captured.
     #[default]
     Off,
-    /// A backtrace for each allocation. It costs microseconds, and is resolved to names when it is printed.
+    /// A backtrace is captured for each allocation. This takes microseconds. The addresses in a backtrace are
+    /// resolved to names only when the backtrace is printed.
     On,
 }
 
 impl TrackingLayer {
-    /// Tracks without backtraces.
+    /// Creates a layer that tracks allocations without backtraces.
     pub const fn new() -> Self {
         Self { stacks: Stacks::Off }
     }

@@ -13,7 +13,7 @@ use super::hash::{SHARDS, shard_of};
 use super::table::{Block, Details, Table, Unknown};
 use crate::shards::Padded;
 
-/// An allocation that is not freed yet.
+/// A live allocation: it was not freed yet.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Allocation {
@@ -23,11 +23,11 @@ pub struct Allocation {
     pub bytes: u64,
     /// The stream of the allocation.
     pub stream: StreamRef,
-    /// The number of the allocation, from 0, in the order in which the upstream's results were recorded.
+    /// The number of the allocation, counted from 0, in the order in which the adaptor recorded allocations.
     pub sequence: u64,
-    /// The backtrace of the call, with [`Stacks::On`](super::Stacks::On).
+    /// The backtrace of the allocation, if [`Stacks::On`](super::Stacks::On) is set.
     pub backtrace: Option<Arc<Backtrace>>,
-    /// The [tag](super::tag) of the allocating thread.
+    /// The [tag](super::tag) of the thread that allocated the block.
     pub tag: Option<Arc<str>>,
 }
 

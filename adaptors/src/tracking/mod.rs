@@ -1,4 +1,4 @@
-//! Tracks every outstanding allocation.
+//! Tracks every live allocation.
 
 mod hash;
 pub(crate) mod layer;
@@ -28,17 +28,18 @@ pub use tag::{TagGuard, tag};
 use crate::statistics::tally::Tally;
 use ledger::{Ledger, Origin};
 
-/// Records every outstanding allocation: its address, size, stream and sequence number. With [`Stacks::On`],
-/// it also records the backtrace of the call.
+/// Records every live allocation: its address, size, stream and sequence number. With [`Stacks::On`], it also
+/// records the backtrace of the allocation.
 ///
-/// The adaptor refuses a deallocation of a block that is not outstanding, or that has another size. It
-/// reports the refusal through [`misuse`] and does not pass the call on, even if the upstream could detect
-/// the error. A block that is already free is unknown here, so it is reported as a foreign pointer. A request
-/// for zero bytes gets a null pointer, and is not tracked.
+/// The adaptor refuses to free a block that is not live, or that has another size. It reports the refusal
+/// through [`misuse`], and does not call the upstream, even if the upstream could detect the error itself.
+/// The adaptor forgets a block when it is freed. So a second free of the block is reported as a foreign
+/// pointer. A request for zero bytes gets a null pointer, and is not tracked.
 ///
-/// An allocation is recorded after the upstream has returned it, and removed before the upstream gets it
-/// back. So an address that another thread gets at once is never mixed up. If blocks are outstanding when the
-/// adaptor is dropped, it reports them through `tracing` as a warning.
+/// The adaptor records an allocation after the upstream has returned the block. It removes the record before
+/// it gives the block back to the upstream. So even if another thread gets the same address at once, the two
+/// records are never mixed up. If blocks are live when the adaptor is dropped, it reports them through
+/// `tracing` as a warning.
 ///
 /// ```
 /// use millpond_adaptors::TrackingResourceAdaptor;
@@ -75,7 +76,7 @@ struct Tracker {
 }
 
 impl<R: DeviceMemoryResource> TrackingResourceAdaptor<R> {
-    /// Tracks the allocations of `upstream` from now on.
+    /// Creates an adaptor that tracks the allocations of `upstream` from now on.
     pub fn new(upstream: R, stacks: Stacks) -> Self {
         let ledger = Ledger::new(upstream.to_string());
         let tally = upstream.statistics().is_none_or(|known| known.knows_only_misuses()).then(Tally::new);
@@ -93,19 +94,19 @@ impl<R: DeviceMemoryResource> Layer<R> for TrackingLayer {
 }
 
 impl<R> TrackingResourceAdaptor<R> {
-    /// Returns every outstanding allocation, oldest first. While other threads allocate, it is not a snapshot
-    /// of one moment.
+    /// Returns every live allocation, oldest first. If other threads allocate during the call, the result may
+    /// show different moments.
     pub fn outstanding(&self) -> Vec<Allocation> {
         self.tracker.ledger.outstanding()
     }
 
-    /// Returns the outstanding bytes, as requested.
+    /// Returns the requested bytes of all live allocations.
     pub fn allocated_bytes(&self) -> u64 {
         self.tracker.ledger.bytes()
     }
 
-    /// Returns every outstanding allocation as text, oldest first: one line each, followed by its backtrace
-    /// if there is one. Empty if nothing is outstanding.
+    /// Returns every live allocation as text, oldest first. Each has one line, followed by its backtrace if
+    /// there is one. The text is empty if no allocation is live.
     pub fn report(&self) -> String {
         text(&self.outstanding())
     }
@@ -178,13 +179,13 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for TrackingResourceAd
         }
     }
 
-    /// Equal only to itself: another tracker does not know the blocks of this one.
+    /// An adaptor is equal only to itself: another adaptor does not know the blocks of this one.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         is_same(self, other)
     }
 
-    /// Returns the upstream's statistics, or the counts of this adaptor if the upstream keeps none; adds the
-    /// deallocations that were refused here.
+    /// Returns the upstream's statistics. If the upstream keeps none, returns the counts of this adaptor. In
+    /// both cases, adds the deallocations that this adaptor has refused.
     fn statistics(&self) -> Option<ResourceStatistics> {
         let refused = self.tracker.refused.load(Ordering::Relaxed);
         let Some(tally) = &self.tracker.tally else {

@@ -8,8 +8,8 @@ thread_local! {
     static TAG: RefCell<Option<Arc<str>>> = const { RefCell::new(None) };
 }
 
-/// Tags the allocations of this thread until the result is dropped. Reports of a stack with `tracking` group
-/// the live blocks by tag. A tag inside another one replaces it.
+/// Tags the allocations of this thread until the result is dropped. The reports of a stack with `tracking`
+/// group live blocks by tag. If tags are nested, the innermost one counts.
 ///
 /// ```
 /// use millpond_adaptors::tracking::{Stacks, tag};

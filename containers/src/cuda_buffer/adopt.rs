@@ -9,21 +9,23 @@ use millpond_core::Result;
 use super::CudaBuffer;
 use crate::{AdoptedSlice, ConversionError, DeviceBuffer, RawParts};
 
-/// Memory that cudarc allocated.
+/// Conversions of memory that cudarc allocated.
 impl<T: Any> CudaBuffer<T, AdoptedSlice<T>> {
-    /// Takes a slice over, on its own stream and without a copy. [`into_vec`](Self::into_vec) makes a vector
-    /// of it. When the container is dropped, cudarc frees the memory on the slice's stream, after all work
-    /// that the container knows of. To get the slice back instead, call [`give_back`](Self::give_back).
+    /// Takes over a slice, without a copy. The buffer stays on the slice's stream. To make a vector of it,
+    /// call [`into_vec`](Self::into_vec). To get the slice back, call [`give_back`](Self::give_back). If the
+    /// container is dropped instead, cudarc frees the memory on the slice's stream, after all work that the
+    /// container knows of.
     ///
-    /// Earlier uses of the slice on other streams happen before uses of the container, as far as cudarc has
-    /// tracked them. cudarc remembers the last read and the last write of a slice, and nothing while its
-    /// tracking is off. For a slice on the per-thread default stream, the call waits for the device, because
-    /// cudarc does not say which thread's stream it is.
+    /// If cudarc has tracked earlier uses of the slice on other streams, they happen before uses of the
+    /// container. cudarc tracks only the last read and the last write of a slice, and nothing while its
+    /// tracking is off. If the slice is on the per-thread default stream, the call waits for the device,
+    /// because cudarc does not tell whose thread's stream it is.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the slice begins inside an
     /// allocation (not at a multiple of 256 bytes), or if it belongs to a context other than the device's
-    /// primary one; the driver's errors, and an error that cudarc stored before. The error returns the slice.
+    /// primary one. Also the driver's errors, and an error of an earlier call that cudarc has stored. The
+    /// error returns the slice.
     ///
     /// ```no_run
     /// use millpond_containers::CudaBuffer;
@@ -59,11 +61,12 @@ impl<T: Any> CudaBuffer<T, AdoptedSlice<T>> {
         Ok(Self::from_parts(buffer, stream, len))
     }
 
-    /// Returns the whole slice that was taken over, on its original stream. Work of this buffer's stream
-    /// happens before the slice's next use: on its stream, and on other streams as far as cudarc tracks uses.
+    /// Returns the whole slice that was taken over, on its original stream. Work on this buffer's stream
+    /// happens before the next use of the slice on the original stream. For a use on another stream, this
+    /// holds as far as cudarc tracks uses.
     ///
     /// # Errors
-    /// The driver's errors. The error returns the buffer.
+    /// The driver's errors. The error returns this buffer.
     pub fn give_back(mut self) -> Result<CudaSlice<T>, ConversionError<Self>> {
         match self.take_slice() {
             Ok(slice) => {

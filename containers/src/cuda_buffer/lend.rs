@@ -10,11 +10,12 @@ use millpond_driver::CurrentDeviceGuard;
 use super::CudaBuffer;
 use crate::cuda_stream::{failed, order_tracked_uses, slice_over};
 
-/// For code that takes only a `CudaSlice`: other code takes the buffer itself, or a view. The buffer keeps
-/// the memory: cudarc never frees it, even if the closure panics. cudarc orders uses on other streams, as for
-/// its own slices, before the buffer's next use.
+/// Lends a buffer to code that accepts only a `CudaSlice`. Other code accepts the buffer itself, or a view.
+/// The memory still belongs to the buffer: cudarc never frees it, even if the closure panics. If the closure
+/// uses the slice on other streams, cudarc orders these uses before the buffer's next use, as for its own
+/// slices.
 ///
-/// The closure only borrows the slice, so it cannot keep it:
+/// The closure only borrows the slice, so it cannot keep the slice:
 ///
 /// ```compile_fail,E0521
 /// # use millpond_containers::CudaBuffer;
@@ -24,11 +25,11 @@ use crate::cuda_stream::{failed, order_tracked_uses, slice_over};
 /// }
 /// ```
 impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
-    /// Calls `reads` with a slice over this memory.
+    /// Calls `reads` with a slice over the buffer's memory, and returns the result of `reads`.
     ///
     /// # Errors
-    /// The driver's errors, and an error that cudarc stored before; `reads` was not called then. cudarc's
-    /// next call returns an error that occurs afterwards.
+    /// The driver's errors, and an error of an earlier call that cudarc has stored. If this call fails,
+    /// `reads` was not called. If an error occurs after `reads`, cudarc's next call returns it.
     ///
     /// ```no_run
     /// use millpond_containers::CudaBuffer;
@@ -50,7 +51,8 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         Ok(reads(&lent.slice))
     }
 
-    /// Calls `writes` with a view of a slice over this memory, as `CudaSlice::as_view_mut` returns it.
+    /// Calls `writes` with a mutable view of a slice over the buffer's memory, and returns the result of
+    /// `writes`. The view is the one that `CudaSlice::as_view_mut` returns.
     ///
     /// # Errors
     /// The errors of [`lend_as_cuda_slice`](Self::lend_as_cuda_slice).
@@ -62,16 +64,16 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         Ok(writes(lent.slice.as_view_mut()))
     }
 
-    /// Calls `writes` with a slice over this memory. Prefer
-    /// [`lend_as_cuda_view_mut`](Self::lend_as_cuda_view_mut).
+    /// Calls `writes` with a mutable slice over the buffer's memory, and returns the result of `writes`.
+    /// Prefer [`lend_as_cuda_view_mut`](Self::lend_as_cuda_view_mut).
     ///
     /// # Errors
     /// The errors of [`lend_as_cuda_slice`](Self::lend_as_cuda_slice).
     ///
     /// # Safety
-    /// However `writes` ends, the slice must be in its place. A slice that was moved out, as with
-    /// `mem::replace`, must have been moved in again and not dropped: cudarc would free memory of the
-    /// resource.
+    /// When `writes` returns or panics, the slice that it borrowed must be in its original place. If `writes`
+    /// has moved the slice out, as with `mem::replace`, it must move the same slice back, and must not drop
+    /// it: otherwise cudarc would free memory that belongs to the resource.
     pub unsafe fn lend_as_cuda_slice_mut<O>(
         &mut self,
         writes: impl FnOnce(&mut CudaSlice<T>) -> O,

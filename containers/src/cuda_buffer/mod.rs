@@ -19,29 +19,35 @@ use crate::cuda_events::Events;
 use crate::cuda_stream::{checked_stream, failed, is_same, order_tracked_uses, ordered, slice_over};
 use crate::{ConversionError, CudaBufferView, CudaBufferViewMut, DeviceBuffer, DeviceVec};
 
-/// Values of `T` in device memory, for programs that use cudarc. Pass it as a `CudaSlice`; its memory comes
-/// from a resource, and goes back to it.
+/// Values of `T` in device memory, for programs that use cudarc. A function that accepts a `CudaSlice`
+/// through cudarc's traits also accepts this buffer. Its memory comes from a resource, and goes back to the
+/// resource.
 ///
-/// cudarc's copies, fills and kernel launches take it, and so do the libraries that cudarc wraps. It keeps
-/// its stream alive, and frees its memory in the order of that stream, after all uses on other streams.
+/// cudarc's copies, fills and kernel launches accept the buffer, and so do the libraries that cudarc wraps.
+/// The buffer keeps its stream alive. When it is dropped, it frees its memory in the order of that stream,
+/// after all uses on other streams.
 ///
 /// # Several streams
-/// Use the buffer on any stream of its device. cudarc orders the uses as for a `CudaSlice`: a read waits for
-/// the last write, a write waits for all earlier uses, and only streams wait, never the host. That holds
-/// while cudarc tracks events (`is_managing_stream_synchronization`). Otherwise, as for a stream that cudarc
-/// only borrows, a copy makes the host wait, and a kernel orders nothing.
+/// You can use the buffer on any stream of its device. cudarc orders the uses as for a `CudaSlice`. A read
+/// waits for the last write, and a write waits for all earlier uses. Only streams wait, never the host.
 ///
-/// cudarc remembers only the last kernel that reads a buffer. If kernels on several other streams read it,
-/// make its stream wait for them (`CudaStream::join`) before you write or drop it.
+/// This holds while cudarc tracks events (`is_managing_stream_synchronization`). cudarc does not track events
+/// for a stream that it only borrows. Without events, a copy makes the host wait, and a kernel launch orders
+/// nothing.
+///
+/// cudarc remembers only the last kernel that reads a buffer. If kernels on several other streams read the
+/// buffer, make the buffer's stream wait for these streams (`CudaStream::join`) before you write or drop it.
 ///
 /// # Conversions
-/// - To pass a part of it, use [`as_view`](Self::as_view) and [`as_view_mut`](Self::as_view_mut). For code
-///   that requires a `CudaSlice`, use [`lend_as_cuda_slice`](Self::lend_as_cuda_slice) and its two variants.
-/// - It converts from and to a vector without a copy: [`from_vec`](Self::from_vec),
-///   [`into_vec`](Self::into_vec). The same holds for a `CudaSlice`: [`adopt`](CudaBuffer::adopt),
+/// - To pass a part of the buffer, use [`as_view`](Self::as_view) or [`as_view_mut`](Self::as_view_mut).
+/// - For code that requires a `CudaSlice`, use [`lend_as_cuda_slice`](Self::lend_as_cuda_slice) to read, or
+///   [`lend_as_cuda_view_mut`](Self::lend_as_cuda_view_mut) to write. Code that requires a `&mut CudaSlice`
+///   needs the unsafe [`lend_as_cuda_slice_mut`](Self::lend_as_cuda_slice_mut).
+/// - To convert a vector to a buffer and back without a copy, use [`from_vec`](Self::from_vec) and
+///   [`into_vec`](Self::into_vec). For a `CudaSlice`, use [`adopt`](CudaBuffer::adopt) and
 ///   [`give_back`](CudaBuffer::give_back).
 /// - To pass another container to cudarc, no conversion is needed: see [`DeviceVec::cuda_view`]. A kernel
-///   launch takes the container itself.
+///   launch accepts the container itself.
 ///
 /// ```no_run
 /// use millpond_containers::CudaBuffer;
@@ -70,7 +76,7 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
     /// Allocates memory for `len` uninitialised values: the memory holds any bytes.
     ///
     /// # Errors
-    /// The errors of the resource; [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the
+    /// The errors of the resource. Also [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the
     /// stream does not belong to the resource's device, or belongs to a context other than the device's
     /// primary one.
     pub fn uninit(len: usize, stream: &Arc<CudaStream>, resource: R) -> Result<Self>
@@ -88,7 +94,7 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         Ok(Self::from_parts(buffer, Arc::clone(stream), len))
     }
 
-    /// Allocates `len` zeros.
+    /// Allocates memory for `len` values, and sets all their bits to zero.
     ///
     /// # Errors
     /// The errors of [`uninit`](Self::uninit) and the driver's errors.
@@ -103,7 +109,7 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         Ok(buffer)
     }
 
-    /// Copies `data` to the device.
+    /// Allocates memory on the device, and copies `data` to it.
     ///
     /// # Errors
     /// The errors of [`uninit`](Self::uninit) and the driver's errors.
@@ -118,12 +124,14 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         Ok(buffer)
     }
 
-    /// Converts a buffer of bytes to values. Its memory moves to `stream`, in order.
+    /// Converts a buffer of bytes to a buffer of values, without a copy. The result is on `stream`, which is
+    /// ordered after the buffer's stream.
     ///
     /// # Errors
-    /// The errors of [`set_stream`](Self::set_stream), and
+    /// The errors of [`set_stream`](Self::set_stream). Also
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the buffer does not hold a whole
-    /// number of values or not at their alignment. The error returns the buffer.
+    /// number of values, or if its alignment is smaller than the alignment of `T`. The error returns the
+    /// buffer.
     pub fn from_buffer(
         buffer: DeviceBuffer<R>,
         stream: &Arc<CudaStream>,
@@ -143,10 +151,11 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         Self::moved(buffer, (bytes / size) as usize, stream)
     }
 
-    /// Converts a vector, without a copy. Its memory moves to `stream`, in order. Any bytes must be a value
-    /// of `T`, since the vector's memory may not have been written.
+    /// Converts a vector to a buffer, without a copy. The result is on `stream`, which is ordered after the
+    /// vector's stream. `T` must be a type for which any bytes are a valid value, because the vector's memory
+    /// may be uninitialised.
     ///
-    /// To pass a vector to cudarc and keep it, use a [view](DeviceVec::cuda_view).
+    /// To pass a vector to cudarc without converting it, use a [view](DeviceVec::cuda_view).
     ///
     /// # Errors
     /// The errors of [`set_stream`](Self::set_stream). The error returns the vector.
@@ -177,8 +186,8 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         }
     }
 
-    /// Converts the buffer to a vector, without a copy. Its memory moves to `stream`, in order. The buffer's
-    /// own stream may end then.
+    /// Converts the buffer to a vector, without a copy. The vector is on `stream`, which is ordered after the
+    /// buffer's stream. The buffer's stream may then be destroyed.
     ///
     /// # Errors
     /// The driver's errors. The error returns the buffer.
@@ -197,22 +206,22 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         Self { events: OnceLock::new(), buffer, stream, len, values: PhantomData }
     }
 
-    /// Returns the memory, and the stream in whose order it is used and freed.
+    /// Returns the memory as a buffer of bytes, and the stream of that buffer.
     ///
     /// # Safety
-    /// The stream stays alive as long as the buffer, or until the buffer has moved to another stream.
+    /// The returned stream stays alive until the returned buffer is dropped, or has moved to another stream.
     pub unsafe fn into_buffer(mut self) -> (DeviceBuffer<R>, Arc<CudaStream>) {
         drop(self.events.take());
         (self.buffer, self.stream)
     }
 
-    /// Moves the buffer to another stream of the same device. That stream is ordered after the previous one,
-    /// without stopping the host.
+    /// Moves the buffer to another stream of the same device, and orders that stream after the previous one.
+    /// The host does not wait.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the stream does not belong to the
-    /// memory's device, or belongs to a context other than the device's primary one; and the driver's errors.
-    /// The buffer keeps its stream.
+    /// memory's device, or belongs to a context other than the device's primary one. Also the driver's
+    /// errors. After an error, the buffer keeps its previous stream.
     pub fn set_stream(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
         // SAFETY: from here on, the buffer keeps the stream alive.
         let named = unsafe { checked_stream(stream, self.buffer.resource()) }?;
@@ -312,7 +321,7 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         self.tracked().is_some_and(|events| events.reads.are_managed(&self.stream, stream))
     }
 
-    /// Returns the stream of the buffer.
+    /// Returns the buffer's stream. The memory is freed in its order.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }

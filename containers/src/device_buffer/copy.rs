@@ -9,11 +9,11 @@ use super::DeviceBuffer;
 use crate::event::order;
 use crate::{HostCopy, HostStaging, PrefetchTo};
 
-/// Copies to and from the host are complete when the call returns: it waits for the stream, once. The methods
-/// whose names end in `async` go through [staging memory](HostStaging), and do not wait. Call none of them
-/// while the stream captures a graph.
+/// Copies between the buffer and the host. When such a call returns, the copy is complete: the call waits for
+/// the stream once. The methods whose names end in `async` do not wait: their copies go through
+/// [staging memory](HostStaging). Call none of these methods while the stream captures a graph.
 impl<R: DeviceMemoryResource> DeviceBuffer<R> {
-    /// Copies `data` to the device.
+    /// Allocates a buffer, and copies `data` into it.
     ///
     /// # Errors
     /// The errors of the resource and the driver.
@@ -24,10 +24,10 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         Ok(buffer)
     }
 
-    /// Copies the contents of another buffer on `stream`.
+    /// Allocates a buffer, and copies the contents of another buffer into it, on `stream`.
     ///
-    /// Within one device the host does not wait. The call orders the copy after the other buffer's stream,
-    /// and then orders that stream after the copy. So the caller may change or drop the other buffer at once.
+    /// Within one device, the host does not wait. The copy is ordered after the other buffer's stream, and
+    /// that stream is then ordered after the copy. So the caller may change or drop the other buffer at once.
     ///
     /// Between two devices, the host waits for the other buffer's stream, and then for the copy. Neither
     /// device needs access to the other's memory.
@@ -93,7 +93,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         Ok(self)
     }
 
-    /// Overwrites the first bytes with `data`.
+    /// Overwrites the first bytes of the buffer with `data`.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `data` is larger than the buffer,
@@ -116,8 +116,9 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         self.finish(copied, stream)
     }
 
-    /// Overwrites the first bytes with `data`, in the order of the stored stream, without waiting for it. The
-    /// data goes to staging memory first, so the caller may change or drop it at once.
+    /// Overwrites the first bytes of the buffer with `data`, in the order of the stored stream. The call does
+    /// not wait for the copy: it first copies `data` to staging memory, so the caller may change or drop
+    /// `data` at once.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `data` is larger than the buffer, if
@@ -147,7 +148,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         })
     }
 
-    /// Copies the first bytes into `data`.
+    /// Copies the first bytes of the buffer into `data`.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `data` is larger than the buffer,
@@ -156,7 +157,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         self.read(0, data)
     }
 
-    /// Copies the first bytes into `data`, which may be uninitialised before.
+    /// Copies the first bytes of the buffer into `data`, and returns `data` as initialised values.
     ///
     /// # Errors
     /// The errors of [`copy_to_host`](Self::copy_to_host).
@@ -192,7 +193,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         self.finish(copied, stream)
     }
 
-    /// Returns the contents as values of `T`.
+    /// Copies the contents to the host, and returns them as values of `T`.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the size is not a multiple of the
@@ -206,8 +207,9 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         Ok(data)
     }
 
-    /// Begins a copy of the contents as values of `T`, in the order of the stored stream. The caller may
-    /// change or drop the buffer at once.
+    /// Begins a copy of the contents to the host, as values of `T`, in the order of the stored stream. The
+    /// call does not wait: [`HostCopy::wait`] returns the values. The caller may change or drop the buffer at
+    /// once.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the size is not a multiple of the

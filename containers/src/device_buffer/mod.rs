@@ -19,23 +19,24 @@ use millpond_core::driver::call;
 
 /// A block of device memory. Dropping the buffer frees the block.
 ///
-/// The buffer allocates in the order of a stream, and frees in the order of the stream named last: every
-/// method that takes a stream stores it, as in RMM's `device_buffer`. Unlike RMM's, the buffer orders the new
-/// stream after the old one, by an event and a wait, without stopping the host. So its safe methods never let
-/// two streams use the memory at once.
+/// The buffer allocates in the order of the stream that is passed to its constructor. Every method that takes
+/// a stream stores that stream, as in RMM's `device_buffer`. The buffer frees its block in the order of the
+/// stored stream. Unlike RMM's buffer, it orders a new stream after the old one, by an event and a wait on
+/// the device. So its safe methods never let two streams use the memory at once.
 ///
-/// Your own work may use the memory through [`as_ptr`](Self::as_ptr). You must order that work yourself:
-/// before the work that the buffer's stream does after your next method call.
+/// Your own work may use the memory through [`as_ptr`](Self::as_ptr). You must order that work yourself. It
+/// must happen before any work that the buffer submits in later method calls and when it is dropped.
 ///
-/// The stored stream may end before the buffer: a [`Stream`](crate::Stream) that was dropped, or
-/// [`StreamRef::PER_THREAD`] of another thread. The buffer can no longer be ordered after such a stream, so
-/// its next use, or its drop, waits for the device first. The legacy default stream replaces a dropped
-/// stream. A stream of another library must live until another one is stored or the buffer is dropped.
+/// The stored stream may end before the buffer: a [`Stream`](crate::Stream) is dropped, or the stream is
+/// [`StreamRef::PER_THREAD`] of another thread. The buffer can no longer be ordered after that stream. So it
+/// waits for the device at its next use, or when it is dropped. The legacy default stream then replaces a
+/// dropped stream. A stream of another library must stay alive until another stream is stored or the buffer
+/// is dropped.
 ///
-/// Any device may be current on the thread: memory is allocated, copied and freed on the resource's device.
+/// Memory is allocated, copied and freed on the resource's device, whichever device is current on the thread.
 ///
-/// Growth is exact: `resize` and `reserve` take exactly the requested bytes. A method that fails leaves
-/// contents, size and capacity unchanged.
+/// `resize` and `reserve` allocate exactly the requested bytes, without spare capacity. If a method fails,
+/// contents, size and capacity stay unchanged.
 ///
 /// ```
 /// use millpond_containers::{DeviceBuffer, Stream};
@@ -64,14 +65,14 @@ pub struct DeviceBuffer<R: DeviceMemoryResource = AnyResource> {
     resource: R,
 }
 
-/// The parts of a [`DeviceBuffer`].
+/// The parts of a [`DeviceBuffer`], without ownership of its block.
 #[expect(clippy::exhaustive_structs, reason = "a buffer needs each part")]
 pub struct RawParts<R> {
-    /// The block; null if its layout has no bytes.
+    /// The block; null if its layout has a size of 0.
     pub ptr: DevicePtr,
     /// The size of the contents in bytes.
     pub len: u64,
-    /// The layout of the allocation.
+    /// The layout with which the block was allocated.
     pub layout: Layout,
     /// The stream on which to free the block.
     pub stream: StreamRef,
@@ -101,7 +102,7 @@ impl DeviceBuffer {
         Self::new(bytes, stream, get_current_device_resource()?)
     }
 
-    /// Copies `data` into memory from the current device's resource.
+    /// Allocates a buffer from the current device's resource, and copies `data` into it.
     ///
     /// # Errors
     /// The errors of [`from_host`](Self::from_host), and an error if there is no current device.
@@ -112,7 +113,7 @@ impl DeviceBuffer {
 }
 
 impl<R: DeviceMemoryResource> DeviceBuffer<R> {
-    /// Allocates a buffer of `bytes` uninitialised bytes. An empty buffer takes no memory.
+    /// Allocates a buffer of `bytes` uninitialised bytes. An empty buffer allocates nothing.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the device cannot access the
@@ -122,7 +123,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         Self::with_layout(Layout::new(bytes), stream, resource)
     }
 
-    /// Allocates `bytes` bytes that start at a multiple of `alignment` bytes, even after a resize.
+    /// Allocates a buffer whose first byte is at a multiple of `alignment` bytes, even after a resize.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `alignment` is not a power of two,
@@ -150,12 +151,12 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         Ok(Self { ptr, len: layout.bytes(), layout, stream, stream_id: stream.id(), resource })
     }
 
-    /// Changes the size. The contents stay, up to the smaller of both sizes; additional bytes are
-    /// uninitialised. Growth beyond the [`capacity`](Self::capacity) takes another block, and a copy on
-    /// `stream`.
+    /// Changes the size. The contents stay, up to the smaller of the old and the new size. Additional bytes
+    /// are uninitialised. If the new size exceeds the [`capacity`](Self::capacity), the buffer allocates
+    /// another block, and copies the contents on `stream`.
     ///
     /// # Errors
-    /// The errors of the resource and the driver; contents, size and capacity stay unchanged.
+    /// The errors of the resource and the driver. Contents, size and capacity then stay unchanged.
     pub fn resize(&mut self, bytes: u64, stream: impl Into<StreamRef>) -> Result<()> {
         self.reserve(bytes, stream)?;
         self.len = bytes;
@@ -182,10 +183,10 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         if self.len < self.capacity() { self.reallocate(self.len) } else { Ok(()) }
     }
 
-    /// Stores the stream, and orders it after the previous one.
+    /// Stores another stream for later work, and orders it after the previous one.
     ///
     /// # Errors
-    /// The driver's errors; the buffer keeps its stream.
+    /// The driver's errors. The buffer then keeps its previous stream.
     pub fn set_stream(&mut self, stream: impl Into<StreamRef>) -> Result<()> {
         let stream = stream.into();
         if self.ptr.is_null() {
@@ -260,7 +261,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         copied
     }
 
-    /// Returns the address of the first byte; null if no memory is held.
+    /// Returns the address of the first byte; null if the buffer holds no memory.
     pub fn as_ptr(&self) -> DevicePtr {
         self.ptr
     }
@@ -275,7 +276,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         self.len == 0
     }
 
-    /// Returns the size in bytes up to which [`resize`](Self::resize) needs no other block.
+    /// Returns the largest size in bytes to which [`resize`](Self::resize) can grow without allocating.
     pub fn capacity(&self) -> u64 {
         self.layout.bytes()
     }
@@ -317,7 +318,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         }
     }
 
-    /// Converts the resource to a type-erased handle, for functions that take a buffer over any resource.
+    /// Replaces the resource by a type-erased handle to it. Functions that take a buffer over any resource
+    /// need this.
     pub fn into_any(self) -> DeviceBuffer
     where
         R: Shareable,
@@ -394,7 +396,7 @@ impl<R: DeviceMemoryResource> Drop for DeviceBuffer<R> {
     }
 }
 
-/// Prints one line: the resource appears as its stack's text, not with its contents.
+/// Prints one line. The resource is printed as the text of its stack, without its fields.
 impl<R: DeviceMemoryResource> fmt::Debug for DeviceBuffer<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DeviceBuffer")

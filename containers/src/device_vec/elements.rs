@@ -7,7 +7,7 @@ use super::DeviceVec;
 use crate::HostStaging;
 
 impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
-    /// Returns the address of a value.
+    /// Returns the address of the value at `index`.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if there is no such value.
@@ -15,7 +15,8 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         self.offset_of(index).map(|offset| self.as_ptr().offset(offset))
     }
 
-    /// Sets all bits of a value to zero, in the order of the stored stream, without waiting for it.
+    /// Sets all bits of the value at `index` to zero, in the order of the stored stream. The call does not
+    /// wait.
     ///
     /// # Errors
     /// The errors of [`element_ptr`](Self::element_ptr) and the driver's errors.
@@ -40,7 +41,7 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
 }
 
 impl<T: Pod, R: DeviceMemoryResource> DeviceVec<T, R> {
-    /// Returns a value; waits for the stream.
+    /// Waits for the stream, and returns the value at `index`.
     ///
     /// # Errors
     /// The errors of [`element_ptr`](Self::element_ptr) and the driver's errors.
@@ -51,23 +52,23 @@ impl<T: Pod, R: DeviceMemoryResource> DeviceVec<T, R> {
         Ok(value)
     }
 
-    /// Returns the first value; waits for the stream.
+    /// Waits for the stream, and returns the first value.
     ///
     /// # Errors
-    /// The errors of [`get`](Self::get): an empty vector has none.
+    /// The errors of [`get`](Self::get). An empty vector has no first value.
     pub fn first(&self) -> Result<T> {
         self.get(0)
     }
 
-    /// Returns the last value; waits for the stream.
+    /// Waits for the stream, and returns the last value.
     ///
     /// # Errors
-    /// The errors of [`get`](Self::get): an empty vector has none.
+    /// The errors of [`get`](Self::get). An empty vector has no last value.
     pub fn last(&self) -> Result<T> {
         self.get(self.len().saturating_sub(1))
     }
 
-    /// Overwrites a value; waits for the stream.
+    /// Overwrites the value at `index`, and waits for the stream.
     ///
     /// # Errors
     /// The errors of [`element_ptr`](Self::element_ptr) and the driver's errors.
@@ -76,11 +77,12 @@ impl<T: Pod, R: DeviceMemoryResource> DeviceVec<T, R> {
         self.buffer.write(offset, &[value])
     }
 
-    /// Overwrites a value in the order of the stored stream, without waiting for it. The value goes to
-    /// staging memory first, so the caller may change or drop it at once.
+    /// Overwrites the value at `index` in the order of the stored stream. The call does not wait for the
+    /// copy: it first copies the value to staging memory, so the caller may change or drop the value at once.
     ///
     /// # Errors
-    /// The errors of [`element_ptr`](Self::element_ptr) and of copies through [`HostStaging`].
+    /// The errors of [`element_ptr`](Self::element_ptr) and of
+    /// [`DeviceBuffer::copy_from_host_async`](crate::DeviceBuffer::copy_from_host_async).
     pub fn set_async(&mut self, index: usize, value: &T, staging: &HostStaging) -> Result<()> {
         let offset = self.offset_of(index)?;
         self.buffer.write_async(offset, std::slice::from_ref(value), staging)

@@ -12,12 +12,13 @@ use millpond_core::{
 
 use crate::{DeviceBuffer, HostCopy, HostStaging, PrefetchTo};
 
-/// Values of one type in device memory: a [`DeviceBuffer`] that counts in values (RMM's `device_uvector`).
+/// Values of one type in device memory: a [`DeviceBuffer`] whose sizes are numbers of values (RMM's
+/// `device_uvector`).
 ///
-/// The buffer's rules for streams, growth and errors hold here, too. Values that the host copies must be
-/// [`Pod`], since any bytes in memory become a value; zeros need [`Zeroable`]. Memory that was not written
-/// holds any bytes. Copies keep all bits: a negative zero stays negative. `T` must not be zero-sized;
-/// otherwise the program does not compile.
+/// The rules of [`DeviceBuffer`] for streams, growth and errors also hold here. Memory that was not written
+/// holds any bytes. So a type whose values the host reads must be [`Pod`], which accepts any bytes as a
+/// value. A type that is filled with zeros must be [`Zeroable`]. Copies keep all bits: a negative zero stays
+/// negative. If `T` is zero-sized, the program does not compile.
 ///
 /// ```
 /// use millpond_containers::{DeviceVec, Stream};
@@ -56,7 +57,7 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         Ok(Self::of(DeviceBuffer::with_layout(Self::layout(len)?, stream, resource)?))
     }
 
-    /// Allocates `len` values with all bits zero.
+    /// Allocates memory for `len` values, and sets all their bits to zero.
     ///
     /// # Errors
     /// The errors of [`uninit`](Self::uninit) and the driver's errors.
@@ -70,7 +71,7 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         Ok(vec)
     }
 
-    /// Copies `data` to the device.
+    /// Allocates memory on the device, and copies `data` to it.
     ///
     /// # Errors
     /// The errors of [`uninit`](Self::uninit) and the driver's errors.
@@ -84,10 +85,10 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         Ok(vec)
     }
 
-    /// Copies another vector on `stream`; see [`DeviceBuffer::copy_of`].
+    /// Copies another vector, in the order of `stream`; see [`DeviceBuffer::copy_of`].
     ///
     /// # Errors
-    /// The errors of the method.
+    /// The errors of [`DeviceBuffer::copy_of`].
     pub fn copy_of<S: DeviceMemoryResource>(
         other: &DeviceVec<T, S>,
         stream: impl Into<StreamRef>,
@@ -96,11 +97,12 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         Ok(Self::of(DeviceBuffer::copy_of(&other.buffer, stream, resource)?))
     }
 
-    /// Converts a buffer to a vector of the values in it, without a copy.
+    /// Converts a buffer to a vector of the values that it holds, without a copy.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the buffer does not hold a whole
-    /// number of values, or not at their alignment; the buffer is dropped.
+    /// number of values, or if its alignment is smaller than the alignment of `T`. The buffer is then
+    /// dropped.
     pub fn from_buffer(buffer: DeviceBuffer<R>) -> Result<Self>
     where
         T: Pod,
@@ -127,7 +129,8 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         &self.buffer
     }
 
-    /// Converts the resource to a type-erased handle, for functions that take a vector over any resource.
+    /// Replaces the resource by a type-erased handle to it. Functions that take a vector over any resource
+    /// need this.
     pub fn into_any(self) -> DeviceVec<T>
     where
         R: Shareable,
@@ -145,12 +148,13 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         Layout::array::<T>(len as u64)
     }
 
-    /// Changes the number of values. Existing values stay, up to the smaller number; additional values are
-    /// uninitialised. Growth beyond the [`capacity`](Self::capacity) takes another block, and a copy.
+    /// Changes the number of values. The existing values stay, up to the smaller number. Additional values
+    /// are uninitialised. If the new number exceeds the [`capacity`](Self::capacity), the vector allocates
+    /// another block, and copies the values on `stream`.
     ///
     /// # Errors
     /// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if the size overflows, and the errors of the
-    /// resource and the driver; the vector stays as it was.
+    /// resource and the driver. The vector then stays as it was.
     pub fn resize(&mut self, len: usize, stream: impl Into<StreamRef>) -> Result<()> {
         let stream = stream.into();
         self.buffer.resize(Self::layout(len)?.bytes(), stream)
@@ -173,15 +177,15 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         self.buffer.shrink_to_fit(stream)
     }
 
-    /// Stores the stream, and orders it after the previous one.
+    /// Stores another stream for later work, and orders it after the previous one.
     ///
     /// # Errors
-    /// The driver's errors; the vector keeps its stream.
+    /// The driver's errors. The vector then keeps its previous stream.
     pub fn set_stream(&mut self, stream: impl Into<StreamRef>) -> Result<()> {
         self.buffer.set_stream(stream)
     }
 
-    /// Returns the address of the first value; null if no memory is held.
+    /// Returns the address of the first value; null if the vector holds no memory.
     pub fn as_ptr(&self) -> DevicePtr {
         self.buffer.as_ptr()
     }
@@ -197,7 +201,7 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         self.buffer.is_empty()
     }
 
-    /// Returns the number of values up to which [`resize`](Self::resize) needs no other block.
+    /// Returns the largest number of values to which [`resize`](Self::resize) can grow without allocating.
     pub fn capacity(&self) -> usize {
         (self.buffer.capacity() / Self::SIZE) as usize
     }
@@ -222,17 +226,18 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         self.buffer.device()
     }
 
-    /// Moves the memory to the device or to the host, if it can be moved; see [`DeviceBuffer::prefetch`].
+    /// Moves the memory to the device or to the host, if it can be moved. Returns whether it can be moved;
+    /// see [`DeviceBuffer::prefetch`].
     ///
     /// # Errors
-    /// The errors of the method.
+    /// The driver's errors.
     pub fn prefetch(&mut self, to: PrefetchTo) -> Result<bool> {
         self.buffer.prefetch(to)
     }
 }
 
-/// Copies to and from the host. The methods whose names end in `async` do not wait, and go through [staging
-/// memory](HostStaging).
+/// Copies between the vector and the host. The methods whose names end in `async` do not wait: their copies
+/// go through [staging memory](HostStaging).
 impl<T: Pod, R: DeviceMemoryResource> DeviceVec<T, R> {
     /// Overwrites the first values with `data`.
     ///
@@ -242,8 +247,8 @@ impl<T: Pod, R: DeviceMemoryResource> DeviceVec<T, R> {
         self.buffer.copy_from_host(data)
     }
 
-    /// Overwrites the first values with `data`, without waiting. The caller may change or drop `data` at
-    /// once.
+    /// Overwrites the first values with `data`, without waiting for the copy. The caller may change or drop
+    /// `data` at once.
     ///
     /// # Errors
     /// The errors of [`DeviceBuffer::copy_from_host_async`].
@@ -259,7 +264,8 @@ impl<T: Pod, R: DeviceMemoryResource> DeviceVec<T, R> {
         self.buffer.copy_to_host(data)
     }
 
-    /// Begins a copy of all values to the host.
+    /// Begins a copy of all values to the host. The call does not wait: [`HostCopy::wait`] returns the
+    /// values.
     ///
     /// # Errors
     /// The errors of [`DeviceBuffer::copy_to_host_async`].
@@ -267,7 +273,7 @@ impl<T: Pod, R: DeviceMemoryResource> DeviceVec<T, R> {
         self.buffer.copy_to_host_async(staging)
     }
 
-    /// Returns all values.
+    /// Copies all values to the host, and returns them.
     ///
     /// # Errors
     /// The driver's errors.

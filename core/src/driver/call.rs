@@ -1,10 +1,10 @@
-//! Calls a driver and records whether its device is lost.
+//! Calls a driver, and records whether the call lost the device.
 
 use super::{Driver, DriverResult};
 use crate::{Error, Result};
 
-/// Calls the driver, unless an earlier error lost the device. Notes an error in the device's
-/// [`Health`](super::Health).
+/// Calls the driver, unless an earlier error lost the device. If the call fails, records the error in the
+/// device's [`Health`](super::Health).
 ///
 /// # Errors
 /// [`ErrorKind::Poisoned`](crate::ErrorKind::Poisoned) if the device is lost, and the driver's errors.
@@ -21,8 +21,8 @@ pub fn call<T>(driver: &dyn Driver, body: impl FnOnce(&dyn Driver) -> DriverResu
     outcome.map_err(|error| error.on_device(driver.device()))
 }
 
-/// Calls the driver, and notes a loss of the device in its [`Health`](super::Health). The caller handles the
-/// error.
+/// Calls the driver. If the call loses the device, records this in the device's [`Health`](super::Health).
+/// The caller handles the error.
 ///
 /// # Errors
 /// The driver's errors.

@@ -13,18 +13,18 @@ thread_local! {
     static RELAXED: Cell<Option<DeviceId>> = const { Cell::new(None) };
 }
 
-/// While this guard lives, the calling thread's driver calls end no capture of a graph, neither its own nor
-/// another thread's.
+/// While this guard lives, the calling thread's driver calls end no capture of a graph, whether this thread
+/// or another one captures.
 ///
-/// The guard sets the thread's [`CaptureMode`] to [`Relaxed`](CaptureMode::Relaxed), and restores the
-/// previous mode at its end (`cuThreadExchangeStreamCaptureMode`, 15 ns for both on an H200). Inside another
-/// guard for the same device it makes no call. A resource holds a guard around each slow path, and none
-/// around the fast path.
+/// The guard sets the thread's [`CaptureMode`] to [`Relaxed`](CaptureMode::Relaxed). When it is dropped, it
+/// restores the previous mode. The two calls take 15 ns together on an H200
+/// (`cuThreadExchangeStreamCaptureMode`). If the thread already has a guard for the same device, a further
+/// guard makes no call. A resource holds a guard on each slow path, and none on the fast path.
 ///
-/// Some calls conflict with a capture in every mode:
+/// The guard does not help with some calls, which conflict with a capture in every mode:
 ///
 /// - waiting for the whole context;
-/// - waiting for or querying a capturing stream, or an event that was recorded in a capture;
+/// - waiting for or querying a capturing stream, or an event that was last recorded in a capture;
 /// - any use of the legacy default stream while a blocking stream captures;
 /// - making a capturing stream wait for an event from outside the capture.
 #[must_use = "the guard protects captures only while it lives"]
@@ -39,7 +39,7 @@ pub struct CaptureModeGuard<'a> {
 impl<'a> CaptureModeGuard<'a> {
     /// Sets the calling thread's mode to relaxed until the guard is dropped.
     ///
-    /// Does nothing for a driver without modes or a lost device.
+    /// If the driver has no capture modes, or if the device is lost, the guard does nothing.
     pub fn relaxed(driver: &'a dyn Driver) -> Self {
         let device = driver.device();
         let outer = RELAXED.try_with(Cell::get).ok().flatten();
@@ -77,8 +77,8 @@ fn exchange(driver: &dyn Driver, mode: CaptureMode) -> Option<CaptureMode> {
 /// stream's capture.
 ///
 /// # Errors
-/// The driver's errors. A refusal because of a capture is `Ok(true)`; a driver that knows no captures gives
-/// `Ok(false)`.
+/// The driver's errors. If the driver refuses the query because of a capture, the result is `Ok(true)`. If
+/// the driver does not support captures, it is `Ok(false)`.
 pub fn is_capturing(driver: &dyn Driver, stream: StreamRef) -> DriverResult<bool> {
     match ask(driver, |driver| driver.stream_is_capturing(stream)) {
         Err(error) if error.is_capture_refusal() => Ok(true),
@@ -87,8 +87,8 @@ pub fn is_capturing(driver: &dyn Driver, stream: StreamRef) -> DriverResult<bool
     }
 }
 
-/// Records the event on a stream that is certainly alive, unless the stream captures a graph. Returns whether
-/// it recorded the event.
+/// Records the event, unless the stream captures a graph. Returns whether the event was recorded. The caller
+/// guarantees that the stream is alive.
 ///
 /// # Errors
 /// The driver's errors; [`DriverError::CAPTURED_EVENT`] if a capture began during the call.

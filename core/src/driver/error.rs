@@ -76,12 +76,12 @@ impl DriverError {
     pub const CAPTURED_EVENT: i32 = 907;
     /// `CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD`.
     pub const STREAM_CAPTURE_WRONG_THREAD: i32 = 908;
-    /// Millpond's own: no CUDA driver library is installed.
+    /// A code of millpond: no CUDA driver library is installed.
     pub const NO_LIBRARY: i32 = -1;
-    /// Millpond's own: the installed driver lacks the function.
+    /// A code of millpond: the installed driver lacks the function.
     pub const NO_SYMBOL: i32 = -2;
 
-    /// Creates an error with CUDA's number, from this call.
+    /// Creates an error with CUDA's error code `code`, returned by the function `call`.
     pub const fn new(code: i32, call: &'static str) -> Self {
         Self { code, call, detail: None }
     }
@@ -93,17 +93,17 @@ impl DriverError {
         self
     }
 
-    /// Returns CUDA's number; negative for millpond's own codes.
+    /// Returns CUDA's error code; negative for millpond's own codes.
     pub const fn code(&self) -> i32 {
         self.code
     }
 
-    /// Returns the driver function that failed.
+    /// Returns the name of the driver function that failed.
     pub const fn call(&self) -> &'static str {
         self.call
     }
 
-    /// Returns whether memory is out.
+    /// Returns whether the driver is out of memory.
     pub const fn is_out_of_memory(&self) -> bool {
         self.code == Self::OUT_OF_MEMORY
     }
@@ -129,7 +129,7 @@ impl DriverError {
         matches!(self.code, 4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721)
     }
 
-    /// Returns CUDA's name of the code.
+    /// Returns CUDA's name of the error code.
     pub const fn name(&self) -> &'static str {
         match self.code {
             Self::NO_LIBRARY => "no CUDA driver is installed",

@@ -1,15 +1,15 @@
-//! The flag that a device is lost, shared by all its users.
+//! A flag, shared by all users of a device, that tells whether the device is lost.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use super::DriverError;
 use crate::Error;
 
-/// Whether a device is lost: for this process, after a [sticky](DriverError::is_sticky) error, or for
-/// everything that was made before its context was reset.
+/// Records whether a device is lost. A [sticky](DriverError::is_sticky) error loses the device for this
+/// process. A reset of the device's context loses everything that was made before.
 ///
-/// All users of one opening of a device share this value. After the first such error, no user calls a driver
-/// that can only fail. A device that is opened after a reset has a new value.
+/// All users of a device that was opened once share this value. After the device is lost, they make no driver
+/// call that can only fail. If the device is opened again after a reset, it gets a new value.
 #[derive(Debug, Default)]
 pub struct Health {
     state: AtomicU8,
@@ -26,7 +26,7 @@ impl Health {
         self.state.load(Ordering::Relaxed) != WELL
     }
 
-    /// Returns whether it is lost because its context was reset.
+    /// Returns whether the device is lost because its context was reset.
     #[inline]
     pub fn is_reset(&self) -> bool {
         self.state.load(Ordering::Relaxed) == RESET
@@ -53,7 +53,7 @@ impl Health {
         }
     }
 
-    /// Returns the error of a call on a lost device, with the reason and the remedy.
+    /// Returns the error for a call on a lost device. It names the reason and the remedy.
     pub fn error(&self) -> Error {
         if self.is_reset() { Error::context_reset() } else { Error::poisoned() }
     }

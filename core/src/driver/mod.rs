@@ -1,8 +1,8 @@
 //! The interface to a device. CUDA and the simulated device implement it.
 //!
-//! A [`Driver`] is one device. Every call that millpond makes to CUDA goes through this trait, under the
-//! driver API's own names. So the code above it runs unchanged on the simulated device. The crate
-//! `millpond-driver` holds both implementations.
+//! A [`Driver`] is one device. Every call that millpond makes to CUDA goes through this trait. The simulated
+//! device implements the same trait, so the code above runs on it unchanged. The crate `millpond-driver`
+//! holds both implementations.
 
 mod call;
 mod capture;
@@ -38,40 +38,41 @@ pub type DriverHandle = Arc<dyn Driver>;
 
 /// One device: its memory, streams and events.
 ///
-/// Methods have the names of the driver API's functions without the prefix `cu`, and do the same. They leave
-/// the calling thread's current context as it was.
+/// A method does the same as one function of CUDA's driver API. The name of that function is the method's
+/// name with the prefix `cu`. No method changes the calling thread's current context.
 ///
 /// # A driver of your own
-/// Implement the methods without a default: memory, streams, events and copies. A pool over regions needs
-/// them. The defaults answer for a device that cannot do more: [`DriverError::is_unsupported`], or that there
-/// is no capture or no other device. All methods are in one trait because an installed CUDA may also lack
-/// single functions: callers must expect that from each method. `examples/own_driver.rs` is a driver over
-/// host memory. A wrapper implements every method, and has `#[deny(clippy::missing_trait_methods)]` on the
-/// impl.
+/// Implement the methods without a default: memory, streams, events and copies. They are enough for a pool
+/// over regions. The default methods behave as for a device that cannot do more. They return
+/// [`DriverError::is_unsupported`], or report that there is no capture and no other device.
+///
+/// Any method may be unsupported, because an installed CUDA may lack single functions, too. Callers must
+/// expect this. That is why one trait has all methods. `examples/own_driver.rs` is a driver over host memory.
+/// A wrapper implements every method, and has `#[deny(clippy::missing_trait_methods)]` on the impl.
 ///
 /// # Errors
-/// Every method returns the driver's error unchanged. A function that the installed driver lacks returns
-/// [`DriverError::is_unsupported`] and never panics.
+/// Every method returns the driver's error unchanged. If the installed driver lacks a function, the method
+/// returns [`DriverError::is_unsupported`] and never panics.
 ///
 /// # Panics
-/// No driver of millpond panics. A method of another driver may panic, but then must have had no effect: the
+/// No driver of millpond panics. If a method of another driver panics, it must have had no effect: the
 /// resources continue as if the call had not been made.
 ///
 /// # Safety of the unsafe methods
-/// They free or touch memory. The caller guarantees that pointers and handles came from this driver and are
-/// not used after they were freed. It also guarantees that ranges are in bounds, and ordered against other
-/// work as CUDA requires.
+/// Unsafe methods free or access memory. The caller guarantees that pointers and handles came from this
+/// driver and are not used after they were freed. It also guarantees that ranges are in bounds, and that
+/// accesses are ordered against other work as CUDA requires.
 #[allow(clippy::missing_safety_doc)] // said once, above
 pub trait Driver: Debug + Send + Sync + 'static {
     // --- The device ---
 
-    /// Returns which device this is.
+    /// Returns the id of this device.
     fn device(&self) -> DeviceId;
-    /// Returns the device's name, for people.
+    /// Returns a name of the device for people to read.
     fn name(&self) -> String {
         self.device().to_string()
     }
-    /// Returns the version of the driver API as CUDA's number (13000 is 13.0); 0 on a simulated device.
+    /// Returns the version of the driver API as CUDA numbers it (13000 is 13.0); 0 on a simulated device.
     fn version(&self) -> DriverResult<i32> {
         Ok(0)
     }
@@ -80,38 +81,37 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = attribute;
         unsupported("cuDeviceGetAttribute")
     }
-    /// Returns the free and total bytes of the device (`cuMemGetInfo`; about 3 µs on an H200).
+    /// Returns the free and total bytes of the device (`cuMemGetInfo`, about 3 µs on an H200).
     fn mem_get_info(&self) -> DriverResult<MemoryInfo>;
-    /// Returns the flag that tells whether the device is lost. The driver owns it; callers record the
-    /// driver's errors in it. It also identifies the opening of the device: a device that is opened after a
-    /// reset has another.
+    /// Returns the flag that tells whether the device is lost. The driver owns the flag, and callers record
+    /// the driver's errors in it. If the device is opened again after a reset, the new driver has a new flag.
     fn health(&self) -> &Arc<Health>;
-    /// Returns whether the device's context was reset since the device was opened (about 35 ns on an H200),
-    /// and records a reset in [`health`](Self::health).
+    /// Returns whether the device's context was reset since the device was opened (about 35 ns on an H200).
+    /// Also records a reset in [`health`](Self::health).
     ///
     /// After a reset, every call of this driver fails with [`DriverError::CONTEXT_IS_DESTROYED`], except
     /// [`mem_unmap`](Self::mem_unmap), [`mem_release`](Self::mem_release),
     /// [`mem_address_free`](Self::mem_address_free), [`mem_free_async`](Self::mem_free_async) and
-    /// [`mem_pool_destroy`](Self::mem_pool_destroy). Physical memory, its mappings and addresses, pools and
-    /// the blocks of pools outlive the context, so they must be freed. Everything else is gone with the
-    /// context. `millpond_driver::open` returns a new driver.
+    /// [`mem_pool_destroy`](Self::mem_pool_destroy). These calls free the things that outlive the context:
+    /// physical memory, its mappings and addresses, pools, and the blocks of pools. Everything else is gone
+    /// with the context. To go on, open the device again: `millpond_driver::open` returns a new driver.
     fn was_reset(&self) -> bool {
         false
     }
     /// Waits for all work on the device, including the work of destroyed streams (`cuCtxSynchronize`).
     ///
-    /// While a stream captures a graph, in any mode, this call fails and ends the capture. Call it only if
-    /// the program asks for it; a library calls
-    /// [`synchronize_beside_captures`](Self::synchronize_beside_captures).
+    /// While any stream captures a graph, in any mode, this call fails and ends the capture. So call it only
+    /// if the program asks for it. A library calls
+    /// [`synchronize_beside_captures`](Self::synchronize_beside_captures) instead.
     fn synchronize(&self) -> DriverResult<()>;
-    /// Waits for all work on the device, including the work of destroyed streams, and ends no capture:
-    /// captured operations do not run yet. Returns `Ok(false)` if it cannot wait now. Call it under a
-    /// [`CaptureModeGuard`].
+    /// Waits for all work on the device, including the work of destroyed streams, without ending a capture.
+    /// It does not wait for captured operations, because they do not run yet. Returns `Ok(false)` if it
+    /// cannot wait now. Call it under a [`CaptureModeGuard`].
     ///
     /// CUDA has no such call. On the drivers that were measured, freeing pinned memory (`cuMemFreeHost`)
-    /// waits, and serves instead. On other drivers this is [`synchronize`](Self::synchronize), or `Ok(false)`
-    /// while a capture is seen: of a stream from [`stream_create`](Self::stream_create), or of any blocking
-    /// stream.
+    /// waits for all work. So this method allocates and frees some. On other drivers, it looks for captures:
+    /// of streams from [`stream_create`](Self::stream_create), and of blocking streams. If it finds one, it
+    /// returns `Ok(false)`. Otherwise it calls [`synchronize`](Self::synchronize).
     fn synchronize_beside_captures(&self) -> DriverResult<bool> {
         self.synchronize().map(|()| true)
     }
@@ -120,20 +120,21 @@ pub trait Driver: Debug + Send + Sync + 'static {
     fn virtual_time_ns(&self) -> Option<u64> {
         None
     }
-    /// Returns whether another device, `peer`, can use this device's memory (`cuDeviceCanAccessPeer`);
-    /// `false` if there is no such device.
+    /// Returns whether the device `peer` can access this device's memory (`cuDeviceCanAccessPeer`); `false`
+    /// if there is no such device.
     fn can_be_accessed_by(&self, peer: DeviceId) -> DriverResult<bool> {
         let _ = peer;
         Ok(false)
     }
-    /// Returns the other devices, in order, that can use this device's memory and whose primary contexts are
-    /// active now (`cuDevicePrimaryCtxGetState`, about 25 ns for each device on an H200).
+    /// Returns the other devices that can access this device's memory and whose primary contexts are active
+    /// now, in the order of their numbers (`cuDevicePrimaryCtxGetState`, about 25 ns for each device on an
+    /// H200).
     fn active_peers(&self) -> DriverResult<Vec<DeviceId>> {
         Ok(Vec::new())
     }
-    /// Sets the calling thread's capture mode, and returns the previous one
-    /// (`cuThreadExchangeStreamCaptureMode`, about 8 ns on an H200). Use [`CaptureModeGuard`], which restores
-    /// it.
+    /// Sets the calling thread's capture mode, and returns the previous mode
+    /// (`cuThreadExchangeStreamCaptureMode`, about 8 ns on an H200). Prefer [`CaptureModeGuard`], which
+    /// restores the previous mode.
     fn thread_exchange_stream_capture_mode(&self, mode: CaptureMode) -> DriverResult<CaptureMode> {
         let _ = mode;
         unsupported("cuThreadExchangeStreamCaptureMode")
@@ -143,12 +144,12 @@ pub trait Driver: Debug + Send + Sync + 'static {
 
     /// Allocates device memory, aligned to at least 256 bytes (`cuMemAlloc`).
     fn mem_alloc(&self, bytes: u64) -> DriverResult<DevicePtr>;
-    /// Allocates managed memory, attached globally (`cuMemAllocManaged`).
+    /// Allocates managed memory that all streams may use (`cuMemAllocManaged`, attached globally).
     fn mem_alloc_managed(&self, bytes: u64) -> DriverResult<DevicePtr> {
         let _ = bytes;
         unsupported("cuMemAllocManaged")
     }
-    /// Frees plain or managed memory (`cuMemFree`). Synchronises with the device, except with captured work
+    /// Frees plain or managed memory (`cuMemFree`). Waits for all work on the device, except captured work
     /// that is not launched yet.
     unsafe fn mem_free(&self, ptr: DevicePtr) -> DriverResult<()>;
     /// Returns the allocation that holds `ptr`: its base and its size in bytes (`cuMemGetAddressRange`).
@@ -185,30 +186,30 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = (bytes, flags);
         unsupported("cuMemHostAlloc")
     }
-    /// Frees pinned host memory after all work that was submitted to the device (`cuMemFreeHost`).
+    /// Frees pinned host memory. First waits for all work that was submitted to the device (`cuMemFreeHost`).
     unsafe fn mem_free_host(&self, ptr: HostPtr) -> DriverResult<()> {
         let _ = ptr;
         unsupported("cuMemFreeHost")
     }
-    /// Pins memory that the caller allocated elsewhere (`cuMemHostRegister`).
+    /// Pins host memory that the caller allocated elsewhere (`cuMemHostRegister`).
     unsafe fn mem_host_register(&self, ptr: HostPtr, bytes: u64, flags: HostFlags) -> DriverResult<()> {
         let _ = (ptr, bytes, flags);
         unsupported("cuMemHostRegister")
     }
-    /// Ends the pinning of such memory (`cuMemHostUnregister`).
+    /// Unpins memory that [`mem_host_register`](Self::mem_host_register) pinned (`cuMemHostUnregister`).
     unsafe fn mem_host_unregister(&self, ptr: HostPtr) -> DriverResult<()> {
         let _ = ptr;
         unsupported("cuMemHostUnregister")
     }
-    /// Returns the device's address of mapped host memory (`cuMemHostGetDevicePointer`).
+    /// Returns the address at which the device accesses mapped host memory (`cuMemHostGetDevicePointer`).
     fn mem_host_get_device_pointer(&self, ptr: HostPtr) -> DriverResult<DevicePtr> {
         let _ = ptr;
         unsupported("cuMemHostGetDevicePointer")
     }
 
-    /// Allocates memory that is not pinned, from the system's allocator. It does not call CUDA. The simulated
-    /// device has a simulated host, with as much memory as it has pinned memory. The device can access the
-    /// memory if [`DeviceAttribute::PageableMemoryAccess`] is 1.
+    /// Allocates host memory that is not pinned, from the system's allocator, without a call of CUDA. On the
+    /// simulated device, this memory comes from a simulated host with as much memory as the device has pinned
+    /// memory. The device can access the memory if [`DeviceAttribute::PageableMemoryAccess`] is 1.
     fn pageable_alloc(&self, layout: Layout) -> DriverResult<HostPtr> {
         let refused = || DriverError::new(DriverError::OUT_OF_MEMORY, "malloc");
         let layout = layout.of_host().filter(|layout| layout.size() > 0).ok_or_else(refused)?;
@@ -216,7 +217,8 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let memory = unsafe { std::alloc::alloc(layout) };
         if memory.is_null() { Err(refused()) } else { Ok(HostPtr(memory.expose_provenance())) }
     }
-    /// Frees memory of [`pageable_alloc`](Self::pageable_alloc) with its layout; waits for nothing.
+    /// Frees memory from [`pageable_alloc`](Self::pageable_alloc), with the layout of its allocation. Waits
+    /// for nothing.
     unsafe fn pageable_free(&self, ptr: HostPtr, layout: Layout) {
         if let Some(layout) = layout.of_host() {
             // SAFETY: the caller guarantees that the memory came from `pageable_alloc` with this layout.
@@ -255,8 +257,8 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = props;
         unsupported("cuMemPoolCreate")
     }
-    /// Destroys a pool (`cuMemPoolDestroy`). Its blocks stay until they are freed. If it was the current
-    /// pool, the device's default pool becomes current.
+    /// Destroys a pool (`cuMemPoolDestroy`). The pool's blocks stay valid until they are freed. If the pool
+    /// was the device's current pool, the default pool becomes current.
     unsafe fn mem_pool_destroy(&self, pool: MemPool) -> DriverResult<()> {
         let _ = pool;
         unsupported("cuMemPoolDestroy")
@@ -265,8 +267,8 @@ pub trait Driver: Debug + Send + Sync + 'static {
     fn device_get_default_mem_pool(&self) -> DriverResult<MemPool> {
         unsupported("cuDeviceGetDefaultMemPool")
     }
-    /// Returns the device's current pool, from which [`mem_alloc_async`](Self::mem_alloc_async) takes
-    /// (`cuDeviceGetMemPool`).
+    /// Returns the device's current pool (`cuDeviceGetMemPool`). [`mem_alloc_async`](Self::mem_alloc_async)
+    /// allocates from it.
     fn device_get_mem_pool(&self) -> DriverResult<MemPool> {
         unsupported("cuDeviceGetMemPool")
     }
@@ -275,7 +277,8 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = pool;
         unsupported("cuDeviceSetMemPool")
     }
-    /// Returns the default pool for a location and a kind of memory (`cuMemGetDefaultMemPool`, CUDA 13.0).
+    /// Returns the default pool for a location and a kind of memory (`cuMemGetDefaultMemPool`, since CUDA
+    /// 13.0).
     fn mem_get_default_mem_pool(
         &self,
         location: MemLocation,
@@ -284,12 +287,12 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = (location, kind);
         unsupported("cuMemGetDefaultMemPool")
     }
-    /// Returns the current pool for a location and a kind of memory (`cuMemGetMemPool`, CUDA 13.0).
+    /// Returns the current pool for a location and a kind of memory (`cuMemGetMemPool`, since CUDA 13.0).
     fn mem_get_mem_pool(&self, location: MemLocation, kind: MemAllocationType) -> DriverResult<MemPool> {
         let _ = (location, kind);
         unsupported("cuMemGetMemPool")
     }
-    /// Makes a pool the current one for a location and a kind of memory (`cuMemSetMemPool`, CUDA 13.0).
+    /// Makes a pool the current one for a location and a kind of memory (`cuMemSetMemPool`, since CUDA 13.0).
     fn mem_set_mem_pool(
         &self,
         location: MemLocation,
@@ -299,8 +302,8 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = (location, kind, pool);
         unsupported("cuMemSetMemPool")
     }
-    /// Sets how each of these devices may use a pool's memory, now and later (`cuMemPoolSetAccess`). The
-    /// device that holds the memory keeps its access.
+    /// Sets how each of these devices may access a pool's memory, present and future (`cuMemPoolSetAccess`).
+    /// The device that holds the memory always keeps its access.
     fn mem_pool_set_access(
         &self,
         pool: MemPool,
@@ -310,41 +313,42 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = (pool, access, devices);
         unsupported("cuMemPoolSetAccess")
     }
-    /// Returns how a device may use a pool's memory (`cuMemPoolGetAccess`).
+    /// Returns how a device may access a pool's memory (`cuMemPoolGetAccess`).
     fn mem_pool_get_access(&self, pool: MemPool, device: DeviceId) -> DriverResult<AccessFlags> {
         let _ = (pool, device);
         unsupported("cuMemPoolGetAccess")
     }
-    /// Returns a file descriptor by which another process imports a pool that was made with
-    /// [`HandleTypes::POSIX_FD`] (`cuMemPoolExportToShareableHandle`). The caller closes it.
+    /// Returns a file descriptor through which another process can import the pool
+    /// (`cuMemPoolExportToShareableHandle`). The pool must have been made with [`HandleTypes::POSIX_FD`]. The
+    /// caller closes the descriptor.
     fn mem_pool_export_to_fd(&self, pool: MemPool) -> DriverResult<i32> {
         let _ = pool;
         unsupported("cuMemPoolExportToShareableHandle")
     }
-    /// Returns the pool behind such a file descriptor, which stays the caller's
-    /// (`cuMemPoolImportFromShareableHandle`). An imported pool gives only the allocations that its exporter
-    /// exports.
+    /// Imports a pool from the file descriptor that [`mem_pool_export_to_fd`](Self::mem_pool_export_to_fd) of
+    /// another process returned (`cuMemPoolImportFromShareableHandle`). The caller still owns the descriptor.
+    /// An imported pool contains only the allocations that the exporter exports.
     fn mem_pool_import_from_fd(&self, fd: i32) -> DriverResult<MemPool> {
         let _ = fd;
         unsupported("cuMemPoolImportFromShareableHandle")
     }
-    /// Describes an allocation of an exported pool for the importer (`cuMemPoolExportPointer`).
+    /// Describes an allocation of an exported pool, for the importing process (`cuMemPoolExportPointer`).
     fn mem_pool_export_pointer(&self, ptr: DevicePtr) -> DriverResult<MemPoolPtrData> {
         let _ = ptr;
         unsupported("cuMemPoolExportPointer")
     }
-    /// Returns the allocation that the exporter described, at an address of this process
-    /// (`cuMemPoolImportPointer`). Free it here before the exporter frees it.
+    /// Opens an allocation that the exporter described, and returns its address in this process
+    /// (`cuMemPoolImportPointer`). Free it in this process before the exporter frees it.
     fn mem_pool_import_pointer(&self, pool: MemPool, data: &MemPoolPtrData) -> DriverResult<DevicePtr> {
         let _ = (pool, data);
         unsupported("cuMemPoolImportPointer")
     }
-    /// Returns the pool that an address came from; `None` if no pool holds it (`cuPointerGetAttribute`).
+    /// Returns the pool that holds this address; `None` if no pool holds it (`cuPointerGetAttribute`).
     fn pointer_mem_pool(&self, ptr: DevicePtr) -> DriverResult<Option<MemPool>> {
         let _ = ptr;
         Ok(None)
     }
-    /// Gives memory back until `keep_bytes` are left (`cuMemPoolTrimTo`).
+    /// Gives a pool's unused memory back until the pool holds `keep_bytes` (`cuMemPoolTrimTo`).
     fn mem_pool_trim_to(&self, pool: MemPool, keep_bytes: u64) -> DriverResult<()> {
         let _ = (pool, keep_bytes);
         unsupported("cuMemPoolTrimTo")
@@ -367,7 +371,8 @@ pub trait Driver: Debug + Send + Sync + 'static {
 
     // --- Virtual memory management ---
 
-    /// Returns the size in bytes whose multiples all mappings have (`cuMemGetAllocationGranularity`).
+    /// Returns the granularity of mappings: the size of each mapping is a multiple of these bytes
+    /// (`cuMemGetAllocationGranularity`).
     fn mem_get_allocation_granularity(&self) -> DriverResult<u64> {
         unsupported("cuMemGetAllocationGranularity")
     }
@@ -386,7 +391,7 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = (bytes, props);
         unsupported("cuMemCreate")
     }
-    /// Releases physical memory; the device gets it back once it is mapped nowhere (`cuMemRelease`).
+    /// Releases physical memory (`cuMemRelease`). The device gets the memory back once it is mapped nowhere.
     unsafe fn mem_release(&self, handle: PhysicalHandle) -> DriverResult<()> {
         let _ = handle;
         unsupported("cuMemRelease")
@@ -401,8 +406,8 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = (ptr, bytes);
         unsupported("cuMemUnmap")
     }
-    /// Sets how each of these devices may use mapped memory (`cuMemSetAccess`); other devices keep their
-    /// access.
+    /// Sets how each of these devices may access mapped memory (`cuMemSetAccess`). Other devices keep their
+    /// present access.
     unsafe fn mem_set_access(
         &self,
         ptr: DevicePtr,
@@ -413,14 +418,16 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = (ptr, bytes, access, devices);
         unsupported("cuMemSetAccess")
     }
-    /// Returns a file descriptor by which another process imports physical memory that was made to be shared
-    /// (`cuMemExportToShareableHandle`). The caller closes it; until then it keeps the memory alive.
+    /// Returns a file descriptor through which another process can import physical memory
+    /// (`cuMemExportToShareableHandle`). The memory must have been made with [`PhysicalProps::share_fd`]. The
+    /// descriptor keeps the memory alive until the caller closes it.
     fn mem_export_to_fd(&self, handle: PhysicalHandle) -> DriverResult<i32> {
         let _ = handle;
         unsupported("cuMemExportToShareableHandle")
     }
-    /// Returns the physical memory behind such a file descriptor, which stays the caller's
-    /// (`cuMemImportFromShareableHandle`). [`mem_release`](Self::mem_release) releases it, too.
+    /// Imports physical memory from the file descriptor that [`mem_export_to_fd`](Self::mem_export_to_fd)
+    /// returned (`cuMemImportFromShareableHandle`). The caller still owns the descriptor.
+    /// [`mem_release`](Self::mem_release) also releases imported memory.
     fn mem_import_from_fd(&self, fd: i32) -> DriverResult<PhysicalHandle> {
         let _ = fd;
         unsupported("cuMemImportFromShareableHandle")
@@ -430,17 +437,18 @@ pub trait Driver: Debug + Send + Sync + 'static {
 
     /// Creates a stream (`cuStreamCreateWithPriority`).
     fn stream_create(&self, flags: StreamFlags) -> DriverResult<StreamRef>;
-    /// Destroys a stream; its work still runs to its end (`cuStreamDestroy`).
+    /// Destroys a stream (`cuStreamDestroy`). The work that was submitted to the stream still runs to its
+    /// end.
     unsafe fn stream_destroy(&self, stream: StreamRef) -> DriverResult<()>;
     /// Returns the stream behind a raw handle, with its unique id (`cuStreamGetId`, about 33 ns).
     ///
-    /// For a stream that this driver did not make, it first asks whether the stream captures. While such a
-    /// stream captures, it gets the id of the capture, because CUDA does not tell the stream's. Before CUDA
-    /// 12.0 there are no ids: each call gives a stream from elsewhere another id, so keep the result to name
-    /// that stream again.
+    /// For a stream that this driver did not make, the method first asks whether the stream captures. During
+    /// a capture, CUDA does not tell the stream's id, so the result has the id of the capture. Before CUDA
+    /// 12.0, streams have no ids. Then each call for a stream from elsewhere returns another id, so keep the
+    /// result to name the same stream again.
     ///
-    /// The caller guarantees that the handle names a living stream. If this driver did not make it, the
-    /// stream must live as long as the result is [used](StreamRef::foreign).
+    /// The caller guarantees that the handle names a living stream. If this driver did not make the stream,
+    /// the stream must live as long as the result is [used](StreamRef::foreign).
     unsafe fn stream_ref(&self, handle: u64) -> DriverResult<StreamRef> {
         match handle {
             0 | 1 => Ok(StreamRef::LEGACY),
@@ -448,8 +456,8 @@ pub trait Driver: Debug + Send + Sync + 'static {
             _ => unsupported("cuStreamGetId"),
         }
     }
-    /// Returns whether a stream of this driver was destroyed or never existed; makes no CUDA call. The answer
-    /// is `false` for a stream from elsewhere and for a default stream.
+    /// Returns whether a stream of this driver was destroyed or never existed. Makes no CUDA call. For a
+    /// stream from elsewhere and for a default stream, the answer is `false`.
     fn stream_is_gone(&self, stream: StreamRef) -> bool;
     /// Waits for a stream's work (`cuStreamSynchronize`).
     fn stream_synchronize(&self, stream: StreamRef) -> DriverResult<()>;
@@ -457,17 +465,18 @@ pub trait Driver: Debug + Send + Sync + 'static {
     fn stream_query(&self, stream: StreamRef) -> DriverResult<bool>;
     /// Makes a stream's later work wait for the event (`cuStreamWaitEvent`).
     fn stream_wait_event(&self, stream: StreamRef, event: Event) -> DriverResult<()>;
-    /// Returns whether the stream is capturing a graph (`cuStreamIsCapturing`). For the legacy default
-    /// stream, it asks whether a blocking stream captures: then the result is the error 906. It ends no
-    /// capture.
+    /// Returns whether the stream is capturing a graph (`cuStreamIsCapturing`). The call ends no capture. For
+    /// the legacy default stream, the result is [`DriverError::STREAM_CAPTURE_IMPLICIT`] if any blocking
+    /// stream captures.
     fn stream_is_capturing(&self, stream: StreamRef) -> DriverResult<bool> {
         let _ = stream;
         Ok(false)
     }
-    /// Returns the id of the capture that the stream belongs to, unique in the process; `None` if it captures
-    /// nothing (`cuStreamGetCaptureInfo`). A stream that was forked into a capture belongs to it. For the
-    /// legacy default stream, it answers as [`stream_is_capturing`](Self::stream_is_capturing). An
-    /// invalidated capture may have no id: then the result is the error 901.
+    /// Returns the id of the capture to which the stream belongs, unique in the process; `None` if the stream
+    /// captures nothing (`cuStreamGetCaptureInfo`). A stream that was forked into a capture also belongs to
+    /// it. The legacy default stream gives the same error as in
+    /// [`stream_is_capturing`](Self::stream_is_capturing). An invalidated capture may have no id. Then the
+    /// result is [`DriverError::STREAM_CAPTURE_INVALIDATED`].
     fn stream_capture_id(&self, stream: StreamRef) -> DriverResult<Option<u64>> {
         let _ = stream;
         Ok(None)
@@ -479,19 +488,20 @@ pub trait Driver: Debug + Send + Sync + 'static {
     fn event_create(&self, flags: EventFlags) -> DriverResult<Event>;
     /// Destroys an event (`cuEventDestroy`).
     unsafe fn event_destroy(&self, event: Event) -> DriverResult<()>;
-    /// Records the event at the stream's present end (`cuEventRecord`).
+    /// Records the event after all work that was submitted to the stream so far (`cuEventRecord`).
     fn event_record(&self, event: Event, stream: StreamRef) -> DriverResult<()>;
-    /// Records the event if the stream is surely alive, and returns whether it did.
+    /// Records the event if the driver can tell that the stream is alive. Returns whether it recorded the
+    /// event.
     ///
-    /// It is for callers that hold a stream from an earlier call, and cannot know whether it was destroyed
-    /// since. Surely alive are the legacy default stream, and streams from
-    /// [`stream_create`](Self::stream_create) that were not destroyed through
-    /// [`stream_destroy`](Self::stream_destroy). No stream is destroyed between check and record. For a
-    /// stream from elsewhere, and for a per-thread stream, the result is `Ok(false)`.
+    /// This is for callers that keep a stream from an earlier call, and cannot know whether it was destroyed
+    /// since. The driver can tell that two kinds of streams are alive: the legacy default stream, and streams
+    /// from [`stream_create`](Self::stream_create) that were not destroyed through
+    /// [`stream_destroy`](Self::stream_destroy). No stream is destroyed between the check and the record. For
+    /// a stream from elsewhere, and for a per-thread stream, the result is `Ok(false)`.
     ///
-    /// On a capturing stream the record would become a part of the graph, so the result is `Ok(false)`, too.
-    /// If a capture begins during the call, the result is [`DriverError::CAPTURED_EVENT`]. The event must
-    /// then be recorded again before anything waits for it.
+    /// On a capturing stream, the record would become a part of the graph. So the driver does not record, and
+    /// the result is `Ok(false)`. If a capture begins during the call, the result is
+    /// [`DriverError::CAPTURED_EVENT`]. Then record the event again before anything waits for it.
     fn event_record_if_alive(&self, event: Event, stream: StreamRef) -> DriverResult<bool> {
         let _ = (event, stream);
         Ok(false)
@@ -527,8 +537,8 @@ pub trait Driver: Debug + Send + Sync + 'static {
         bytes: u64,
         stream: StreamRef,
     ) -> DriverResult<()>;
-    /// Copies from another device to this one, on a stream of this one (`cuMemcpyPeerAsync`). Neither device
-    /// needs access to the other's memory. A device that is not on this machine gives the error
+    /// Copies from another device to this one, on a stream of this device (`cuMemcpyPeerAsync`). Neither
+    /// device needs access to the other's memory. If the other device is not on this machine, the error is
     /// [`DriverError::INVALID_DEVICE`].
     unsafe fn memcpy_peer_async(
         &self,
@@ -541,7 +551,7 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = (dst, src, src_device, bytes, stream);
         unsupported("cuMemcpyPeerAsync")
     }
-    /// Fills bytes (`cuMemsetD8Async`).
+    /// Sets each byte of a range to a value (`cuMemsetD8Async`).
     unsafe fn memset_d8_async(
         &self,
         dst: DevicePtr,
@@ -552,7 +562,7 @@ pub trait Driver: Debug + Send + Sync + 'static {
 
     // --- Between processes ---
 
-    /// Returns a handle by which another process opens the allocation at `ptr`, its base
+    /// Returns a handle through which another process can open the allocation that starts at `ptr`
     /// (`cuIpcGetMemHandle`).
     fn ipc_get_mem_handle(&self, ptr: DevicePtr) -> DriverResult<IpcMemHandle> {
         let _ = ptr;

@@ -14,17 +14,17 @@ pub enum MemLocation {
     /// On the driver's device.
     #[default]
     Device,
-    /// On the host, on any NUMA node (CUDA 13.0).
+    /// On the host, on any NUMA node (since CUDA 13.0).
     Host,
-    /// On this NUMA node of the host (CUDA 12.2).
+    /// On this NUMA node of the host (since CUDA 12.2).
     HostNuma(i32),
     /// On the NUMA node next to the calling thread. CUDA knows this location, but refuses pools there.
     HostNumaCurrent,
 }
 
 impl MemLocation {
-    /// Returns the location from the type and the id that CUDA reports for a pool of the driver's device;
-    /// `None` for a location that this version does not know.
+    /// Converts the type and the id of a location, as CUDA reports them for a pool of the driver's device.
+    /// Returns `None` for a location that this version of millpond does not know.
     pub const fn from_cuda(kind: u64, id: u64) -> Option<Self> {
         match kind {
             1 => Some(Self::Device),
@@ -35,7 +35,7 @@ impl MemLocation {
         }
     }
 
-    /// Returns CUDA's number of the type (`CUmemLocationType`).
+    /// Returns CUDA's number of the location's type (`CUmemLocationType`).
     pub const fn cuda_type(self) -> u32 {
         match self {
             Self::Device => 1,
@@ -45,7 +45,7 @@ impl MemLocation {
         }
     }
 
-    /// Returns whether it is on the host.
+    /// Returns whether the location is on the host.
     pub const fn is_host(self) -> bool {
         !matches!(self, Self::Device)
     }
@@ -55,15 +55,15 @@ impl MemLocation {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[expect(clippy::exhaustive_enums, reason = "a driver and a layer must know each kind")]
 pub enum MemAllocationType {
-    /// It stays where it is.
+    /// The memory stays at its location.
     #[default]
     Pinned,
-    /// It moves between host and device (CUDA 13.0).
+    /// The memory moves between host and device (since CUDA 13.0).
     Managed,
 }
 
 impl MemAllocationType {
-    /// Returns CUDA's number.
+    /// Returns CUDA's number of the kind.
     pub const fn cuda_number(self) -> u32 {
         match self {
             Self::Pinned => 1,
@@ -72,8 +72,8 @@ impl MemAllocationType {
     }
 }
 
-/// A set of the kinds of handles by which a pool can be exported to other processes
-/// (`CUmemAllocationHandleType`).
+/// A set of kinds of handles (`CUmemAllocationHandleType`). A pool is exported to other processes through
+/// such a handle.
 ///
 /// ```
 /// use millpond_core::driver::HandleTypes;
@@ -94,15 +94,15 @@ impl HandleTypes {
     pub const WIN32: Self = Self(2);
     /// Kernel-mode Windows handles.
     pub const WIN32_KMT: Self = Self(4);
-    /// Fabric handles, which reach other machines (CUDA 12.3).
+    /// Fabric handles, which other machines can import (since CUDA 12.3).
     pub const FABRIC: Self = Self(8);
 
-    /// Returns the set with these CUDA bits.
+    /// Returns the set whose bits in CUDA are `bits`.
     pub const fn from_bits(bits: u32) -> Self {
         Self(bits)
     }
 
-    /// Returns CUDA's bits.
+    /// Returns the bits of the set in CUDA.
     pub const fn bits(self) -> u32 {
         self.0
     }
@@ -134,11 +134,11 @@ pub struct MemPoolProps {
     pub location: MemLocation,
     /// The kind of the memory.
     pub kind: MemAllocationType,
-    /// The handles by which other processes import the pool. Managed memory has none.
+    /// The kinds of handles through which other processes can import the pool. Managed memory supports none.
     pub handles: HandleTypes,
-    /// The most bytes it may hold; 0 for no limit (CUDA 12.2, and not for managed memory).
+    /// The most bytes that the pool may hold; 0 for no limit (since CUDA 12.2, not for managed memory).
     pub max_bytes: u64,
-    /// Whether the device's decompression engine can use the memory (CUDA 12.8).
+    /// Whether the device's decompression engine can use the memory (since CUDA 12.8).
     pub hw_decompress: bool,
 }
 
@@ -154,43 +154,44 @@ impl MemPoolProps {
 
 /// An attribute of a driver's pool (`CUmemPool_attribute`).
 ///
-/// The attributes from [`AllocationType`](Self::AllocationType) on are read-only, and known since CUDA 13.2.
-/// An older driver answers [`DriverError::INVALID_VALUE`](super::DriverError::INVALID_VALUE).
+/// The attributes from [`AllocationType`](Self::AllocationType) on are read-only. CUDA knows them since
+/// version 13.2. An older driver returns [`DriverError::INVALID_VALUE`](super::DriverError::INVALID_VALUE).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum MemPoolAttribute {
-    /// Allows reuse of memory of another stream if an event dependency orders its free before the request (0
-    /// or 1).
+    /// Whether the pool may reuse memory that another stream freed, if an event dependency orders the free
+    /// before the request (0 or 1).
     ReuseFollowEventDependencies,
-    /// Allows reuse of completed frees (0 or 1).
+    /// Whether the pool may reuse memory whose free has completed on the device (0 or 1).
     ReuseAllowOpportunistic,
-    /// Allows reuse by inserting dependencies (0 or 1).
+    /// Whether the pool may insert dependencies between streams to reuse memory (0 or 1).
     ReuseAllowInternalDependencies,
-    /// The bytes that the pool keeps at a synchronisation; it gives back memory beyond them.
+    /// The bytes that the pool keeps when a stream, an event or the device is synchronised. The pool gives
+    /// back memory beyond these bytes.
     ReleaseThreshold,
-    /// The bytes held now; read-only.
+    /// The bytes that the pool holds now; read-only.
     ReservedMemCurrent,
-    /// The peak of the bytes held; setting it to 0 restarts it from the bytes held now.
+    /// The peak of the bytes held. If it is set to 0, it restarts from the bytes held now.
     ReservedMemHigh,
     /// The live bytes now; read-only.
     UsedMemCurrent,
-    /// The peak of live bytes; setting it to 0 restarts it from the live bytes now.
+    /// The peak of live bytes. If it is set to 0, it restarts from the live bytes now.
     UsedMemHigh,
     /// CUDA's number of the [`MemAllocationType`].
     AllocationType,
     /// The bits of the [`HandleTypes`]; 0 for an imported pool.
     ExportHandleTypes,
-    /// The id of the location: the device's number, or the NUMA node's.
+    /// The id of the location: the number of the device or of the NUMA node.
     LocationId,
     /// CUDA's number of the location's type; see [`MemLocation::from_cuda`].
     LocationType,
     /// The most bytes the pool may hold; 0 for no limit.
     MaxPoolSize,
-    /// Whether the decompression engine can use it (0 or 1).
+    /// Whether the decompression engine can use the memory (0 or 1).
     HwDecompressEnabled,
 }
 
-/// Describes an allocation of an exported pool to the process that imported the pool: 64 opaque bytes
+/// Describes an allocation of an exported pool to the process that imported the pool. The 64 bytes are opaque
 /// (`CUmemPoolPtrExportData`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "CUDA fixes its bytes")]

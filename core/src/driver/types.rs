@@ -31,15 +31,17 @@ pub enum DeviceAttribute {
     PageableMemoryAccess,
     /// Whether the device shares its memory with the host (0 or 1).
     Integrated,
-    /// Whether the host's memory can be mapped into the device's addresses (0 or 1).
+    /// Whether the host's memory can be mapped into the device's address space (0 or 1).
     CanMapHostMemory,
     /// Whether the device supports legacy IPC of memory and events (0 or 1).
     IpcEventSupported,
     /// Whether physical memory can be shared through POSIX file descriptors (0 or 1).
     PosixFdHandlesSupported,
-    /// Whether other hardware can access physical memory that is made for it, by GPUDirect RDMA (0 or 1).
+    /// Whether other hardware can access physical memory through GPUDirect RDMA, if the memory is made with
+    /// [`PhysicalProps::rdma`] (0 or 1).
     RdmaOfPhysicalMemorySupported,
-    /// The kinds of handles by which pools can be exported: the bits of [`HandleTypes`](super::HandleTypes).
+    /// The bits of [`HandleTypes`](super::HandleTypes): the kinds of handles through which pools can be
+    /// exported.
     MemPoolSupportedHandleTypes,
 }
 
@@ -61,16 +63,16 @@ pub enum MemoryKind {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub struct StreamFlags {
-    /// Whether the stream does not synchronise with the legacy default stream.
+    /// Whether the stream runs without synchronising with the legacy default stream.
     pub non_blocking: bool,
-    /// Lower numbers run first; 0 is the default.
+    /// The priority. Work of streams with lower numbers runs first; 0 is the default.
     pub priority: i32,
 }
 
 impl StreamFlags {
-    /// Does not synchronise with the legacy default stream.
+    /// A stream that does not synchronise with the legacy default stream.
     pub const NON_BLOCKING: Self = Self { non_blocking: true, priority: 0 };
-    /// Synchronises with the legacy default stream; CUDA's default.
+    /// A stream that synchronises with the legacy default stream; CUDA's default.
     pub const BLOCKING: Self = Self { non_blocking: false, priority: 0 };
 
     crate::setters! { non_blocking: bool, priority: i32 }
@@ -85,9 +87,9 @@ pub struct Event(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub struct EventFlags {
-    /// Whether each record takes the time; slower.
+    /// Whether each record of the event also stores the time. This makes records slower.
     pub timing: bool,
-    /// Whether a waiting host thread sleeps instead of spinning.
+    /// Whether a thread that waits for the event sleeps instead of spinning.
     pub blocking_sync: bool,
 }
 
@@ -104,9 +106,9 @@ pub struct PhysicalHandle(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub struct PhysicalProps {
-    /// Whether it can be shared with other processes through POSIX file descriptors.
+    /// Whether the memory can be shared with other processes through POSIX file descriptors.
     pub share_fd: bool,
-    /// Whether other hardware can access it (GPUDirect RDMA).
+    /// Whether other hardware can access the memory (GPUDirect RDMA).
     pub rdma: bool,
 }
 
@@ -130,13 +132,13 @@ pub enum AccessFlags {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum MemAdvice {
-    /// Keep it on the device if possible.
+    /// Keep the memory on the device if possible.
     PreferDevice,
-    /// Keep it on the host if possible.
+    /// Keep the memory on the host if possible.
     PreferHost,
-    /// It is mostly read.
+    /// The memory is mostly read.
     ReadMostly,
-    /// The device will use it: keep it mapped there.
+    /// The device will access the memory, so keep it mapped there.
     AccessedByDevice,
 }
 
@@ -144,11 +146,11 @@ pub enum MemAdvice {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub struct HostFlags {
-    /// Whether it is pinned for every context.
+    /// Whether the memory is pinned for every context.
     pub portable: bool,
-    /// Whether it is mapped into the device's address space.
+    /// Whether the memory is mapped into the device's address space.
     pub mapped: bool,
-    /// Whether it is write-combined: slow for the host to read.
+    /// Whether the memory is write-combined, which makes reads by the host slow.
     pub write_combined: bool,
 }
 
@@ -168,28 +170,29 @@ impl HostPtr {
     }
 }
 
-/// CUDA's handle by which another process opens an allocation: 64 opaque bytes.
+/// CUDA's handle through which another process opens an allocation. The 64 bytes are opaque.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "CUDA fixes its bytes")]
 pub struct IpcMemHandle(pub [u8; 64]);
 
-/// The mode of a capture or of a thread. It decides which unsafe calls a capture forbids to a thread
-/// (`CUstreamCaptureMode`).
+/// The capture mode of a capture or of a thread. The mode of a capture and the mode of a thread together
+/// decide which driver calls the capture forbids to the thread (`CUstreamCaptureMode`).
 ///
-/// Some driver calls are unsafe while a graph is captured: allocating and freeing plain memory, waiting for
-/// streams and events, and querying them. A capture can forbid such a call to a thread. The driver then
-/// refuses the call, and ends the captures that forbid it. A capture forbids the call if neither the capture
-/// nor the thread is relaxed, and one of these is true:
-/// - the thread began the capture itself;
+/// While a graph is captured, some driver calls are unsafe: allocating and freeing plain memory, waiting for
+/// streams and events, and querying streams and events. A capture can forbid these calls to a thread. If the
+/// thread makes such a call, the driver refuses the call, and ends the captures that forbid it. A capture
+/// forbids the call if neither the capture nor the thread is relaxed, and one of these is true:
+/// - the thread itself began the capture;
 /// - the capture and the thread are both global.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[expect(clippy::exhaustive_enums, reason = "a driver must know each, and CUDA fixes them")]
 pub enum CaptureMode {
-    /// Concerns unsafe calls of all threads. Each thread starts in this mode, and `torch.cuda.graph` uses it.
+    /// A capture in this mode forbids unsafe calls to all threads in this mode, and to the thread that began
+    /// it. Each thread starts in this mode, and `torch.cuda.graph` uses it.
     #[default]
     Global,
-    /// Concerns only unsafe calls of the capturing thread.
+    /// A capture in this mode forbids unsafe calls only to the thread that began it.
     ThreadLocal,
-    /// Concerns no unsafe calls.
+    /// A capture in this mode forbids nothing. Nothing is forbidden to a thread in this mode.
     Relaxed,
 }

@@ -4,8 +4,8 @@ use super::{ALLOCATION_ALIGNMENT, Layout};
 use crate::{Error, ErrorKind, OutOfMemoryReport, Result, StreamRef};
 
 impl Layout {
-    /// Creates a layout of `bytes` bytes at this `alignment`; less than [`ALLOCATION_ALIGNMENT`] is raised to
-    /// it.
+    /// Creates a layout of `bytes` bytes at this `alignment`. An alignment below [`ALLOCATION_ALIGNMENT`] is
+    /// raised to it.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `alignment` is not a power of

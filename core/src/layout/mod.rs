@@ -2,11 +2,11 @@
 
 mod checked;
 
-/// The alignment in bytes that every resource gives to every block, even without a request. CUDA gives the
-/// same.
+/// The alignment in bytes of every block, if the request asks for no larger one. CUDA's own allocations have
+/// the same alignment.
 pub const ALLOCATION_ALIGNMENT: u64 = 256;
 
-/// Rounds `bytes` up to a multiple of `alignment`, a power of two; `None` if that overflows.
+/// Rounds `bytes` up to a multiple of `alignment`, a power of two; `None` if the result overflows.
 ///
 /// ```
 /// assert_eq!(millpond_core::align_up(1000, 256), Some(1024));
@@ -37,8 +37,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The most bytes of a request: 32 PiB, far beyond any device. No resource serves more, so sums of sizes
-    /// and alignments do not overflow.
+    /// The largest size of a request in bytes: 32 PiB, far more than any device has. No resource serves a
+    /// larger request, so sums of sizes and alignments do not overflow.
     pub const MOST_BYTES: u64 = 1 << 55;
 
     /// Creates a layout of `bytes` bytes at [`ALLOCATION_ALIGNMENT`].
@@ -58,7 +58,7 @@ impl Layout {
         self.alignment
     }
 
-    /// Returns the size rounded up to [`ALLOCATION_ALIGNMENT`], or `None` above
+    /// Returns the size rounded up to a multiple of [`ALLOCATION_ALIGNMENT`]; `None` if the size exceeds
     /// [`MOST_BYTES`](Self::MOST_BYTES).
     pub const fn rounded_bytes(self) -> Option<u64> {
         match align_up(self.bytes, ALLOCATION_ALIGNMENT) {
@@ -73,7 +73,7 @@ impl Layout {
         std::alloc::Layout::from_size_align(bytes, alignment).ok()
     }
 
-    /// Returns a layout of the same size at [`ALLOCATION_ALIGNMENT`].
+    /// Returns a layout of the same size with the alignment [`ALLOCATION_ALIGNMENT`].
     #[must_use]
     pub const fn at_base_alignment(self) -> Self {
         Self::new(self.bytes)

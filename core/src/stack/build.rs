@@ -17,13 +17,13 @@ impl StackSpec {
     /// Checks that `table` has each layer and that each layer can read its parameters. Builds nothing.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack), with the names that exist.
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack). The message lists the names that exist.
     pub fn check(&self, table: &LayerTable) -> Result<()> {
         self.all_layers().into_iter().try_for_each(|layer| ReadLayer::new(layer, table).map(|_| ()))
     }
 
-    /// Returns the stack that the environment variable `MILLPOND_STACK` names; `None` if it is unset or
-    /// empty. Paths of files in it may contain bytes that are not UTF-8.
+    /// Returns the stack whose text is in the environment variable `MILLPOND_STACK`; `None` if the variable
+    /// is unset or empty. Paths of files in the text may contain bytes that are not UTF-8.
     ///
     /// # Errors
     /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if the text cannot be read.
@@ -33,16 +33,17 @@ impl StackSpec {
         spec.map(Some).map_err(|error| error.context(format!("the environment variable {STACK_VARIABLE}")))
     }
 
-    /// Builds the stack on a device. If this fails, it opens, creates and empties no file.
+    /// Builds the stack on a device. If the build fails, no file has been opened, created or emptied.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) for a name, a parameter or a value that `table` does
-    /// not know, or for a base that is missing or not first; and the errors of building a layer.
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) in two cases: `table` does not know a name, a
+    /// parameter or a value; or the base is missing or does not come first. Also the errors of building a
+    /// layer.
     pub fn build(&self, table: &LayerTable, driver: &DriverHandle) -> Result<AnyResource> {
         ReadStack::new(self, table, None)?.finished(None, driver)
     }
 
-    /// Builds the layers on an existing resource. The text has no base, for example `pool+statistics`.
+    /// Builds the layers on top of an existing resource. The text has no base, for example `pool+statistics`.
     ///
     /// # Errors
     /// The errors of [`build`](Self::build).

@@ -4,25 +4,25 @@ use std::fmt;
 
 use crate::Result;
 
-/// The steps that run once all layers of a stack exist.
+/// The steps that run after all layers of a stack have been built.
 #[derive(Default)]
 pub struct Building {
     at_end: Vec<Box<dyn AtEnd>>,
 }
 
-/// The last step of building a layer. It runs only if no other layer fails.
+/// The last step of building a layer. It runs only if all layers of the stack could be built.
 pub trait AtEnd {
-    /// Does the work that can fail and can be undone, for example opens a file. Drop undoes it.
+    /// Does the work that can fail and can be undone: for example, opens a file. Dropping the step undoes it.
     ///
     /// # Errors
-    /// The reason why the layer cannot be used. The stack is not built then.
+    /// The reason why the layer cannot be used. The stack is then not built.
     fn prepare(&mut self) -> Result<()>;
 
-    /// Does the work that cannot be undone, for example empties a file. [`prepare`](Self::prepare) of all
-    /// layers has succeeded before.
+    /// Does the work that cannot be undone: for example, empties a file. It runs after
+    /// [`prepare`](Self::prepare) has succeeded for all layers.
     ///
     /// # Errors
-    /// The reason why the layer cannot be used. The stack is not built then.
+    /// The reason why the layer cannot be used. The stack is then not built.
     fn finish(self: Box<Self>) -> Result<()>;
 }
 
@@ -33,7 +33,7 @@ impl fmt::Debug for Building {
 }
 
 impl Building {
-    /// Adds a last step, which runs when the whole stack is built.
+    /// Adds a last step of a layer. It runs after all layers have been built.
     pub fn at_end(&mut self, step: impl AtEnd + 'static) {
         self.at_end.push(Box::new(step));
     }

@@ -12,18 +12,20 @@
 //! quoted = <"> *( any character but <"> / <""> ) <">        <""> is one <">
 //! ```
 //!
-//! A word needs quotes if it would otherwise be read as something else: `logging:file="a,b.csv"`. In the path
-//! of a file, `{pid}`, `{rank}` and `{device}` stand for the process, its number in a job, and the device;
-//! `{xff}` stands for a byte that is not text ([`FilePath`]). A layer with further upstreams names them in
-//! parentheses: `cuda+pool+binning:bins=64KiB/1MiB(cuda+pool:max=1GiB)` serves requests up to 1 MiB from a
-//! second pool. In a shell, put such a text into single quotes.
+//! A word needs quotes if it would otherwise be read as something else: `logging:file="a,b.csv"`. The path of
+//! a file may hold names in braces. `{pid}` stands for the process, `{rank}` for its number in a job,
+//! `{device}` for the device, and `{xff}` for the byte with this hexadecimal number ([`FilePath`]).
+//!
+//! If a layer has further upstreams, they are stacks in parentheses. In
+//! `cuda+pool+binning:bins=64KiB/1MiB(cuda+pool:max=1GiB)`, a second pool serves requests up to 1 MiB. In a
+//! shell, put such a text into single quotes.
 //!
 //! [`Display`](std::fmt::Display) of a resource prints the same text. The environment variable
-//! `MILLPOND_STACK` holds it ([`StackSpec::from_env`]), and the replay binary takes it:
+//! `MILLPOND_STACK` ([`StackSpec::from_env`]) and the options of the replay binary hold such texts, too:
 //! `cuda+pool:initial=1GiB,max=50%+statistics`.
 //!
-//! A [`StackSpec`] is the text as data. To build it, a [`LayerTable`] defines each name. Each crate of
-//! resources or adaptors has such a table, and you can add your own.
+//! A [`StackSpec`] is the text as data. A [`LayerTable`] defines how the layer of each name is built. Each
+//! crate of resources or adaptors has a table, and you can add your own.
 
 mod build;
 mod building;

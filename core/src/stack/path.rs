@@ -18,8 +18,8 @@ use std::path::{Path, PathBuf};
 
 use crate::{DeviceId, Error, Result};
 
-/// The variables in which launchers put the number of a process in its job, in the order in which they are
-/// read: torchrun, Open MPI, PMIx, MPICH, MVAPICH, Slurm, and the number within one host.
+/// The environment variables in which launchers put the number of a process in its job. They are read in this
+/// order: torchrun, Open MPI, PMIx, MPICH, MVAPICH, Slurm, and at last the number within one host.
 pub const RANK_VARIABLES: [&str; 7] = [
     "RANK",
     "OMPI_COMM_WORLD_RANK",
@@ -30,7 +30,14 @@ pub const RANK_VARIABLES: [&str; 7] = [
     "LOCAL_RANK",
 ];
 
-/// The path of a file, as a program or a stack's text gives it. Names in braces are not replaced yet.
+/// The path of a file, as a program or a stack's text gives it. [`resolve`](Self::resolve) replaces these
+/// names in braces:
+/// - `{pid}`: the number of the process;
+/// - `{rank}`: the number of the process in its job ([`RANK_VARIABLES`]), 0 without a launcher;
+/// - `{device}`: the number of the device;
+/// - `{x2b}`: the byte with this hexadecimal number, here `+`.
+///
+/// Any other text in braces stays as it is.
 ///
 /// ```
 /// use millpond_core::stack::FilePath;
@@ -74,12 +81,12 @@ fn hexadecimal(digit: u8) -> Option<u8> {
 }
 
 impl FilePath {
-    /// Creates a path in which names in braces stand for the values that the [type](self::FilePath) lists.
+    /// Creates a path in which [`resolve`](Self::resolve) replaces the names in braces.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self(path.into().into_os_string())
     }
 
-    /// Creates a path in which no text in braces is a name: it resolves to exactly `path`.
+    /// Creates a path without names in braces: it resolves to exactly `path`, even if that contains `{pid}`.
     ///
     /// # Errors
     /// The errors of [`to_text`](Self::to_text).
@@ -95,26 +102,26 @@ impl FilePath {
         Ok(Self(os_string_of(escaped)?))
     }
 
-    /// Returns the path as given.
+    /// Returns the path as it was given.
     pub fn as_path(&self) -> &Path {
         Path::new(&self.0)
     }
 
-    /// Returns the path as a value of a stack's text, without quotes. Bytes that are not UTF-8 become
-    /// `{xff}`.
+    /// Returns the path as a value in a stack's text, without quotes. A byte that is not UTF-8 is written as
+    /// a number, like `{xff}`.
     ///
     /// # Errors
-    /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) on a system whose paths are not bytes, if the
-    /// path is not Unicode text.
+    /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) if the path is not Unicode text, on a system
+    /// whose paths are not bytes.
     pub fn to_text(&self) -> Result<String> {
         Ok(text_of_bytes(&bytes_of(&self.0)?))
     }
 
-    /// Returns the path with the names in braces replaced. `{device}` stands for the number of `device`.
+    /// Returns the path with all names in braces replaced. `{device}` becomes the number of `device`.
     ///
     /// # Errors
-    /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) for an empty path, for a path with a zero byte,
-    /// and for `{device}` without a device.
+    /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) if the path is empty or holds a zero byte, or
+    /// if it holds `{device}` and `device` is `None`.
     pub fn resolve(&self, device: Option<DeviceId>) -> Result<PathBuf> {
         self.resolve_with(device, &|name| crate::environment::variable(name))
     }

@@ -6,11 +6,11 @@ use crate::{Error, Result};
 /// stack.
 pub(super) const DEEPEST: usize = 32;
 
-/// One layer as text: its name and parameters.
+/// One layer of a stack as data: its name and its parameters.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "the grammar of stacks has no other part")]
 pub struct LayerSpec {
-    /// The name of its [`LayerEntry`](super::LayerEntry).
+    /// The layer's name, as in its [`LayerEntry`](super::LayerEntry).
     pub name: String,
     /// The parameters, in the order of the text.
     pub params: Vec<(String, Value)>,
@@ -52,8 +52,8 @@ impl StackSpec {
     /// Creates a stack of these layers, base first.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if there are no layers, or if more than 32 stacks are
-    /// nested.
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if `layers` is empty, or if stacks are nested more
+    /// than 32 deep.
     pub fn new(layers: Vec<LayerSpec>) -> Result<Self> {
         if layers.is_empty() {
             return Err(Error::invalid_stack("the stack is empty; write for example `cuda+pool`"));
@@ -78,7 +78,8 @@ impl StackSpec {
         &self.layers
     }
 
-    /// Returns all layers. The layers of the stacks in a layer's parameters come before that layer.
+    /// Returns all layers, including the layers of stacks in parentheses. These come before the layer that
+    /// has them as a parameter.
     pub fn all_layers(&self) -> Vec<&LayerSpec> {
         let mut all = Vec::new();
         for layer in &self.layers {
@@ -90,7 +91,7 @@ impl StackSpec {
     }
 }
 
-/// The value of a parameter: text, or stacks in parentheses, or a sequence of both, as in
+/// The value of a parameter: text, stacks in parentheses, or a sequence of texts and stacks, as in
 /// `bins=64KiB/1MiB(cuda+pool)`.
 ///
 /// ```
@@ -105,20 +106,20 @@ pub struct Value(pub(super) Vec<Piece>);
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[expect(clippy::exhaustive_enums, reason = "a printer must know each part of the grammar")]
 pub enum Piece {
-    /// Text, without the quotes that it may need.
+    /// Text, without quotes.
     Text(String),
     /// A stack, which is written in parentheses.
     Stack(StackSpec),
 }
 
 impl Value {
-    /// Returns the pieces in the order of the text. There is at least one piece, and never two texts in a
-    /// row.
+    /// Returns the pieces in the order of the text. There is at least one piece. Two texts never follow each
+    /// other.
     pub fn pieces(&self) -> &[Piece] {
         &self.0
     }
 
-    /// Returns the text, if the value is one text.
+    /// Returns the text, if the value is a single text.
     pub fn as_text(&self) -> Option<&str> {
         match &*self.0 {
             [Piece::Text(text)] => Some(text),
@@ -126,7 +127,7 @@ impl Value {
         }
     }
 
-    /// Returns the stack, if the value is one stack.
+    /// Returns the stack, if the value is a single stack.
     pub fn as_stack(&self) -> Option<&StackSpec> {
         match &*self.0 {
             [Piece::Stack(stack)] => Some(stack),
@@ -143,7 +144,7 @@ impl Value {
     }
 }
 
-/// Joins adjacent texts; without pieces, the value is the empty text.
+/// Joins texts that follow each other into one. Without pieces, the value is the empty text.
 impl FromIterator<Piece> for Value {
     fn from_iter<I: IntoIterator<Item = Piece>>(pieces: I) -> Self {
         let mut joined: Vec<Piece> = Vec::new();

@@ -1,4 +1,4 @@
-//! The names that a stack's text may use, and how to build the layer of each.
+//! The names that a stack's text may contain, and how the layer of each name is built.
 
 use std::any::Any;
 use std::fmt;
@@ -11,40 +11,41 @@ use crate::{AnyResource, ByteSize, Driver, DriverHandle, Error, Result};
 
 /// How a layer is built from text.
 ///
-/// A layer with parameters should be read first ([`ReadBase`](Self::ReadBase),
-/// [`ReadLayer`](Self::ReadLayer)). A stack with a wrong value is then refused before any of its layers takes
-/// memory.
+/// If a layer has parameters, prefer [`ReadBase`](Self::ReadBase) or [`ReadLayer`](Self::ReadLayer). Their
+/// parameters are read before anything is built. So a stack with a wrong value is refused before any of its
+/// layers allocates memory.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum LayerKind {
-    /// A base: takes its memory from the driver, and comes first. It reads its parameters while it is built.
+    /// A base, which comes first and allocates its memory from the driver. Its parameters are read while it
+    /// is built.
     Base(fn(&Params<'_>, &DriverHandle) -> Result<AnyResource>),
-    /// A layer on the resource below. It reads its parameters while it is built.
+    /// A layer on top of the resource below. Its parameters are read while it is built.
     Layer(fn(&Params<'_>, AnyResource) -> Result<AnyResource>),
-    /// A base that reads its parameters before anything is built.
+    /// A base whose parameters are read before anything is built.
     ReadBase(for<'a> fn(&Params<'a>) -> Result<BaseBuilder<'a>>),
-    /// A layer that reads its parameters before anything is built.
+    /// A layer whose parameters are read before anything is built.
     ReadLayer(for<'a> fn(&Params<'a>) -> Result<LayerBuilder<'a>>),
 }
 
-/// A base whose parameters are read.
+/// Builds a base whose parameters have been read.
 pub type BaseBuilder<'a> = Box<dyn FnOnce(&DriverHandle, &mut Building) -> Result<AnyResource> + 'a>;
 
-/// A layer whose parameters are read.
+/// Builds a layer whose parameters have been read.
 pub type LayerBuilder<'a> = Box<dyn FnOnce(AnyResource, &mut Building) -> Result<AnyResource> + 'a>;
 
-/// Defines one name of a stack's text. Each resource and adaptor that text can name has an entry next to its
-/// code.
+/// Defines one name of a stack's text. Every resource and adaptor that a text can name has such an entry in
+/// its crate.
 #[derive(Clone, Copy, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "layers write it whole, and `LayerKind` grows")]
 pub struct LayerEntry {
-    /// The name.
+    /// The name of the layer.
     pub name: &'static str,
-    /// One line of help.
+    /// One line of help about the layer.
     pub about: &'static str,
-    /// The parameters: the name, and one line of help with the default.
+    /// The parameters. Each has a name, and one line of help with the default.
     pub params: &'static [(&'static str, &'static str)],
-    /// How it is built.
+    /// How the layer is built.
     pub kind: LayerKind,
 }
 
@@ -55,7 +56,7 @@ const GONE: [(&str, &[&str], &str); 1] = [(
     "it no longer learns plans; write plan:file=FILE.plan: `millpond-replay plan LOG -o FILE.plan` makes one",
 )];
 
-/// The names that stacks may use.
+/// The names that a stack's text may contain.
 ///
 /// `millpond::layers()` is the table of all layers of millpond; [`with`](Self::with) adds your own.
 #[derive(Clone, Debug, Default)]
@@ -69,7 +70,7 @@ impl LayerTable {
         Self { entries: entries.into_iter().collect() }
     }
 
-    /// Adds entries; an entry replaces an earlier one of the same name.
+    /// Adds entries. An entry replaces an earlier one with the same name.
     #[must_use]
     pub fn with(mut self, entries: impl IntoIterator<Item = LayerEntry>) -> Self {
         for entry in entries {
@@ -87,7 +88,7 @@ impl LayerTable {
     /// Returns the entry with this name.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack), with the names that exist.
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack). The message lists the names that exist.
     pub fn get(&self, name: &str) -> Result<&LayerEntry> {
         self.entries.iter().find(|entry| entry.name == name).ok_or_else(|| {
             let known: Vec<&str> = self.entries.iter().map(|entry| entry.name).collect();
@@ -105,10 +106,11 @@ pub struct Params<'a> {
 }
 
 impl<'a> Params<'a> {
-    /// Checks that every key is known and given once. `table` builds stacks in parentheses.
+    /// Checks that the layer knows every key and that no key is given twice. `table` builds the stacks in
+    /// parentheses.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack), with the parameters that the layer has.
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack). The message lists the layer's parameters.
     pub fn new(entry: &'a LayerEntry, values: &'a [(String, Value)], table: &'a LayerTable) -> Result<Self> {
         for (index, (key, _)) in values.iter().enumerate() {
             if !entry.params.iter().any(|(known, _)| known == key) {
@@ -133,13 +135,13 @@ impl<'a> Params<'a> {
         Ok(Self { entry, values, table })
     }
 
-    /// Returns a parameter's value, if given.
+    /// Returns the value of a parameter, if the text gives one.
     pub fn value(&self, key: &str) -> Option<&'a Value> {
         debug_assert!(self.entry.params.iter().any(|(known, _)| *known == key), "{key} is not declared");
         self.values.iter().find(|(name, _)| name == key).map(|(_, value)| value)
     }
 
-    /// Returns the text of a parameter, if given.
+    /// Returns the text of a parameter, if the stack's text gives one.
     ///
     /// # Errors
     /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if the value is a stack.
@@ -153,10 +155,10 @@ impl<'a> Params<'a> {
         })
     }
 
-    /// Returns the path of a file, if given.
+    /// Returns a parameter as the path of a file, if the text gives one.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if the value is a stack, or empty.
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if the value is a stack or is empty.
     pub fn path(&self, key: &str) -> Result<Option<FilePath>> {
         match self.text(key)? {
             Some("") => {
@@ -166,20 +168,21 @@ impl<'a> Params<'a> {
         }
     }
 
-    /// Returns a further upstream, if given: a stack in parentheses, which is read but not built.
+    /// Returns a further upstream: a parameter that is a stack in parentheses. The stack is read, but not
+    /// built. Returns `None` if the text gives none.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if the value is not a stack in parentheses, or if
-    /// that stack is wrong.
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if the value is not a stack in parentheses, or if the
+    /// stack has an error.
     pub fn stack(&self, key: &str) -> Result<Option<ReadStack<'a>>> {
         let Some(value) = self.value(key) else { return Ok(None) };
         self.read(self.as_stack(key, value)?).map(Some)
     }
 
-    /// Reads a stack that is a [`Piece`](super::Piece) of a parameter.
+    /// Reads a stack that is a [`Piece`](super::Piece) of a parameter, without building it.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if a layer or a value is wrong.
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if a layer or a value of the stack is invalid.
     pub fn read(&self, stack: &'a StackSpec) -> Result<ReadStack<'a>> {
         ReadStack::new(stack, self.table, None)
     }
@@ -194,12 +197,12 @@ impl<'a> Params<'a> {
         })
     }
 
-    /// Returns a further upstream, if given: the resource of a stack in parentheses, built on `driver`'s
-    /// device.
+    /// Builds a further upstream on `driver`'s device: a parameter that is a stack in parentheses. Returns
+    /// `None` if the text gives none.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if the value is not a stack in parentheses; the
-    /// errors of building it.
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if the value is not a stack in parentheses. Also the
+    /// errors of building the stack.
     pub fn resource(&self, key: &str, driver: &DriverHandle) -> Result<Option<AnyResource>> {
         let Some(value) = self.value(key) else { return Ok(None) };
         self.build(self.as_stack(key, value)?, driver).map(Some)
@@ -213,10 +216,10 @@ impl<'a> Params<'a> {
         stack.build(self.table, driver)
     }
 
-    /// Returns a parameter of any type that is read from text, if given.
+    /// Reads a parameter from its text as a `T`; `None` if the stack's text does not give the parameter.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if it cannot be read.
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if the value cannot be read as this type.
     pub fn get<T>(&self, key: &str) -> Result<Option<T>>
     where
         T: FromStr,
@@ -234,10 +237,10 @@ impl<'a> Params<'a> {
         })
     }
 
-    /// Returns a parameter that `parse` reads from text, if given.
+    /// Reads a parameter from its text with `parse`; `None` if the stack's text does not give the parameter.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if it cannot be read.
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if `parse` cannot read the value.
     pub fn get_with<T>(&self, key: &str, parse: fn(&str) -> Result<T>) -> Result<Option<T>> {
         let Some(text) = self.text(key)? else { return Ok(None) };
         let wrong =
@@ -245,7 +248,8 @@ impl<'a> Params<'a> {
         parse(text).map(Some).map_err(wrong)
     }
 
-    /// Returns a size in bytes, if given. A percentage is a share of the free memory of `driver`'s device.
+    /// Returns a parameter as a size in bytes, if the text gives one. A percentage is a share of the free
+    /// memory of `driver`'s device.
     ///
     /// # Errors
     /// The errors of [`get`](Self::get) and the driver's errors.

@@ -13,7 +13,7 @@ macro_rules! kinds {
         }
 
         impl CallKind {
-            /// Every kind, in declaration order.
+            /// Every kind, in the order of declaration.
             pub const ALL: [Self; [$($name),*].len()] = [$(Self::$kind),*];
 
             /// Returns the kind's name in logs and in serde's formats.
@@ -113,7 +113,7 @@ impl fmt::Display for CallKind {
     }
 }
 
-/// Counts of the calls of one kind.
+/// The counts of the calls of one kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -122,13 +122,14 @@ pub struct KindCounts {
     pub calls: u64,
     /// The number of calls that the driver refused.
     pub failures: u64,
-    /// The nanoseconds spent in them, summed over all threads.
+    /// The nanoseconds that all threads together have spent in these calls.
     pub wall_ns: u64,
 }
 
 /// The number and duration of a driver's calls, by kind.
 ///
-/// With the feature `serde`, it serializes as a map from each kind that occurred to its [`KindCounts`].
+/// With the feature `serde`, this is serialized as a map: each kind that occurred leads to its
+/// [`KindCounts`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CallCounts([KindCounts; CallKind::ALL.len()]);
 
@@ -139,7 +140,7 @@ impl Default for CallCounts {
 }
 
 impl CallCounts {
-    /// Returns the counts of this kind.
+    /// Returns the counts of the calls of this kind.
     pub const fn get(&self, kind: CallKind) -> KindCounts {
         self.0[kind as usize]
     }
@@ -148,7 +149,7 @@ impl CallCounts {
         &mut self.0[kind as usize]
     }
 
-    /// Iterates over the kinds that occurred, in the order of [`CallKind::ALL`].
+    /// Iterates over the kinds that occurred and their counts, in the order of [`CallKind::ALL`].
     pub fn iter(&self) -> impl Iterator<Item = (CallKind, KindCounts)> {
         CallKind::ALL.into_iter().zip(self.0).filter(|(_, counts)| counts.calls > 0)
     }
@@ -163,7 +164,8 @@ impl CallCounts {
         self.0.iter().map(|counts| counts.wall_ns).sum()
     }
 
-    /// Returns the calls made since `earlier`, which counted the same driver with no reset in between.
+    /// Returns the calls made since `earlier`. Both counts must come from the same driver, with no reset in
+    /// between.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         Self(std::array::from_fn(|i| KindCounts {

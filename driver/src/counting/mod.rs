@@ -25,8 +25,8 @@ use pools::Pools;
 use probe::Probe;
 use taken::{Block, Taken};
 
-/// Forwards to a driver, counts the calls and their wall time by [`CallKind`], and tracks the bytes taken
-/// from the device.
+/// Forwards each call to another driver, and counts the calls and their wall time by [`CallKind`]. It also
+/// tracks how many bytes of the device are allocated.
 ///
 /// ```
 /// use millpond_core::Driver;
@@ -50,7 +50,7 @@ pub struct CountingDriver {
     probe: Probe,
 }
 
-/// Prints one line; [`counts`](Self::counts) returns the figures.
+/// Prints one line, without the counts. [`counts`](Self::counts) returns them.
 impl fmt::Debug for CountingDriver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CountingDriver").field("inner", &self.inner).finish_non_exhaustive()
@@ -74,7 +74,7 @@ impl CountingDriver {
         &self.inner
     }
 
-    /// Returns the counts so far. Calls that other threads are making may be counted in part.
+    /// Returns the counts so far. A call that another thread is making may be counted in part.
     pub fn counts(&self) -> CallCounts {
         let mut counts = CallCounts::default();
         for (kind, cell) in CallKind::ALL.into_iter().zip(&self.cells) {
@@ -83,15 +83,17 @@ impl CountingDriver {
         counts
     }
 
-    /// Returns the bytes now taken from the device:
-    /// - Plain memory counts by pages of 2 MiB, as on an H200. A block above 2 MiB counts as its size rounded
-    ///   up to whole pages. Smaller blocks count as the pages that hold their addresses, each page once.
+    /// Returns how many bytes of the device are allocated now:
+    /// - Plain memory counts by pages of 2 MiB, as on an H200. A block above 2 MiB counts with its size
+    ///   rounded up to whole pages. Smaller blocks count as the pages that hold their addresses, each page
+    ///   once.
     /// - Physical memory counts until it is both released and unmapped.
-    /// - Managed and stream-ordered allocations count with their requested sizes. Managed memory takes device
-    ///   memory only once the device touches it. A driver's pool may hold more than its users have allocated;
-    ///   [`bytes_held`](Self::bytes_held) counts that too.
+    /// - Managed and stream-ordered allocations count with their requested sizes. On the device, this can
+    ///   differ: managed memory uses device memory only once the device touches it. A driver's pool may hold
+    ///   more than its users have allocated.
     ///
-    /// The driver computes this without queries; [`probe_device`](Self::probe_device) queries the device.
+    /// The driver computes this from the calls, without queries. [`probe_device`](Self::probe_device) queries
+    /// the device.
     pub fn bytes_taken(&self) -> u64 {
         self.taken.now()
     }
@@ -119,22 +121,22 @@ impl CountingDriver {
         self.pools.reset_peak(&*self.inner);
     }
 
-    /// Starts to query the device's free memory at each new peak that is a thousandth above the last one
-    /// queried. The queries take time and are not counted.
+    /// Starts to query the device's free memory at each new peak that is at least a thousandth above the peak
+    /// at the last query. The queries take time, and are not counted.
     ///
     /// # Errors
-    /// Fails if the driver refuses the first query.
+    /// The driver's error, if it refuses the first query.
     pub fn probe_device(&self) -> DriverResult<()> {
         self.probe.begin(&*self.inner)
     }
 
-    /// Returns the largest drop of the device's free memory that a query has seen since
-    /// [`probe_device`](Self::probe_device). It includes memory taken by the driver and by other programs.
+    /// Returns the largest fall of the device's free memory, in bytes, that a query has seen since
+    /// [`probe_device`](Self::probe_device). Falls that the driver or other programs cause count, too.
     pub fn probed_peak_bytes(&self) -> u64 {
         self.probe.peak()
     }
 
-    /// Resets all counts to 0, and the peaks to the bytes taken and held now.
+    /// Sets all counts to 0, and the peak to the bytes that are allocated now.
     pub fn reset(&self) {
         self.cells.iter().for_each(Cell::reset);
         self.reset_peak();
@@ -239,8 +241,8 @@ impl Driver for CountingDriver {
         self.counted(CallKind::Synchronize, |driver| driver.synchronize_beside_captures())
     }
 
-    /// Not counted: the call takes 8 ns, only sets a thread variable, and would dominate the counts of a
-    /// stack.
+    /// Not counted: the call takes 8 ns and only sets a variable of the thread. It would dominate the counts
+    /// of a stack.
     fn thread_exchange_stream_capture_mode(&self, mode: CaptureMode) -> DriverResult<CaptureMode> {
         self.inner.thread_exchange_stream_capture_mode(mode)
     }
@@ -446,7 +448,7 @@ impl Driver for CountingDriver {
         self.counted(CallKind::Ipc, |driver| driver.mem_export_to_fd(handle))
     }
 
-    /// Does not count the memory as taken: another process took it from the driver.
+    /// The memory does not count as allocated here, because another process allocated it.
     fn mem_import_from_fd(&self, fd: i32) -> DriverResult<PhysicalHandle> {
         self.counted(CallKind::Ipc, |driver| driver.mem_import_from_fd(fd))
     }
@@ -469,7 +471,7 @@ impl Driver for CountingDriver {
         self.counted(CallKind::StreamGetId, |driver| unsafe { driver.stream_ref(handle) })
     }
 
-    /// Not counted: this call does not query the driver.
+    /// Not counted: this call makes no query to the driver.
     fn stream_is_gone(&self, stream: StreamRef) -> bool {
         self.inner.stream_is_gone(stream)
     }

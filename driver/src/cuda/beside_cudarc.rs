@@ -8,33 +8,33 @@ use millpond_core::{DeviceId, Driver, Error, Result, StreamRef};
 
 use super::CudaDriver;
 
-/// Returns cudarc's stream in the form that millpond's calls take.
+/// Returns a stream of cudarc as an argument for millpond's calls.
 ///
 /// The reference does not keep the stream alive: see [`StreamRef`].
 ///
 /// # Errors
-/// Fails if [`CudaDriver::open`] fails for the stream's device or if the driver does not know the stream.
-/// Returns [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the stream's context is not the
+/// The errors of [`CudaDriver::open`] for the stream's device, and the driver's error if it does not know the
+/// stream. [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the stream's context is not the
 /// device's primary one, which millpond requires.
 ///
 /// # Safety
-/// The caller keeps the stream alive as long as it passes the result, or a copy, to calls.
+/// The stream stays alive as long as the result, or a copy of it, is passed to calls.
 pub unsafe fn stream_ref_of(stream: &CudaStream) -> Result<StreamRef> {
     let ordinal = ordinal_of(stream.context())?;
     // SAFETY: the borrowed stream is alive, and the caller promises to keep it so.
     Ok(unsafe { CudaDriver::open(ordinal)?.stream_ref(stream.cu_stream().addr() as u64) }?)
 }
 
-/// Returns millpond's stream as cudarc's, so that cudarc's kernels and copies run in the order of a stream
-/// that another library owns. Dropping the result does not destroy the stream.
+/// Returns a stream of millpond, or of another library, as a stream of cudarc. cudarc's kernels and copies
+/// then run in the order of that stream. Dropping the result does not destroy the stream.
 ///
 /// # Errors
 /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `context` is not the primary one of
 /// `driver`'s device.
 ///
 /// # Safety
-/// The stream belongs to `driver`'s device. Its owner keeps it alive while the returned stream, a clone of
-/// it, or anything that holds one of them is used.
+/// The stream belongs to `driver`'s device. Its owner keeps it alive while the returned stream is in use: the
+/// stream itself, a clone of it, or a value that holds one.
 pub unsafe fn cudarc_stream_of(
     stream: StreamRef,
     driver: &dyn Driver,

@@ -20,10 +20,10 @@ enum CaptureOf {
 }
 
 impl CudaDriver {
-    /// Starts to capture the work submitted to the stream (`cuStreamBeginCapture`).
+    /// Begins a capture of the work that is submitted to the stream (`cuStreamBeginCapture`).
     ///
     /// # Errors
-    /// Fails if the driver refuses the call.
+    /// The driver's errors.
     pub fn begin_capture(&self, stream: StreamRef, mode: CaptureMode) -> DriverResult<()> {
         let _context = self.enter()?;
         // SAFETY: the stream is alive (`StreamRef`).
@@ -146,9 +146,9 @@ impl CudaDriver {
     }
 }
 
-/// A captured graph. Dropping it destroys it.
+/// A captured graph. Dropping the value destroys the graph.
 ///
-/// It serves tests, tools and examples that launch what they captured.
+/// Tests, tools and examples use it to launch the graphs that they have captured.
 pub struct Graph {
     driver: Arc<CudaDriver>,
     handle: u64,
@@ -160,11 +160,11 @@ impl Graph {
         self.handle
     }
 
-    /// Returns the number of nodes (`cuGraphGetNodes`), and how many of them allocate or free memory in
-    /// stream order (`cuGraphNodeGetType`).
+    /// Returns two numbers: the nodes of the graph (`cuGraphGetNodes`), and the nodes that allocate or free
+    /// memory in stream order (`cuGraphNodeGetType`).
     ///
     /// # Errors
-    /// Fails if the driver refuses a query.
+    /// The driver's errors.
     pub fn node_counts(&self) -> DriverResult<(usize, usize)> {
         let _context = self.driver.enter()?;
         let functions = self.driver.functions();
@@ -186,10 +186,10 @@ impl Graph {
         Ok((nodes.len(), of_memory))
     }
 
-    /// Makes the graph executable (`cuGraphInstantiateWithFlags`, CUDA 11.4).
+    /// Makes an executable graph (`cuGraphInstantiateWithFlags`, since CUDA 11.4).
     ///
     /// # Errors
-    /// Fails if the driver refuses the call.
+    /// The driver's errors.
     pub fn instantiate(&self) -> DriverResult<GraphExec> {
         let _context = self.driver.enter()?;
         let mut handle = 0;
@@ -199,7 +199,7 @@ impl Graph {
     }
 }
 
-/// An executable graph. Dropping it destroys it, but a launch under way still completes.
+/// An executable graph. Dropping the value destroys the graph. A launch under way still completes.
 pub struct GraphExec {
     driver: Arc<CudaDriver>,
     handle: u64,
@@ -209,11 +209,11 @@ impl GraphExec {
     /// Submits the graph's work to the stream (`cuGraphLaunch`).
     ///
     /// # Errors
-    /// Fails if the driver refuses the call.
+    /// The driver's errors.
     ///
     /// # Safety
     /// The memory that the graph uses still exists. The graph's work is ordered against all other uses of
-    /// that memory, before and after it.
+    /// that memory, earlier and later ones.
     pub unsafe fn launch(&self, stream: StreamRef) -> DriverResult<()> {
         self.driver.check_alive(stream)?;
         let _context = self.driver.enter()?;

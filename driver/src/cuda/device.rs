@@ -17,15 +17,16 @@ use super::{library, unavailable};
 
 /// One CUDA device, used through its primary context.
 ///
-/// Each process has one driver per device, which lives until the process ends. [`open`](Self::open) returns
-/// the same one each time, until the context is reset (`cuDevicePrimaryCtxReset`). After a reset, the old
-/// driver is lost, its calls fail, and `open` returns a new one.
+/// Each process has one driver for each device. The driver lives until the process ends. [`open`](Self::open)
+/// returns the same driver each time, until the device's context is reset (`cuDevicePrimaryCtxReset`). After
+/// a reset, the calls of the old driver fail, and `open` returns a new driver.
 ///
-/// [`find`](Self::find) does not touch the device. The first call that needs the primary context retains it
-/// until the process ends. Queries of the name, an attribute and the peers need no context.
+/// [`find`](Self::find) returns the driver without creating the device's primary context. The first call that
+/// needs the context creates it, and the driver keeps it until the process ends. Queries of the name, of an
+/// attribute and of the peers need no context.
 ///
-/// Every call makes the primary context current and then restores the previous one. So any thread may call,
-/// with any context or none.
+/// Every call makes the primary context current, and then restores the context that was current before. So
+/// any thread may call, whichever context is current on it.
 ///
 /// ```
 /// use millpond_core::{Driver, Result};
@@ -53,12 +54,13 @@ pub struct CudaDriver {
 static OPEN: Mutex<BTreeMap<u32, Arc<CudaDriver>>> = Mutex::new(BTreeMap::new());
 
 impl CudaDriver {
-    /// Returns the driver of the CUDA device with this ordinal: the same one each time, and a new one after
-    /// the device's context was reset. This activates the device's primary context, which takes some hundred
-    /// megabytes of the device. Pools of other devices can then give this device access to their memory.
+    /// Returns the driver of the CUDA device with this ordinal. Each call returns the same driver, until the
+    /// device's context is reset. Then it returns a new one. The call creates the device's primary context,
+    /// which uses some hundred megabytes of the device. Pools of other devices can then give this device
+    /// access to their memory.
     ///
     /// # Errors
-    /// [`ErrorKind::NoDevice`] if CUDA cannot be used or has no such device; the driver's error if it refuses
+    /// [`ErrorKind::NoDevice`] if CUDA cannot be used or has no such device. The driver's error if it refuses
     /// the device's primary context.
     pub fn open(ordinal: u32) -> Result<Arc<Self>> {
         let driver = Self::find(ordinal)?;
@@ -66,8 +68,9 @@ impl CudaDriver {
         Ok(driver)
     }
 
-    /// Returns the same driver as [`open`](Self::open) without touching the device. The first call that works
-    /// on the device creates its context. For programs that name devices which they may never use.
+    /// Returns the same driver as [`open`](Self::open), without creating the device's context. The first call
+    /// that works on the device creates the context. Use this if a program names devices that it may never
+    /// use.
     ///
     /// # Errors
     /// [`ErrorKind::NoDevice`] if CUDA cannot be used or has no such device.

@@ -1,7 +1,7 @@
 //! CUDA, loaded at run time.
 //!
-//! Programs build, link and start without CUDA. Then [`availability`] returns the reason, [`device_count`]
-//! returns 0, and [`CudaDriver::open`] returns an error; nothing panics.
+//! Programs build, link and start without CUDA. Nothing panics then: [`availability`] returns the reason,
+//! [`device_count`] returns 0, and [`CudaDriver::open`] returns an error.
 //!
 //! ```
 //! use millpond_driver::cuda::{self, CudaDriver};
@@ -14,22 +14,27 @@
 //! ```
 //!
 //! # Why millpond does not call CUDA through cudarc
-//! cudarc panics if the library or a function is missing. It declares results as a closed enum, so an error
-//! code of a newer driver is undefined behaviour. Its loader exists only if no other crate of the program
-//! asks for linking at build time. That loader looks for `libcuda.so` first, which may be a toolkit's stub.
-//! So millpond uses libloading directly, a table of optional functions that return plain numbers, and its own
-//! structures. The tests compare these structures with cudarc's.
+//! Calling CUDA through cudarc has three problems:
+//! - cudarc panics if the library or a function is missing.
+//! - It declares results as a closed enum, so an error code of a newer driver is undefined behaviour.
+//! - Its loader exists only if no other crate of the program asks for linking at build time. The loader first
+//!   looks for `libcuda.so`, which may be a toolkit's stub.
+//!
+//! So millpond uses libloading directly. It has a table of optional functions, which return plain numbers,
+//! and its own structures. The tests compare these structures with cudarc's.
 //!
 //! # Using millpond with cudarc
-//! With the feature `cudarc`, which is on by default, streams convert in both directions ([`stream_ref_of`],
-//! [`cudarc_stream_of`]) and [`cudarc`] is re-exported. Both crates use the device's primary context, so each
-//! can use the other's pointers and streams.
+//! The feature `cudarc` is on by default. It re-exports [`cudarc`], and converts streams in both directions
+//! ([`stream_ref_of`], [`cudarc_stream_of`]). Both crates use the device's primary context, so each can use
+//! the other's pointers and streams.
 //!
-//! cudarc compiles the bindings of one CUDA version, and a program that selects two does not build. So this
-//! crate selects none and works with the version that another crate selects. If no crate selects one, cudarc
-//! asks `nvcc`; without `nvcc` it takes the newest version that it knows. A feature such as `cuda-12080` or
-//! the environment variable `CUDARC_CUDA_VERSION` selects a version. Use it if `nvcc` is newer than cudarc,
-//! which then refuses to build. Linkage is left open in the same way (`fallback-dynamic-loading`).
+//! cudarc compiles the bindings of one CUDA version. If a program selects two versions, it does not build. So
+//! this crate selects none, and works with the version that another crate selects. If no crate selects one,
+//! cudarc asks `nvcc`. Without `nvcc`, cudarc uses the newest version that it knows.
+//!
+//! A feature such as `cuda-12080`, or the environment variable `CUDARC_CUDA_VERSION`, selects a version. You
+//! need this if `nvcc` is newer than cudarc, because cudarc then refuses to build. This crate does not select
+//! the kind of linkage either (`fallback-dynamic-loading`).
 
 mod abi;
 #[cfg(feature = "cudarc")]
@@ -55,7 +60,7 @@ use millpond_core::{DeviceId, Error, ErrorKind, Result};
 pub use beside_cudarc::{cudarc_stream_of, stream_ref_of};
 pub use capture::{Graph, GraphExec};
 pub(crate) use context::ContextGuard;
-/// The crate whose streams and buffers millpond converts.
+/// The crate cudarc, whose streams and buffers millpond can convert.
 #[cfg(feature = "cudarc")]
 pub use cudarc;
 pub use device::CudaDriver;
@@ -66,21 +71,22 @@ pub fn device_count() -> u32 {
     library::cuda().map_or(0, |cuda| cuda.device_count)
 }
 
-/// Checks whether CUDA can be used. The first call loads and initialises the driver library; the answer never
-/// changes.
+/// Checks whether CUDA can be used. The first call loads and initialises the driver library. Later calls
+/// return the same answer.
 ///
 /// # Errors
-/// [`ErrorKind::NoDevice`], with the driver's reason, if there is no driver or no device.
+/// [`ErrorKind::NoDevice`] if there is no driver or no device. The message gives the driver's reason.
 pub fn availability() -> Result<()> {
     library::cuda().map(drop).map_err(unavailable)
 }
 
-/// Returns whether CUDA can be used: [`availability`] without the reason.
+/// Returns whether CUDA can be used. [`availability`] also returns the reason.
 pub fn is_available() -> bool {
     library::cuda().is_ok()
 }
 
-/// Returns the ordinal of the device whose context is current on this thread; `None` if no context is.
+/// Returns the ordinal of the device whose context is current on this thread; `None` if no context is
+/// current.
 pub fn current_ordinal() -> Option<u32> {
     let cuda = library::cuda().ok()?;
     let (mut context, mut device) = (0, 0);
@@ -92,14 +98,14 @@ pub fn current_ordinal() -> Option<u32> {
     u32::try_from(device).ok()
 }
 
-/// Returns the device of a stream's context; `None` if CUDA cannot be used or the driver cannot tell. Touches
-/// no other device.
+/// Returns the device of a stream's context; `None` if CUDA cannot be used or the driver cannot tell. The
+/// call creates no context.
 ///
 /// # Errors
 /// The driver's error if it does not know the stream.
 ///
 /// # Safety
-/// The stream is alive, or a default one.
+/// The stream is alive, or it is a default stream.
 pub unsafe fn device_of_stream(handle: u64) -> Result<Option<DeviceId>> {
     let Ok(cuda) = library::cuda() else { return Ok(None) };
     let (mut context, mut device) = (0, 0);

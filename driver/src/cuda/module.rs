@@ -12,12 +12,13 @@ use super::context::PrimaryContext;
 use super::{CudaDriver, abi};
 
 impl CudaDriver {
-    /// Compiles PTX text for this device and loads it.
+    /// Compiles PTX text for this device, and loads the result.
     ///
-    /// For tests, tools and examples that need their own kernel without a compiler.
+    /// Tests, tools and examples use it to run a kernel of their own without a compiler.
     ///
     /// # Errors
-    /// `InvalidArgument` if the text contains a NUL; otherwise the driver's error, with its compiler's log.
+    /// `InvalidArgument` if the text contains a NUL. Otherwise the driver's error, with the log of its
+    /// compiler.
     pub fn load_ptx(&self, text: &str) -> Result<Module> {
         let image = CString::new(text)
             .map_err(|nul| Error::invalid_argument("PTX text must not contain a NUL").caused_by(nul))?;
@@ -57,8 +58,8 @@ impl CudaDriver {
     }
 }
 
-/// Loaded device code; see [`CudaDriver::load_ptx`]. Dropping the last clone and the last [`Function`] from
-/// it unloads the code. Wait for its kernels before that.
+/// Loaded device code; see [`CudaDriver::load_ptx`]. The code is unloaded when the last clone of the module
+/// and the last [`Function`] of it are dropped. Before that, wait for its kernels.
 #[derive(Clone)]
 pub struct Module(Arc<Loaded>);
 
@@ -72,7 +73,7 @@ impl Module {
     /// Returns the kernel with this name.
     ///
     /// # Errors
-    /// `InvalidArgument` if the module has no such kernel; otherwise the driver's error.
+    /// `InvalidArgument` if the module has no such kernel. Otherwise the driver's error.
     pub fn function(&self, name: &str) -> Result<Function> {
         let no_kernel = || {
             Error::invalid_argument(format!("the module has no kernel `{name}`; use the name of its .entry"))
@@ -114,7 +115,7 @@ impl fmt::Debug for Module {
     }
 }
 
-/// A kernel of a [`Module`], which it keeps loaded.
+/// A kernel of a [`Module`]. It keeps the module loaded.
 #[derive(Clone)]
 pub struct Function {
     module: Module,
@@ -127,12 +128,13 @@ impl Function {
     /// shared memory.
     ///
     /// # Errors
-    /// The driver's errors. A later call reports an error of the kernel itself, such as an illegal address.
+    /// The driver's errors. If the kernel itself fails, for example at an illegal address, a later call
+    /// reports the error.
     ///
     /// # Safety
-    /// `args` points to one value for each of the kernel's parameters, of that parameter's type. With these
-    /// values, the kernel reads and writes in bounds, ordered against all other uses of the memory. The
-    /// stream is alive and belongs to this device.
+    /// `args` points to one value for each of the kernel's parameters, with the type of the parameter. With
+    /// these values, the kernel reads and writes in bounds. Its accesses are ordered against all other uses
+    /// of the memory. The stream is alive and belongs to this device.
     pub unsafe fn launch(
         &self,
         grid: [u32; 3],

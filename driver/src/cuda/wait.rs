@@ -95,8 +95,8 @@ impl CudaDriver {
         self.free_pinned(pinned)
     }
 
-    /// Returns whether freeing pinned memory waits for work on other streams. The first call finds out; if it
-    /// fails, a later call tries again.
+    /// Returns whether freeing pinned memory waits for work on other streams. The first call tests this on
+    /// the device. If the test fails, a later call repeats it.
     pub fn frees_wait(&self) -> bool {
         if let Some(seen) = self.frees_wait.get() {
             return *seen;

@@ -11,14 +11,15 @@ pub(super) const DEEPEST_QUEUE: usize = 1024;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Schedule {
-    /// Work takes time. It starts as soon as its stream and its waits allow, and completes when the virtual
-    /// clock passes its end. Driver calls advance the clock by their costs; synchronising advances it until
-    /// the work is done.
+    /// Each piece of work takes a certain time. It starts as soon as the earlier work of its stream is done
+    /// and the events that it waits for are reached. It completes when the virtual clock reaches the end of
+    /// its time. A driver call advances the clock by the cost of the call. A synchronisation advances the
+    /// clock until the work is done.
     #[default]
     Timed,
-    /// An adversary with this seed chooses. At each step it completes some pending work, or none, and it may
-    /// starve a stream for thousands of steps. A query may return either answer, unless the order of the work
-    /// allows only one. Every choice that CUDA is free to make can occur.
+    /// An adversary with this seed chooses the order. At each step it completes some pending work, or none.
+    /// It may make a stream wait for thousands of steps. A query may return true or false, unless the order
+    /// of the work allows only one answer. Every choice that CUDA is free to make can occur.
     Seeded(u64),
 }
 
@@ -41,7 +42,7 @@ pub struct SimConfig {
 }
 
 impl SimConfig {
-    /// Returns a configuration with this profile, on the timed schedule, without faults.
+    /// Returns a configuration with this profile and the timed schedule. No call fails.
     pub fn new(profile: Profile) -> Self {
         Self {
             profile,
@@ -59,7 +60,7 @@ impl SimConfig {
         Self::new(Profile::h200())
     }
 
-    /// Returns the configuration of a simulated A100 with 80 GB. The costs of its driver calls are not
+    /// Returns the configuration of a simulated A100 with 80 GB. The costs of its driver calls were not
     /// measured.
     pub fn a100() -> Self {
         Self::new(Profile::a100())
@@ -70,7 +71,7 @@ impl SimConfig {
         Self::new(Profile::with_capacity(bytes))
     }
 
-    /// Sets the seed that is mixed into every random choice; [`Schedule::Timed`] makes none.
+    /// Sets the seed of all random choices. [`Schedule::Timed`] makes no random choice.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
@@ -91,29 +92,29 @@ impl SimConfig {
         self
     }
 
-    /// Hands out addresses from the upper end of the address space, as a driver may do too.
+    /// Makes the device hand out addresses from the upper end of the address space, as a real driver may do.
     #[must_use]
     pub fn falling_addresses(mut self) -> Self {
         self.falling_addresses = true;
         self
     }
 
-    /// Denies this device and the other devices of its [machine](super::SimMachine) access to each other's
-    /// memory.
+    /// Makes this device and the other devices of its [machine](super::SimMachine) refuse access to each
+    /// other's memory.
     #[must_use]
     pub fn without_peer_access(mut self) -> Self {
         self.peer_access = false;
         self
     }
 
-    /// Denies the device access to pageable host memory, as on systems without that feature.
+    /// Makes the device unable to access pageable host memory, like a real system without that feature.
     #[must_use]
     pub fn without_pageable_access(mut self) -> Self {
         self.pageable_access = false;
         self
     }
 
-    /// Returns the profile.
+    /// Returns the profile of the simulated device.
     pub const fn profile(&self) -> &Profile {
         &self.profile
     }

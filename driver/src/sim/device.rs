@@ -14,8 +14,8 @@ use super::state::State;
 
 /// A simulated device; see the [module](super).
 ///
-/// Any number of threads may use it, and they count as one host. The trace then depends on the order of their
-/// calls.
+/// Any number of threads may use the device. It treats all threads as one host. With several threads, the
+/// trace depends on the order of their calls.
 pub struct SimDevice {
     pub(super) health: Arc<Health>,
     /// Which of the device's contexts this is, counted over its life.
@@ -39,14 +39,14 @@ pub(crate) struct Shared {
     pub(super) is_observed: AtomicBool,
 }
 
-/// Receives the name of each call before it is made.
+/// A callback that receives the name of each driver call before the call is made.
 pub type Observer = Arc<dyn Fn(&'static str) + Send + Sync>;
 
 /// The devices of one machine, in the order in which they were added.
 pub(super) type Devices = Arc<Mutex<Vec<Weak<Shared>>>>;
 
 impl SimDevice {
-    /// Creates a device under the process's next number.
+    /// Creates a device. It gets the next unused number of the process.
     pub fn new(config: SimConfig) -> Arc<Self> {
         Self::build(config, None).open()
     }
@@ -65,14 +65,14 @@ impl SimDevice {
         })
     }
 
-    /// Returns the simulated device behind a driver, while it lives: `SimDevice::find(driver.device())`.
+    /// Returns the simulated device with this id while it lives, as in `SimDevice::find(driver.device())`.
     /// Returns `None` for a CUDA device.
     pub fn find(id: DeviceId) -> Option<Arc<Self>> {
         find(id)
     }
 
-    /// Makes this device the calling thread's current one, which [`crate::current`] returns. To set it for a
-    /// scope, use [`CurrentDeviceGuard`](crate::CurrentDeviceGuard).
+    /// Makes this device the calling thread's current device, which [`crate::current`] returns. To make it
+    /// current only for a while, use [`CurrentDeviceGuard`](crate::CurrentDeviceGuard).
     pub fn make_current(&self) {
         crate::thread_device::replace(Some(self.shared.id));
     }

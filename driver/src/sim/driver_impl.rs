@@ -72,7 +72,7 @@ impl Driver for SimDevice {
         self.call(CallKind::Synchronize, "cuCtxSynchronize", State::synchronize_all)
     }
 
-    /// Waits for all work, inside a call that frees.
+    /// Waits for all work, like a free of pinned memory.
     fn synchronize_beside_captures(&self) -> DriverResult<bool> {
         match self.call(CallKind::Synchronize, "cuMemFreeHost", State::synchronize_all) {
             Err(error) if error.is_capture_refusal() => Ok(false),
@@ -430,7 +430,7 @@ impl Driver for SimDevice {
         })
     }
 
-    /// If the answer is `Ok(false)`, no driver call is made or counted.
+    /// If the result is `Ok(false)`, no driver call is made or counted.
     fn event_record_if_alive(&self, event: Event, stream: StreamRef) -> DriverResult<bool> {
         let mut state = self.lock();
         if state.generation != self.generation {

@@ -11,13 +11,14 @@ use super::model::fault::{FaultPlan, Faults};
 use super::model::violation::Violation;
 use crate::CallKind;
 
-/// Operations for the test around a device. Unlike the calls of [`Driver`](millpond_core::Driver), these take
-/// no virtual time, do not count as calls, and never fail.
+/// Operations for tests. Unlike the calls of [`Driver`](millpond_core::Driver), they take no virtual time, do
+/// not count as calls, and never fail.
 impl SimDevice {
     // --- The program ---
 
     /// Calls `observer` with the name of each driver call, on the calling thread, before the call is made.
-    /// `None` removes the observer. The observer may make calls itself, which it then observes too.
+    /// `None` removes the observer. If the observer makes driver calls itself, it is called for these calls,
+    /// too.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -40,41 +41,46 @@ impl SimDevice {
 
     // --- The resource under test ---
 
-    /// Reports that the resource under test handed out `bytes` bytes at `ptr` for use on `stream`. Call it
-    /// after `allocate` returns.
+    /// Lends a block: reports that the resource under test handed out `bytes` bytes at `ptr` for use on
+    /// `stream`. Call it after `allocate` returns.
     ///
-    /// The device checks three things. The block lies in one allocation of this device, at a multiple of 256
-    /// bytes. No other lent block shares its addresses or the memory behind them. And work submitted to
-    /// `stream` from now on happens after everything that earlier owners of the memory may have submitted
-    /// before they returned it. The file `order` defines the happens-before order; the file `oracle` defines
-    /// the recorded history.
+    /// The device checks three things:
+    /// - The block lies in one allocation of this device, at a multiple of 256 bytes.
+    /// - No other lent block shares its addresses or the memory behind them.
+    /// - Work that is submitted to `stream` from now on happens after all work that earlier owners of the
+    ///   memory may have submitted before they returned it.
+    ///
+    /// The source file `model/order` defines which work happens before which. `model/oracle` defines the
+    /// history that the device records.
     pub fn lend(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         self.lock().lend(ptr, bytes, stream);
     }
 
-    /// Reports that the resource under test is about to take the block back in the order of `stream`. Call it
-    /// before `deallocate`.
+    /// Ends the loan of a block: reports that the resource under test is about to take the block back, in the
+    /// order of `stream`. Call it before `deallocate`.
     ///
-    /// The next owner must come after the present end of `stream`. It must also come after the owner's uses
-    /// of the block that `stream` does not happen after.
+    /// The next owner must come after all work that was submitted to `stream` so far. If the owner has used
+    /// the block on another stream, and `stream` is not ordered after that use, the next owner must come
+    /// after that use, too.
     pub fn give_back(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         self.lock().give_back(ptr, bytes, stream);
     }
 
     /// Submits a simulated kernel that makes all these accesses when it runs.
     ///
-    /// Checked at submission: each range lies in accessible memory, and every earlier owner's use of it is
-    /// ordered before this one. Checked at run time: the tags of [`Access::check`]. In managed memory,
-    /// kernels and copies see the bytes of [`Access::write`], but the host does not.
+    /// At submission, the device checks that each range lies in accessible memory, and that each earlier
+    /// owner's use of the range is ordered before this one. When the kernel runs, the device checks the tags
+    /// of [`Access::check`]. In managed memory, kernels and copies see the bytes of [`Access::write`], but
+    /// the host does not.
     pub fn launch(&self, stream: StreamRef, accesses: &[Access]) {
         self.launch_lasting(stream, accesses, None);
     }
 
-    /// Does the same as [`launch`](Self::launch) with a kernel that takes `duration_ns` nanoseconds of
+    /// Does the same as [`launch`](Self::launch), with a kernel that takes `duration_ns` nanoseconds of
     /// virtual time.
     ///
-    /// A stream holds 1024 unfinished pieces of work. A further launch waits, on the virtual clock, until the
-    /// first one is done.
+    /// A stream can hold 1024 unfinished pieces of work. A further launch waits, on the virtual clock, until
+    /// the oldest one is done.
     pub fn launch_for(&self, stream: StreamRef, accesses: &[Access], duration_ns: u64) {
         self.launch_lasting(stream, accesses, Some(duration_ns));
     }
@@ -91,7 +97,7 @@ impl SimDevice {
 
     // --- Findings ---
 
-    /// Returns the violations so far, up to the first thousand.
+    /// Returns the violations so far; only the first thousand if there are more.
     pub fn violations(&self) -> Vec<Violation> {
         self.lock().effects.log.all().to_vec()
     }
@@ -101,17 +107,17 @@ impl SimDevice {
         self.lock().effects.log.take()
     }
 
-    /// Returns a hash of every driver call so far, including its addresses, handles and yes-or-no answers.
-    /// Equal programs have equal hashes.
+    /// Returns a hash of all driver calls so far, including their addresses, handles and yes-or-no answers.
+    /// If two programs make the same calls, their hashes are equal.
     pub fn trace_hash(&self) -> u64 {
         self.lock().trace()
     }
 
     // --- Live objects ---
 
-    /// Returns the number of objects that were not given back: allocations of any kind (pooled ones while
-    /// they are handed out), pinned and registered memory, reservations, physical memory, open IPC handles,
-    /// and created pools.
+    /// Returns the number of objects that were not given back. It counts allocations of any kind (allocations
+    /// from a pool only while they are handed out), pinned and registered memory, reservations, physical
+    /// memory, open IPC handles, and created pools.
     pub fn live_allocations(&self) -> usize {
         let state = self.lock();
         state.space.live_mappings() + state.vmm.live() + state.pools.created()
@@ -127,53 +133,54 @@ impl SimDevice {
         self.lock().names.live_events()
     }
 
-    /// Returns the number of lent blocks.
+    /// Returns the number of blocks that are [lent](Self::lend).
     pub fn lent_blocks(&self) -> usize {
         self.lock().oracle.lent_blocks()
     }
 
-    /// Returns the bytes that were allocated and not freed: plain, managed, physical, pooled and host memory.
-    /// Each allocation counts with its size rounded up to a multiple of 512.
+    /// Returns the bytes of plain, managed, physical, pooled and host memory that were allocated and not
+    /// freed. Each allocation counts with its size rounded up to a multiple of 512.
     pub fn live_bytes(&self) -> u64 {
         self.lock().space.live()
     }
 
-    /// Returns the device memory in bytes that these allocations take, by which `mem_get_info` decreases:
-    /// pages of 2 MiB for plain memory, and none for managed memory.
+    /// Returns the bytes of device memory that these allocations use. The free memory in `mem_get_info` is
+    /// smaller by this number. Plain memory counts as pages of 2 MiB, and managed memory does not count.
     pub fn used_bytes(&self) -> u64 {
         self.lock().space.used()
     }
 
-    /// Returns the peak of [`used_bytes`](Self::used_bytes).
+    /// Returns the highest [`used_bytes`](Self::used_bytes) so far.
     pub fn peak_bytes(&self) -> u64 {
         self.lock().space.peak()
     }
 
-    /// Returns the last prefetched range, as start and size in bytes, and whether it went to the host.
+    /// Returns the start and the size in bytes of the last range that was prefetched, and whether it went to
+    /// the host.
     pub fn last_prefetch(&self) -> Option<(DevicePtr, u64, bool)> {
         self.lock().last_prefetch
     }
 
-    /// Returns the bytes of host memory that hold the contents of device memory.
+    /// Returns how many bytes of real host memory hold the contents of the simulated device memory.
     pub fn committed_bytes(&self) -> u64 {
         self.lock().effects.contents.committed_bytes()
     }
 
     // --- Time, faults, capture ---
 
-    /// Returns the virtual clock in nanoseconds: the costs of driver calls so far, and the time spent waiting
-    /// in them.
+    /// Returns the virtual clock in nanoseconds. It counts the costs of all driver calls so far, and the time
+    /// that they have spent waiting.
     pub fn virtual_time_ns(&self) -> u64 {
         self.lock().work.now_ns()
     }
 
-    /// Advances virtual time outside of the driver.
+    /// Advances the virtual clock by `ns` nanoseconds, without a driver call.
     pub fn advance(&self, ns: u64) {
         self.lock().let_pass(ns);
     }
 
-    /// Returns the virtual nanoseconds that the driver calls of each kind have cost, without waiting, in the
-    /// order of [`CallKind::ALL`](crate::CallKind::ALL).
+    /// Returns the virtual nanoseconds that the driver calls of each kind have cost, without the time spent
+    /// waiting, in the order of [`CallKind::ALL`](crate::CallKind::ALL).
     pub fn call_costs(&self) -> Vec<(CallKind, u64)> {
         self.lock().call_costs()
     }
@@ -183,27 +190,29 @@ impl SimDevice {
         self.lock().calls()
     }
 
-    /// Replaces the fault plan, counts calls from now on, and restores a lost context.
+    /// Replaces the fault plan, and starts to count calls from 0. If the context was lost, restores it.
     pub fn set_faults(&self, faults: FaultPlan) {
         self.lock().faults = Faults::new(faults);
     }
 
-    /// Returns how many calls of a kind the fault plan has failed since it was set.
+    /// Returns how many calls of this kind have failed since the fault plan was set.
     pub fn failed_calls(&self, kind: CallKind) -> u64 {
         self.lock().faults.failed(kind)
     }
 
-    /// Returns whether a call failed with a sticky code, so that every later call fails too.
+    /// Returns whether a call has failed with a sticky code. Every later call then fails, too.
     pub fn is_lost(&self) -> bool {
         self.lock().faults.is_lost()
     }
 
-    /// Begins to capture a graph from the calling thread (`cuStreamBeginCapture`).
+    /// Begins a capture of a graph, on the calling thread (`cuStreamBeginCapture`).
     ///
     /// Until [`end_capture`](Self::end_capture), the device refuses the calls that CUDA refuses during such a
-    /// capture. They end the capture if they do so in CUDA: see docs/lab/gpu.md. Work submitted to the stream
-    /// takes its place in the order as if it ran; no graph is kept. After the capture, captured waits order
-    /// nothing, and no work outside the capture has to come after captured work.
+    /// capture. If such a call ends the capture in CUDA, it also ends it here: see docs/lab/gpu.md.
+    ///
+    /// No graph is kept. Work that is submitted to the stream takes its place in the order as if it ran.
+    /// After the capture, the waits that were captured order nothing, and no work outside the capture has to
+    /// come after captured work.
     ///
     /// ```
     /// use millpond_core::Driver;
@@ -226,9 +235,9 @@ impl SimDevice {
     /// ```
     ///
     /// # Errors
-    /// [`ILLEGAL_STATE`](millpond_core::DriverError::ILLEGAL_STATE) if the stream already captures,
-    /// [`STREAM_CAPTURE_UNSUPPORTED`](millpond_core::DriverError::STREAM_CAPTURE_UNSUPPORTED) for the legacy
-    /// default stream.
+    /// [`ILLEGAL_STATE`](millpond_core::DriverError::ILLEGAL_STATE) if the stream already captures.
+    /// [`STREAM_CAPTURE_UNSUPPORTED`](millpond_core::DriverError::STREAM_CAPTURE_UNSUPPORTED) if it is the
+    /// legacy default stream.
     pub fn begin_capture(&self, stream: StreamRef, mode: CaptureMode) -> DriverResult<()> {
         let mut state = self.lock();
         state.begin_capture(stream, mode).map_err(|refusal| refusal.named("cuStreamBeginCapture"))
@@ -238,8 +247,8 @@ impl SimDevice {
     ///
     /// # Errors
     /// [`STREAM_CAPTURE_INVALIDATED`](millpond_core::DriverError::STREAM_CAPTURE_INVALIDATED) if a call has
-    /// already ended the capture; the text names the call. CUDA's codes if the stream does not capture,
-    /// another thread began the capture, or one of its streams was not joined.
+    /// already ended the capture. The message names the call. Also CUDA's error codes if the stream does not
+    /// capture, if another thread began the capture, or if a forked stream was not joined.
     pub fn end_capture(&self, stream: StreamRef) -> DriverResult<()> {
         self.lock().end_capture(stream).map_err(|refusal| refusal.named("cuStreamEndCapture"))
     }

@@ -19,15 +19,15 @@ use crate::CallKind;
 
 /// A machine with several simulated devices.
 ///
-/// The addresses of its devices do not overlap, and a device treats another's address as CUDA does:
-/// - **Physical memory**: the devices that were given access to a mapping can use the mapped memory.
-/// - **Plain memory**: any device can copy it. To fill it or use it in kernels, a device must first [enable
-///   peer access](SimDevice::enable_peer_access).
-/// - **Pools of the driver**: the devices that were given access to a pool can use its memory.
+/// The addresses of its devices do not overlap. A device handles an address of another device as CUDA does:
+/// - **Physical memory**: a device can use mapped memory if it was given access to the mapping.
+/// - **Plain memory**: any device can copy it. Before a device can fill it or use it in kernels, it must
+///   [enable peer access](SimDevice::enable_peer_access).
+/// - **Pools of the driver**: a device can use a pool's memory if it was given access to the pool.
 /// - [`copy_peer`](SimDevice::copy_peer) copies from any device to any other.
 ///
-/// All other uses fail with `CUDA_ERROR_INVALID_VALUE`. Work that uses another device's memory runs when it
-/// is submitted, after the stream's earlier work. The order of work is checked only within one device.
+/// All other uses fail with `CUDA_ERROR_INVALID_VALUE`. If work uses another device's memory, it runs when it
+/// is submitted, after the earlier work of its stream. The order of work is checked only within one device.
 ///
 /// ```
 /// use millpond_core::Driver;
@@ -57,7 +57,7 @@ impl SimMachine {
         Self::default()
     }
 
-    /// Adds a device. Its context is active from now on.
+    /// Adds a device to the machine. The device's context is active from now on.
     ///
     /// # Panics
     /// If the machine already has 16 devices.
@@ -156,18 +156,18 @@ impl State {
     }
 }
 
-/// The calls that involve other devices.
+/// Calls that involve other devices.
 impl SimDevice {
-    /// Lets this device's kernels and fills use the peer's plain memory (`cuCtxEnablePeerAccess`).
+    /// Lets this device's kernels and fills use the plain memory of `peer` (`cuCtxEnablePeerAccess`).
     pub fn enable_peer_access(&self, peer: &Self) {
         self.lock().peers_enabled.insert(peer.shared.id);
     }
 
-    /// Copies between any two devices of the machine on a stream of this one (`cuMemcpyPeerAsync`). Neither
-    /// device needs access to the other's memory.
+    /// Copies between any two devices of the machine, on a stream of this device (`cuMemcpyPeerAsync`).
+    /// Neither device needs access to the other's memory.
     ///
     /// # Errors
-    /// Fails if a range does not lie in one allocation.
+    /// An error if a range does not lie in one allocation.
     pub fn copy_peer(
         &self,
         dst: DevicePtr,

@@ -1,21 +1,23 @@
 //! A deterministic simulated device that checks stream order.
 //!
-//! [`SimDevice`] implements [`Driver`](millpond_core::Driver), so everything above the driver runs on it
-//! unchanged, on any machine. It has
+//! [`SimDevice`] implements [`Driver`](millpond_core::Driver). So everything above the driver runs on it
+//! unchanged, on any machine. A simulated device has
 //!
-//! - a capacity, and real bytes behind its addresses, allocated on the first write;
-//! - streams, events, and work that runs in any order that CUDA allows: by a virtual clock or by the choices
-//!   of a seeded adversary ([`Schedule`]);
-//! - a virtual clock that each call advances by its cost on a real device ([`Profile`]);
-//! - faults according to a plan ([`FaultPlan`]);
-//! - an oracle of stream order. It tracks the happens-before order with vector clocks and records each broken
-//!   rule as a [`Violation`]. The test around a resource reports the blocks that the resource hands out and
-//!   takes back, with [`lend`](SimDevice::lend) and [`give_back`](SimDevice::give_back). It submits the
-//!   users' work with [`launch`](SimDevice::launch).
+//! - a capacity, and real bytes behind its addresses, which are allocated on the first write;
+//! - streams, events, and work that runs in any order that CUDA allows. Either a virtual clock or a seeded
+//!   adversary chooses the order ([`Schedule`]);
+//! - a virtual clock, which each call advances by the cost of the call on a real device ([`Profile`]);
+//! - a plan that tells which calls fail ([`FaultPlan`]);
+//! - an oracle, which checks stream order. The oracle records each broken rule as a [`Violation`]. It uses
+//!   vector clocks to know which work happens before other work. A test reports each block that the resource
+//!   under test hands out or takes back, with [`lend`](SimDevice::lend) and
+//!   [`give_back`](SimDevice::give_back). The test submits the work of the block's users with
+//!   [`launch`](SimDevice::launch).
 //!
-//! The same calls in the same order give the same addresses, handles, answers and violations in every
-//! process; [`SimDevice::trace_hash`] shows it. Two things depend on the process: the addresses of managed
-//! and pinned memory, which are real, and the ids of streams, which are unique in a process.
+//! If a program makes the same calls in the same order, it gets the same addresses, handles, answers and
+//! violations in every process. [`SimDevice::trace_hash`] shows this. Two things depend on the process: the
+//! addresses of managed and pinned memory, which are real, and the ids of streams, which are unique in a
+//! process.
 //!
 //! ```
 //! use millpond_core::driver::{Driver, StreamFlags};

@@ -52,17 +52,17 @@ impl State {
 impl SimDevice {
     /// Resets the device's context, as any library may do with `cuDevicePrimaryCtxReset`. Every later call
     /// through this driver fails with
-    /// [`CONTEXT_IS_DESTROYED`](millpond_core::DriverError::CONTEXT_IS_DESTROYED), as
-    /// [`Driver::was_reset`](millpond_core::Driver::was_reset) describes. [`open_again`](Self::open_again)
-    /// and [`open`](crate::open) return the driver of the new context.
+    /// [`CONTEXT_IS_DESTROYED`](millpond_core::DriverError::CONTEXT_IS_DESTROYED);
+    /// [`Driver::was_reset`](millpond_core::Driver::was_reset) lists the exceptions.
+    /// [`open_again`](Self::open_again) and [`open`](crate::open) return the driver of the new context.
     ///
-    /// Plain, managed and pinned memory, streams and events are gone. Physical memory, its mappings and its
-    /// addresses stay until they are freed.
+    /// The reset destroys plain, managed and pinned memory, streams and events. Physical memory, its mappings
+    /// and its addresses stay until they are freed.
     pub fn reset_context(&self) {
         self.lock().reset_context();
     }
 
-    /// Returns the driver of the device's present context: this one, unless the context was reset.
+    /// Returns the driver of the device's present context. If the context was not reset, it is this driver.
     pub fn open_again(&self) -> Arc<Self> {
         self.shared.open()
     }

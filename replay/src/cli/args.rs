@@ -29,9 +29,9 @@ use super::tune::TuneArgs;
 /// Replays allocation logs through stacks of GPU memory resources, and compares the stacks.
 ///
 /// A log is a CSV file that RMM's or millpond's logging adaptor wrote, with the columns
-/// Thread,Time,Action,Pointer,Size,Stream, plain or compressed with gzip or zstd. A memory snapshot of
-/// PyTorch, minimalloc's CSV and a SQLite export of Nsight Systems work too. You need no GPU: without one,
-/// logs are replayed on a simulated NVIDIA H200.
+/// Thread,Time,Action,Pointer,Size,Stream. It may be compressed with gzip or zstd. The command also reads
+/// memory snapshots of PyTorch, minimalloc's CSV, and SQLite exports of Nsight Systems. You need no GPU:
+/// without one, logs are replayed on a simulated NVIDIA H200.
 #[derive(Clone, Debug, Parser)]
 #[command(
     name = "millpond-replay",
@@ -42,7 +42,7 @@ use super::tune::TuneArgs;
     disable_help_subcommand = true
 )]
 pub(crate) struct Cli {
-    /// A task other than replaying logs
+    /// A command that does something other than replaying logs
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
 
@@ -50,15 +50,16 @@ pub(crate) struct Cli {
     #[arg(value_name = "LOG", required_unless_present = "list_layers")]
     pub(crate) logs: Vec<PathBuf>,
 
-    /// A stack to replay through, base first, as in cuda+pool:max=8GiB; can be given several times
+    /// A stack through which the logs are replayed, base first, as in cuda+pool:max=8GiB; can be given
+    /// several times
     ///
-    /// Without this option, each log goes through a standard line-up. --list-layers prints the layers that a
-    /// stack can be made of, and their parameters.
+    /// Without this option, each log is replayed through several stacks, the standard line-up. --list-layers
+    /// prints the layers that a stack can contain, and their parameters.
     #[arg(long = "stack", short = 's', value_name = "SPEC")]
     pub(crate) stacks: Vec<StackSpec>,
 
-    /// Where to replay: cuda:N, sim:h200, sim:a100, sim:SIZE such as sim:8GiB, or sim:FILE.toml with a
-    /// profile written by `calibrate` [default: cuda:0 if there is a GPU, else sim:h200]
+    /// The device on which the logs are replayed: cuda:N, sim:h200, sim:a100, sim:SIZE such as sim:8GiB, or
+    /// sim:FILE.toml with a profile written by `calibrate` [default: cuda:0 if there is a GPU, else sim:h200]
     #[arg(long, short = 'd', value_name = "DEVICE", value_parser = suggest::device)]
     pub(crate) device: Option<DeviceSpec>,
 
@@ -66,17 +67,17 @@ pub(crate) struct Cli {
     #[arg(long, short = 'f', value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) format: FormatArg,
 
-    /// Which threads replay the log, and in which order
+    /// The threads that replay the log, and their order
     #[arg(long, short = 't', value_enum, default_value_t, value_name = "ORDER")]
     pub(crate) threads: ThreadsArg,
 
-    /// How many times each stack replays a log; with several passes, the first, the last and the best are
-    /// reported
+    /// How many times each stack replays a log; if more than once, the results show the first, the last and
+    /// the best pass
     #[arg(long, short = 'n', value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) repeat: u32,
 
-    /// Skip and count rows that cannot be read. A log that is cut off is always replayed up to the cut
+    /// Skip rows that cannot be read, and count them; if a log is truncated, replay it up to the cut
     #[arg(long)]
     pub(crate) skip_bad_rows: bool,
 
@@ -87,7 +88,7 @@ pub(crate) struct Cli {
     #[arg(long, value_enum, default_value_t, value_name = "WHEN", global = true)]
     pub(crate) color: ColorArg,
 
-    /// Print the layers that a stack can be made of, and their parameters, then exit
+    /// Print the layers that a stack can contain, and their parameters, and exit
     #[arg(long)]
     pub(crate) list_layers: bool,
 }
@@ -121,25 +122,25 @@ Examples:
       print one JSON object per log, each on its own line; the documentation of millpond_replay::report
       explains the fields
   millpond-replay bench --quick
-      no log: measure the cost of allocations on neutral workloads, and compare with mimalloc
+      without a log: measure the cost of allocations on neutral workloads, and compare with mimalloc
   millpond-replay busy app.csv.gz --stack cuda+pool
-      launch a kernel with each allocation: what does reuse between streams cost?
+      launch a kernel with each allocation, and show the cost of reusing blocks of other streams
   millpond-replay calibrate --out my.toml --check app.csv.gz
-      measure the GPU for `--device sim:my.toml`, and compare a log on both
+      measure the GPU, write my.toml for `--device sim:my.toml`, and compare a log on the two devices
   millpond-replay import snapshot.pickle --output log.csv.gz
       print the contents and the gaps of a PyTorch memory snapshot, and write it as a log
   millpond-replay explain snapshot.pickle
-      where is its memory, why did a request fail, and what would help?
+      show where the memory is, why requests failed, and how to need less
   millpond-replay tune snapshot.pickle
       find the settings of PyTorch's allocator that need the least memory, as a line to paste
   millpond-replay report snapshot.pickle -o report.html
       show the explanation, with charts, in one HTML page
   millpond-replay gate snapshot.pickle --budget budget.toml
-      fail a build if its memory grew; --write makes the budget
+      fail a build if its memory is over the budget; --write makes the budget
   millpond-replay record pytorch
-      print the lines that make a program write such a file
+      print the lines with which a program records such a file
   millpond-replay ./bench
-      replay a log that has the name of a command
+      replay a log whose name is also the name of a command
 
 Figures:
   peak taken    the most bytes that a stack held from the driver at one time; with --repeat, in the first
@@ -151,28 +152,29 @@ Figures:
   ns/op         time per operation of the log, in the stack and in the driver; driver time is virtual on a
                 simulated device; with --repeat, in the first pass and in the fastest pass
   calls         driver calls, in the same passes
-  failures      allocations that failed; `failed then, served now` is about rows `allocate failure`
+  failures      allocations that failed; `failed then, served now` counts rows `allocate failure` that succeed
 
 Exit status:
-  0  every stack named with --stack served every row; without --stack, at least one of the line-up did
-  1  a stack failed a row or could not be built; rows `allocate failure` that fail again count too;
-     `calibrate --check` found the simulated device too far from the real one; `gate` found the memory over
-     its budget; `plan` or `tune` found nothing that surely fits into --capacity
+  0  every stack named with --stack served every row; without --stack, at least one stack of the line-up did
+  1  a stack could not be built, or failed a row (a row `allocate failure` that fails again counts, too);
+     `calibrate --check` found the simulated device too different from the real one; `gate` found the memory
+     over its budget; `plan` or `tune` found nothing that surely fits into --capacity
   2  a log, a stack's text, the device or the command line is wrong; a stack would overwrite a log; or an
      output cannot be written
 
 Environment:
-  MILLPOND_LOG  the diagnostics to print to the standard error, as in `debug` or `millpond=trace`
+  MILLPOND_LOG  selects the diagnostics on the standard error, as in `debug` or `millpond=trace`
   NO_COLOR      turns colours off if it is not empty; CLICOLOR_FORCE=1 turns them on without a terminal";
 
 /// The values of `--threads`.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, ValueEnum)]
 pub(crate) enum ThreadsArg {
-    /// One thread for each thread of the log, one at a time, strictly in the log's order
+    /// One thread for each thread of the log; only one of them runs at a time, strictly in the log's order
     AsLogged,
-    /// One thread for each thread of the log, all at once; a block is freed only after its allocation
+    /// One thread for each thread of the log; all run at the same time, and a block is freed only after its
+    /// allocation
     Free,
-    /// One thread, in the log's order
+    /// A single thread, in the log's order
     #[default]
     #[value(name = "1")]
     One,

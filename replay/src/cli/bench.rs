@@ -11,9 +11,9 @@ use crate::lineup;
 
 /// Measures the cost of allocations on neutral workloads, and compares the stacks with mimalloc
 ///
-/// A step is one allocation and one free. mimalloc allocates CPU memory in the same steps; its time is the
-/// lower bound for bookkeeping. The documentation of millpond_measure::bench explains the workloads, the
-/// method and the JSON.
+/// A step is one allocation and one free. mimalloc allocates CPU memory in the same steps. Its time is a
+/// lower bound for the bookkeeping of an allocator. The documentation of millpond_measure::bench explains the
+/// workloads, the method and the JSON.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct BenchArgs {
     /// A stack to measure, base first, as in cuda+pool:max=8GiB; can be given several times [default: the
@@ -21,15 +21,15 @@ pub(crate) struct BenchArgs {
     #[arg(long = "stack", short = 's', value_name = "SPEC")]
     pub(crate) stacks: Vec<StackSpec>,
 
-    /// Where to measure: cuda:N, sim:h200, sim:a100, sim:SIZE, or sim:FILE.toml with a profile written by
-    /// `calibrate` [default: cuda:0 if there is a GPU, else sim:h200]
+    /// The device on which to measure: cuda:N, sim:h200, sim:a100, sim:SIZE, or sim:FILE.toml with a profile
+    /// written by `calibrate` [default: cuda:0 if there is a GPU, else sim:h200]
     ///
-    /// A simulated device gets as much memory as a workload needs. On a GPU, workloads that do not fit are
+    /// A simulated device gets as much memory as a workload needs. On a GPU, a workload that does not fit is
     /// skipped.
     #[arg(long, short = 'd', value_name = "DEVICE", value_parser = suggest::device)]
     pub(crate) device: Option<DeviceSpec>,
 
-    /// Numbers of threads, for workloads with several threads [default: 1,2,4,8,16, with --quick 2]
+    /// The numbers of threads for workloads with several threads [default: 1,2,4,8,16, with --quick 2]
     #[arg(long, short = 't', value_name = "N,…", value_delimiter = ',', value_parser = thread_count)]
     pub(crate) threads: Vec<usize>,
 
@@ -43,11 +43,11 @@ pub(crate) struct BenchArgs {
     #[arg(long, short = 'f', value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) format: BenchFormatArg,
 
-    /// Run few steps: ends within 30 seconds for the default stacks, with rough figures
+    /// Run few steps: with the default stacks this ends within 30 seconds, and the figures are rough
     #[arg(long, short = 'q')]
     pub(crate) quick: bool,
 
-    /// The seed for sizes and choices; the same seed gives the same work
+    /// The seed of random sizes and choices; the same seed gives the same work
     #[arg(long, default_value_t = 42, value_name = "N")]
     pub(crate) seed: u64,
 
@@ -58,10 +58,10 @@ pub(crate) struct BenchArgs {
 /// The values of `bench --format`.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, ValueEnum)]
 pub(crate) enum BenchFormatArg {
-    /// For people
+    /// A table for people
     #[default]
     Table,
-    /// One object
+    /// One JSON object
     Json,
 }
 

@@ -11,37 +11,39 @@ use super::format::FormatArg;
 use super::progress::ProgressArgs;
 use super::suggest;
 
-/// Replays logs with work in flight: each allocation launches a kernel
+/// Replays logs with kernels running: each allocation launches a kernel
 ///
-/// A freed block is in use until the kernels before the free finish, and a wait between streams costs time.
-/// So `busy` shows the cost of reuse between streams: the time until all streams finish, the memory taken,
-/// and the waits. It also runs without an allocator, and shows the least memory that needs no wait. The
-/// documentation of millpond_measure::busy explains the method and the JSON.
+/// A freed block stays in use until the kernels before the free have finished, and a wait between streams
+/// costs time. So `busy` shows the cost of reusing blocks of other streams: the time until all streams
+/// finish, the device memory that the stack uses, and the waits. For comparison, `busy` also runs the kernels
+/// without an allocator, and computes the least memory with which no stream waits. The documentation of
+/// millpond_measure::busy explains the method and the JSON.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct BusyArgs {
     /// The logs to replay
     #[arg(value_name = "LOG", required = true)]
     pub(crate) logs: Vec<PathBuf>,
 
-    /// A stack, base first, or `async` for cuMemAllocAsync; can be given several times [default: cuda+pool,
-    /// cuda+pool:reuse=own, async]
+    /// A stack to run, base first, or `async` for cuMemAllocAsync; can be given several times
+    /// [default: cuda+pool, cuda+pool:reuse=own, async]
     #[arg(long = "stack", short = 's', value_name = "SPEC")]
     pub(crate) stacks: Vec<Subject>,
 
-    /// Where to run: cuda:N, sim:h200, sim:a100, sim:SIZE, or sim:FILE.toml with a profile written by
-    /// `calibrate` [default: cuda:0 if there is a GPU, else sim:h200]
+    /// The device on which to run: cuda:N, sim:h200, sim:a100, sim:SIZE, or sim:FILE.toml with a profile
+    /// written by `calibrate` [default: cuda:0 if there is a GPU, else sim:h200]
     #[arg(long, short = 'd', value_name = "DEVICE", value_parser = suggest::device)]
     pub(crate) device: Option<DeviceSpec>,
 
-    /// The ranges for the random durations of kernels, in microseconds [default: 5..25,10..100]
+    /// The ranges from which kernels get random durations, in microseconds [default: 5..25,10..100]
     #[arg(long, short = 'k', value_name = "LO..HI,…", value_delimiter = ',')]
     pub(crate) kernels: Vec<Kernels>,
 
-    /// How far the host runs ahead of the device: ahead, level, sync [default: all]
+    /// How far the host runs ahead of the device: `ahead` never waits for kernels, `level` has at most 4
+    /// unfinished kernels in each stream, `sync` waits for each kernel [default: all]
     #[arg(long, value_name = "HOST,…", value_delimiter = ',')]
     pub(crate) host: Vec<Host>,
 
-    /// How long an allocation and its launch take the host on a simulated device, in microseconds
+    /// The time that the host takes for an allocation and its launch on a simulated device, in microseconds
     #[arg(long = "host-us", value_name = "N", default_value = "4", value_parser = nanoseconds,
           allow_negative_numbers = true)]
     pub(crate) host_ns: u64,
@@ -55,12 +57,12 @@ pub(crate) struct BusyArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) first: Option<u64>,
 
-    /// Leave each stack only this much device memory, and count the allocations that fail: a size, as in
-    /// 3GiB, or a share of the log's peak live bytes, as in 120%
+    /// The device memory that is left to each stack: a size, as in 3GiB, or a share of the log's peak of live
+    /// bytes, as in 120%; allocations that fail are counted
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub(crate) capacity: Option<Capacity>,
 
-    /// The seed for the durations; the same seed gives the same work
+    /// The seed of the random durations; the same seed gives the same work
     #[arg(long, default_value_t = 42, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) seed: u64,
 
@@ -68,7 +70,7 @@ pub(crate) struct BusyArgs {
     #[arg(long, short = 'f', value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) format: FormatArg,
 
-    /// Skip and count rows that cannot be read. A log that is cut off is always replayed up to the cut
+    /// Skip rows that cannot be read, and count them; if a log is truncated, replay it up to the cut
     #[arg(long)]
     pub(crate) skip_bad_rows: bool,
 

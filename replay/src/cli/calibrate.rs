@@ -19,28 +19,27 @@ use super::verdict::{self, Failure, Verdict};
 use super::{output, suggest};
 use crate::progress::Progress;
 
-/// Measures what a device's driver calls cost, and writes a profile for --device sim:FILE.toml
+/// Measures the time of a device's driver calls, and writes a profile for --device sim:FILE.toml
 ///
-/// This takes some seconds, and at most a quarter of the free device memory, up to 6 GiB. With --check, the
-/// exit status is 1 if a stack fails, or if the simulation differs from the device: by more than 15 % in
-/// driver time, compared with the fastest run, or by more than 1 % in memory.
+/// This takes some seconds. It uses at most a quarter of the free device memory, up to 6 GiB. With --check,
+/// the exit status is 1 if a stack fails, or if the simulated device differs too much from the real one. The
+/// limits are 15 % of the driver time, compared with the fastest run, and 1 % of the memory.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CalibrateArgs {
-    /// The device to measure; a simulated device only if you name it [default: cuda:0]
+    /// The device to measure; a simulated device is measured only if you name it [default: cuda:0]
     #[arg(long, short = 'd', value_name = "DEVICE", value_parser = suggest::device)]
     pub(crate) device: Option<DeviceSpec>,
 
-    /// Write the profile to this file; `-` is the standard output, and then --check prints to the standard
-    /// error
+    /// The file for the profile; `-` is the standard output, and --check then prints to the standard error
     #[arg(long, short = 'o', value_name = "FILE", required_unless_present = "profile")]
     pub(crate) out: Option<PathBuf>,
 
-    /// Do not measure; check this profile instead
+    /// A profile to check with --check; no device is measured
     #[arg(long, value_name = "FILE", conflicts_with = "out", requires = "check")]
     pub(crate) profile: Option<PathBuf>,
 
-    /// Replay these logs on the device and on a device simulated from the profile, and compare driver time
-    /// and memory; `-` is the standard input
+    /// Logs to replay both on the device and on a device that is simulated from the profile; driver time and
+    /// memory are compared; `-` is the standard input
     #[arg(long, value_name = "LOG", num_args = 1..)]
     pub(crate) check: Vec<PathBuf>,
 

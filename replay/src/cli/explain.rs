@@ -9,17 +9,18 @@ use millpond_snapshot::explain;
 use super::import::{ReportFormat, SourceArgs};
 use super::verdict::{Failure, Verdict};
 
-/// Explains where memory is, and what would help: at the peak, at failed requests, at the end
+/// Explains where memory is and what would help: at the peak, at failed requests, and at the end
 ///
-/// Reads the same files as `import`. Prints each problem with its evidence and settings to paste; where the
-/// memory is (in use, held for streams, lost to rounding, free, pinned by live blocks); and which stacks hold
-/// it.
+/// Reads the same files as `import`. Prints three things: each problem, with its evidence and with settings
+/// to paste; the places of the memory (in use, held for streams, lost to rounding, free, pinned by live
+/// blocks); and the call stacks whose blocks hold the memory.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ExplainArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// The size of the device, as in 80GiB; shows how much memory lies outside the allocator
+    /// The size of the device, as in 80GiB; with it, the explanation shows how much memory is outside the
+    /// allocator
     #[arg(long, value_name = "SIZE", value_parser = device_memory)]
     device_memory: Option<u64>,
 

@@ -18,12 +18,11 @@ pub(crate) struct ExportArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// The format
+    /// The format of the file
     #[arg(long, short = 'f', value_enum, value_name = "FORMAT")]
     format: ExportFormat,
 
-    /// The event after which the live stacks are written, counted from 1, for `speedscope`, `folded`
-    /// and `all-frames`
+    /// For `speedscope` and `folded`, the event after which the live call stacks are written, counted from 1
     /// [default: the event that reached the peak]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     event: Option<u64>,
@@ -36,9 +35,9 @@ pub(crate) struct ExportArgs {
 /// The formats of other tools.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 enum ExportFormat {
-    /// JSON for speedscope: how many bytes each stack holds after an event
+    /// JSON for speedscope: how many bytes each call stack holds after an event
     Speedscope,
-    /// The same as text, for flamegraph.pl and inferno: the user's frames, with the others folded
+    /// The same as `speedscope`, as text for flamegraph.pl and inferno
     Folded,
     /// The same text with all frames
     AllFrames,

@@ -7,12 +7,12 @@ use crate::report::Format;
 /// The values of `--format`.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, ValueEnum)]
 pub(crate) enum FormatArg {
-    /// For people
+    /// A table for people
     #[default]
     Table,
-    /// One object per log, each on its own line
+    /// One JSON object for each log, each on its own line
     Json,
-    /// One row per stack and log
+    /// CSV with one row for each stack and log
     Csv,
 }
 

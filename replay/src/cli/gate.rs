@@ -12,21 +12,21 @@ use super::import::{ReportFormat, SourceArgs};
 use super::verdict::{Failure, Verdict};
 use super::{output, overwrite, suggest};
 
-/// Compares a file with a memory budget, to fail a build if its memory grows
+/// Compares a file with a memory budget, so that a build fails if its memory grows
 ///
 /// Reads the same files as `import`. The exit status is 0 if the file is within the budget, and 1 if it is
-/// over. It is 2 if the file or the budget cannot be read, or an output cannot be written. In a GitHub
-/// Actions step, --markdown "$GITHUB_STEP_SUMMARY" shows the table in the summary of the run.
+/// over the budget. It is 2 if the file or the budget cannot be read, or if an output cannot be written. In a
+/// GitHub Actions step, --markdown "$GITHUB_STEP_SUMMARY" shows the table in the summary of the run.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct GateArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// The budget file; --write makes it
+    /// The file with the budget; --write makes it
     #[arg(long, short = 'b', value_name = "BUDGET.toml")]
     budget: PathBuf,
 
-    /// Do not compare; write the budget that the file just meets
+    /// Do not compare, but write the smallest budget that the file meets
     #[arg(long)]
     write: bool,
 

@@ -16,19 +16,19 @@ use super::verdict::{Failure, Verdict};
 use super::{output, overwrite, suggest};
 use crate::progress::Progress;
 
-/// Imports a recording of another program, and writes it as a log
+/// Imports a file that another program has recorded, and can write it as a log
 ///
 /// Reads memory snapshots of PyTorch (2.0 and later, or the HTML pages of its viewer), minimalloc's CSV,
-/// SQLite exports of Nsight Systems, and logs, plain or compressed with gzip or zstd. The content of a file
-/// decides how it is read. Reading runs no code from a snapshot, so snapshots from strangers are safe. The
-/// report lists the file's contents and its gaps.
+/// SQLite exports of Nsight Systems, and logs. Files may be compressed with gzip or zstd. The content of a
+/// file decides how it is read. Reading runs no code from a snapshot, so snapshots from strangers are safe.
+/// The report says which data the file contains, and which data it lacks.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ImportArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// Write a log: RMM's columns first, then the others; compressed if the name ends in .gz or .zst; `-` is
-    /// the standard output
+    /// Write a log to this file: RMM's columns first, then the others. The log is compressed if the name ends
+    /// in .gz or .zst. `-` is the standard output
     #[arg(long, short = 'o', value_name = "LOG.csv")]
     output: Option<PathBuf>,
 
@@ -44,12 +44,12 @@ pub(super) struct SourceArgs {
     #[arg(value_name = "FILE")]
     file: PathBuf,
 
-    /// The device whose events are read [default: the busiest device of a snapshot, the first device of a
-    /// log]
+    /// The number of the device whose events are read
+    /// [default: the busiest device of a snapshot, the first device of a log]
     #[arg(long, value_name = "N")]
     device: Option<u32>,
 
-    /// The most memory that importing may use on top of the size of the file
+    /// The most memory that importing may use in addition to the size of the file
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_memory)]
     memory: u64,
 
@@ -101,10 +101,10 @@ impl SourceArgs {
 /// The formats of a report about a recording.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, ValueEnum)]
 pub(crate) enum ReportFormat {
-    /// For people
+    /// Text for people
     #[default]
     Text,
-    /// One object on one line
+    /// One JSON object, on one line
     Json,
 }
 

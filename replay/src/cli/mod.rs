@@ -1,7 +1,7 @@
-//! The command line of `millpond-replay`, for programs with layers of their own.
+//! The command line of `millpond-replay`, for programs that add layers of their own.
 //!
-//! A program that adds its layers to [`compare::layers`] gets the whole command line for its stacks, with
-//! reports, exit status and help:
+//! A program adds its layers to [`compare::layers`], and passes the table to [`main`]. It then has the whole
+//! command line for its stacks, with reports, exit status and help:
 //!
 //! ```no_run
 //! use std::process::ExitCode;
@@ -71,9 +71,9 @@ use overwrite::Reads;
 use verdict::{Failure, Verdict};
 
 /// Runs the command that the process's arguments name. Stacks are built from the layers of `table`. Results
-/// go to the standard output, and the diagnostics that `MILLPOND_LOG` selects to the standard error.
+/// go to the standard output. Diagnostics that `MILLPOND_LOG` selects go to the standard error.
 ///
-/// Ends the process if the arguments ask for help or are wrong.
+/// If the arguments ask for help or are wrong, the call ends the process.
 pub fn main(table: &LayerTable) -> ExitCode {
     let out = io::stdout().lock();
     let cli = words::parse(std::env::args_os()).unwrap_or_else(|error| error.exit());
@@ -83,11 +83,12 @@ pub fn main(table: &LayerTable) -> ExitCode {
     Verdict::of(result).into()
 }
 
-/// Runs the command in `arguments`, which start with the program's name, and prints results to `out`. Errors
-/// go to the standard error. Diagnostics go to the caller's `tracing` subscriber.
+/// Runs the command in `arguments`, whose first item is the program's name. Results go to `out`, errors go to
+/// the standard error, and diagnostics go to the caller's `tracing` subscriber.
 ///
 /// # Errors
-/// The help text if the arguments ask for it, or the message if they are wrong; nothing ran.
+/// The help text if the arguments ask for it, or a message if the arguments are wrong. No command has run
+/// then.
 pub fn run(
     arguments: impl IntoIterator<Item = OsString>,
     table: &LayerTable,

@@ -15,10 +15,11 @@ use super::verdict::{Failure, Verdict};
 
 /// Computes the least memory that any allocator needs for a file, and places its blocks
 ///
-/// Reads the same files as `import`. Prints the least memory in the host's order and with streams apart, and
-/// a placement with its ratio to that bound. With --capacity, it also answers whether the blocks fit: yes,
-/// proved by the placement; no, for any allocator; or unknown. The exit status is then 1 unless the answer is
-/// yes.
+/// Reads the same files as `import`. Prints the least memory for two rules: memory is reused in the order of
+/// the host's calls, or streams share no memory. Then prints a placement of the blocks, and its size divided
+/// by the least memory. With --capacity, also answers whether the blocks fit into this capacity: yes (the
+/// placement proves it), no (not with any allocator), or unknown. If the answer is not yes, the exit status
+/// is 1.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct PlanArgs {
     #[command(flatten)]
@@ -28,11 +29,11 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     capacity: Option<u64>,
 
-    /// Whether one stream may reuse memory of another stream
+    /// Whether a stream may reuse memory that another stream has freed
     #[arg(long, value_enum, default_value_t, value_name = "RULE")]
     streams: StreamRule,
 
-    /// The alignment of each block
+    /// The alignment of each block in bytes
     #[arg(long, value_name = "SIZE", default_value = "256", value_parser = alignment)]
     alignment: u64,
 
@@ -44,9 +45,9 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
 
-    /// Write the placement. If the name ends in .plan, write a plan for the layer `plan`
+    /// Write the placement to this file. If the name ends in .plan, write a plan for the layer `plan`
     /// (cuda+pool+plan:file=FILE.plan). Otherwise write minimalloc's CSV: for each block, the positions of
-    /// its allocation and free, its size and its offset
+    /// its allocation and its free, its size, and its offset
     #[arg(long, short = 'o', value_name = "FILE")]
     output: Option<PathBuf>,
 
@@ -58,10 +59,10 @@ pub(crate) struct PlanArgs {
 /// Whether streams share addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, ValueEnum)]
 enum StreamRule {
-    /// Never, because a file does not tell where the program orders its streams
+    /// Never: a file does not tell where the program orders its streams
     #[default]
     Apart,
-    /// In the order of the host's calls; right if the program orders streams before each reuse
+    /// In the order of the host's calls; this is right if the program orders its streams before each reuse
     HostOrder,
 }
 

@@ -18,18 +18,18 @@ use super::overwrite::Reads;
 use super::verdict::{Failure, Verdict};
 use super::{output, suggest};
 
-/// Writes one HTML page about a file: live memory over time, its addresses, and the stacks that hold it
+/// Writes one HTML page about a file: live memory over time, its addresses, and the call stacks that hold it
 ///
 /// Reads the same files as `import`. The page needs no other file and no network. It shows live and reserved
-/// bytes over events or time, failed requests, blocks by address, bytes by stack, a flame graph for each
-/// instant, sizes by lifetimes, the memory ledger and diagnoses of `explain`, and a placement of `plan`. The
-/// page holds its summary as JSON, in the element `summary`.
+/// bytes over events or time, failed requests, blocks by address, bytes by call stack, a flame graph for each
+/// instant, and sizes by lifetimes. It also shows where the memory is and what would help, as `explain` does,
+/// and a placement, as `plan` does. The element `summary` of the page holds its summary as JSON.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ReportArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// Another run to compare with
+    /// The file of another run, to compare with
     #[arg(value_name = "FILE2")]
     other: Option<PathBuf>,
 
@@ -37,17 +37,17 @@ pub(crate) struct ReportArgs {
     #[arg(long, short = 'o', value_name = "PAGE.html")]
     output: PathBuf,
 
-    /// A stack of resources to replay on a simulated device; the page draws its reserved bytes too; can be
-    /// given several times
+    /// A stack of resources through which the file is replayed on a simulated device; the page then also
+    /// draws the stack's reserved bytes; can be given several times
     #[arg(long = "stack", short = 's', value_name = "SPEC")]
     stacks: Vec<StackSpec>,
 
-    /// Where the stacks are replayed, as in sim:24GiB
+    /// The simulated device on which the stacks are replayed, as in sim:24GiB
     #[arg(long, value_name = "DEVICE", default_value = "sim:h200", requires = "stacks",
           value_parser = suggest::device)]
     on: DeviceSpec,
 
-    /// The seconds after which the search for a placement stops and keeps its best one; 0 for no placement
+    /// The seconds after which the search for a placement stops and keeps the best one; 0 for no placement
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     plan_time: u64,
 }

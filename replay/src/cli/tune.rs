@@ -13,17 +13,20 @@ use super::verdict::{Failure, Verdict};
 
 /// Finds the settings that need the least memory for a file, and prints the line that selects them
 ///
-/// Reads the same files as `import`. Replays the file on simulated GPUs of different sizes. A PyTorch memory
-/// snapshot runs through models of PyTorch's allocator with all useful settings; any other file runs through
-/// models of RMM's resources. Both also run through millpond's pool. Prints the smallest memory in which each
-/// candidate serves every request, with its stalls, driver calls and their time, and the least memory that
-/// any allocator needs. The exit status is 1 if no candidate fits into --capacity.
+/// Reads the same files as `import`, and replays the file on simulated GPUs of different sizes. A PyTorch
+/// memory snapshot runs through models of PyTorch's allocator, with all useful settings. Any other file runs
+/// through models of RMM's resources. Every file also runs through millpond's pool.
+///
+/// Prints for each candidate the smallest memory in which it serves every request, and its stalls, driver
+/// calls and their time. Also prints the least memory that any allocator needs. The exit status is 1 if no
+/// candidate fits into --capacity.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct TuneArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// The available memory, as in 40GiB; the best candidate is then the one with the fewest stalls in it
+    /// The memory that is available, as in 40GiB; the best candidate is then the one with the fewest stalls
+    /// in this memory
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     capacity: Option<u64>,
 

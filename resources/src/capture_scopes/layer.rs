@@ -1,4 +1,4 @@
-//! The layer that adds scopes for captured graphs.
+//! The layer that makes scopes for captured graphs.
 
 use std::sync::Arc;
 

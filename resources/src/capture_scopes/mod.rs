@@ -1,8 +1,8 @@
-//! Scopes for captured graphs: they keep a graph's memory until the owner drops the scope.
+//! Scopes for captured graphs. A scope keeps the memory of graphs until its owner drops it.
 //!
-//! A [`CaptureScope`] is made from the layer `capture_scopes`. Its memory comes from below that layer: from a
-//! pool, a pool of the driver, or plain memory. docs/book/src/design/decisions.md, *Scopes for captures*,
-//! gives the reasons.
+//! The layer `capture_scopes` makes each [`CaptureScope`]. The scope allocates its memory from the resource
+//! below that layer: a pool, a pool of the driver, or plain memory. The reasons are in
+//! docs/book/src/design/decisions.md, *Scopes for captures*.
 
 mod inner;
 mod layer;
@@ -30,15 +30,17 @@ pub use scope::{CaptureScope, CaptureScopes, ScopedStream};
 use inner::Inner;
 use scope::{Host, Scope};
 
-/// Makes [scopes](CaptureScope) for captured graphs, and passes all other requests to upstream.
+/// Makes [scopes](CaptureScope) for captured graphs. A request that belongs to no scope goes to the upstream.
 ///
-/// While no stream is open in a scope, an allocation costs one extra load. While no scope has memory, so does
-/// a free; otherwise a free looks its address up in a sharded table. While a stream is open, requests on
-/// other streams search the open streams and ask the driver whether they belong to a capture
-/// (`cuStreamGetCaptureInfo`).
+/// The cost of such requests depends on the scopes:
+/// - While no stream is open in a scope, an allocation costs one extra load.
+/// - While a stream is open, an allocation on another stream searches the open streams. It also asks the
+///   driver whether its stream belongs to a capture (`cuStreamGetCaptureInfo`).
+/// - While no scope has memory, a free costs one extra load. Otherwise it looks its address up in a sharded
+///   table.
 ///
-/// Put it above pools and bins: a pool on top of it would take its memory from a scope, and hand that memory
-/// to other streams.
+/// Put this layer above pools and bins. A pool above the layer would allocate its own memory from a scope,
+/// and hand that memory to other streams.
 ///
 /// See [`CaptureScope`] for an example.
 ///
@@ -129,7 +131,7 @@ unsafe impl<R: DeviceMemoryResource + Send + Sync> DeviceMemoryResource for Capt
         true
     }
 
-    /// Returns upstream's statistics, which count each span as one live block.
+    /// Returns the upstream's statistics. They count each span of a scope as one live block.
     fn statistics(&self) -> Option<ResourceStatistics> {
         let known = self.0.upstream.statistics();
         match self.0.misuses.load(Ordering::Relaxed) {

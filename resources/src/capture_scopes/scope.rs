@@ -10,50 +10,56 @@ use parking_lot::Mutex;
 
 use super::memory::Memory;
 
-/// Memory that belongs to captured graphs. Blocks that a stream allocates while it is open in the scope stay
-/// with the scope until it is dropped, even if they are freed.
+/// Memory that belongs to captured graphs. While a stream is open in the scope, the scope serves the stream's
+/// allocations. The blocks stay with the scope until the scope is dropped, even after they are freed.
 ///
 /// # Which requests it serves
-/// The scope serves streams that [`begin`](Self::begin) opened, and streams that were forked into the capture
-/// of such a stream (if the driver numbers captures: CUDA 11.3). All other requests bypass it. Its memory
-/// comes from below its layer, in large spans that are allocated outside of the capture. So the graph gets no
-/// nodes for allocations, waits, or records.
+/// The scope serves two kinds of streams: streams that [`begin`](Self::begin) opened, and streams that were
+/// forked into the capture of an open stream. (The second kind needs a driver that numbers captures, CUDA
+/// 11.3 or newer.) All other requests bypass the scope.
+///
+/// The scope allocates its memory from below its layer, in large spans, outside of the capture. So the graph
+/// gets no nodes for allocations, waits, or records.
 ///
 /// # Reuse
 /// If a block is allocated and freed in one capture, later requests of the same stream in that capture reuse
-/// it. Once no stream is open in the scope, all such blocks are free for its next capture. So several graphs
-/// may share a scope, and need no more memory than the largest of them.
+/// it. Once no stream is open in the scope, all such blocks are free for the scope's next capture. So several
+/// graphs may share a scope, and together need no more memory than the largest of them.
 ///
-/// If a capture frees a block that it did not allocate, work outside of the capture may still use the block:
-/// it was allocated before the capture, or left an earlier one. Other requests get the block only when that
-/// work is done. When the scope closes for a stream, it records an event there; a later allocation checks
-/// whether the device has reached the event. The scope cannot record on streams from elsewhere, which were
-/// not opened in it. For these it waits for the whole device before it reports that memory is out. Without
-/// numbers of captures (before CUDA 11.3), this applies to all blocks.
+/// A capture may also free a block that it did not allocate: the block was allocated before the capture, or
+/// left an earlier one. Work outside of the capture may still use this block, so other requests get it only
+/// after that work is done. When the scope closes for a stream, it records an event on the stream. A later
+/// allocation checks whether the device has reached the event.
+///
+/// If a stream was made by another library and was not opened in the scope, the scope cannot record an event
+/// on it. The scope then waits for the whole device before it reports that memory is out. Before CUDA 11.3,
+/// this applies to all blocks, because captures have no numbers.
 ///
 /// # Duties of the program
 ///
-/// - A capture may free a block that work outside of captures uses. That work must be on a stream that is
-///   open in the scope, on the stream that allocated the block, or before one of these or the stream of the
-///   free in stream order. A captured order does not count, because it holds for the graph alone.
-/// - If a capture allocates a block, use it outside of that capture only after the capture has ended.
-/// - The graphs of a scope must never run at once, on whichever streams they are launched. Work that an open
-///   stream does outside of a capture with blocks of the scope counts as a graph.
-/// - A block may leave the capture: it is still live when the capture ends, like the output of a graph. It
-///   keeps its contents until its own graph, or one captured *before* it in the scope, is launched: such a
-///   graph may use the same memory while it runs. Graphs that are launched in the order of their captures
-///   find the outputs of earlier ones.
+/// - A capture may free a block that work outside of captures uses. That work must be ordered in one of two
+///   ways. It runs on a stream that is open in the scope, or on the stream that allocated the block. Or it
+///   happens before later work of one of these streams or of the stream of the free. A captured order does
+///   not count, because it holds for the graph alone.
+/// - If a capture allocates a block, use the block outside of that capture only after the capture has ended.
+/// - The graphs of a scope must never run at the same time, on whichever streams they are launched. If an
+///   open stream uses blocks of the scope outside of a capture, that work counts as a graph.
+/// - A block leaves the capture if it is still live when the capture ends, like the output of a graph. It
+///   keeps its contents until its own graph is launched, or a graph that was captured *before* it in the
+///   scope: such a graph may use the same memory while it runs. If graphs are launched in the order of their
+///   captures, each finds the outputs of the earlier ones.
 ///
-/// [`ScopedStream::end`] returns the blocks that left. Free such a block like any other, on any stream. It
-/// returns to its scope, and a later capture of the scope gets it once the work before its free is done. If a
-/// block is freed on a stream that captures outside the scope, it stays with that graph: it is withheld until
-/// the scope ends.
+/// [`ScopedStream::end`] returns the blocks that left the capture. Free such a block like any other, on any
+/// stream. The block returns to its scope. A later capture of the scope gets it once the work before its free
+/// is done. If a block is freed on a stream that captures outside the scope, the block belongs to the graph
+/// of that capture, and no request gets it until the scope ends.
 ///
 /// # The end of a scope
-/// Clones share a scope, and open streams hold it: it ends with the last of them. The end waits for all work
-/// of the device, so that earlier launches are done, and then gives the memory back. Blocks that are still
-/// live stay valid; their spans go back when they are freed. Do not launch a graph after its scope has ended.
-/// A scope may outlive the resource that it came from, and also holds the resource's memory.
+/// Clones share a scope. The scope ends when the last clone is dropped and no stream is open in it. The end
+/// waits for all work on the device, so that earlier launches are done. Then the scope gives its memory back.
+/// Blocks that are still live stay valid, and their spans are given back when the blocks are freed. Do not
+/// launch a graph after its scope has ended. A scope may outlive the resource that made it. It then also
+/// keeps that resource's memory.
 ///
 /// ```
 /// use millpond_core::driver::{CaptureMode, StreamFlags};
@@ -91,7 +97,7 @@ use super::memory::Memory;
 pub struct CaptureScope(Arc<Owner>);
 
 impl CaptureScope {
-    /// Makes a new scope in the outermost layer `capture_scopes` of a stack. It holds no memory yet.
+    /// Makes a new scope in the outermost layer `capture_scopes` of a stack. The scope holds no memory yet.
     ///
     /// # Errors
     /// [`Unsupported`](ErrorKind::Unsupported) if the stack has no such layer.
@@ -108,15 +114,16 @@ impl CaptureScope {
         Self(Arc::new(Owner { host, scope }))
     }
 
-    /// Returns the scope's number, from 1. No other scope of the process has it.
+    /// Returns the scope's number, counted from 1. It is unique in the process.
     pub fn id(&self) -> u64 {
         self.0.scope.id
     }
 
-    /// Opens the scope for a stream: from now on, the scope serves the stream's requests on any thread. Call
-    /// it before or after the capture begins. End it after the capture has ended.
+    /// Opens the scope for a stream. From now on, the scope serves the stream's requests on any thread. Call
+    /// this before or after the capture begins. Close the scope for the stream after the capture has ended,
+    /// with [`ScopedStream::end`].
     ///
-    /// A scope may be open for several streams, of one capture or of simultaneous captures. Simultaneous
+    /// A scope may be open for several streams, in one capture or in simultaneous captures. Simultaneous
     /// captures do not share freed blocks. The stream must stay alive until the returned value is dropped.
     ///
     /// # Errors
@@ -127,12 +134,12 @@ impl CaptureScope {
         Ok(ScopedStream { owner: Arc::clone(&self.0), stream: stream.id(), since })
     }
 
-    /// Returns the live blocks of the scope, in the order of their allocation.
+    /// Returns the live blocks of the scope, in the order in which they were allocated.
     pub fn blocks(&self) -> Vec<BlockInfo> {
         self.0.scope.memory.lock().blocks(self.id(), 0)
     }
 
-    /// Returns the present memory of the scope.
+    /// Returns the memory that the scope holds now.
     pub fn memory(&self) -> ScopeMemory {
         self.0.scope.memory.lock().report(self.id())
     }
@@ -144,8 +151,8 @@ impl fmt::Debug for CaptureScope {
     }
 }
 
-/// A stream that is open in a [`CaptureScope`], until this value is [ended](Self::end) or dropped, on any
-/// thread.
+/// A stream that is open in a [`CaptureScope`]. Any thread may [end](Self::end) or drop this value. The scope
+/// then closes for the stream.
 #[must_use = "the stream's requests are served from the scope only while this lives"]
 pub struct ScopedStream {
     owner: Arc<Owner>,
@@ -155,8 +162,8 @@ pub struct ScopedStream {
 }
 
 impl ScopedStream {
-    /// Closes the scope for the stream. Returns the blocks that the scope handed out meanwhile and that are
-    /// still live: they leave the capture.
+    /// Closes the scope for the stream. Returns the blocks that leave the capture: the scope allocated them
+    /// while the stream was open, and they are still live.
     pub fn end(self) -> Vec<BlockInfo> {
         let scope = &self.owner.scope;
         scope.memory.lock().blocks(scope.id, self.since)
@@ -183,12 +190,12 @@ impl fmt::Debug for ScopedStream {
     }
 }
 
-/// A layer that makes scopes; [`CaptureScope::of`] finds it.
+/// A layer that makes scopes. [`CaptureScope::of`] finds the layer in a stack.
 pub trait CaptureScopes {
     /// Makes a new scope, which holds no memory yet.
     fn new_scope(&self) -> CaptureScope;
 
-    /// Returns the memory of the scopes that have some, or may still get some, in the order of their ids.
+    /// Returns the memory of each scope that holds memory or may still get some, in the order of their ids.
     fn scopes(&self) -> Vec<ScopeMemory>;
 
     /// Returns the number of streams that are open in a scope.

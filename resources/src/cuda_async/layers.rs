@@ -15,19 +15,22 @@ pub(crate) const CUDA_ASYNC: LayerEntry = LayerEntry {
     name: "cuda_async",
     about: "a pool of CUDA's stream-ordered allocator (cuMemAllocFromPoolAsync)",
     params: &[
-        ("initial", "bytes to take at once (default 0); a size, or a percentage of free memory"),
-        ("release_threshold", "bytes to keep at a synchronisation (default: all)"),
+        ("initial", "bytes to allocate when it is built: a size, or a percentage of free memory (default 0)"),
+        ("release_threshold", "bytes that the pool keeps at a synchronisation (default: all)"),
         (
             "max",
-            "the most bytes to hold (default: all device memory); a size, or a percentage of free memory",
+            "the most bytes that it may hold: a size, or a percentage of free memory (default: all memory)",
         ),
         (
             "reuse",
-            "memory of other streams that the driver hands out: follow/opportunistic/internal (default), \
-             some of them, or own",
+            "how the driver reuses memory that other streams have freed: \
+             follow/opportunistic/internal (default), some of them, or own",
         ),
-        ("handles", "handles for other processes: none (default), fd, fabric, fd/fabric"),
-        ("hw_decompress", "memory for the decompression engine: auto (default: from CUDA 12.8 on), on, off"),
+        ("handles", "handles through which other processes import it: none (default), fd, fabric, fd/fabric"),
+        (
+            "hw_decompress",
+            "whether the decompression engine can use it: auto (default: since CUDA 12.8), on, off",
+        ),
     ],
     kind: LayerKind::ReadBase(|params| {
         let sizes = Sizes {
@@ -52,7 +55,7 @@ pub(crate) const CUDA_ASYNC: LayerEntry = LayerEntry {
 pub(crate) const CUDA_ASYNC_VIEW: LayerEntry = LayerEntry {
     name: "cuda_async_view",
     about: "the device's default or current pool of CUDA's stream-ordered allocator",
-    params: &[("pool", "which one: default (default), current")],
+    params: &[("pool", "which pool: default (the default) or current")],
     kind: LayerKind::ReadBase(|params| {
         let view = match params.text("pool")? {
             None | Some("default") => CudaAsyncViewMemoryResource::of_default,
@@ -71,7 +74,7 @@ pub(crate) const CUDA_ASYNC_VIEW: LayerEntry = LayerEntry {
 /// Builds `cuda_async_managed` from text.
 pub(crate) const CUDA_ASYNC_MANAGED: LayerEntry = LayerEntry {
     name: "cuda_async_managed",
-    about: "the driver's default pool of memory that host and device share (CUDA 13.0)",
+    about: "the driver's default pool of memory that host and device share (since CUDA 13.0)",
     params: &[],
     kind: LayerKind::Base(|_, driver| Ok(Arc::new(CudaAsyncManagedMemoryResource::new(Arc::clone(driver))?))),
 };

@@ -22,13 +22,14 @@ pub use options::{CudaAsyncOptions, HwDecompress};
 /// The first version of CUDA whose pools support the decompression engine.
 const HW_DECOMPRESS_SINCE: i32 = 12_080;
 
-/// Hands out memory of its own pool, through `cuMemAllocFromPoolAsync` and `cuMemFreeAsync`.
+/// Allocates from its own pool of CUDA's stream-ordered allocator, with `cuMemAllocFromPoolAsync` and
+/// `cuMemFreeAsync`.
 ///
-/// The driver reuses memory between streams. It gives nothing back at synchronisations unless
-/// [`release_threshold`](CudaAsyncOptions::release_threshold) is set. Dropping the resource frees its live
-/// blocks, unless a clone of its [`pool`](Self::pool) still exists.
+/// The driver reuses memory between streams. At a synchronisation it gives no memory back, unless
+/// [`release_threshold`](CudaAsyncOptions::release_threshold) is set. If the resource is dropped, its live
+/// blocks are freed, unless a clone of its [`pool`](Self::pool) still exists.
 ///
-/// [`memory_pool`](crate::memory_pool) explains how it works during graph captures.
+/// [`memory_pool`](crate::memory_pool) explains how the pool behaves during graph captures.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResourceExt, StreamRef};
@@ -52,12 +53,12 @@ pub struct CudaAsyncMemoryResource {
 }
 
 impl CudaAsyncMemoryResource {
-    /// Makes a pool, and a resource over it.
+    /// Makes a pool, and a resource that allocates from it.
     ///
     /// # Errors
     /// [`Unsupported`](ErrorKind::Unsupported) if the driver or the device has no such pools,
-    /// [`OutOfMemory`](ErrorKind::OutOfMemory) if there is no room for the initial bytes, and the driver's
-    /// error.
+    /// [`OutOfMemory`](ErrorKind::OutOfMemory) if the device has too little memory for the initial bytes, and
+    /// the driver's errors.
     pub fn new(driver: DriverHandle, options: CudaAsyncOptions) -> Result<Self> {
         Self::said(driver, options, Sizes::of(&options))
     }
@@ -151,11 +152,11 @@ enum Viewed {
     Other,
 }
 
-/// Hands out memory of an existing pool, which others may use too: the device's default or current pool, or
-/// any [`MemoryPool`].
+/// Allocates from an existing pool of CUDA's stream-ordered allocator, which other code may use too. It can
+/// be the device's default or current pool, or any [`MemoryPool`].
 ///
-/// The pool's settings stay as they are; CUDA's default pool gives all free memory back at each
-/// synchronisation. After the resource is dropped, the driver keeps blocks that are still live.
+/// The resource does not change the pool's settings. By default, CUDA's default pool gives all free memory
+/// back at each synchronisation. After the resource is dropped, the driver keeps blocks that are still live.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
@@ -183,7 +184,7 @@ impl CudaAsyncViewMemoryResource {
     /// Returns a resource over this pool.
     ///
     /// # Errors
-    /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's error.
+    /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's errors.
     pub fn new(pool: MemoryPool) -> Result<Self> {
         Self::over(pool, Viewed::Other)
     }
@@ -191,15 +192,15 @@ impl CudaAsyncViewMemoryResource {
     /// Returns a resource over the device's default pool.
     ///
     /// # Errors
-    /// The driver's error.
+    /// The driver's errors.
     pub fn of_default(driver: DriverHandle) -> Result<Self> {
         Self::over(MemoryPool::default_of(driver)?, Viewed::Default)
     }
 
-    /// Returns a resource over the pool that is the device's current one now.
+    /// Returns a resource over the pool that is the device's current pool at this moment.
     ///
     /// # Errors
-    /// The driver's error.
+    /// The driver's errors.
     pub fn of_current(driver: DriverHandle) -> Result<Self> {
         Self::over(MemoryPool::current_of(driver)?, Viewed::Current)
     }
@@ -210,7 +211,7 @@ impl CudaAsyncViewMemoryResource {
         Ok(Self { memory: AsyncMemory::new(pool, accessibility), viewed })
     }
 
-    /// Returns the pool.
+    /// Returns the pool from which the resource allocates.
     pub fn pool(&self) -> &MemoryPool {
         self.memory.pool()
     }
@@ -248,13 +249,14 @@ fn accessibility_of(pool: &MemoryPool, viewed: Viewed) -> Result<Accessibility> 
     })
 }
 
-/// Hands out managed memory, which host and device use at one address, from the driver's default pool (CUDA
-/// 13.0).
+/// Allocates managed memory from the driver's default pool for it (needs CUDA 13.0 or newer). Host and device
+/// use managed memory at the same address.
 ///
-/// Two resources of a device are equal, since they share the pool. If the pool's release threshold is 0,
-/// CUDA's default, the resource raises it, so that synchronisations give nothing back: giving managed memory
-/// back and taking it again takes longer than a program's kernels (RMM's issue 2510). After the resource is
-/// dropped, the driver keeps blocks that are still live.
+/// Two resources of a device are equal, because they share the pool. CUDA's default for the pool's release
+/// threshold is 0: each synchronisation gives all free memory back. Giving managed memory back and allocating
+/// it again takes longer than a program's kernels (RMM's issue 2510). So if the threshold is 0, the resource
+/// raises it, and synchronisations give nothing back. After the resource is dropped, the driver keeps blocks
+/// that are still live.
 ///
 /// ```
 /// use millpond_core::{Accessibility, DeviceMemoryResource};
@@ -276,7 +278,7 @@ impl CudaAsyncManagedMemoryResource {
     ///
     /// # Errors
     /// [`Unsupported`](ErrorKind::Unsupported) before CUDA 13.0, and on a device that cannot use managed
-    /// memory while the host does; the driver's error.
+    /// memory at the same time as the host. Also the driver's errors.
     pub fn new(driver: DriverHandle) -> Result<Self> {
         let pool = Self::pool_of(driver).map_err(|error| error.in_stack("cuda_async_managed"))?;
         Ok(Self { memory: AsyncMemory::new(pool, Accessibility::DEVICE_AND_HOST) })
@@ -306,7 +308,7 @@ impl CudaAsyncManagedMemoryResource {
         Ok(pool)
     }
 
-    /// Returns the pool.
+    /// Returns the pool from which the resource allocates.
     pub fn pool(&self) -> &MemoryPool {
         self.memory.pool()
     }

@@ -12,12 +12,12 @@ use crate::memory_pool::PoolReuse;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum HwDecompress {
-    /// Yes, if the driver supports it (CUDA 12.8) and makes such a pool; otherwise no.
+    /// The engine can use it if the driver supports this (since CUDA 12.8) and makes such a pool.
     #[default]
     Auto,
-    /// Yes; fails if the driver cannot.
+    /// The engine can use it. If the driver cannot make such a pool, building the resource fails.
     On,
-    /// No.
+    /// The engine cannot use it.
     Off,
 }
 
@@ -68,19 +68,19 @@ pub(super) fn handles_of(text: &str) -> Result<HandleTypes> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct CudaAsyncOptions {
-    /// Bytes to take when the pool is made (default 0).
+    /// The bytes that the pool allocates when it is made (default 0).
     pub initial_bytes: u64,
-    /// Bytes that the pool keeps at a synchronisation. `None` (the default) keeps all, since giving memory
-    /// back and taking it again stalls the program.
+    /// The bytes that the pool keeps at a synchronisation. `None` (the default) keeps all: giving memory back
+    /// and allocating it again would stall the program.
     pub release_threshold: Option<u64>,
-    /// The most bytes that the pool may hold. `None` (the default) for the device's memory.
+    /// The most bytes that the pool may hold. `None` (the default) means all memory of the device.
     pub maximum_bytes: Option<u64>,
-    /// Which memory of other streams the driver may hand out (default: all).
+    /// How the driver may reuse memory that other streams have freed (default: in every way).
     pub reuse: PoolReuse,
-    /// The handles by which other processes can import the pool (default: none). The driver gives memory of
-    /// such a pool back only when the pool ends.
+    /// The kinds of handles through which other processes can import the pool (default: none). The driver
+    /// gives the memory of an exportable pool back only when the pool ends.
     pub handles: HandleTypes,
-    /// Whether the decompression engine can use the memory.
+    /// Whether the device's decompression engine can use the memory.
     pub hw_decompress: HwDecompress,
 }
 
@@ -114,7 +114,7 @@ impl Sizes {
     }
 }
 
-/// Writes the options as parameters of a stack's text; empty for the defaults.
+/// Prints the options as parameters of a stack's text. Options with their default value are left out.
 impl fmt::Display for CudaAsyncOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text(Sizes::of(self)))

@@ -33,12 +33,13 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
     }),
 };
 
-/// Memory of the system's allocator, like [`SystemMemoryResource`](crate::SystemMemoryResource), that leaves
-/// `headroom_bytes` of the device free: it advises the driver to keep the rest of a block on the host.
+/// Memory of the system's allocator, like [`SystemMemoryResource`](crate::SystemMemoryResource), which leaves
+/// `headroom_bytes` of the device free.
 ///
-/// The part of a new block that fits above the headroom, rounded down to 256 bytes, prefers the device. The
-/// rest prefers the host. This takes one query and one or two calls of `cuMemAdvise`. If the driver refuses
-/// the advice, the block is still handed out.
+/// When the resource allocates a block, it reads the device's free memory. It advises the driver to place a
+/// part of the block on the device: as many bytes as the device has free beyond the headroom, rounded down to
+/// 256. It advises the driver to place the rest on the host. This takes one query and one or two calls of
+/// `cuMemAdvise`. If the driver refuses the advice, the allocation still succeeds.
 ///
 /// ```
 /// use millpond_core::DeviceMemoryResourceExt;

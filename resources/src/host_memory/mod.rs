@@ -1,12 +1,12 @@
-//! Memory of the host: pageable memory as a resource, and allocators for the host over any resource with host
-//! memory.
+//! Host memory: resources over the system's allocator, and allocators for the host over any resource whose
+//! memory the host can access.
 //!
 //! | item | purpose |
 //! |---|---|
 //! | [`PageableHostMemoryResource`] | memory of the system's allocator, for the host only |
-//! | [`SystemMemoryResource`] | the same memory, on a device that can access it |
-//! | [`SamHeadroomMemoryResource`] | the same, but keeps a part of the device free |
-//! | [`HostMemoryResource`] | the trait of allocators for the host, which take no stream |
+//! | [`SystemMemoryResource`] | memory of the system's allocator, on a device that can access it |
+//! | [`SamHeadroomMemoryResource`] | the same memory, but a part of the device stays free |
+//! | [`HostMemoryResource`] | the trait of allocators for the host; their calls name no stream |
 //! | [`HostResource`] | makes such an allocator from any stack whose memory the host can access |
 //!
 //! The driver's pinned memory is a separate resource:

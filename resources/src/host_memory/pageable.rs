@@ -262,10 +262,11 @@ macro_rules! pageable_resource {
 }
 
 pageable_resource! {
-    /// Memory of the system's allocator with the requested alignment, for the host only. The stream does not
-    /// matter, and a free waits for nothing: free a block only after all copies to and from it are done.
+    /// Memory of the system's allocator with the requested alignment, for the host only. The resource ignores
+    /// the stream, and a free waits for nothing. So free a block only after all copies to and from it are
+    /// done.
     ///
-    /// The resource knows its blocks, and refuses wrong frees.
+    /// The resource knows its live blocks, and refuses to free anything else.
     ///
     /// ```
     /// use millpond_core::{Accessibility, DeviceMemoryResource};
@@ -290,26 +291,26 @@ pageable_resource! {
 }
 
 impl PageableHostMemoryResource {
-    /// Returns a resource of this driver's device. Pools on top of it use the device's streams.
+    /// Creates the resource for this driver's device. Pools on top of the resource use the device's streams.
     pub fn new(driver: DriverHandle) -> Self {
         Self(Pageable::new(driver, false))
     }
 }
 
 pageable_resource! {
-    /// Memory of the system's allocator, on a device that can access it. A page moves to where it is first
-    /// used.
+    /// Memory of the system's allocator, on a device that can access it. A page is placed on the host or the
+    /// device, whichever uses it first.
     ///
     /// A free waits for the device's work, like a free of plain CUDA memory. If the wait would end the
-    /// capture of a graph, a later call frees the block. The resource knows its blocks, and refuses wrong
-    /// frees. Two resources of the same device are equal.
+    /// capture of a graph, a later call frees the block. The resource knows its live blocks, and refuses to
+    /// free anything else. Two resources of the same device are equal.
     ///
     #[doc = include_str!("../../layers/system.md")]
     SystemMemoryResource, SYSTEM.name, Accessibility::DEVICE_AND_HOST
 }
 
 impl SystemMemoryResource {
-    /// Returns the resource of this driver's device.
+    /// Creates the resource for this driver's device.
     ///
     /// # Errors
     /// [`Unsupported`](ErrorKind::Unsupported) if the device cannot access pageable memory, and the driver's

@@ -13,35 +13,39 @@ use millpond_core::{
 /// An owned, type-erased, thread-safe handle to an allocator for the host.
 pub type AnyHostResource = Arc<dyn HostMemoryResource + Send + Sync>;
 
-/// Memory that the host reads and writes, allocated and freed without a stream.
+/// An allocator for memory that the host reads and writes. Its calls name no stream.
 ///
-/// [`HostResource`] makes one from any stack whose memory the host can access. So every layer and stack text
-/// also works for the host: `host+pool+statistics`, `pinned_host+pool+limiting`.
+/// [`HostResource`] makes such an allocator from any stack whose memory the host can access. So every layer
+/// and every stack text also works for the host: `host+pool+statistics`, `pinned_host+pool+limiting`.
 ///
 /// # Safety
-/// Callers use the memory. Live blocks do not overlap, hold at least `layout.bytes()` bytes, start at a
-/// multiple of `layout.alignment()`, and no work of the device uses them.
+/// The implementor guarantees the following for each block that [`allocate`](Self::allocate) returns, because
+/// safe code uses the block without checks:
+/// - The block holds at least `layout.bytes()` bytes, which the host may read and write.
+/// - It starts at a multiple of `layout.alignment()`.
+/// - It overlaps no other live block.
+/// - No work of the device uses it when the call returns.
 pub unsafe trait HostMemoryResource: Any + Debug + Display {
-    /// Allocates a block that the host may use at once. For zero bytes it returns a dangling pointer with the
-    /// layout's alignment.
+    /// Allocates a block that the host may use at once. A request for zero bytes returns a dangling pointer
+    /// with the layout's alignment.
     ///
     /// # Errors
-    /// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if there is no such block, and the resource's
-    /// errors.
+    /// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if the resource has no block for the request,
+    /// and the resource's other errors.
     fn allocate(&self, layout: Layout) -> Result<NonNull<u8>>;
 
-    /// Frees a block. The resource refuses and reports a wrong pointer if it can recognise it.
+    /// Frees a block. If the resource can tell that the pointer is wrong, it refuses the call and reports it.
     ///
     /// # Safety
-    /// `ptr` and `layout` come from one `allocate` of this resource, and nothing uses the block any more,
-    /// neither on the host nor on a device.
+    /// `ptr` and `layout` come from one `allocate` of this resource. Nothing uses the block any more, neither
+    /// on the host nor on a device.
     unsafe fn deallocate(&self, ptr: NonNull<u8>, layout: Layout);
 }
 
 /// An allocator for the host, over a stack whose memory the host can access.
 ///
-/// It allocates and frees blocks on a separate stream, on which no other work runs. So it waits for earlier
-/// device work on the memory, and not for other work.
+/// It allocates and frees blocks on a separate stream, on which no other work runs. So a call waits for
+/// earlier device work on the same memory, but not for other work.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResourceExt, Layout};
@@ -83,7 +87,7 @@ impl<R: DeviceMemoryResource> HostResource<R> {
         Ok(Self { resource, stream })
     }
 
-    /// Returns the stack.
+    /// Returns the stack from which the blocks come.
     pub fn resource(&self) -> &R {
         &self.resource
     }

@@ -1,4 +1,4 @@
-//! A pool that is a device's current one for a while.
+//! A pool that is its device's current pool while a value lives.
 
 use std::fmt;
 use std::ops::Deref;
@@ -7,11 +7,11 @@ use millpond_core::{DriverHandle, Result};
 
 use super::{MemoryPool, MemoryPoolOptions};
 
-/// A pool that is its device's current one: every `cuMemAllocAsync` of the process on this device takes from
-/// it. So do cudarc, candle, luminal, and other libraries that allocate with this call.
+/// A pool that is its device's current pool while this value lives. Every `cuMemAllocAsync` of the process on
+/// this device allocates from it. cudarc, candle, luminal and other libraries make such calls.
 ///
-/// Dropping the value makes the previous pool current again, unless another pool has become current. Memory
-/// of the pool stays valid until it is freed, even after that.
+/// When the value is dropped, the previous pool becomes current again, unless another pool has become
+/// current. Memory of this pool stays valid until it is freed, even after the drop.
 ///
 /// ```
 /// use millpond_driver::sim::{SimConfig, SimDevice};
@@ -32,12 +32,14 @@ pub struct CurrentPool {
 }
 
 impl CurrentPool {
-    /// Makes a pool, and makes it the current one of the driver's device.
+    /// Makes a pool, and makes it the current pool of the driver's device.
     ///
-    /// If another library made the previous pool, it must keep that pool as long as this value lives.
+    /// If another library made the previous pool, that library must keep the pool as long as this value
+    /// lives.
     ///
     /// # Errors
-    /// The errors of [`MemoryPool::new`] and [`MemoryPool::set_current`]. The current pool stays the same.
+    /// The errors of [`MemoryPool::new`] and [`MemoryPool::set_current`]. The device then keeps its previous
+    /// current pool.
     pub fn new(driver: DriverHandle, options: MemoryPoolOptions) -> Result<Self> {
         let previous = MemoryPool::current_of(driver.clone())?;
         let pool = MemoryPool::new(driver, options)?;

@@ -1,27 +1,27 @@
-//! The pools of CUDA's stream-ordered allocator, as a type.
+//! A type for the pools of CUDA's stream-ordered allocator.
 //!
 //! A [`MemoryPool`] is built from [`MemoryPoolOptions`], or is the device's default or current pool. Clones
-//! name the same pool, which ends with the last clone. A [`CudaAsyncMemoryResource`] makes its own pool; a
-//! [`CudaAsyncViewMemoryResource`] hands out blocks of an existing one.
+//! name the same pool, which ends with the last clone. A [`CudaAsyncMemoryResource`] makes its own pool. A
+//! [`CudaAsyncViewMemoryResource`] allocates from an existing pool.
 //!
 //! # Lifetimes
-//! - A pool that was made here is destroyed with its last clone. Its live blocks stay valid until they are
-//!   freed. The driver keeps the pool until then: that is CUDA's rule.
+//! - A pool that this library made is destroyed with its last clone. Its live blocks stay valid until they
+//!   are freed, because CUDA keeps a destroyed pool as long as it has live blocks.
 //! - The default pools belong to the driver, and are never destroyed.
-//! - A pool that was made current here is kept while it is current, so that a view of it cannot outlive it.
-//!   If another library makes a pool current, that library must keep it.
-//! - After an error that loses the device, no further driver call is made. After a reset of its context, only
-//!   blocks and pools are still freed.
+//! - A pool that this library made current is kept while it is current, so that a view of the current pool
+//!   cannot outlive it. If another library makes a pool current, that library must keep the pool.
+//! - After an error that loses the device, no further driver call is made. After a reset of the device's
+//!   context, the only driver calls are frees of blocks and pools.
 //!
 //! # Graph captures
-//! If a stream captures a graph, CUDA turns an allocation on it into a node of the graph, and a free too. The
-//! resources over a pool do neither:
-//! - The pool serves a request on such a stream on a separate stream, outside of the capture. The host waits
-//!   until the memory is ready there. If all remaining memory is in use by other streams, the driver may make
-//!   that stream wait, and so the host.
-//! - A block that is freed on such a stream waits in a list. After the capture's end, the next call on the
-//!   same stream frees it there. When memory is out, at [`trim`](MemoryPool::trim), and at the end of the
-//!   pool, the host waits for the device instead, and frees the rest of the list.
+//! If a stream captures a graph, CUDA turns each allocation and each free on it into a node of the graph. The
+//! resources over a pool avoid such nodes:
+//! - A request on a capturing stream is served on a separate stream, outside of the capture. The host waits
+//!   until the memory is ready there. If other streams use all remaining memory, the driver may make the
+//!   separate stream wait for them. Then the host waits for them, too.
+//! - A block that is freed on a capturing stream goes into a list. After the capture has ended, the next call
+//!   on the same stream frees the block there. In three cases, the host waits for the device and frees all
+//!   blocks in the list: when memory is out, at [`trim`](MemoryPool::trim), and at the end of the pool.
 //!
 //! [`CudaAsyncMemoryResource`]: crate::CudaAsyncMemoryResource
 //! [`CudaAsyncViewMemoryResource`]: crate::CudaAsyncViewMemoryResource
@@ -49,7 +49,7 @@ pub use options::{MemoryPoolOptions, PoolReuse};
 #[cfg(unix)]
 pub use share::{ImportedAllocation, ImporterToken, Importers, handshake};
 
-/// A pool of CUDA's stream-ordered allocator; see the [module](self).
+/// A pool of CUDA's stream-ordered allocator; see the [module](self) for its lifetime and for graph captures.
 ///
 /// ```
 /// use millpond_driver::sim::{SimConfig, SimDevice};
@@ -64,8 +64,8 @@ pub use share::{ImportedAllocation, ImporterToken, Importers, handshake};
 #[derive(Clone)]
 pub struct MemoryPool(Arc<Inner>);
 
-/// A resource over a pool of the driver. [`find_trait`](millpond_core::find_trait) finds the one at the
-/// bottom of a stack.
+/// A resource over a pool of the driver. [`find_trait`](millpond_core::find_trait) finds it at the bottom of
+/// a stack.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResource, find_trait};
@@ -80,16 +80,16 @@ pub struct MemoryPool(Arc<Inner>);
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
 pub trait DriverPool {
-    /// Returns the pool.
+    /// Returns the pool from which the resource allocates.
     fn memory_pool(&self) -> &MemoryPool;
 }
 
 impl MemoryPool {
-    /// Makes a pool.
+    /// Makes a pool with these options.
     ///
     /// # Errors
     /// [`Unsupported`](ErrorKind::Unsupported) if the driver or the device has no such pools, and the
-    /// driver's error.
+    /// driver's errors.
     pub fn new(driver: DriverHandle, options: MemoryPoolOptions) -> Result<Self> {
         Self::build(driver, options, false)
     }
@@ -123,16 +123,16 @@ impl MemoryPool {
         Ok(Self::known(driver, raw))
     }
 
-    /// Returns the default pool for a location and a kind of memory (CUDA 13.0).
+    /// Returns the default pool for a location and a kind of memory (since CUDA 13.0).
     ///
     /// # Errors
-    /// [`Unsupported`](ErrorKind::Unsupported) on an older driver, and the driver's error.
+    /// [`Unsupported`](ErrorKind::Unsupported) on an older driver, and the driver's errors.
     pub fn default_for(driver: DriverHandle, location: MemLocation, kind: MemAllocationType) -> Result<Self> {
         let raw = call(&*driver, |driver| driver.mem_get_default_mem_pool(location, kind))?;
         Ok(Self::known(driver, raw))
     }
 
-    /// Returns the device's current pool, which `cuMemAllocAsync` uses.
+    /// Returns the device's current pool, from which `cuMemAllocAsync` allocates.
     ///
     /// # Errors
     /// The driver's errors.
@@ -146,10 +146,10 @@ impl MemoryPool {
         })
     }
 
-    /// Wraps a pool that was made elsewhere, and that its maker destroys.
+    /// Wraps a pool that other code made, and that this code will destroy.
     ///
     /// # Safety
-    /// It is a pool of this driver's context. It outlives this value, its clones, and the resources over
+    /// The pool belongs to this driver's context. It outlives this value, its clones, and the resources over
     /// them.
     pub unsafe fn from_raw(driver: DriverHandle, raw: MemPool) -> Self {
         Self::known(driver, raw)
@@ -180,11 +180,11 @@ impl MemoryPool {
         Self(known)
     }
 
-    /// Makes this the current pool of its device, for the whole process. The pool is kept while it is
+    /// Makes this pool the current one of its device, for the whole process. The pool is kept while it is
     /// current.
     ///
     /// # Errors
-    /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's error.
+    /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's errors.
     pub fn set_current(&self) -> Result<()> {
         self.refuse_import("be a device's current pool")?;
         current::set(&self.0)
@@ -205,10 +205,11 @@ impl MemoryPool {
         self.0.origin == Origin::Imported
     }
 
-    /// Returns how the pool was made. For a pool that was not made here, this needs CUDA 13.2.
+    /// Returns the properties with which the pool was made. For a pool that other code made, this needs CUDA
+    /// 13.2.
     ///
     /// # Errors
-    /// The driver's errors; before CUDA 13.2 it does not know these attributes.
+    /// The driver's errors. Before CUDA 13.2, the driver does not know these attributes.
     pub fn properties(&self) -> Result<MemPoolProps> {
         if let Origin::Made { props, .. } = self.0.origin {
             return Ok(props);
@@ -237,11 +238,11 @@ impl MemoryPool {
 
     // --- The pool's memory ---
 
-    /// Gives free memory back to the device until the pool holds at most `keep_bytes`, and returns the bytes
-    /// given back. Waits for the device, unless a graph capture prevents that.
+    /// Gives free memory back to the device until the pool holds at most `keep_bytes`. Returns the number of
+    /// bytes given back. The call waits for the device, unless a graph capture prevents the wait.
     ///
     /// # Errors
-    /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's error.
+    /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's errors.
     pub fn trim(&self, keep_bytes: u64) -> Result<u64> {
         self.refuse_import("be trimmed")?;
         self.0.trim(keep_bytes)
@@ -255,19 +256,19 @@ impl MemoryPool {
         self.get(MemPoolAttribute::ReleaseThreshold)
     }
 
-    /// Sets the bytes that the pool keeps at a synchronisation. CUDA's default is 0; `u64::MAX` keeps all.
+    /// Sets the bytes that the pool keeps at a synchronisation. CUDA's default is 0. `u64::MAX` keeps all.
     ///
     /// # Errors
-    /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's error.
+    /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's errors.
     pub fn set_release_threshold(&self, bytes: u64) -> Result<()> {
         self.refuse_import("have a release threshold")?;
         self.set(MemPoolAttribute::ReleaseThreshold, bytes)
     }
 
-    /// Returns the bytes of memory that the pool holds.
+    /// Returns the bytes that the pool holds, live and free.
     ///
     /// # Errors
-    /// The driver's errors, also for the five queries below.
+    /// The driver's errors.
     pub fn reserved_bytes(&self) -> Result<u64> {
         self.get(MemPoolAttribute::ReservedMemCurrent)
     }
@@ -288,7 +289,7 @@ impl MemoryPool {
         self.set(MemPoolAttribute::ReservedMemHigh, 0)
     }
 
-    /// Returns the live bytes.
+    /// Returns the bytes in the pool's live blocks.
     ///
     /// # Errors
     /// The driver's errors.
@@ -312,7 +313,7 @@ impl MemoryPool {
         self.set(MemPoolAttribute::UsedMemHigh, 0)
     }
 
-    /// Returns which memory of other streams the driver hands out.
+    /// Returns how the driver may reuse memory that other streams have freed.
     ///
     /// # Errors
     /// The driver's errors.
@@ -324,10 +325,10 @@ impl MemoryPool {
         })
     }
 
-    /// Sets which memory of other streams the driver hands out.
+    /// Sets how the driver may reuse memory that other streams have freed.
     ///
     /// # Errors
-    /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's error.
+    /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's errors.
     pub fn set_reuse(&self, reuse: PoolReuse) -> Result<()> {
         self.refuse_import("hand out freed memory")?;
         let PoolReuse { follow_event_dependencies, opportunistic, internal_dependencies } = reuse;
@@ -338,7 +339,7 @@ impl MemoryPool {
 
     // --- Other devices ---
 
-    /// Returns how a device may use the pool's memory.
+    /// Returns how a device may access the pool's memory.
     ///
     /// # Errors
     /// The driver's errors.
@@ -346,11 +347,11 @@ impl MemoryPool {
         self.call(|driver| driver.mem_pool_get_access(self.raw(), device))
     }
 
-    /// Sets how other devices may use the pool's present and future memory.
+    /// Sets how other devices may access the pool's memory, present and future.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a device that cannot use this device's memory, and
-    /// the driver's error.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a device that cannot access this device's memory,
+    /// and the driver's errors.
     pub fn set_access(&self, access: AccessFlags, devices: &[DeviceId]) -> Result<()> {
         self.call(|driver| driver.mem_pool_set_access(self.raw(), access, devices)).map_err(|error| {
             if error.driver_error().is_none_or(|error| error.code() != DriverError::INVALID_DEVICE) {
@@ -422,8 +423,8 @@ fn check_handles(driver: &dyn Driver, props: MemPoolProps) -> Result<()> {
     }
 }
 
-/// A reset of the context ends the current pools. A pool that was current is then kept only as long as its
-/// user keeps it.
+/// After a reset of the context, no pool is current any more. A pool that was current is then kept only by
+/// its own clones.
 impl Drop for MemoryPool {
     fn drop(&mut self) {
         if !self.0.driver.was_reset() {

@@ -6,9 +6,9 @@ use std::str::FromStr;
 use millpond_core::driver::{HandleTypes, MemAllocationType, MemLocation, MemPoolProps};
 use millpond_core::{Error, Result};
 
-/// The memory freed by other streams that the driver may hand out. By default, all of it.
+/// How the driver may reuse memory that other streams have freed. By default, it may reuse it in every way.
 ///
-/// In text: `follow/opportunistic/internal`, some of them, or `own` for none.
+/// In text: `follow/opportunistic/internal`, or some of these words, or `own` for none.
 ///
 /// ```
 /// use millpond_resources::memory_pool::PoolReuse;
@@ -21,11 +21,12 @@ use millpond_core::{Error, Result};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub struct PoolReuse {
-    /// Memory whose free is ordered before the request by an event.
+    /// Whether the driver reuses memory whose free an event orders before the request.
     pub follow_event_dependencies: bool,
-    /// Memory whose free is already done.
+    /// Whether the driver reuses memory whose free is already done on the device.
     pub opportunistic: bool,
-    /// Memory that needs a wait; the driver inserts the wait into the requesting stream.
+    /// Whether the driver reuses memory whose free is not done yet. The driver then makes the requesting
+    /// stream wait for the free.
     pub internal_dependencies: bool,
 }
 
@@ -39,7 +40,7 @@ impl PoolReuse {
     /// No memory of other streams.
     pub const OWN_STREAM: Self =
         Self { follow_event_dependencies: false, opportunistic: false, internal_dependencies: false };
-    /// All of it, CUDA's default.
+    /// The driver reuses memory of other streams in every way; CUDA's default.
     pub const ALL: Self =
         Self { follow_event_dependencies: true, opportunistic: true, internal_dependencies: true };
 }
@@ -108,8 +109,8 @@ pub struct MemoryPoolOptions {
 }
 
 impl MemoryPoolOptions {
-    /// Returns the options with CUDA's defaults: device memory for this process alone, without a limit, and
-    /// all free memory goes back at each synchronisation.
+    /// Creates options with CUDA's defaults. The pool has device memory for this process alone, and no limit.
+    /// At each synchronisation it gives all free memory back.
     pub fn new() -> Self {
         Self::default()
     }
@@ -120,26 +121,27 @@ impl MemoryPoolOptions {
         self
     }
 
-    /// Makes the memory managed: host and device use it at one address (CUDA 13.0).
+    /// Makes the memory managed: host and device use it at the same address (since CUDA 13.0).
     pub fn managed(mut self) -> Self {
         self.props.kind = MemAllocationType::Managed;
         self
     }
 
-    /// Sets the handles by which other processes can import the pool. The driver gives memory of such a pool
-    /// back only when the pool ends: trimming and the release threshold have no effect.
+    /// Sets the kinds of handles through which other processes can import the pool. The driver gives the
+    /// memory of such a pool back only when the pool ends. Trimming and the release threshold have no effect
+    /// on such a pool.
     pub fn handles(mut self, handles: HandleTypes) -> Self {
         self.props.handles = handles;
         self
     }
 
-    /// Sets the most bytes that the pool may hold (CUDA 12.2); 0 for no limit.
+    /// Sets the most bytes that the pool may hold; 0 for no limit (since CUDA 12.2).
     pub fn max_bytes(mut self, bytes: u64) -> Self {
         self.props.max_bytes = bytes;
         self
     }
 
-    /// Makes the memory usable by the device's decompression engine (CUDA 12.8).
+    /// Sets whether the device's decompression engine can use the memory (since CUDA 12.8).
     pub fn hw_decompress(mut self, is_on: bool) -> Self {
         self.props.hw_decompress = is_on;
         self
@@ -151,7 +153,7 @@ impl MemoryPoolOptions {
         self
     }
 
-    /// Sets which memory of other streams the driver may hand out.
+    /// Sets how the driver may reuse memory that other streams have freed.
     pub fn reuse(mut self, reuse: PoolReuse) -> Self {
         self.reuse = reuse;
         self

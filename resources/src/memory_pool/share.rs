@@ -9,15 +9,16 @@ use millpond_core::{DevicePtr, DriverError, DriverHandle, Error, ErrorKind, Resu
 use super::MemoryPool;
 use super::inner::Origin;
 
-/// Sharing between processes: first the pool, by a descriptor, then any of its blocks, by 64 bytes each.
+/// Shares a pool with other processes. The exporter sends a file descriptor for the pool, and then 64 bytes
+/// for each block.
 impl MemoryPool {
-    /// Returns a file descriptor with which another process can [import](Self::import_fd) the pool. Send it
-    /// over a Unix socket, or let a child process inherit it.
+    /// Returns a file descriptor with which another process can [import](Self::import_fd) the pool. Send the
+    /// descriptor over a Unix socket, or let a child process inherit it.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the pool was made without
-    /// [`HandleTypes::POSIX_FD`], [`Unsupported`](ErrorKind::Unsupported) for an imported one, and the
-    /// driver's error.
+    /// [`HandleTypes::POSIX_FD`], [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the
+    /// driver's errors.
     pub fn export_fd(&self) -> Result<OwnedFd> {
         self.check_export()?;
         let fd = self.call(|driver| driver.mem_pool_export_to_fd(self.raw()))?;
@@ -25,18 +26,19 @@ impl MemoryPool {
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    /// Imports another process's pool. An imported pool does not allocate:
-    /// [`import_pointer`](Self::import_pointer) opens the blocks that the other process exports.
+    /// Imports the pool of another process, the exporter. An imported pool cannot allocate. Its
+    /// [`import_pointer`](Self::import_pointer) opens blocks that the exporter has exported.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the driver knows no such pool, and the driver's
     /// other errors.
     ///
     /// # Safety
-    /// Neither the driver nor this library knows which process uses the memory. The caller guarantees that
-    /// - this process frees each imported block, and completes that free, before the exporter frees the
-    ///   block: [`handshake`] tells the exporter so;
-    /// - this process uses the block only after the exporter's allocation is done on the device.
+    /// Neither the driver nor this library knows which process uses a block. The caller guarantees for each
+    /// imported block:
+    /// - This process uses the block only after the exporter's allocation of it is done on the device.
+    /// - This process frees the block, and the free is done on the device, before the exporter frees the
+    ///   block. A [`handshake`] tells the exporter when all importers are done.
     pub unsafe fn import_fd(driver: DriverHandle, fd: BorrowedFd<'_>) -> Result<Self> {
         let raw = {
             let _captures = millpond_core::driver::CaptureModeGuard::relaxed(&*driver);
@@ -54,11 +56,11 @@ impl MemoryPool {
         Ok(Self::register(driver, raw, Origin::Imported))
     }
 
-    /// Describes a block of this pool for the process that imported it.
+    /// Describes a block of this pool, for a process that has imported the pool.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a pointer outside this pool, or a pool without
-    /// handles; the driver's error.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a pointer outside this pool, and for a pool
+    /// without handles. Also the driver's errors.
     pub fn export_pointer(&self, ptr: DevicePtr) -> Result<MemPoolPtrData> {
         self.check_export()?;
         if self.call(|driver| driver.pointer_mem_pool(ptr))? != Some(self.raw()) {
@@ -74,11 +76,11 @@ impl MemoryPool {
             .map_err(|error| error.context("exporting a block; pass its first byte"))
     }
 
-    /// Opens a block that the exporter described, at an address of this process.
+    /// Opens a block that the exporter has described, and maps it at an address of this process.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if this pool was not imported, or the driver refuses
-    /// the description: it is from another pool, or the block was freed.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if this pool was not imported, or if the driver
+    /// refuses the description, because the block is from another pool or was freed.
     pub fn import_pointer(&self, data: &MemPoolPtrData) -> Result<ImportedAllocation> {
         let refused = |why: &str| Error::invalid_argument(why).on_device(self.driver().device());
         if !self.is_imported() {
@@ -111,9 +113,10 @@ impl MemoryPool {
     }
 }
 
-/// A block of another process, open in this process until it is freed.
+/// A block of another process's pool. It is open in this process until this value frees it.
 ///
-/// Dropping it waits for the device; [`free_on`](Self::free_on) does not.
+/// Dropping the value waits for the device, and then frees the block. [`free_on`](Self::free_on) does not
+/// wait.
 #[derive(Debug)]
 pub struct ImportedAllocation {
     pool: MemoryPool,
@@ -126,11 +129,12 @@ impl ImportedAllocation {
         self.ptr.unwrap_or(DevicePtr::NULL)
     }
 
-    /// Frees the block in the order of `stream`. Tell the exporter once that stream's work is done.
+    /// Frees the block in the order of `stream`, without waiting. After the stream's work is done, this
+    /// process may tell the exporter that it no longer uses the block.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) while the stream captures a graph, and the driver's
-    /// errors. In both cases, the block is freed after a wait for the device.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the stream captures a graph, and the driver's
+    /// errors. In both cases, the call waits for the device and then frees the block.
     pub fn free_on(mut self, stream: StreamRef) -> Result<()> {
         let Some(ptr) = self.ptr else { return Ok(()) };
         if self.pool.call(|driver| driver.stream_is_capturing(stream))? {
@@ -156,7 +160,7 @@ impl Drop for ImportedAllocation {
     }
 }
 
-/// Makes the two ends through which an exporter learns that its importers are done.
+/// Makes the two ends of a connection through which an exporter learns that its importers are done.
 ///
 /// ```
 /// use millpond_resources::memory_pool::handshake;
@@ -170,7 +174,7 @@ impl Drop for ImportedAllocation {
 /// ```
 ///
 /// # Errors
-/// [`Io`](ErrorKind::Io) if the process can have no more descriptors.
+/// [`Io`](ErrorKind::Io) if the process cannot open more file descriptors.
 pub fn handshake() -> Result<(Importers, ImporterToken)> {
     let (reader, writer) = std::io::pipe()?;
     Ok((Importers(reader), ImporterToken(writer)))
@@ -181,11 +185,11 @@ pub fn handshake() -> Result<(Importers, ImporterToken)> {
 pub struct Importers(PipeReader);
 
 impl Importers {
-    /// Waits until every copy of the token is closed; the end of an importing process also closes its copy.
-    /// The exporter closes its copy after sending it.
+    /// Waits until every copy of the [`ImporterToken`] is closed. When an importing process ends, its copy is
+    /// closed as well. After the exporter has sent the token, the exporter must close its own copy.
     ///
     /// # Errors
-    /// [`Io`](ErrorKind::Io).
+    /// [`Io`](ErrorKind::Io) if reading the connection fails.
     pub fn wait(mut self) -> Result<()> {
         // The content does not matter: the end of the file is the message. `copy` continues after a signal.
         std::io::copy(&mut self.0, &mut std::io::sink())?;
@@ -193,7 +197,7 @@ impl Importers {
     }
 }
 
-/// The importers' end of a [`handshake`]: keep it open, or a copy of it, while blocks are imported.
+/// The importers' end of a [`handshake`]. Each importer keeps a copy open while it has blocks imported.
 #[derive(Debug)]
 pub struct ImporterToken(PipeWriter);
 

@@ -6,8 +6,8 @@ use millpond_core::{DeviceId, DevicePtr, Layout, Result, StreamRef};
 
 use crate::pool::options::PoolOptions;
 
-/// The calls of a [`PoolMemoryResource`](crate::PoolMemoryResource), for callers that do not know the type of
-/// the stack: see [`find_trait`](millpond_core::find_trait).
+/// The calls of a [`PoolMemoryResource`](crate::PoolMemoryResource). This trait is for callers that do not
+/// know the type of the stack: [`find_trait`](millpond_core::find_trait) finds the pool in the stack.
 ///
 /// ```
 /// use millpond_core::stack::{LayerTable, StackSpec};
@@ -48,38 +48,42 @@ pub trait Pool {
     /// See [`PoolMemoryResource::add_peer`](crate::PoolMemoryResource::add_peer).
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`PoolMemoryResource::add_peer`](crate::PoolMemoryResource::add_peer).
     fn add_peer(&self, device: DeviceId) -> Result<()>;
 
     /// See [`PoolMemoryResource::export_block`](crate::PoolMemoryResource::export_block).
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`PoolMemoryResource::export_block`](crate::PoolMemoryResource::export_block).
     #[cfg(unix)]
     fn export_block(&self, ptr: DevicePtr, bytes: u64) -> Result<crate::share::ExportedBlock>;
 
     /// See [`PoolMemoryResource::decay_step`](crate::PoolMemoryResource::decay_step).
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`PoolMemoryResource::decay_step`](crate::PoolMemoryResource::decay_step).
     fn decay_step(&self, now: Duration) -> Result<u64>;
 
     /// See [`PoolMemoryResource::release_unused`](crate::PoolMemoryResource::release_unused).
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`PoolMemoryResource::release_unused`](crate::PoolMemoryResource::release_unused).
     fn release_unused(&self, keep_bytes: u64, stream: StreamRef) -> Result<u64>;
 
-    /// Allocates a block that the calling thread has cached for the stream; `None` if it has none.
+    /// Allocates a block from the calling thread's cache for the stream; `None` if that cache has no block
+    /// that fits.
     ///
-    /// It calls neither the driver nor upstream, and waits for no lock that is held during such calls. So a
-    /// caller may hold its own lock that those calls need, such as Python's.
+    /// This method does not call the driver or the upstream. It never waits for a lock that another thread
+    /// holds during such a call. So a caller may hold a lock of its own that code in these calls needs, such
+    /// as Python's global lock.
     fn allocate_cached(&self, layout: Layout, stream: StreamRef) -> Option<DevicePtr>;
 
-    /// Frees a block into the calling thread's cache for the stream, with the same promises; returns whether
-    /// it did.
+    /// Frees a block into the calling thread's cache for the stream. Returns whether the cache took the
+    /// block. If it returns `false`, nothing was freed. Like [`allocate_cached`](Self::allocate_cached), this
+    /// method does not call the driver or the upstream, and may be called with a lock held.
     ///
     /// # Safety
-    /// As for [`DeviceMemoryResource::deallocate`](millpond_core::DeviceMemoryResource::deallocate).
+    /// The conditions of
+    /// [`DeviceMemoryResource::deallocate`](millpond_core::DeviceMemoryResource::deallocate).
     unsafe fn deallocate_cached(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) -> bool;
 }

@@ -14,22 +14,22 @@ use crate::stream_order::Reuse;
 /// The entry that builds the layer `pool` from text.
 pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "pool",
-    about: "best fit with coalescing, growing, in stream order",
+    about: "a growing pool in stream order: best fit with coalescing",
     params: &[
-        ("initial", "bytes to take at once (default 0); a size, or a percentage of free memory"),
+        ("initial", "bytes to allocate when it is built: a size, or a percentage of free memory (default 0)"),
         (
             "max",
-            "bytes to hold at most (default: what upstream gives); a size, or a percentage of free memory",
+            "the most bytes that it may hold: a size, or a percentage of free memory (default: no limit)",
         ),
-        ("pages", "map physical pages from the driver: auto (default: if upstream is cuda), on, off"),
+        ("pages", "whether it maps physical pages: auto (default: if upstream is cuda), on, off"),
         ("decay", "time over which unneeded memory returns to the driver: 10s (default), 500ms, 2min, off"),
         (
             "peers",
-            "other devices that may use the pool's mapped memory: auto (default: those with an active \
+            "other devices that may access the pool's mapped memory: auto (default: devices with an active \
              context), none, or device numbers such as 0/1",
         ),
         ("share", "whether blocks can be exported to other processes: none (default), fd"),
-        ("reuse", "steps between streams: ordered/completed/waited (default), some of them, or own"),
+        ("reuse", "reuse of other streams' blocks: ordered/completed/waited (default), some of them, or own"),
     ],
     kind: LayerKind::ReadLayer(|params| {
         let options = PoolOptions {
@@ -48,7 +48,8 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
 
 /// Builds a [`PoolMemoryResource`] on top of another resource.
 ///
-/// Sizes are bytes, or a percentage of the device's free memory when the pool is built:
+/// A size is a number of bytes, or a percentage of the memory that the device has free when the pool is
+/// built:
 ///
 /// ```
 /// use millpond_core::{ByteSize, DeviceMemoryResourceExt};
@@ -79,48 +80,48 @@ impl Default for PoolLayer {
 }
 
 impl PoolLayer {
-    /// Returns the layer with default options: the pool starts empty and grows as far as upstream allows.
+    /// Creates a layer with default options: the pool starts empty, and grows as far as its upstream allows.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets the size that the pool takes when it is created.
+    /// Sets the bytes that the pool allocates when it is built.
     pub fn initial_bytes(mut self, size: impl Into<ByteSize>) -> Self {
         self.initial = size.into();
         self
     }
 
-    /// Sets the most memory that the pool may hold.
+    /// Sets the most bytes that the pool may hold.
     pub fn maximum_bytes(mut self, size: impl Into<ByteSize>) -> Self {
         self.maximum = Some(size.into());
         self
     }
 
-    /// Sets whether the pool maps pages.
+    /// Sets whether the pool maps pages, or allocates regions from upstream.
     pub fn pages(mut self, pages: PagesMode) -> Self {
         self.options.pages = pages;
         self
     }
 
-    /// Sets the time over which the pool returns memory that it does not need.
+    /// Sets the time over which the pool returns unneeded memory to the driver.
     pub fn decay(mut self, decay: Decay) -> Self {
         self.options.decay = decay;
         self
     }
 
-    /// Sets the other devices that get access to the memory that the pool maps.
+    /// Sets which other devices may access the memory that the pool maps.
     pub fn peers(mut self, peers: Peers) -> Self {
         self.options.peers = peers;
         self
     }
 
-    /// Sets whether blocks can be exported to other processes.
+    /// Sets whether the pool's blocks can be exported to other processes.
     pub fn share(mut self, share: Share) -> Self {
         self.options.share = share;
         self
     }
 
-    /// Sets the steps of the reuse ladder that the pool may take.
+    /// Sets the ways in which the pool may reuse blocks of other streams.
     pub fn reuse(mut self, reuse: Reuse) -> Self {
         self.options.reuse = reuse;
         self

@@ -1,4 +1,5 @@
-//! The pool: stream-ordered best fit with coalescing, over regions from upstream or over pages.
+//! The pool: a resource that serves requests in stream order, by best fit with coalescing. Its memory comes
+//! from upstream in regions, or from the driver in pages.
 //!
 //! ```text
 //!  a thread's call on a stream
@@ -14,14 +15,14 @@
 //!                                     └ in stream A's bins, by size
 //! ```
 //!
-//! Read it in this order: [`PoolMemoryResource`] and `fast_path`; `cache/`; `heap/`; `arena` and `heaps`;
-//! `store/` (regions and pages); `block_map/` (from an address to its block); `central/` (reuse between
-//! streams, and growth: `ladder` decides, `act` makes the calls); `decay/` (returns idle memory);
-//! `oom_advice` (what would have helped a request that failed).
+//! To understand the code, read the modules in this order: [`PoolMemoryResource`] and `fast_path`; `cache/`;
+//! `heap/`; `arena` and `heaps`; `store/` (regions and pages); `block_map/` (from an address to its block);
+//! `central/` (reuse between streams, and growth: `ladder` decides, `act` makes the calls); `decay/` (returns
+//! unneeded memory); `oom_advice` (what would have helped a request that failed).
 //!
-//! A freed block goes to the stream cache first, where neighbours do not join. Before the pool grows, it
-//! flushes the stream caches, so that neighbours join, and returns free spans to the large heap. `reclaim`
-//! documents the exceptions.
+//! A freed block first goes to a stream cache. There, free neighbours are not joined. Before the pool grows,
+//! it empties the stream caches and joins free neighbours. It also returns the free spans of arenas to the
+//! heap of large blocks. `reclaim` documents the exceptions.
 
 pub(crate) mod arena;
 pub(crate) mod cache;
@@ -75,23 +76,24 @@ use crate::pool::decay::{DecayHandle, PoolDecay};
 use crate::pool::shared::Shared;
 use crate::process;
 
-/// A pool that takes large regions from upstream, or maps pages, and allocates blocks in them, in stream
-/// order.
+/// A pool that serves requests in stream order from memory that it keeps. It allocates this memory in large
+/// regions from upstream, or maps it in pages; see [`PagesMode`].
 ///
-/// A stream reuses its own freed blocks without a driver call. If none fits, the pool tries other streams'
-/// blocks, and then grows: see [`Reuse`](crate::Reuse). Over regions the pool starts with
-/// [`initial_bytes`](PoolOptions::initial_bytes) and grows by regions that double in size, up to an eighth of
-/// its memory. If upstream refuses, it asks for less, down to the request itself. It returns fully free
-/// regions on [`trim`](DeviceMemoryResource::trim), before it grows to a new peak, and before a request
-/// fails.
+/// A stream reuses the blocks that it has freed, without a driver call. If none of them fits, the pool tries
+/// blocks that other streams have freed, and then grows: see [`Reuse`](crate::Reuse).
 ///
-/// The pool rounds requests up to a multiple of 256 bytes, and between 16 KiB and 1 MiB to one of 32 sizes
-/// per power of two (at most 3.1 % more). It refuses to free a pointer that is not the start of a block in
-/// use, or a block with a different size.
+/// A pool over regions starts with [`initial_bytes`](PoolOptions::initial_bytes). Each new region is twice as
+/// large as the one before, up to an eighth of the pool's memory. If upstream refuses a region, the pool asks
+/// for a smaller one, down to the size of the request. It returns fully free regions at three times: on
+/// [`trim`](DeviceMemoryResource::trim), before it grows to a new peak, and before a request fails.
 ///
-/// The pool's calls keep the graphs valid that any thread captures at the same time. But a block that is
-/// freed during a capture may be allocated again, and the graph still writes to it at each launch: see
-/// "Captured graphs" of [`DeviceMemoryResource`].
+/// The pool rounds the size of a request up to a multiple of 256 bytes. Between 16 KiB and 1 MiB, it rounds
+/// up to one of 32 sizes for each power of two, which adds at most 3.1 %. The pool refuses to free a pointer
+/// that is not the start of a live block, or whose block has a different size.
+///
+/// While any thread captures a graph, the pool's calls keep the graph valid. But a block that is freed during
+/// a capture may be allocated again, although the graph writes to it at each launch: see "Captured graphs" of
+/// [`DeviceMemoryResource`].
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
@@ -134,13 +136,13 @@ fn warn_of_a_wrapper(upstream: &dyn DeviceMemoryResource) {
 }
 
 impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
-    /// Creates a pool over `upstream`.
+    /// Builds a pool whose memory comes from `upstream`.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the initial size exceeds the
     /// maximum, or if the maximum exceeds the device's memory and the host cannot access upstream's memory;
-    /// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if there is too little memory for the initial
-    /// size; or the driver's error.
+    /// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if upstream has too little memory for the
+    /// initial size; and the driver's errors.
     pub fn new(upstream: R, options: PoolOptions) -> Result<Self> {
         let options = options.checked(&upstream)?;
         let layer = format!("pool{options}");
@@ -182,37 +184,37 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         Ok(pool)
     }
 
-    /// Returns the bytes that the pool holds from upstream or the driver, in use and free.
+    /// Returns the bytes that the pool holds from upstream or from the driver, live and free.
     pub fn pool_bytes(&self) -> u64 {
         self.central.with_heaps(|heaps| heaps.store.bytes_reserved())
     }
 
-    /// Returns the number of streams that the pool knows. It forgets streams without free blocks when new
-    /// streams come.
+    /// Returns the number of streams that the pool knows. When new streams come, the pool forgets streams
+    /// that have no free blocks.
     pub fn known_streams(&self) -> usize {
         self.central.streams()
     }
 
-    /// Returns whether the pool maps physical memory itself: see [`PagesMode`].
+    /// Returns whether the pool maps physical memory itself; see [`PagesMode`].
     pub fn maps_pages(&self) -> bool {
         self.central.maps_pages()
     }
 
-    /// Returns the other devices to which the pool gives access to its memory; see [`Peers`]. A pool that
-    /// [maps no pages](Self::maps_pages) has plain memory, which other devices may use once they have enabled
-    /// peer access.
+    /// Returns the other devices to which the pool gives access to its memory; see [`Peers`]. If the pool
+    /// [maps no pages](Self::maps_pages), its memory is plain: another device can access it after the program
+    /// has enabled peer access.
     pub fn peers(&self) -> Vec<DeviceId> {
         self.central
             .with_heaps(|heaps| heaps.store.pages().map_or(Vec::new(), |pages| pages.backing().peers()))
     }
 
-    /// Gives another device access to the pool's memory, mapped now or later. This takes about as long as one
-    /// `cuMemSetAccess` for each handle of the pool.
+    /// Gives another device access to the pool's memory, present and future. The call takes about as long as
+    /// one `cuMemSetAccess` for each handle of the pool.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for a device that cannot use this
-    /// device's memory; [`Unsupported`](millpond_core::ErrorKind::Unsupported) if the pool maps no pages; or
-    /// the driver's error.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for a device that cannot access this
+    /// device's memory; [`Unsupported`](millpond_core::ErrorKind::Unsupported) if the pool maps no pages; and
+    /// the driver's errors.
     pub fn add_peer(&self, device: DeviceId) -> Result<()> {
         let driver = self.central.driver();
         let add = || {
@@ -232,13 +234,13 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         add().map_err(|error| error.in_stack(self))
     }
 
-    /// Exports a block in use to another process: see [`share`](crate::share). `bytes` is the block's
-    /// requested size.
+    /// Exports a live block to another process; see [`share`](crate::share). `bytes` is the size with which
+    /// the block was requested.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) unless `ptr` is a block in use of this
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `ptr` is not a live block of this
     /// pool that was requested with `bytes`; [`Unsupported`](millpond_core::ErrorKind::Unsupported) if the
-    /// pool was not built with [`Share::Fd`]; or the driver's error.
+    /// pool was not built with [`Share::Fd`]; and the driver's errors.
     #[cfg(unix)]
     pub fn export_block(&self, ptr: DevicePtr, bytes: u64) -> Result<crate::share::ExportedBlock> {
         let export = || {
@@ -276,31 +278,33 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         self.central.with_heaps(|heaps| heaps.live_in(base))
     }
 
-    /// Returns the options, with rounded sizes.
+    /// Returns the pool's options. Sizes are rounded as the pool uses them.
     pub fn options(&self) -> PoolOptions {
         self.options
     }
 
-    /// Makes a step of the pool's [`Decay`]: returns recently unneeded memory to the driver. Returns the
-    /// bytes. `now` is the time since a fixed moment, the same for all calls. The step does not wait for the
-    /// device.
+    /// Runs one step of the pool's [`Decay`]: gives memory that the pool has not needed recently back to the
+    /// driver. Returns the number of bytes given back. `now` is the time since a fixed moment, which must be
+    /// the same for all calls. The step does not wait for the device.
     ///
-    /// On a real device, a thread of the library makes these steps by its own clock. On a simulated device,
-    /// only the caller makes them. A step does nothing if the last one was less than a sixteenth of the
-    /// decay's time ago.
+    /// On a real device, a thread of the library runs these steps by its own clock. On a simulated device,
+    /// only the caller runs them. If the previous step was less than a sixteenth of the decay's time ago, the
+    /// call does nothing.
     ///
     /// # Errors
-    /// The driver's error. Memory that was returned before the error stays returned.
+    /// The driver's errors. Memory that was returned before the error stays returned.
     pub fn decay_step(&self, now: Duration) -> Result<u64> {
         let step = |decay: &DecayHandle| decay.decay().step(now).map_err(|error| error.in_stack(self));
         self.decay.as_ref().map_or(Ok(0), step)
     }
 
-    /// Returns a part of the pool's unused memory beyond `keep_bytes`, as far as the work on it is done.
-    /// Returns the bytes, 0 if there are no more. Unlike [`trim`](DeviceMemoryResource::trim), it does not
-    /// wait for the device, and makes a bounded number of driver calls. It does nothing if the pool holds
-    /// regions (returning one waits for the device), while the pool is busy with another request, or while
-    /// `stream` captures a graph.
+    /// Gives unused memory back until the pool holds `keep_bytes`. It gives back only memory on which all
+    /// work is done, and may give back only a part of it. Returns the number of bytes given back; 0 means
+    /// that there are no more. Unlike [`trim`](DeviceMemoryResource::trim), this call does not wait for the
+    /// device, and makes a bounded number of driver calls.
+    ///
+    /// The call does nothing in three cases: the pool holds regions (returning one waits for the device), the
+    /// pool is busy with another request, or `stream` captures a graph.
     ///
     /// ```
     /// use millpond_core::{DeviceMemoryResourceExt, StreamRef};
@@ -317,14 +321,14 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     /// ```
     ///
     /// # Errors
-    /// The driver's error.
+    /// The driver's errors.
     pub fn release_unused(&self, keep_bytes: u64, stream: StreamRef) -> Result<u64> {
         self.central.release_unused(keep_bytes, stream).map_err(|error| error.in_stack(self))
     }
 
-    /// Checks the invariants of docs/book/src/design/invariants.md, in time proportional to the number of
-    /// blocks. No other thread may be in a call of the pool: its changes without a lock would look like
-    /// errors.
+    /// Checks the pool's invariants, which docs/book/src/design/invariants.md lists. The time is proportional
+    /// to the number of blocks. No other thread may call the pool during the check, because its changes
+    /// without a lock would look like errors.
     ///
     /// # Panics
     /// If an invariant does not hold, which is a bug in the pool.

@@ -21,43 +21,43 @@ use crate::tuning::LEAST_PAGES;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct PoolOptions {
-    /// The bytes that the pool takes when it is created; rounded up to a multiple of 256.
+    /// The bytes that the pool allocates when it is built, rounded up to a multiple of 256.
     pub initial_bytes: u64,
-    /// The most bytes that the pool may hold; rounded down to a multiple of 256. `None` for no limit.
+    /// The most bytes that the pool may hold, rounded down to a multiple of 256. `None` for no limit.
     pub maximum_bytes: Option<u64>,
-    /// Whether the pool maps physical memory itself.
+    /// Whether the pool maps physical memory itself, or allocates regions from upstream.
     pub pages: PagesMode,
-    /// The time over which the pool returns memory that it does not need.
+    /// The time over which the pool returns unneeded memory to the driver.
     pub decay: Decay,
-    /// Which other devices may use the memory that the pool maps.
+    /// Which other devices may access the memory that the pool maps.
     pub peers: Peers,
-    /// Whether blocks can be exported to other processes.
+    /// Whether the pool's blocks can be exported to other processes.
     pub share: Share,
-    /// Which steps of the reuse ladder between streams the pool may take.
+    /// The ways in which the pool may reuse blocks of other streams.
     pub reuse: Reuse,
 }
 
-/// Whether a pool maps physical memory itself, with the driver's virtual memory management, or takes regions
-/// from upstream.
+/// Whether a pool maps physical memory itself, with the driver's virtual memory management, or allocates
+/// regions from upstream.
 ///
-/// A pool that maps pages can combine free memory from several places into one block, so it holds little more
-/// than the bytes in use. CUDA's legacy IPC handles cannot share its blocks with other processes. Use
-/// `pages=off` for these handles, or share blocks through file descriptors with `share=fd`.
+/// A pool that maps pages can combine free memory from several places into one block. So it holds little more
+/// than its live bytes. CUDA's legacy IPC handles cannot share its blocks with other processes. To share
+/// blocks, use `pages=off` with these handles, or `share=fd` with file descriptors.
 ///
-/// A pool maps pages only directly over `cuda`. Over a wrapper (`cuda+statistics+pool`), `auto` means `off`,
-/// and the pool logs a warning: put wrappers above the pool.
+/// A pool maps pages only if it is directly above `cuda`. Over a wrapper (`cuda+statistics+pool`), `auto`
+/// means `off`, and the pool logs a warning. So put wrappers above the pool.
 ///
-/// In text: `pages=auto` (the default), `pages=on`, `pages=off`.
+/// In a stack's text: `pages=auto` (the default), `pages=on`, `pages=off`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum PagesMode {
-    /// Maps pages if upstream is plain CUDA memory, the driver supports it, and the pool's maximum is large
-    /// enough.
+    /// The pool maps pages if upstream is plain CUDA memory, the driver supports pages, and the pool's
+    /// maximum is large enough.
     #[default]
     Auto,
-    /// Always maps pages. If that is not possible, the pool cannot be built.
+    /// The pool always maps pages. If that is not possible, building the pool fails.
     On,
-    /// Never maps pages.
+    /// The pool never maps pages.
     Off,
 }
 
@@ -198,7 +198,7 @@ fn has(driver: &dyn Driver, attribute: DeviceAttribute) -> Result<bool> {
     }
 }
 
-/// Writes the parameters of the layer's text, without the defaults.
+/// Prints the options as parameters of a stack's text. Options with their default value are left out.
 impl fmt::Display for PoolOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let maximum = self.maximum_bytes.map(ByteSize::Bytes);

@@ -6,24 +6,24 @@ use std::str::FromStr;
 use millpond_core::driver::call;
 use millpond_core::{DeviceId, Driver, Error, Result};
 
-/// Which other devices of the machine may use a pool's memory, if the pool maps pages.
+/// Which other devices of the machine may access a pool's memory, if the pool maps pages.
 ///
-/// Another device can use mapped memory only if the mapping gives it access. Enabling peer access
-/// (`cudaDeviceEnablePeerAccess`) is not enough. Each device with access makes each mapping slower, by the
-/// time of one `cuMemSetAccess`.
+/// Another device can access mapped memory only if the mapping itself gives it access. It is not enough to
+/// enable peer access (`cudaDeviceEnablePeerAccess`). Each device with access makes each mapping slower, by
+/// the time of one `cuMemSetAccess`.
 ///
-/// In text: `peers=auto` (the default), `peers=none`, or device numbers such as `peers=0/1`.
+/// In a stack's text: `peers=auto` (the default), `peers=none`, or device numbers such as `peers=0/1`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Peers {
-    /// Devices that can access the memory and whose primary context is active when it is mapped. A device
-    /// that becomes active later gets access at the pool's next call that needs the driver, or through
-    /// [`add_peer`](crate::PoolMemoryResource::add_peer).
+    /// All devices that can access the memory, if their primary context is active when the memory is mapped.
+    /// If a device becomes active later, it gets access at the pool's next call that needs the driver, or
+    /// through [`add_peer`](crate::PoolMemoryResource::add_peer).
     #[default]
     Auto,
-    /// Only devices passed to [`add_peer`](crate::PoolMemoryResource::add_peer).
+    /// Only devices that are passed to [`add_peer`](crate::PoolMemoryResource::add_peer).
     None,
-    /// These devices, whether or not their contexts are active. The list may contain the pool's own device.
+    /// These devices, even if their contexts are not active. The list may contain the pool's own device.
     Only(PeerList),
 }
 
@@ -40,7 +40,7 @@ impl PeerList {
     /// Creates a list of these devices.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for more than 16.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for more than 16 devices.
     pub fn new(ordinals: &[u32]) -> Result<Self> {
         let mut list = Self { count: ordinals.len(), ..Self::default() };
         match list.ordinals.get_mut(..ordinals.len()) {
@@ -118,15 +118,15 @@ impl fmt::Display for Peers {
 
 /// Whether a pool's blocks can be exported to other processes.
 ///
-/// In text: `share=none` (the default), `share=fd`.
+/// In a stack's text: `share=none` (the default), `share=fd`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Share {
     /// Blocks cannot be exported.
     #[default]
     None,
-    /// Blocks can be exported as POSIX file descriptors, with
-    /// [`export_block`](crate::PoolMemoryResource::export_block). The pool must map pages.
+    /// [`export_block`](crate::PoolMemoryResource::export_block) can export blocks as POSIX file descriptors.
+    /// The pool must map pages.
     Fd,
 }
 

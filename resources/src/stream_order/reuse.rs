@@ -5,21 +5,22 @@ use std::str::FromStr;
 
 use millpond_core::{Error, Result};
 
-/// The steps of the reuse ladder between streams that a resource may take. It always takes the steps on the
-/// requesting stream, growth, and reclaim.
+/// The ways in which a resource may reuse blocks that other streams have freed. Together they are a part of
+/// the reuse ladder, the steps that a resource tries for each request. The resource always tries the other
+/// steps: blocks of the requesting stream, growth, and reclaim.
 ///
-/// In text: `reuse=ordered/completed/waited` (the default), any of the three, or `reuse=own` for none. The
-/// names in parentheses are CUDA's, for the driver's pools.
+/// In a stack's text: `reuse=ordered/completed/waited` (the default), any of the three, or `reuse=own` for
+/// none. CUDA's names for the driver's pools are in parentheses below.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Reuse {
-    /// Take blocks of streams that the requesting stream is already ordered after (follow event
+    /// Reuse blocks of streams that the requesting stream is already ordered after (follow event
     /// dependencies).
     pub ordered: bool,
-    /// Take blocks of streams whose recorded event the device has reached (opportunistic).
+    /// Reuse blocks of streams if the device has reached the stream's recorded event (opportunistic).
     pub completed: bool,
-    /// If the pool cannot grow, make the requesting stream wait for another stream's event (internal
-    /// dependencies).
+    /// If the pool cannot grow, make the requesting stream wait for another stream's event, and reuse that
+    /// stream's blocks (internal dependencies).
     pub waited: bool,
 }
 
@@ -28,7 +29,7 @@ impl Reuse {
 
     /// All steps.
     pub const ALL: Self = Self { ordered: true, completed: true, waited: true };
-    /// No steps: streams do not share blocks, unless memory is short.
+    /// None of the ways: a stream gets no blocks of other streams, unless memory is short.
     pub const OWN_STREAM: Self = Self { ordered: false, completed: false, waited: false };
 }
 

@@ -2,7 +2,7 @@
 
 use millpond_core::DevicePtr;
 
-/// A simulated kernel's access to a range of memory; see
+/// An access of a simulated kernel to a range of memory; see
 /// [`SimDevice::launch`](crate::sim::SimDevice::launch).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Access {
@@ -21,17 +21,18 @@ pub(crate) enum Action {
 }
 
 impl Access {
-    /// Reads `bytes` bytes at `ptr` and accepts any contents.
+    /// Reads `bytes` bytes at `ptr`. Any contents are correct.
     pub const fn read(ptr: DevicePtr, bytes: u64) -> Self {
         Self { ptr, bytes, action: Action::Read }
     }
 
-    /// Fills `bytes` bytes at `ptr` with a tag: its eight little-endian bytes, repeated.
+    /// Fills `bytes` bytes at `ptr` with a tag: the eight bytes of the number in little-endian order,
+    /// repeated.
     pub const fn write(ptr: DevicePtr, bytes: u64, tag: u64) -> Self {
         Self { ptr, bytes, action: Action::Write(tag) }
     }
 
-    /// Reads `bytes` bytes at `ptr`. A byte that differs from the tag is a violation.
+    /// Reads `bytes` bytes at `ptr`. If a byte differs from the tag, this is a violation.
     pub const fn check(ptr: DevicePtr, bytes: u64, tag: u64) -> Self {
         Self { ptr, bytes, action: Action::Check(tag) }
     }

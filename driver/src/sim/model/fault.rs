@@ -5,7 +5,7 @@ use millpond_core::DriverError;
 use super::answer::Refusal;
 use crate::CallKind;
 
-/// One driver call to fail.
+/// A driver call that fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Fault {
     /// Only calls of this kind count; `None` counts every call.
@@ -18,10 +18,10 @@ struct Fault {
     persistent: bool,
 }
 
-/// Which driver calls fail. A failed call has no other effect.
+/// Tells which driver calls fail. A failed call has no other effect.
 ///
 /// After a [sticky](DriverError::is_sticky) code, every later call fails with that code, planned or not.
-/// Calls of [`CallKind::Other`], which query versions and attributes, fail only if the fault is
+/// Calls of the kind [`CallKind::Other`] query versions and attributes. They fail only if the fault is
 /// [persistent](Self::persistent).
 ///
 /// Every method of the driver that can fail counts as one call of its [`CallKind`], as in
@@ -63,14 +63,16 @@ impl FaultPlan {
         Self { faults: vec![Fault { kind, nth, code, persistent: false }] }
     }
 
-    /// Makes every fault of the plan persistent: all counted calls from that one on fail.
+    /// Makes every fault of the plan persistent: after the call of a fault has failed, all later calls that
+    /// the fault counts fail, too.
     #[must_use]
     pub fn persistent(mut self) -> Self {
         self.faults.iter_mut().for_each(|fault| fault.persistent = true);
         self
     }
 
-    /// Returns the faults of both plans. If both fail the same call, this plan's code applies.
+    /// Returns a plan with the faults of both plans. If the two plans fail the same call, the code of `self`
+    /// applies.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         self.faults.extend(other.faults);

@@ -6,33 +6,36 @@ use std::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[non_exhaustive]
 pub enum ViolationKind {
-    /// Two lent blocks overlap, at their addresses or in the memory behind them. Or a block was given back
+    /// Two lent blocks overlap, in their addresses or in the memory behind them. Or a block was given back
     /// that was not lent with this address and size.
     Overlap,
     /// A block or an access is null, misaligned, or not inside accessible memory of this device.
     OutOfBounds,
-    /// A block was handed to a stream, or used by its owner, without being ordered after the work that
-    /// earlier owners may have submitted.
+    /// A block was handed to a stream, or used by its owner, but not ordered after all work that earlier
+    /// owners may have submitted.
     StreamOrder,
     /// A simulated kernel found bytes other than the expected tag.
     TagMismatch,
     /// A call named a stream or event that does not exist.
     DeadHandle,
-    /// A wait on an event that was never recorded, which CUDA ignores.
+    /// A stream waited for an event that was never recorded. CUDA ignores such a wait.
     UnrecordedEvent,
     /// Memory went back to the driver, but some use of it was not ordered before the return.
     EarlyReturn,
     /// Memory went back to the driver while a block in it was lent.
     LentReturned,
-    /// The driver was given a pointer or a handle that it does not know.
+    /// A call passed a pointer or a handle that the driver does not know.
     UnknownPointer,
 }
 
 impl ViolationKind {
-    /// Returns the number of the broken invariant: 1 live ranges never overlap; 2 pointers are in bounds,
-    /// aligned, and belong to their device; 3 a block handed to a stream happens after every release of it; 4
-    /// no call names a destroyed stream or event; 7 every wait is on a recorded event; 9 memory returns to
-    /// the driver only after all recorded use.
+    /// Returns the number of the broken invariant:
+    /// - 1: live ranges never overlap;
+    /// - 2: pointers are in bounds, aligned, and belong to their device;
+    /// - 3: a block that is handed to a stream happens after every release of the block;
+    /// - 4: no call names a destroyed stream or event;
+    /// - 7: every wait is on a recorded event;
+    /// - 9: memory returns to the driver only after all recorded uses.
     pub const fn number(self) -> u32 {
         match self {
             Self::Overlap => 1,
@@ -45,16 +48,16 @@ impl ViolationKind {
     }
 }
 
-/// A rule broken by the program that runs on the simulated device.
+/// A rule that was broken by the program on the simulated device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Violation {
-    /// The broken rule.
+    /// The kind of rule that was broken.
     pub kind: ViolationKind,
-    /// The message for people.
+    /// A message for people.
     pub message: String,
-    /// The step, counted from 1, at which the violation was found. Every driver call, `lend`, `give_back` and
-    /// `launch` is a step. A [`ViolationKind::TagMismatch`] has its launch's step.
+    /// The step at which the violation was found, counted from 1. Every driver call, `lend`, `give_back` and
+    /// `launch` is a step. For a [`ViolationKind::TagMismatch`], it is the step of the launch.
     pub step: u64,
 }
 

@@ -13,8 +13,8 @@ impl Profile {
         H200.clone()
     }
 
-    /// Returns the profile of an A100 with 80 GB. Its costs are not measured: it uses the H200's, and its
-    /// name says so.
+    /// Returns the profile of an A100 with 80 GB. Its costs were not measured. It uses the costs of an H200,
+    /// and its name says so.
     pub fn a100() -> Self {
         let name = "simulated A100 (call costs not measured: an H200's)".to_owned();
         Self::h200().standing_in_for(name, 79 * GIB, 108, (8, 0))

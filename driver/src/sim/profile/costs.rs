@@ -7,35 +7,35 @@ use crate::CallKind;
 
 /// The costs of a device's driver calls.
 ///
-/// A cost is not measured if it is `None` or missing in [`calls_ns`](Self::calls_ns). Such calls take no
-/// virtual time, and reports name them.
+/// If a cost is `None`, or missing in [`calls_ns`](Self::calls_ns), it was not measured. Calls without a
+/// measured cost take no virtual time, and reports name them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(deny_unknown_fields, default))]
 #[non_exhaustive]
 pub struct Costs {
-    /// The nanoseconds of each call with a constant cost.
+    /// The nanoseconds of each kind of call with a constant cost.
     pub calls_ns: CallCosts,
-    /// Recording an event.
+    /// The costs of recording an event.
     pub event_record: EventRecordCosts,
-    /// `cuMemAlloc`.
+    /// The costs of `cuMemAlloc`.
     pub mem_alloc: Option<PlainCosts>,
-    /// `cuMemFree` of plain memory.
+    /// The costs of `cuMemFree` for plain memory.
     pub mem_free: Option<PlainCosts>,
-    /// `cuMemAllocManaged`.
+    /// The costs of `cuMemAllocManaged`.
     pub mem_alloc_managed: Option<SizeCosts>,
-    /// `cuMemFree` of managed memory that the device never touched.
+    /// The costs of `cuMemFree` for managed memory that the device never touched.
     pub mem_free_managed: Option<SizeCosts>,
-    /// `cuMemHostAlloc`.
+    /// The costs of `cuMemHostAlloc`.
     pub mem_host_alloc: Option<SizeCosts>,
-    /// `cuMemFreeHost`.
+    /// The costs of `cuMemFreeHost`.
     pub mem_free_host: Option<SizeCosts>,
-    /// `cuMemCreate`.
+    /// The costs of `cuMemCreate`.
     pub mem_create: Option<SizeCosts>,
-    /// `cuMemRelease`.
+    /// The costs of `cuMemRelease`.
     pub mem_release: Option<SizeCosts>,
-    /// `cuMemSetAccess`.
+    /// The costs of `cuMemSetAccess`.
     pub mem_set_access: Option<SetAccessCosts>,
-    /// `cuMemUnmap`.
+    /// The costs of `cuMemUnmap`.
     pub mem_unmap: Option<UnmapCosts>,
 }
 
@@ -60,10 +60,11 @@ impl SizeCosts {
 #[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(deny_unknown_fields))]
 #[non_exhaustive]
 pub struct PlainCosts {
-    /// Nanoseconds for a block of up to 2 MiB in an existing page, or in a page that stays.
+    /// Nanoseconds for a block of up to 2 MiB, if the call neither takes a page from the device nor returns
+    /// one.
     pub in_page_ns: u64,
-    /// Nanoseconds for a larger block, by the bytes of its pages. The value at 2 MiB is also the extra cost
-    /// of a page for a smaller block.
+    /// Nanoseconds for a larger block, by the total size of its pages in bytes. If a smaller block takes or
+    /// returns a page, the value at 2 MiB is added to its cost.
     pub by_bytes_ns: Curve,
 }
 
@@ -79,22 +80,22 @@ impl PlainCosts {
 #[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(deny_unknown_fields))]
 #[non_exhaustive]
 pub struct EventRecordCosts {
-    /// Extra nanoseconds on the legacy default stream.
+    /// Additional nanoseconds on the legacy default stream.
     pub legacy_stream_extra_ns: u64,
 }
 
-/// The costs of making mappings accessible: for the call, and for each mapping in its range.
+/// The costs of giving access to mappings: for the call, and for each mapping in its range.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(deny_unknown_fields))]
 #[non_exhaustive]
 pub struct SetAccessCosts {
     /// Nanoseconds for the call.
     pub call_ns: u64,
-    /// Nanoseconds for each mapping, by its bytes.
+    /// Nanoseconds for each mapping, by its size in bytes.
     pub mapping_by_bytes_ns: Curve,
-    /// Extra nanoseconds for each mapping whose handle has another mapping.
+    /// Additional nanoseconds for each mapping whose handle has another mapping.
     pub second_mapping_extra_ns: u64,
-    /// Extra nanoseconds for each aligned 512 MiB of addresses where nothing was accessible before.
+    /// Additional nanoseconds for each aligned 512 MiB of addresses in which nothing was accessible before.
     pub new_512_mib_extra_ns: u64,
 }
 
@@ -113,7 +114,7 @@ impl SetAccessCosts {
 pub struct UnmapCosts {
     /// Nanoseconds for the call.
     pub call_ns: u64,
-    /// Nanoseconds for each mapping, by its bytes.
+    /// Nanoseconds for each mapping, by its size in bytes.
     pub mapping_by_bytes_ns: Curve,
 }
 
@@ -130,19 +131,19 @@ impl UnmapCosts {
 pub struct CallCosts(BTreeMap<CallKind, u64>);
 
 impl CallCosts {
-    /// Returns the nanoseconds of a call of this kind; `None` if not measured.
+    /// Returns the nanoseconds of a call of this kind; `None` if they were not measured.
     pub fn get(&self, kind: CallKind) -> Option<u64> {
         self.0.get(&kind).copied()
     }
 
-    /// Iterates over the measured kinds and their nanoseconds.
+    /// Iterates over the kinds that were measured and their nanoseconds.
     pub fn iter(&self) -> impl Iterator<Item = (CallKind, u64)> {
         self.0.iter().map(|(kind, ns)| (*kind, *ns))
     }
 }
 
 impl FromIterator<(CallKind, u64)> for CallCosts {
-    /// Leaves out kinds whose cost depends on the size; [`Costs`] has those.
+    /// Leaves out kinds whose cost depends on the size. [`Costs`] has fields for these.
     fn from_iter<I: IntoIterator<Item = (CallKind, u64)>>(costs: I) -> Self {
         Self(costs.into_iter().filter(|(kind, _)| !goes_by_size(*kind)).collect())
     }
@@ -185,7 +186,8 @@ const fn goes_by_size(kind: CallKind) -> bool {
 }
 
 impl Costs {
-    /// Returns the constant part of the cost of a call of this kind, in nanoseconds; `None` if not measured.
+    /// Returns the constant part of the cost of a call of this kind, in nanoseconds; `None` if it was not
+    /// measured.
     pub fn call_ns(&self, kind: CallKind) -> Option<u64> {
         let by_size = |is_measured: bool| is_measured.then_some(0);
         match kind {
@@ -204,7 +206,8 @@ impl Costs {
 }
 
 impl Costs {
-    /// Multiplies the costs of all calls of a kind. For `MemFree`, this scales the costs of plain memory.
+    /// Multiplies the costs of all calls of this kind by `factor`. For `MemFree`, it multiplies the costs of
+    /// plain memory.
     pub fn scale(&mut self, kind: CallKind, factor: f64) {
         let scale = |ns: &mut u64| *ns = (*ns as f64 * factor).round() as u64;
         let sizes =
@@ -250,8 +253,8 @@ impl Costs {
 }
 
 impl PlainCosts {
-    /// Returns the nanoseconds for a block of this size whose call takes or returns `pages_bytes` of pages; 0
-    /// if other blocks share its page.
+    /// Returns the nanoseconds for a block of this size. `pages_bytes` is the size of the pages that the call
+    /// takes from the device or returns to it; 0 if other blocks share the block's page.
     pub fn ns(costs: Option<&Self>, bytes: u64, pages_bytes: u64) -> u64 {
         let Some(costs) = costs else { return 0 };
         let shares = if crate::plain::shares(bytes) { costs.in_page_ns } else { 0 };
@@ -261,7 +264,7 @@ impl PlainCosts {
 }
 
 impl SizeCosts {
-    /// Returns the nanoseconds for `bytes` bytes; 0 if not measured.
+    /// Returns the nanoseconds for `bytes` bytes; 0 if they were not measured.
     pub fn ns(costs: Option<&Self>, bytes: u64) -> u64 {
         costs.map_or(0, |costs| costs.by_bytes_ns.ns(bytes))
     }

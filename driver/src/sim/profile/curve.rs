@@ -1,18 +1,19 @@
 //! A cost that depends on a size.
 
-/// A cost that grows with a size: points of bytes and nanoseconds, joined by straight lines.
+/// A cost that depends on a size. It is a list of points (bytes, nanoseconds) that are joined by straight
+/// lines.
 ///
-/// Below the first point, the first point's cost applies. Beyond the last point, the last line continues, or
-/// the cost stays constant if that line falls.
+/// Below the first point, the cost of the first point applies. Beyond the last point, the last line
+/// continues. If that line falls, the cost stays constant instead.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(try_from = "Vec<(u64, u64)>"))]
 pub struct Curve(Vec<(u64, u64)>);
 
 impl Curve {
-    /// Creates the curve through these points (bytes, nanoseconds).
+    /// Creates the curve through these points, given as bytes and nanoseconds.
     ///
     /// # Errors
-    /// Fails if there is no point, or if the bytes do not increase from point to point.
+    /// A message if there is no point, or if the bytes do not increase from point to point.
     pub fn new(points: Vec<(u64, u64)>) -> Result<Self, String> {
         if points.is_empty() {
             return Err("give at least one point [bytes, nanoseconds]".to_owned());
@@ -55,7 +56,8 @@ impl Curve {
 }
 
 impl From<&[(u64, u64)]> for Curve {
-    /// Sorts the points. Of points with the same bytes, the first counts. Without any point, the cost is 0.
+    /// Sorts the points. If several points have the same bytes, the first of them counts. Without any point,
+    /// the cost is 0.
     fn from(points: &[(u64, u64)]) -> Self {
         let mut points = points.to_vec();
         points.sort_by_key(|(bytes, _)| *bytes);

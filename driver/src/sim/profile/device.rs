@@ -9,14 +9,15 @@ const KIB: u64 = 1 << 10;
 
 /// A device's size and the costs of its driver calls.
 ///
-/// A profile is a TOML file. `millpond-replay calibrate` writes it from measurements, and
-/// `Profile::from_toml` reads it (with the feature `profiles`). `driver/profiles` holds the built-in H200
-/// profile. Costs are nanoseconds of host time, including the timer's. Between two measured sizes, a cost is
-/// interpolated linearly: see [`Curve`](super::Curve). Calls that were not measured cost nothing: see
+/// `millpond-replay calibrate` measures a device, and writes its profile to a TOML file. `Profile::from_toml`
+/// reads such a file (with the feature `profiles`). `driver/profiles` holds the built-in profile of an H200.
+///
+/// Costs are nanoseconds of host time, and include the cost of the timer. Between two measured sizes, a cost
+/// is interpolated linearly: see [`Curve`](super::Curve). Calls that were not measured cost nothing: see
 /// [`call_ns`](Self::call_ns).
 ///
-/// The duration of work on the device is a plain model, not a measurement. A kernel takes 2 µs, plus 1 ns for
-/// each 4 KiB that it touches. A copy or fill takes 1 µs, plus 1 ns for each 1 KiB.
+/// The time that work takes on the device is a simple model, not a measurement. A kernel takes 2 µs, plus 1
+/// ns for each 4 KiB that it touches. A copy or fill takes 1 µs, plus 1 ns for each 1 KiB.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Profile {
     name: String,
@@ -30,7 +31,7 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// Returns the same device with another capacity in bytes, which its name states.
+    /// Returns the same profile with another capacity in bytes. The name of the result states the capacity.
     #[must_use]
     pub fn resized(self, bytes: u64) -> Self {
         let name = format!("{} with {}", self.name, millpond_core::format_bytes(bytes));
@@ -48,7 +49,7 @@ impl Profile {
         Self { name, capacity, measured_on: None, multiprocessors, compute_capability, ..self }
     }
 
-    /// Creates a device with these costs; `measured_on` says where they were measured.
+    /// Creates a profile with these costs. `measured_on` says where they were measured.
     pub fn measured(
         name: impl Into<String>,
         capacity: u64,
@@ -74,18 +75,18 @@ impl Profile {
         Self { measured_on, ..self }
     }
 
-    /// Returns the same device with other costs.
+    /// Returns the same profile with other costs.
     #[must_use]
     pub fn with_costs(self, costs: Costs) -> Self {
         Self { calls: CallKind::ALL.map(|kind| costs.call_ns(kind)), costs: Arc::new(costs), ..self }
     }
 
-    /// Returns the device's name for people.
+    /// Returns a name of the device for people to read.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns the capacity in bytes.
+    /// Returns the capacity of the device in bytes.
     pub const fn capacity(&self) -> u64 {
         self.capacity
     }
@@ -100,7 +101,7 @@ impl Profile {
         self.measured_on.as_deref()
     }
 
-    /// Returns the costs of the calls.
+    /// Returns the costs of the driver calls.
     pub fn costs(&self) -> &Costs {
         &self.costs
     }
@@ -115,8 +116,8 @@ impl Profile {
         self.compute_capability
     }
 
-    /// Returns the constant part of the cost of a call of this kind, in nanoseconds; `None` if it was not
-    /// measured and counts as 0.
+    /// Returns the constant part of the cost of a call of this kind, in nanoseconds. Returns `None` if it was
+    /// not measured; it then counts as 0.
     pub const fn call_ns(&self, kind: CallKind) -> Option<u64> {
         self.calls[kind as usize]
     }

@@ -9,19 +9,19 @@ use super::read;
 use super::{Profile, write};
 
 impl Profile {
-    /// Reads the profile in a TOML file.
+    /// Reads the profile from a TOML file.
     ///
     /// # Errors
-    /// Fails if the file cannot be read, or if [`from_toml`](Self::from_toml) refuses it.
+    /// An error if the file cannot be read, and the errors of [`from_toml`](Self::from_toml).
     #[cfg(feature = "profiles")]
     pub fn from_file(path: &Path) -> Result<Self> {
         read::file(path)
     }
 
-    /// Refuses: reading profiles requires the feature `profiles`.
+    /// Returns an error, because reading profiles requires the feature `profiles`.
     ///
     /// # Errors
-    /// Always fails.
+    /// In every case.
     #[cfg(not(feature = "profiles"))]
     pub fn from_file(path: &Path) -> Result<Self> {
         Err(millpond_core::Error::invalid_argument(format!(
@@ -30,19 +30,19 @@ impl Profile {
         )))
     }
 
-    /// Parses the profile in this text; `source` names it in errors.
+    /// Reads the profile from this text. Errors name `source` as its origin.
     ///
     /// # Errors
-    /// Fails if the text is not TOML, or if a field is missing, unknown or wrong. The error names the line
+    /// An error if the text is not TOML, or if a field is missing, unknown or wrong. The error names the line
     /// and the field.
     #[cfg(feature = "profiles")]
     pub fn from_toml(text: &str, source: &str) -> Result<Self> {
         read::parse(text, source)
     }
 
-    /// Returns the profile as TOML with an explanation of each field. It adds the text that `comment` returns
-    /// for a field (such as `mem_create` or `calls_ns.event_query`) or for the field's point at a size in
-    /// bytes.
+    /// Returns the profile as TOML, with an explanation of each field. `comment` can add more text. It is
+    /// called with the name of a field, such as `mem_create` or `calls_ns.event_query`. If the field is a
+    /// curve, it is also called with the size in bytes of each point of the curve.
     pub fn to_toml(&self, comment: impl Fn(&str, Option<u64>) -> Option<String>) -> String {
         write::toml(self, &comment)
     }

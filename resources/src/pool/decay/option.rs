@@ -8,10 +8,10 @@ use millpond_core::{Error, Result};
 
 /// The time over which a pool returns unneeded memory to the driver.
 ///
-/// A pool that maps [pages](crate::pool::PagesMode) keeps a weighted maximum of the memory that it needed
-/// during this time; older needs count less. A pool over regions does not decay, since `cuMemFree` waits for
-/// all work of the device. It returns memory on `trim`, before it grows to a new peak, and before a request
-/// fails.
+/// Decay applies to a pool that maps [pages](crate::pool::PagesMode). The pool keeps a weighted maximum of
+/// the memory that it needed during this time, in which older needs count less. A pool over regions does not
+/// decay, because `cuMemFree` waits for all work of the device. Such a pool returns memory on `trim`, before
+/// it grows to a new peak, and before a request fails.
 ///
 /// In text: `decay=10s` (the default), `decay=500ms`, `decay=2min`, `decay=off`.
 ///
@@ -27,14 +27,14 @@ use millpond_core::{Error, Result};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Decay {
-    /// Returns unneeded memory over this time: from a millisecond to a day, rounded down to whole
+    /// The pool returns unneeded memory over this time: from a millisecond to a day, rounded down to whole
     /// milliseconds.
     Over(Duration),
-    /// Decay is off.
+    /// The pool returns no memory in the background.
     Off,
 }
 
-/// Ten seconds, like jemalloc's default for pages.
+/// Returns ten seconds, like jemalloc's default for pages.
 impl Default for Decay {
     fn default() -> Self {
         Self::Over(Duration::from_secs(10))
