@@ -1,4 +1,4 @@
-//! Tests what the compiler says about the mistakes of newcomers, and that the short forms of calls compile.
+//! Tests the compiler's messages about the mistakes of newcomers, and that the short forms of calls compile.
 //!
 //! The programs and the messages are in `tests/newcomers/`. Messages differ between compilers, so the test
 //! runs only with the compiler that `rustc.txt` there names. It builds millpond once more, so it also needs
@@ -33,7 +33,7 @@ fn the_compiler_tells_newcomers_what_to_do() {
     }
     let version = fs::read_to_string(&file).expect("a file of the repository");
     if rustc != version.trim() {
-        println!("SKIPPED: the messages are those of rustc {}, and this is {rustc}", version.trim());
+        println!("SKIPPED: rustc {} wrote the messages, and this is {rustc}", version.trim());
         return;
     }
     let cases = trybuild::TestCases::new();

@@ -23,7 +23,8 @@ pub(crate) const TICS: [(&str, usize); 11] = [
 /// Returns the text of a file that people read, on the same lines. Of Rust, this is strings and comments.
 fn prose(file: &File) -> String {
     let path = file.path.as_str();
-    let is_record = path == "CHANGELOG.md" || path.starts_with("docs/lab/");
+    let is_record =
+        path == "CHANGELOG.md" || path.starts_with("docs/lab/") || path.starts_with("docs/public-api/");
     let is_data = path.contains("LICENSE-") || path.ends_with("Cargo.lock") || file.is("plan");
     if is_record || is_data {
         String::new()

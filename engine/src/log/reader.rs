@@ -189,8 +189,8 @@ impl LogReader<'_> {
         self.rest_missing.as_ref()
     }
 
-    /// Ends reading before the last row, if that row is incomplete and others came before it. `error` is what
-    /// the caller found in the row.
+    /// Ends reading before the last row, if that row is incomplete and others came before it. `error` is
+    /// the caller's error about the row.
     ///
     /// # Errors
     /// `error`, if the row is not the last one or has its line end.

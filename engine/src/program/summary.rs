@@ -33,7 +33,7 @@ pub struct LogSummary {
     /// The sum of each stream's own peak of live bytes. No allocator needs less if its streams share no
     /// memory. A block counts for the stream that allocated it.
     pub peak_live_bytes_apart: u64,
-    /// The highest sum of the sizes of live blocks and of a request that failed beside them: no device with
+    /// The highest sum of the sizes of live blocks and of a request that failed at that time: no device with
     /// less memory serves the log and its failed requests.
     pub peak_needed_bytes: u64,
     /// The highest number of live blocks.

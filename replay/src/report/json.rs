@@ -5,8 +5,8 @@
 //! device                        spec, name, simulated, total_bytes, free_bytes
 //! log                           file, events, operations, streams, threads, peak_live_bytes,
 //!                               peak_live_bytes_apart (the sum of each stream's own peak),
-//!                               peak_needed_bytes (with the requests that failed), bytes_before (what the
-//!                               program had allocated before the log began, at least), leaked_blocks,
+//!                               peak_needed_bytes (with the requests that failed), bytes_before (the least
+//!                               that the program had allocated before the log began), leaked_blocks,
 //!                               unknown_frees, skipped_rows, rest_missing, and more;
 //!                               imported_from and not_known[] if the file was imported
 //! thread_order, passes          how it was replayed

@@ -139,7 +139,7 @@ fn logs(folder: &Folder) -> Vec<PathBuf> {
     ]
 }
 
-/// Follows the advice of a line, and checks that it does what the line claims.
+/// Follows the advice of a line, and checks the line's claim.
 fn follow(log: &Path, device: &str, line: &str) {
     let replayed = |device: &str, stack: &str| -> Value {
         serde_json::from_str(&run(log, device, &["-s", stack, "--format", "json"])).unwrap()

@@ -97,7 +97,7 @@ fn every_command_has_the_same_peak_and_the_same_remarks() {
         assert_eq!(tuned["bound_host_order"], explained["bound_host_order"], "{name}");
         assert!(planned["bound_host_order"].as_u64() >= Some(peak), "{name}");
 
-        // What is odd is said by each, in the same words.
+        // Each names the oddity in the same words.
         let oddities: Vec<String> = explained["not_known"]
             .as_array()
             .unwrap()

@@ -21,7 +21,7 @@ const UNEXPLAINED: &str = "unexplained";
 /// No device has so much memory, in bytes.
 pub(super) const BEYOND_ANY_DEVICE: u64 = 16 << 40;
 
-/// From so many live blocks of one line, the program may keep old ones by accident.
+/// With at least this number of live blocks of one line, the program may keep old ones by accident.
 const MANY_BLOCKS: u64 = 8;
 
 /// The most bytes that CUDA's context and a few libraries usually take.
@@ -110,8 +110,8 @@ fn lost_to_rounding(
         names => vec![format!("omit {names} from PYTORCH_CUDA_ALLOC_CONF")],
     };
     let what = format!(
-        "the request was {} short, and {rounding} of {active} in use were never requested: the allocator gave \
-         blocks more bytes than they asked for",
+        "the request was {} short, and {rounding} of {active} in use were never requested: the allocator \
+         rounded sizes up",
         format_bytes(short)
     );
     with_holders("lost_to_rounding", what, evidence, explained, fixes)
@@ -204,7 +204,7 @@ fn does_not_fit(
     }
 }
 
-/// Explains a failed request of a source that does not record what the allocator reserved.
+/// Explains a failed request of a source that does not record the allocator's reserved bytes.
 fn without_segments(explained: &Explained, wanted: u64, device_bytes: Option<u64>) -> Diagnosis {
     let bytes = format_bytes;
     let live = explained.ledger.active_bytes;

@@ -58,7 +58,7 @@ pub struct HolderFrame {
     pub kind: Kind,
 }
 
-/// What the stacks of a holder have in common.
+/// The parts that the stacks of a holder have in common.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Common<'a> {
     Key(Key<'a>),

@@ -60,8 +60,8 @@ const COLOURED: Looks = Looks {
 
 const PLAIN: Looks = Looks { problem: "", fix: "", head: "", end: "", has_all_frames: false };
 
-/// Prints an explanation for people: the verdict, then the problems, then the moments. The text has no control
-/// characters except the colours.
+/// Prints an explanation for people: the verdict, then the problems, then the moments. The text has no
+/// control characters except the colours.
 ///
 /// # Errors
 /// Writing to `out` fails.

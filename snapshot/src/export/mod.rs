@@ -32,11 +32,11 @@ use crate::recording::Recording;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Format {
-    /// JSON for speedscope: the stacks at an instant, in bytes. One profile has the user's frames, with those
-    /// of PyTorch and of libraries folded; another has all frames.
+    /// JSON for speedscope: the stacks at an instant, in bytes. One profile has the user's frames, with
+    /// the frames of PyTorch and of libraries folded; another has all frames.
     Speedscope,
     /// One line per stack at an instant: its frames, outermost first, with `;` between them, and its bytes.
-    /// The frames are the user's; those of PyTorch and of libraries are folded.
+    /// The frames are the user's; frames of PyTorch and of libraries are folded.
     Folded,
     /// The same with all frames.
     AllFrames,

@@ -31,8 +31,8 @@ pub(crate) fn is_native(frame: Frame<'_>) -> bool {
     !has_file(frame) || SOURCES.contains(&end.as_str())
 }
 
-/// Returns a function's name with its namespaces, but without its return type, its arguments and those of its
-/// templates: `at::native::add` for `at::Tensor at::native::add<float>(int)`.
+/// Returns a function's name with its namespaces, but without its return type, its arguments and its
+/// templates' arguments: `at::native::add` for `at::Tensor at::native::add<float>(int)`.
 pub(super) fn qualified(function: &str) -> String {
     const ANONYMOUS: &str = "(anonymous namespace)";
     let mut name = String::new();

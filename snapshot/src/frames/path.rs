@@ -148,7 +148,7 @@ fn is_generated(path: &str) -> bool {
 }
 
 /// Returns the place in a package of a file that is named like a module: torch-geometric writes code into
-/// files such as `/tmp/torch_geometric.nn.conv.gat_conv_GATConv_propagate_l09cls4w.py`.
+/// temporary files such as `torch_geometric.nn.conv.gat_conv_GATConv_propagate_l09cls4w.py`.
 fn module_in_name(path: &str) -> Option<String> {
     let name = path.rsplit('/').next()?.strip_suffix(".py")?;
     let is_identifier = |part: &str| {

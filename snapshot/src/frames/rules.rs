@@ -8,7 +8,7 @@ use super::name::{has_file, is_native, qualified};
 use super::path::{Place, place};
 use super::{Frame, Kind};
 
-/// What a rule looks at. The patterns are those of [`fits`].
+/// The part of a frame that a rule looks at. [`fits`] reads the patterns.
 enum At {
     /// The qualified name of a native function.
     Function(&'static [&'static str]),

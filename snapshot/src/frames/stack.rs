@@ -97,8 +97,9 @@ impl<'a> UserStack<'a> {
         &self.frames
     }
 
-    /// Returns the indices of the frames to show, innermost first: the user's; or else those of libraries; or
-    /// else those of PyTorch's Python code. The lead is the first, unless it is an operator.
+    /// Returns the indices of the frames to show, innermost first: the user's frames; or else
+    /// frames of libraries; or else frames of PyTorch's Python code. The lead is the first, unless it is an
+    /// operator.
     pub fn shown(&self) -> &[usize] {
         &self.shown
     }
@@ -320,7 +321,7 @@ fn shown(frames: &[(Frame<'_>, Kind)]) -> (Vec<usize>, Lead) {
 
 /// Returns whether the backward pass called the code of a stack.
 fn is_in_backward(frames: &[(Frame<'_>, Kind)]) -> bool {
-    // The engine's threads have no frames of Python below those of a backward function in Python.
+    // The engine's threads have no frames of Python below a backward function in Python.
     let is_function = |(frame, _): &(Frame<'_>, Kind)| {
         matches!(short(frame.file, ""), file if file == "torch/autograd/function.py")
             && frame.function.rsplit('.').next() == Some("apply")

@@ -66,7 +66,7 @@ impl<M: Model> Peer<M> {
         misuse::report(&Misuse::new(kind, ptr, bytes, stream, &self.text));
     }
 
-    /// Fills in the report of a failed request. The model's own memory is not that of others.
+    /// Fills in the report of a failed request. Other users do not hold the model's own memory.
     fn explain(&self, report: &mut OutOfMemoryReport) {
         let device = self.driver.mem_get_info().inspect_err(|error| self.driver.health().note(error)).ok();
         let inner = self.inner.lock();

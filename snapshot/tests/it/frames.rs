@@ -148,7 +148,7 @@ fn stacks_that_differ_in_folded_frames_are_one_holder() {
     let [first, second] = holders(&explanation) else { panic!("{:?}", holders(&explanation)) };
     assert_eq!((first.bytes, first.blocks, first.stacks), (12 * MIB, 3, 3));
     assert_eq!((second.bytes, second.lead.as_str()), (MIB, "train.py:21 in attention"));
-    // The fields of one stack are those of the largest.
+    // The fields of one stack come from the largest.
     assert_eq!(first.stack, ["attention (/data/user/train.py:20)"]);
 }
 

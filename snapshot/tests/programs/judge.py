@@ -3,7 +3,7 @@
     python judge.py expected.json FOLDER [--explain MILLPOND_REPLAY] [--list]
 
 FOLDER holds the snapshots. With `--explain`, runs `MILLPOND_REPLAY explain --format json FILE` for each;
-without it, reads `NAME.json` beside each `NAME.pickle.gz`. For each file, prints the verdicts expected and
+without it, reads `NAME.json` next to each `NAME.pickle.gz`. For each file, prints the verdicts expected and
 found, and which share of the stacks with a line of the user leads with it. `--list` prints each wrong stack.
 """
 
@@ -168,7 +168,7 @@ def figures(entry, found):
 
 
 def judge_failure(entry, found, codes, text):
-    """Returns what is right about a failure: the cause, the line, the failing line, the fix."""
+    """Returns the right parts of the answer to a failure: the cause, the line, the failing line, the fix."""
     headers = entry["headers"]
 
     def says(header, where):

@@ -37,7 +37,7 @@ TIMEOUT = 60
 AT_ONCE = 4
 MOST_TARS = 6
 MOST_TAR_BYTES = 15 << 20
-# The programs that take the longest come first, so that the others run beside them.
+# The programs that take the longest come first, so that the others run at the same time.
 SLOW = [
     "compiled",
     "hf_trainer",
@@ -116,8 +116,8 @@ class Run:
 
     def user_files(self):
         more = [name.strip() for name in self.headers.get("user", "").split(",")]
-        beside = [name if name.startswith("<") else str(self.path.parent / name) for name in more if name]
-        return [str(self.path), *beside]
+        others = [name if name.startswith("<") else str(self.path.parent / name) for name in more if name]
+        return [str(self.path), *others]
 
 
 def end_group(program):
@@ -172,7 +172,7 @@ def failure(broken, fixed, packed):
 
 
 def write_tars(out, packed):
-    """Writes the files to as few archives as possible, the smallest files first. Returns what is left out."""
+    """Writes the files to as few archives as possible, the smallest first. Returns the files left out."""
     tars, left_out = [[]], []
     used = 0
     for name, data in sorted(packed.items(), key=lambda item: len(item[1])):

@@ -144,7 +144,7 @@ def peak(trace, blocks, stacks, free):
 
 
 def of(snapshot, files):
-    """Returns the facts about a snapshot, of which `files` are the user's files."""
+    """Returns the facts about a snapshot. `files` are the user's files."""
     stacks = Stacks(files)
     trace = next((trace for trace in snapshot["device_traces"] if trace), [])
     actions = Counter(entry["action"] for entry in trace)

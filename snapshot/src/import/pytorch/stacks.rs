@@ -17,7 +17,7 @@ const MAX_ORIGINAL: usize = 64;
 /// The bytes of a map entry, including its share of free space, also while the map grows.
 const MAP_ENTRY_BYTES: usize = 64;
 
-/// Stands between the frames of the backward pass and those of its forward pass.
+/// Separates the frames of the backward pass from the frames of its forward pass.
 const FORWARD: Frame<'_> = Frame { function: "forward pass", file: "<backward of>", line: 0 };
 
 /// The stacks and frames of a snapshot so far.

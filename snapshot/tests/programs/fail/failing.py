@@ -1,4 +1,4 @@
-"""What the programs that run out of memory share: the beginning, the switch `--fix`, and the report."""
+"""The parts that all failing programs share: the beginning, the switch `--fix`, and the report."""
 
 import fcntl
 import json

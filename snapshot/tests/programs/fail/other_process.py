@@ -6,7 +6,7 @@
 # fix: end the other process
 # fix says: process|nvidia-smi
 # device: whole
-"""Starts while a process beside it holds three quarters of the device."""
+"""Starts while another process holds three quarters of the device."""
 
 import subprocess
 import sys
