@@ -553,6 +553,16 @@ mod tests {
         }
     }
 
+    #[test]
+    fn an_owner_without_free_blocks_is_not_counted() {
+        let mut heap = apart(&[(OWNER, 4096), (2, 1024), (2, 512)]);
+        let others = (2, 2, 1536, 1024);
+        assert_eq!(heap.free_by_owner().collect::<Vec<_>>(), [(OWNER, 1, 4096, 4096), others]);
+        let own = heap.find_for(OWNER, &request(4096), true).expect("it is free");
+        heap.take(own, 4096, ALLOCATION_ALIGNMENT);
+        assert_eq!(heap.free_by_owner().collect::<Vec<_>>(), [others]);
+    }
+
     /// A range joins the region that ends where the range begins, even if it is not the last region.
     #[test]
     fn a_range_extends_the_region_before_it() {

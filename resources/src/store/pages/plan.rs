@@ -533,6 +533,26 @@ mod tests {
         }
     }
 
+    /// Each handle beyond the fewest that suffice costs its calls.
+    #[test]
+    fn more_and_smaller_handles_spend_their_calls() {
+        let sizes_after = |operations| {
+            let mut pages = Pages::new(2 * MIB, 1 << 40, u64::MAX, Policy::default());
+            pages.note_live(1 << 30);
+            pages.note_operations(operations);
+            let before = pages.budget.available_later(&pages.policy);
+            let (sizes, spent) = pages.sizes(AddressRange::Large, 96 * MIB, 96 * MIB);
+            assert_eq!(before - pages.budget.available_later(&pages.policy), spent);
+            assert_eq!(sizes.iter().sum::<u64>(), 96 * MIB, "after {operations} operations");
+            (sizes.len() as u64, spent)
+        };
+        let (fewest, spent) = sizes_after(0);
+        assert_eq!(spent, 0, "no call was earned");
+        let (more, spent) = sizes_after(1_000_000);
+        assert!(more > fewest + 1, "{more} handles, {fewest} suffice");
+        assert_eq!(spent, (more - fewest) * CALLS_FOR_HANDLE);
+    }
+
     /// An aborted plan spends no calls of the budget.
     #[test]
     fn a_plan_that_is_given_up_gives_its_calls_back() {

@@ -382,6 +382,20 @@ mod tests {
         }
     }
 
+    /// A release of excess costs the calls of its look, and those of each handle and its return.
+    #[test]
+    fn a_release_of_excess_spends_its_calls() {
+        for count in [1, 2, 6] {
+            let (mut pages, ids) = with_handles(count, 100);
+            let base = pages.handles.get(ids[0]).primary;
+            pages.heap_mut(AddressRange::Large).add_region(base, count * 2 * UNIT, ANY_STREAM, 0);
+            let before = pages.budget.available(&pages.policy);
+            let release = pages.plan_excess(7).expect("all is free");
+            assert_eq!(release.retired.len() as u64, count);
+            assert_eq!(before - pages.budget.available(&pages.policy), 7 + count * CALLS_FOR_RETURN);
+        }
+    }
+
     /// A pool has excess while it holds more than its target and a granule, and nearly all of it is free.
     #[test]
     fn excess_is_what_is_free_beyond_the_target_while_little_is_used() {
