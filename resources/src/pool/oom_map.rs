@@ -46,6 +46,14 @@ mod tests {
     use crate::stream_order::ANY_STREAM;
 
     #[test]
+    fn only_a_pool_that_holds_memory_has_a_map() {
+        let mut heap = Heap::new(1);
+        assert_eq!(map(std::slice::from_ref(&heap)), None);
+        heap.add_region(1 << 40, 2500 << 8, ANY_STREAM, 0);
+        assert_eq!(map(&[Heap::new(1), heap]), Some(".".repeat(WIDTH)));
+    }
+
+    #[test]
     fn each_cell_shows_how_much_of_it_is_in_use() {
         let mut heap = Heap::new(1);
         let mut chunk = heap.add_region(1 << 40, 2500 << 8, ANY_STREAM, 0);

@@ -100,6 +100,29 @@ mod tests {
     }
 
     #[test]
+    fn the_stream_caches_of_a_pool_share_what_may_be_cached() {
+        let device = SimDevice::new(SimConfig::h200());
+        let pool = CudaMemoryResource::new(device.clone()).layer(PoolLayer::new()).expect("an empty pool");
+        let allocate = |bytes, stream| pool.allocate_bytes(bytes, stream).expect("there is room");
+        allocate(16 << 30, StreamRef::LEGACY);
+        for _ in 0..4 {
+            let stream = device.stream_create(StreamFlags::NON_BLOCKING).expect("a stream");
+            // More calls than the stream needs to have a cache.
+            for _ in 0..4 {
+                let ptr = allocate(1024, stream);
+                // SAFETY: the block came from the pool with this size and is freed once.
+                unsafe { pool.deallocate_bytes(ptr, 1024, stream) };
+            }
+        }
+        pool.central.with_heaps(|heaps| heaps.set_cache_limits());
+        let caches = pool.shared.thread_caches.my_cache(pool.id).stream_cache_count() as u64;
+        assert_eq!(caches, 4, "the first stream made one call");
+        let cached = pool.shared.limits.max_cached_bytes.load(Ordering::Relaxed);
+        let in_use = cached * caches * CACHED_SHARE_SAVING;
+        assert!((16 << 30..17 << 30).contains(&in_use), "{caches} caches of {cached} bytes");
+    }
+
+    #[test]
     fn operations_and_live_bytes_are_those_of_all_threads() {
         let device = SimDevice::new(SimConfig::h200());
         let pool = CudaMemoryResource::new(device).layer(PoolLayer::new()).expect("an empty pool");

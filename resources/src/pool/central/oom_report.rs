@@ -249,6 +249,18 @@ mod tests {
         assert_eq!(named.len(), 20);
     }
 
+    /// A pool over another one says by how much its own maximum is too small.
+    #[test]
+    fn a_maximum_over_another_pool_is_raised_by_what_is_missing() {
+        let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
+        let layer = PoolLayer::new().maximum_bytes(8 * MIB);
+        let above = pool(&device, PoolLayer::new()).layer(layer).expect("an empty pool");
+        let error = above.allocate_bytes(12 * MIB, StreamRef::LEGACY).expect_err("it is too much");
+        let report = report_of(error);
+        assert_eq!(report.short_bytes, Some(4 * MIB), "{report}");
+        assert!(!report.remedies.is_empty(), "{report}");
+    }
+
     /// The report states the device's memory only if the device had too little, not if a pool below was at
     /// its maximum.
     #[test]

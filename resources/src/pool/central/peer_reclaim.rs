@@ -155,6 +155,27 @@ mod tests {
         }
     }
 
+    /// The next pool is asked only for what the pools before it did not release.
+    #[test]
+    fn other_pools_release_no_more_than_is_missing() {
+        let device = SimDevice::new(SimConfig::with_capacity(256 * MIB));
+        let pool = || CudaMemoryResource::new(device.clone()).layer(PoolLayer::new().pages(PagesMode::On));
+        let [asks, first, second] = [(); 3].map(|()| pool().expect("an empty pool"));
+        for (pool, blocks) in [(&first, 2), (&second, 2), (&second, 8)] {
+            let taken: Vec<_> = (0..blocks)
+                .map(|_| pool.allocate_bytes(4 * MIB, StreamRef::LEGACY).expect("there is room"))
+                .collect();
+            for ptr in taken {
+                // SAFETY: the block came from the pool with this size and is freed once.
+                unsafe { pool.deallocate_bytes(ptr, 4 * MIB, StreamRef::LEGACY) };
+            }
+        }
+        let held = first.pool_bytes() + second.pool_bytes();
+        let released = asks.central.reclaim_from_peers(12 * MIB, CompletionCheck::Wait).bytes;
+        assert_eq!(first.pool_bytes() + second.pool_bytes(), held - released);
+        assert!((12 * MIB..18 * MIB).contains(&released), "{released} bytes came back");
+    }
+
     /// A pool gives up its turn while it asks, since the other pool may be asking it at the same time.
     #[test]
     fn a_pool_that_asks_others_has_no_turn() {

@@ -314,10 +314,10 @@ impl<R: DeviceMemoryResource> Central<R> {
 #[cfg(test)]
 mod tests {
     use millpond_core::DeviceMemoryResourceExt;
-    use millpond_core::driver::{Driver, StreamFlags};
+    use millpond_core::driver::{CaptureMode, Driver, StreamFlags};
     use millpond_driver::sim::{SimConfig, SimDevice};
 
-    use crate::{CudaMemoryResource, PagesMode, PoolLayer};
+    use crate::{CudaMemoryResource, PagesMode, PoolLayer, Reuse};
 
     /// Free memory returns in parts, without a wait, down to the bytes to keep. Over regions, none returns.
     #[test]
@@ -353,5 +353,27 @@ mod tests {
             assert!(device.virtual_time_ns() < BLOCKED_NS, "nothing waits for the other stream");
             pool.validate();
         }
+    }
+
+    /// Excess memory returns, but not while the calling stream captures a graph.
+    #[test]
+    fn excess_is_released_outside_of_captures() {
+        const BYTES: u64 = 64 << 20;
+        let device = SimDevice::new(SimConfig::h200());
+        let layer = PoolLayer::new().pages(PagesMode::On).reuse(Reuse::OWN_STREAM);
+        let pool = CudaMemoryResource::new(device.clone()).layer(layer).expect("an empty pool");
+        let streams = [(); 2].map(|()| device.stream_create(StreamFlags::NON_BLOCKING).expect("a stream"));
+        for stream in streams {
+            let ptr = pool.allocate_bytes(BYTES, stream).expect("there is room");
+            // SAFETY: the block came from the pool with this size and is freed once.
+            unsafe { pool.deallocate_bytes(ptr, BYTES, stream) };
+        }
+        assert_eq!(pool.pool_bytes(), 2 * BYTES);
+        device.begin_capture(streams[0], CaptureMode::Relaxed).expect("no capture is under way");
+        pool.central.release_excess(streams[0]);
+        assert_eq!(pool.pool_bytes(), 2 * BYTES, "a capture is under way");
+        device.end_capture(streams[0]).expect("a capture is under way");
+        pool.central.release_excess(streams[0]);
+        assert!((BYTES..2 * BYTES).contains(&pool.pool_bytes()), "{} bytes", pool.pool_bytes());
     }
 }

@@ -7,6 +7,7 @@ use millpond_driver::sim::{FaultPlan, SimConfig, SimDevice};
 
 use crate::heap::request::Request;
 use crate::pool::heaps::Reclaim;
+use crate::store::Store;
 use crate::{CudaMemoryResource, PagesMode, PoolLayer};
 
 /// A request that exceeds the maximum is refused at once. A request with a large alignment needs padding,
@@ -27,6 +28,22 @@ fn a_request_within_the_maximum_may_be_served() {
         let request = Request::new(layout).expect("not too large");
         let can = pool.central.can_ever_serve(&request);
         assert_eq!(can, may, "{bytes} bytes aligned to {alignment}");
+    }
+}
+
+/// A block joins unowned neighbours only while no second stream could take these.
+#[test]
+fn heaps_know_whether_there_is_one_stream() {
+    for pages in [PagesMode::Off, PagesMode::On] {
+        let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
+        let pool = cuda.layer(PoolLayer::new().pages(pages)).expect("an empty pool");
+        for (streams, expected) in [(1, true), (2, false), (3, false), (2, false), (1, true)] {
+            let is_one: Vec<bool> = pool.central.with_heaps(|heaps| {
+                heaps.set_streams(streams);
+                heaps.store.heaps().iter().map(|heap| heap.has_one_stream).collect()
+            });
+            assert!(is_one.iter().all(|is_one| *is_one == expected), "{streams} streams: {is_one:?}");
+        }
     }
 }
 

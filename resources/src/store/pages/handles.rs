@@ -185,6 +185,26 @@ mod tests {
 
     const UNIT: u64 = 2 << 20;
 
+    /// The check of the tables looks at each granule of a handle, not only at the first.
+    #[test]
+    #[should_panic(expected = "is missing at its primary mapping")]
+    fn a_granule_that_names_another_handle_is_found() {
+        let mut handles = Handles::new(UNIT);
+        let base = 1 << 40;
+        handles.add_reservation(AddressRange::Large, base, 16 * UNIT);
+        let handle = |at| Handle {
+            physical: PhysicalHandle(at),
+            primary: base + at * UNIT,
+            bytes: 2 * UNIT,
+            range: AddressRange::Large,
+            aliases: Vec::new(),
+        };
+        let [first, second] = [0, 2].map(|at| handles.add(handle(at)));
+        let named = handles.granules.iter_mut().flat_map(|(_, granules)| granules);
+        *named.filter(|id| **id == first).last().expect("it has two") = second;
+        handles.validate();
+    }
+
     /// Each address of a primary mapping has its handle. Addresses before it, after it, or in the unused part
     /// of the reservation have none.
     #[test]

@@ -162,6 +162,24 @@ fn stream(number: u64) -> StreamRef {
     StreamRef::from_raw_parts(number << 8, number)
 }
 
+#[test]
+fn streams_that_may_be_destroyed_are_waited_for_if_they_own_more_than_little() {
+    for (owned, others, expected) in
+        [(1, 6, true), (1, 7, false), (1, 8, false), (1, 15, false), (2, 13, true)]
+    {
+        let mut setup = Setup::new(None, Script::default());
+        setup.add_region(owned * MIB, stream(1));
+        setup.add_region(others * MIB, stream(2));
+        let mut ask = setup.state.ask(Request::new(Layout::new(MIB)).expect("not too large"), stream(3));
+        let owner = setup.state.owner_of(stream(1));
+        setup.state.streams.slot(owner).set_record_requested(true);
+        ask.unreachable_bytes = setup.state.unreachable_bytes();
+        assert_eq!(ask.unreachable_bytes, owned * MIB);
+        let waits = setup.state.should_wait_for_unreachable(&ask);
+        assert_eq!(waits, expected, "{owned} of {} MiB", owned + others);
+    }
+}
+
 /// The row's name, the existing regions (MiB, stream), the maximum in MiB, the script, the request of stream
 /// 1 in MiB, and its expected steps.
 type Row = (&'static str, &'static [(u64, u64)], Option<u64>, Script, u64, &'static str);
