@@ -7,7 +7,6 @@ use millpond_driver::sim::{FaultPlan, SimConfig, SimDevice};
 
 use crate::heap::request::Request;
 use crate::pool::heaps::Reclaim;
-use crate::store::Store;
 use crate::{CudaMemoryResource, PagesMode, PoolLayer};
 
 /// A request that exceeds the maximum is refused at once. A request with a large alignment needs padding,
