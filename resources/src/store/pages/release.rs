@@ -382,7 +382,7 @@ mod tests {
         }
     }
 
-    /// A release of excess costs the calls of its look, and those of each handle and its return.
+    /// A release of excess costs the calls of its look, and the calls for each handle and its return.
     #[test]
     fn a_release_of_excess_spends_its_calls() {
         for count in [1, 2, 6] {
