@@ -316,7 +316,7 @@ impl Driver for CountingDriver {
     }
 
     fn mem_alloc_async(&self, bytes: u64, stream: StreamRef) -> DriverResult<DevicePtr> {
-        self.pools.using(&*self.inner, None);
+        self.pools.using_current(&*self.inner);
         self.counted_alloc(CallKind::MemAllocAsync, Block::Other(bytes), |driver| {
             driver.mem_alloc_async(bytes, stream)
         })
@@ -328,7 +328,7 @@ impl Driver for CountingDriver {
         pool: MemPool,
         stream: StreamRef,
     ) -> DriverResult<DevicePtr> {
-        self.pools.using(&*self.inner, Some(pool));
+        self.pools.using(&*self.inner, pool);
         self.counted_alloc(CallKind::MemAllocAsync, Block::Other(bytes), |driver| {
             driver.mem_alloc_from_pool_async(bytes, pool, stream)
         })
@@ -341,8 +341,21 @@ impl Driver for CountingDriver {
         })
     }
 
-    fn mem_pool_create(&self, props: MemPoolProps) -> DriverResult<MemPool> {
-        self.counted(CallKind::MemPool, |driver| driver.mem_pool_create(props))
+    fn device_set_mem_pool(&self, pool: MemPool) -> DriverResult<()> {
+        let set = self.counted(CallKind::MemPool, |driver| driver.device_set_mem_pool(pool));
+        self.pools.current_changed();
+        set
+    }
+
+    fn mem_set_mem_pool(
+        &self,
+        location: MemLocation,
+        kind: MemAllocationType,
+        pool: MemPool,
+    ) -> DriverResult<()> {
+        let set = self.counted(CallKind::MemPool, |driver| driver.mem_set_mem_pool(location, kind, pool));
+        self.pools.current_changed();
+        set
     }
 
     unsafe fn mem_pool_destroy(&self, pool: MemPool) -> DriverResult<()> {
@@ -351,16 +364,12 @@ impl Driver for CountingDriver {
         self.counted(CallKind::MemPool, |driver| unsafe { driver.mem_pool_destroy(pool) })
     }
 
-    fn device_get_default_mem_pool(&self) -> DriverResult<MemPool> {
-        self.counted(CallKind::MemPool, |driver| driver.device_get_default_mem_pool())
-    }
-
     counted! {
+        MemPool: fn mem_pool_create(props: MemPoolProps) -> MemPool;
+        MemPool: fn device_get_default_mem_pool() -> MemPool;
         MemPool: fn device_get_mem_pool() -> MemPool;
-        MemPool: fn device_set_mem_pool(pool: MemPool) -> ();
         MemPool: fn mem_get_default_mem_pool(location: MemLocation, kind: MemAllocationType) -> MemPool;
         MemPool: fn mem_get_mem_pool(location: MemLocation, kind: MemAllocationType) -> MemPool;
-        MemPool: fn mem_set_mem_pool(location: MemLocation, kind: MemAllocationType, pool: MemPool) -> ();
         MemPool: fn mem_pool_set_access(pool: MemPool, access: AccessFlags, devices: &[DeviceId]) -> ();
         MemPool: fn mem_pool_get_access(pool: MemPool, device: DeviceId) -> AccessFlags;
         Ipc: fn mem_pool_export_to_fd(pool: MemPool) -> i32;
@@ -371,31 +380,11 @@ impl Driver for CountingDriver {
         PointerQuery: fn mem_get_address_range(ptr: DevicePtr) -> (DevicePtr, u64);
         PointerQuery: fn pointer_kind(ptr: DevicePtr) -> MemoryKind;
         Other: fn host_memory_info() -> MemoryInfo;
-    }
-
-    fn mem_pool_trim_to(&self, pool: MemPool, keep_bytes: u64) -> DriverResult<()> {
-        self.counted(CallKind::MemPoolTrim, |driver| driver.mem_pool_trim_to(pool, keep_bytes))
-    }
-
-    fn mem_pool_get_attribute(&self, pool: MemPool, attribute: MemPoolAttribute) -> DriverResult<u64> {
-        self.counted(CallKind::MemPool, |driver| driver.mem_pool_get_attribute(pool, attribute))
-    }
-
-    fn mem_pool_set_attribute(
-        &self,
-        pool: MemPool,
-        attribute: MemPoolAttribute,
-        value: u64,
-    ) -> DriverResult<()> {
-        self.counted(CallKind::MemPool, |driver| driver.mem_pool_set_attribute(pool, attribute, value))
-    }
-
-    fn mem_get_allocation_granularity(&self) -> DriverResult<u64> {
-        self.counted(CallKind::Other, |driver| driver.mem_get_allocation_granularity())
-    }
-
-    fn mem_address_reserve(&self, bytes: u64, alignment: u64) -> DriverResult<DevicePtr> {
-        self.counted(CallKind::MemAddressReserve, |driver| driver.mem_address_reserve(bytes, alignment))
+        MemPoolTrim: fn mem_pool_trim_to(pool: MemPool, keep_bytes: u64) -> ();
+        MemPool: fn mem_pool_get_attribute(pool: MemPool, attribute: MemPoolAttribute) -> u64;
+        MemPool: fn mem_pool_set_attribute(pool: MemPool, attribute: MemPoolAttribute, value: u64) -> ();
+        Other: fn mem_get_allocation_granularity() -> u64;
+        MemAddressReserve: fn mem_address_reserve(bytes: u64, alignment: u64) -> DevicePtr;
     }
 
     unsafe fn mem_address_free(&self, ptr: DevicePtr, bytes: u64) -> DriverResult<()> {

@@ -1,6 +1,6 @@
 //! The pools of the driver that a user allocates from.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use millpond_core::driver::{Driver, MemPool, MemPoolAttribute};
 use parking_lot::Mutex;
@@ -9,8 +9,10 @@ use parking_lot::Mutex;
 #[derive(Debug, Default)]
 pub(super) struct Pools {
     known: Mutex<Known>,
-    /// The handle of the pool of the last allocation, which most allocations share; 0 for none.
+    /// The handle of the pool that the last allocation named, which most allocations share; 0 for none.
     last: AtomicU64,
+    /// Whether the device's current pool is known.
+    knows_current: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -21,13 +23,31 @@ struct Known {
 }
 
 impl Pools {
-    /// Notes that an allocation comes from a pool. `None` stands for the device's current pool.
-    pub(super) fn using(&self, driver: &dyn Driver, pool: Option<MemPool>) {
-        let last = self.last.load(Ordering::Relaxed);
-        if pool.map_or(last != 0, |pool| pool.0 == last) {
+    /// Notes that an allocation comes from this pool.
+    pub(super) fn using(&self, driver: &dyn Driver, pool: MemPool) {
+        if self.last.load(Ordering::Relaxed) != pool.0 {
+            self.add(driver, pool);
+            self.last.store(pool.0, Ordering::Relaxed);
+        }
+    }
+
+    /// Notes that an allocation comes from the device's current pool.
+    pub(super) fn using_current(&self, driver: &dyn Driver) {
+        if self.knows_current.load(Ordering::Relaxed) {
             return;
         }
-        let Some(pool) = pool.or_else(|| driver.device_get_mem_pool().ok()) else { return };
+        if let Ok(pool) = driver.device_get_mem_pool() {
+            self.add(driver, pool);
+            self.knows_current.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Notes that the device may have another current pool.
+    pub(super) fn current_changed(&self) {
+        self.knows_current.store(false, Ordering::Relaxed);
+    }
+
+    fn add(&self, driver: &dyn Driver, pool: MemPool) {
         let is_new = {
             let mut known = self.known.lock();
             let is_new = !known.pools.contains(&pool);
@@ -38,7 +58,6 @@ impl Pools {
             // An earlier user of the pool may have held more. If the driver refuses, that counts.
             let _ = driver.mem_pool_set_attribute(pool, MemPoolAttribute::ReservedMemHigh, 0);
         }
-        self.last.store(pool.0, Ordering::Relaxed);
     }
 
     /// Remembers what a pool held before it is destroyed.
@@ -51,6 +70,7 @@ impl Pools {
         known.pools.retain(|other| *other != pool);
         known.destroyed = known.destroyed.max(most);
         self.last.store(0, Ordering::Relaxed);
+        self.current_changed();
     }
 
     /// Returns the bytes that the pools hold now.

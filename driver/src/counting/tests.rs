@@ -175,3 +175,18 @@ fn a_pool_of_the_driver_counts_with_what_it_holds() {
     driver.reset_peak();
     assert_eq!(driver.peak_bytes_held(), 0);
 }
+
+/// Allocations that name no pool come from the device's current pool, which may change.
+#[test]
+fn the_current_pool_counts_after_a_named_one_and_when_it_changes() {
+    let (_device, driver) = counting();
+    let [named, other] = [(); 2].map(|()| driver.mem_pool_create(MemPoolProps::default()).unwrap());
+    let stream = driver.stream_create(StreamFlags::NON_BLOCKING).unwrap();
+    driver.mem_alloc_from_pool_async(MIB, named, stream).unwrap();
+    let one = driver.bytes_held();
+    driver.mem_alloc_async(MIB, stream).unwrap();
+    assert_eq!(driver.bytes_held(), 2 * one, "the current pool has the same size of segments");
+    driver.device_set_mem_pool(other).unwrap();
+    driver.mem_alloc_async(MIB, stream).unwrap();
+    assert_eq!(driver.bytes_held(), 3 * one);
+}
