@@ -134,8 +134,8 @@ fn savings(recording: &Recording, explained: &Explained) -> Vec<String> {
             holder.lead
         ));
     }
-    let before = recording.events().take(explained.ledger.event as usize);
-    if before.into_iter().any(|event| event.kind == EventKind::AllocateFailure) {
+    let mut before = recording.events().take(explained.ledger.event as usize);
+    if before.any(|event| event.kind == EventKind::AllocateFailure) {
         fixes.push(
             "a request failed before this one: leave the `except` block before you try again, since the \
              exception keeps the frames and tensors of the first try"
@@ -173,35 +173,27 @@ fn does_not_fit(
     short: u64,
     mut evidence: Vec<String>,
 ) -> Diagnosis {
-    let (bytes, holders) = (format_bytes, explained.holders.clone());
-    let beside = explained.outside_bytes.map(|outside| outside.saturating_sub(OF_CUDA));
-    if let Some(beside) = beside.filter(|beside| *beside >= short.max(1)) {
-        evidence.push(format!("{} of the device are used outside of the allocator", bytes(beside + OF_CUDA)));
-        return Diagnosis {
-            code: "outside",
-            what: format!(
-                "the request was {} short, and {} were used outside of the allocator: by another process, or \
-                 by libraries",
-                bytes(short),
-                bytes(beside + OF_CUDA)
-            ),
-            evidence,
-            holders,
-            fixes: vec!["look with `nvidia-smi` for other processes on this GPU, and end them".to_owned()],
-        };
+    let bytes = format_bytes;
+    if let Some(outside) =
+        explained.outside_bytes.filter(|outside| *outside >= OF_CUDA.saturating_add(short.max(1)))
+    {
+        let outside = bytes(outside);
+        evidence.push(format!("{outside} of the device are used outside of the allocator"));
+        let what = format!(
+            "the request was {} short, and {outside} were used outside of the allocator: by another process, \
+             or by libraries",
+            bytes(short)
+        );
+        let fixes = vec!["look with `nvidia-smi` for other processes on this GPU, and end them".to_owned()];
+        return with_holders("outside", what, evidence, explained, fixes);
     }
-    Diagnosis {
-        code: "does_not_fit",
-        what: format!(
-            "the program does not fit: {} in use and {} requested; saving all the memory that the allocator \
-             wastes would not be enough",
-            bytes(explained.ledger.active_bytes),
-            bytes(wanted)
-        ),
-        evidence,
-        holders,
-        fixes: savings(recording, explained),
-    }
+    let what = format!(
+        "the program does not fit: {} in use and {} requested; saving all the memory that the allocator \
+         wastes would not be enough",
+        bytes(explained.ledger.active_bytes),
+        bytes(wanted)
+    );
+    with_holders("does_not_fit", what, evidence, explained, savings(recording, explained))
 }
 
 /// Explains a failed request of a source that does not record the allocator's reserved bytes.
@@ -248,7 +240,7 @@ fn without_segments(explained: &Explained, wanted: u64, device_bytes: Option<u64
                 .to_owned(),
         ),
     };
-    Diagnosis { code, what, evidence, holders: explained.holders.clone(), fixes: vec![fix] }
+    with_holders(code, what, evidence, explained, vec![fix])
 }
 
 /// Returns `max_split_size` if it forbids the use of a free segment that would hold a request.
@@ -257,13 +249,12 @@ fn unsplit(recording: &Recording, explained: &Explained, moment: &Moment, wanted
     let failed = recording.event(explained.ledger.event as usize)?;
     let lane = recording.lane(failed);
     let is_usual = |pool: Option<(u64, u64)>| pool.is_none_or(|pool| pool == DEFAULT_POOL);
-    let forbids = |segment: &&Segment| {
+    let forbids = |segment: &Segment| {
         segment.bytes >= wanted.max(max_split)
             && segment.lane.stream == lane.stream
             && is_usual(segment.lane.pool)
     };
-    let mut free = moment.segments().iter().filter(|segment| moment.blocks_in(segment).is_empty());
-    (wanted < max_split && free.any(|segment| forbids(&segment))).then_some(max_split)
+    (wanted < max_split && wholly_free(moment).any(forbids)).then_some(max_split)
 }
 
 /// Explains a failed request that `max_split_size` kept from a free segment.
@@ -350,11 +341,15 @@ fn fragmentation(
     }
 }
 
+/// Returns the segments without blocks.
+fn wholly_free(moment: &Moment) -> impl Iterator<Item = &Segment> {
+    moment.segments().iter().filter(|segment| moment.blocks_in(segment).is_empty())
+}
+
 /// Returns the free segments as blocks, each with the stack that made the allocator take it.
 fn takers(recording: &Recording, explained: &Explained, moment: &Moment) -> Vec<LiveBlock> {
-    let is_free = |segment: &&Segment| moment.blocks_in(segment).is_empty();
     let mut free: HashMap<u64, &Segment> =
-        moment.segments().iter().filter(is_free).map(|segment| (segment.address, segment)).collect();
+        wholly_free(moment).map(|segment| (segment.address, segment)).collect();
     let takes = |kind| matches!(kind, EventKind::SegmentAllocate | EventKind::SegmentMap);
     let mut takers = Vec::new();
     for at in (0..explained.ledger.event as usize).rev() {
@@ -381,8 +376,7 @@ fn takers(recording: &Recording, explained: &Explained, moment: &Moment) -> Vec<
 
 /// Lists free memory that would have sufficed, by pool and stream.
 fn pools(moment: &Moment, wanted: u64) -> Vec<String> {
-    let free = moment.segments().iter().filter(|segment| moment.blocks_in(segment).is_empty());
-    let mut lines: Vec<String> = free
+    let mut lines: Vec<String> = wholly_free(moment)
         .filter(|segment| segment.bytes >= wanted)
         .map(|segment| {
             let lane = segment.lane;

@@ -27,6 +27,9 @@ const LEAST_EVENTS: usize = 20;
 /// Without phases, a leak makes up at least this share of the live bytes.
 const LEAST_SHARE: f64 = 0.25;
 
+/// The advice about a leak.
+const KEPT: &str = "check what these stacks keep: a list of losses without .item(), a cache, a hook";
+
 /// Finds a leak: live memory that grows with each phase, or in each part of the recording.
 pub(super) fn found(recording: &Recording) -> Option<Diagnosis> {
     by_phase(recording).or_else(|| by_part(recording))
@@ -35,21 +38,9 @@ pub(super) fn found(recording: &Recording) -> Option<Diagnosis> {
 /// Finds a leak: live memory that grows at each end of a phase.
 fn by_phase(recording: &Recording) -> Option<Diagnosis> {
     let mut ends: HashMap<Id, Vec<(usize, u64)>> = HashMap::new();
-    let mut live: HashMap<u64, u64> = HashMap::new();
-    let mut bytes = 0_u64;
-    for (number, event) in recording.events().enumerate() {
-        match event.kind {
-            EventKind::Allocate => {
-                let older = live.insert(event.address, event.bytes).unwrap_or(0);
-                bytes = bytes.saturating_sub(older).saturating_add(event.bytes);
-            }
-            EventKind::Free => bytes = bytes.saturating_sub(live.remove(&event.address).unwrap_or(0)),
-            EventKind::PhaseEnd => {
-                if let Some(tag) = event.tag {
-                    ends.entry(tag).or_default().push((number, bytes));
-                }
-            }
-            _ => {}
+    for (number, (event, bytes)) in recording.live_bytes().enumerate() {
+        if let Some(tag) = event.tag.filter(|_| event.kind == EventKind::PhaseEnd) {
+            ends.entry(tag).or_default().push((number, bytes));
         }
     }
     let (tag, ends) = ends.into_iter().max_by_key(|(tag, ends)| (ends.len(), std::cmp::Reverse(*tag)))?;
@@ -72,9 +63,7 @@ fn by_phase(recording: &Recording) -> Option<Diagnosis> {
             format_bytes(last.1)
         )],
         holders: holders::by_stack(recording, moment.blocks().iter().filter(born), HOLDERS),
-        fixes: vec![
-            "check what these stacks keep: a list of losses without .item(), a cache, a hook".to_owned(),
-        ],
+        fixes: vec![KEPT.to_owned()],
     })
 }
 
@@ -95,20 +84,11 @@ fn by_part(recording: &Recording) -> Option<Diagnosis> {
         return None;
     }
     let mut parts = [Part { low: u64::MAX, allocations: 0, frees: 0 }; PARTS];
-    let mut live: HashMap<u64, u64> = HashMap::new();
-    let mut bytes = 0_u64;
-    for (number, event) in recording.events().enumerate() {
+    for (number, (event, bytes)) in recording.live_bytes().enumerate() {
         let part = &mut parts[number * PARTS / events];
         match event.kind {
-            EventKind::Allocate => {
-                part.allocations += 1;
-                let older = live.insert(event.address, event.bytes).unwrap_or(0);
-                bytes = bytes.saturating_sub(older).saturating_add(event.bytes);
-            }
-            EventKind::Free => {
-                part.frees += 1;
-                bytes = bytes.saturating_sub(live.remove(&event.address).unwrap_or(0));
-            }
+            EventKind::Allocate => part.allocations += 1,
+            EventKind::Free => part.frees += 1,
             _ => continue,
         }
         part.low = part.low.min(bytes);
@@ -132,8 +112,6 @@ fn by_part(recording: &Recording) -> Option<Diagnosis> {
             PARTS - FIRST_PARTS
         )],
         holders: holders::by_stack(recording, kept, HOLDERS),
-        fixes: vec![
-            "check what these stacks keep: a list of losses without .item(), a cache, a hook".to_owned(),
-        ],
+        fixes: vec![KEPT.to_owned()],
     })
 }

@@ -1,7 +1,5 @@
 //! Computes live and reserved bytes after each event.
 
-use std::collections::HashMap;
-
 use crate::recording::{Event, EventKind, Recording};
 
 /// The live and reserved bytes after an event.
@@ -14,16 +12,10 @@ pub(super) struct Point<'a> {
 
 /// Returns the points of a recording, in its order.
 pub(super) fn points(recording: &Recording) -> impl Iterator<Item = Point<'_>> {
-    let mut blocks: HashMap<u64, u64> = HashMap::new();
     let has_segments = recording.sums().reserved_bytes.is_some();
-    let (mut live, mut reserved) = (0_u64, 0_u64);
-    recording.events().map(move |event| {
+    let mut reserved = 0_u64;
+    recording.live_bytes().map(move |(event, live)| {
         match event.kind {
-            EventKind::Allocate => {
-                let older = blocks.insert(event.address, event.bytes).unwrap_or(0);
-                live = live.saturating_sub(older).saturating_add(event.bytes);
-            }
-            EventKind::Free => live = live.saturating_sub(blocks.remove(&event.address).unwrap_or(0)),
             EventKind::SegmentAllocate | EventKind::SegmentMap => {
                 reserved = reserved.saturating_add(event.bytes);
             }

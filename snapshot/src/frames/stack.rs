@@ -228,12 +228,13 @@ impl<'a> UserStack<'a> {
             return parts;
         }
         let inside = self.frames.iter().enumerate().take_while(|(at, _)| !is_kept(*at));
+        let has_pytorch = self.has_pytorch();
         let mut owners: Vec<&str> = Vec::new();
         for (_, (_, kind)) in inside {
             let owner = match kind {
                 Kind::Interpreter => continue,
                 Kind::Library | Kind::User => "(libraries)",
-                Kind::Allocator if !self.has_pytorch() => "(the allocator)",
+                Kind::Allocator if !has_pytorch => "(the allocator)",
                 _ => "(PyTorch)",
             };
             if !owners.contains(&owner) {

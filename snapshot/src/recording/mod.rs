@@ -16,6 +16,7 @@ mod event;
 mod folded;
 mod lane;
 mod ledger;
+mod live;
 mod lives;
 mod moment;
 mod notes;
