@@ -347,8 +347,8 @@ impl Heap {
         }
     }
 
-    /// Finds free neighbours, owned by `owner` or unowned, that together fit the request. Returns the first
-    /// of them, and the block's address.
+    /// Finds free neighbours, some of `owner` and some unowned, that together fit the request. Callers have
+    /// looked for a single chunk before. Returns the first neighbour, and the block's address.
     pub(crate) fn find_run(&self, owner: Owner, request: &Request) -> Option<(ChunkId, u64)> {
         // Free neighbours of one owner are one chunk, so a run of several chunks has an unowned one.
         let (own, unowned) = (self.bins(owner)?, self.bins(ANY_STREAM)?);
@@ -524,7 +524,7 @@ mod tests {
         );
     }
 
-    /// Own and unowned neighbours fit together. An owner's chunk without unowned neighbours is no run.
+    /// Own and unowned neighbours fit together. Without an unowned chunk there is no run.
     #[test]
     fn a_run_has_own_and_unowned_chunks_of_any_number() {
         for (chunks, bytes, start) in [
