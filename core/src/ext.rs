@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use crate::driver::{CaptureModeGuard, call};
 use crate::find::stack_of;
+use crate::map_of_stack::map_of;
 use crate::{
-    AnyResource, BlockInfo, DeviceId, DeviceMemoryResource, DevicePtr, Layer, Layout, MemoryReport,
-    ReportsMemory, Result, Shareable, Stack, StreamRef,
+    AnyResource, BlockInfo, DeviceId, DeviceMemoryResource, DevicePtr, Layer, Layout, MemoryMap,
+    MemoryReport, ReportsMemory, Result, Shareable, Stack, StreamRef,
 };
 
 /// Convenience methods of every resource, built on [`DeviceMemoryResource`]. Every resource has them: do not
@@ -67,6 +68,24 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
         Self: Sized,
     {
         MemoryReport::of(self)
+    }
+
+    /// Returns the segments and blocks of the whole stack now; `None` if no layer knows them, as on plain
+    /// CUDA memory. If a pool takes its memory from another pool, the map lists the blocks of the upper pool.
+    ///
+    /// ```
+    /// use millpond_core::{AnyResource, DeviceMemoryResourceExt};
+    ///
+    /// /// Returns the requested bytes of all blocks that the program uses.
+    /// fn live_bytes(stack: &AnyResource) -> Option<u64> {
+    ///     Some(stack.memory_map()?.live_blocks().map(|block| block.requested_bytes).sum())
+    /// }
+    /// ```
+    fn memory_map(&self) -> Option<MemoryMap>
+    where
+        Self: Sized,
+    {
+        map_of(self)
     }
 
     /// Returns the live block that starts at `ptr`, with everything that the layers of the stack know about

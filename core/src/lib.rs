@@ -15,6 +15,8 @@
 //! | [`Error`] | the one error type |
 //! | [`OutOfMemoryReport`] | why a request failed, and what would have helped |
 //! | [`MemoryReport`] | the memory of a whole stack at one moment |
+//! | [`MemoryMap`] | the segments and blocks of a stack by address |
+//! | [`segments`] | reports when pools take and return memory |
 //! | [`interrupt`] | ends a wait on the host early |
 //! | [`misuse`] | reports a refused `deallocate` |
 //! | [`forward_to_upstream!`] | writes the methods that your adaptor passes on to its upstream |
@@ -26,6 +28,7 @@
 //! | each layer, outermost first | `stack.stack()`: [`DeviceMemoryResourceExt::stack`] |
 //! | each layer with a trait | `stack.stack().with::<dyn AllocationLimit>()`: [`Stack::with`] |
 //! | the memory of each layer | `stack.memory_report()`: [`DeviceMemoryResourceExt::memory_report`] |
+//! | segments and blocks by address | `stack.memory_map()`: [`DeviceMemoryResourceExt::memory_map`] |
 //!
 //! [`downcast`] and [`is_same`] compare two resources, as [`is_equal`](DeviceMemoryResource::is_equal) does.
 //! `stack.stack().find_map(downcast::<T>)` finds a layer by its type.
@@ -47,12 +50,15 @@ mod holder;
 pub mod interrupt;
 mod layer;
 mod layout;
+mod map_of_stack;
+mod memory_map;
 mod memory_report;
 pub mod misuse;
 mod out_of_memory;
 mod provide;
 mod ptr;
 mod resource;
+pub mod segments;
 mod setters;
 mod shareable;
 mod size;
@@ -73,6 +79,7 @@ pub use handles::{downcast, is_same};
 pub use holder::Holder;
 pub use layer::{Identity, Layer, LayerFn, OptionLayer, layer_fn, option_layer};
 pub use layout::{ALLOCATION_ALIGNMENT, Layout, align_up};
+pub use memory_map::{BlockState, MemoryBlock, MemoryMap, MemorySegment};
 pub use memory_report::{BlockInfo, LayerMemory, MemoryReport, ReportsMemory, ScopeMemory};
 pub use out_of_memory::{FreeMemory, LiveBlock, OutOfMemoryReport, Remedy, RemedyAction};
 pub use provide::is_shareable;

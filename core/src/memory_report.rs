@@ -4,8 +4,8 @@ use std::fmt;
 
 use crate::driver::call;
 use crate::{
-    DeviceMemoryResource, DevicePtr, FreeMemory, Holder, MemoryInfo, ResourceStatistics, find::stack_of,
-    format_bytes, holder::write_holders, provide::as_trait,
+    DeviceMemoryResource, DevicePtr, FreeMemory, Holder, MemoryInfo, MemoryMap, ResourceStatistics,
+    find::stack_of, format_bytes, holder::write_holders, provide::as_trait,
 };
 
 /// The memory of a stack, layer by layer: live memory, free memory by stream, and memory that could go back
@@ -109,6 +109,17 @@ pub trait ReportsMemory {
     /// Returns the live block that starts at `ptr`.
     fn block_at(&self, ptr: DevicePtr) -> Option<BlockInfo> {
         let _ = ptr;
+        None
+    }
+
+    /// Returns every live block that the layer records, in any order; `None` if it records none.
+    fn live_blocks(&self) -> Option<Vec<BlockInfo>> {
+        None
+    }
+
+    /// Returns the segments and blocks of this layer's own memory, without those below it; `None` if the
+    /// layer does not know them. [`MemoryMap`] says for how long this may hold a lock.
+    fn memory_map(&self) -> Option<MemoryMap> {
         None
     }
 

@@ -67,6 +67,12 @@ impl Lane {
         if self.base.is_some() { self.bytes } else { 0 }
     }
 
+    /// Returns the blocks that lie outside the plan, in no order: offset, bytes, and requested bytes.
+    pub(crate) fn guests(&self) -> impl Iterator<Item = (u64, u64, u64)> {
+        let guests = self.guests.iter().flat_map(|guests| &guests.blocks);
+        guests.map(|(offset, (requested, bytes))| (*offset, *bytes, *requested))
+    }
+
     /// Gives the lane memory that was taken on a stream.
     pub(crate) fn put(&mut self, base: DevicePtr, stream: StreamRef) {
         (self.base, self.stream) = (Some(base), Some(stream));

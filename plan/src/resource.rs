@@ -7,8 +7,8 @@ use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::stack::{FilePath, LayerSpec};
 use millpond_core::{
     ALLOCATION_ALIGNMENT, BlockInfo, DeviceMemoryResource, DevicePtr, LayerMemory, Layout, MemoryInfo,
-    ReportsMemory, ResourceStatistics, Result, ScopesBelow, StreamRef, Traits, debug_as_text, find_trait,
-    forward_to_upstream, trim_upstream,
+    MemoryMap, ReportsMemory, ResourceStatistics, Result, ScopesBelow, StreamRef, Traits, debug_as_text,
+    find_trait, forward_to_upstream, trim_upstream,
 };
 
 use millpond_planning::ProgramPlan;
@@ -252,6 +252,11 @@ impl<R: DeviceMemoryResource> ReportsMemory for PlanMemoryResource<R> {
         let mut block = BlockInfo::default();
         (block.address, block.bytes) = (ptr.address(), bytes);
         Some(block)
+    }
+
+    fn memory_map(&self) -> Option<MemoryMap> {
+        let segments = self.locked(|state| state.plan.as_ref().map(|plan| plan.segments()))??;
+        Some(MemoryMap::new(segments, None))
     }
 }
 

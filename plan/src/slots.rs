@@ -219,6 +219,14 @@ impl Slots {
         (at != NONE).then(|| (at, self.requested[at as usize]))
     }
 
+    /// Returns the blocks of a lane, in no order: offset, bytes of the slot, and requested bytes.
+    pub(crate) fn live(&self, lane: usize) -> impl Iterator<Item = (u64, u64, u64)> {
+        self.places[lane].iter().filter_map(|(offset, place)| {
+            let at = self.holders[*place as usize];
+            (at != NONE).then(|| (*offset, self.slots[at as usize].bytes, self.requested[at as usize]))
+        })
+    }
+
     /// Returns whether a slot starts at an offset of a lane.
     pub(crate) fn is_start(&self, lane: usize, offset: u64) -> bool {
         self.places[lane].contains_key(&offset)

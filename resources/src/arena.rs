@@ -9,7 +9,7 @@ use std::sync::Arc;
 use millpond_core::stack::{FilePath, LayerEntry, LayerKind, LayerSpec};
 use millpond_core::{
     BlockInfo, ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle, Error, Layer, LayerMemory, Layout,
-    ReportsMemory, Result, StreamRef, Traits, forward_to_upstream,
+    MemoryMap, ReportsMemory, Result, StreamRef, Traits, forward_to_upstream,
 };
 use parking_lot::Mutex;
 
@@ -256,5 +256,9 @@ impl<R: DeviceMemoryResource> ReportsMemory for ArenaMemoryResource<R> {
 
     fn block_at(&self, ptr: DevicePtr) -> Option<BlockInfo> {
         self.pool.block_at(ptr)
+    }
+
+    fn memory_map(&self) -> Option<MemoryMap> {
+        self.pool.memory_map()
     }
 }

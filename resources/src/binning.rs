@@ -8,9 +8,9 @@ use std::sync::Arc;
 use millpond_core::stack::{LayerEntry, LayerKind, LayerSpec, Params, Piece, ReadStack, Value};
 use millpond_core::{
     ALLOCATION_ALIGNMENT, Accessibility, AnyResource, ByteSize, DeviceMemoryResource,
-    DeviceMemoryResourceExt, DevicePtr, DriverHandle, Error, Layer, Layout, LiveBlock, MemoryInfo, Remedy,
-    RemedyAction, ResourceStatistics, Result, StreamRef, Traits, align_up, is_same, misuse,
-    parse_block_bytes,
+    DeviceMemoryResourceExt, DevicePtr, DriverHandle, Error, Layer, LayerMemory, Layout, LiveBlock,
+    MemoryInfo, MemoryMap, Remedy, RemedyAction, ReportsMemory, ResourceStatistics, Result, StreamRef,
+    Traits, align_up, is_same, misuse, parse_block_bytes,
 };
 
 use crate::binning::direct::Direct;
@@ -456,7 +456,26 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BinningMemoryResou
     }
 
     fn provide(&self, traits: &mut Traits) {
+        traits.add::<Self, dyn ReportsMemory>(|it| it);
         // SAFETY: threads may share all parts except upstream, and the bins that take their memory from it.
         unsafe { traits.share_over(&[&*self.upstream]) };
+    }
+}
+
+/// Reports the memory of the bins. The layers of upstream report for themselves.
+impl<R: DeviceMemoryResource> ReportsMemory for BinningMemoryResource<R> {
+    fn layer_memory(&self) -> LayerMemory {
+        let bins = self.bins.iter().filter_map(|bin| bin.resource().statistics());
+        let mut memory = LayerMemory::default();
+        memory.statistics = bins.reduce(ResourceStatistics::beside);
+        memory
+    }
+
+    fn memory_map(&self) -> Option<MemoryMap> {
+        let maps = self.bins.iter().filter_map(|bin| match &bin.source {
+            Source::Blocks(blocks) => ReportsMemory::memory_map(&**blocks),
+            Source::Given(other) => other.memory_map(),
+        });
+        maps.reduce(MemoryMap::beside)
     }
 }

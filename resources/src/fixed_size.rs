@@ -6,7 +6,7 @@ use std::sync::Arc;
 use millpond_core::stack::{LayerEntry, LayerKind};
 use millpond_core::{
     ALLOCATION_ALIGNMENT, BlockInfo, ByteSize, DeviceMemoryResource, DevicePtr, Error, Layer, LayerMemory,
-    Layout, ReportsMemory, ResourceStatistics, Result, StreamRef, Traits, align_up, format_bytes,
+    Layout, MemoryMap, ReportsMemory, ResourceStatistics, Result, StreamRef, Traits, align_up, format_bytes,
     forward_to_upstream, parse_block_bytes,
 };
 
@@ -277,5 +277,9 @@ impl<R: DeviceMemoryResource> ReportsMemory for FixedSizeMemoryResource<R> {
 
     fn block_at(&self, ptr: DevicePtr) -> Option<BlockInfo> {
         self.pool.block_at(ptr)
+    }
+
+    fn memory_map(&self) -> Option<MemoryMap> {
+        self.pool.memory_map()
     }
 }

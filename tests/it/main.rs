@@ -12,6 +12,7 @@ mod faults;
 mod fork;
 mod glob;
 mod interleavings;
+mod memory_map;
 mod memory_report;
 mod misuse;
 mod museum;

@@ -10,8 +10,8 @@ use millpond_core::driver::call;
 use millpond_core::stack::{LayerSpec, Piece, Value};
 use millpond_core::{
     Accessibility, AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle,
-    Error, ErrorKind, LayerMemory, Layout, MemoryInfo, ReportsMemory, ResourceStatistics, Result, StreamRef,
-    Traits, debug_as_text, is_same,
+    Error, ErrorKind, LayerMemory, Layout, MemoryInfo, MemoryMap, ReportsMemory, ResourceStatistics, Result,
+    StreamRef, Traits, debug_as_text, is_same,
 };
 
 pub use layer::FallbackLayer;
@@ -229,5 +229,9 @@ impl<R: DeviceMemoryResource, F: DeviceMemoryResource> ReportsMemory for Fallbac
         let mut memory = LayerMemory::default();
         memory.statistics = self.fallback.statistics();
         memory
+    }
+
+    fn memory_map(&self) -> Option<MemoryMap> {
+        self.fallback.memory_map()
     }
 }

@@ -273,12 +273,19 @@ impl<R: DeviceMemoryResource> ReportsMemory for TrackingResourceAdaptor<R> {
     }
 
     fn block_at(&self, ptr: DevicePtr) -> Option<BlockInfo> {
-        let found = self.tracker.ledger.find(ptr)?;
-        let mut block = BlockInfo::default();
-        (block.address, block.bytes) = (ptr.address(), found.bytes);
-        (block.sequence, block.stream) = (Some(found.sequence), Some(found.stream.handle()));
-        block.tag = found.tag.as_deref().map(str::to_owned);
-        block.backtrace = found.backtrace.as_ref().map(ToString::to_string);
-        Some(block)
+        self.tracker.ledger.find(ptr).map(|found| info(&found))
     }
+
+    fn live_blocks(&self) -> Option<Vec<BlockInfo>> {
+        Some(self.outstanding().iter().map(info).collect())
+    }
+}
+
+fn info(found: &Allocation) -> BlockInfo {
+    let mut block = BlockInfo::default();
+    (block.address, block.bytes) = (found.ptr.address(), found.bytes);
+    (block.sequence, block.stream) = (Some(found.sequence), Some(found.stream.handle()));
+    block.tag = found.tag.as_deref().map(str::to_owned);
+    block.backtrace = found.backtrace.as_ref().map(ToString::to_string);
+    block
 }

@@ -4,7 +4,7 @@ mod locate;
 mod window;
 
 use millpond_core::misuse::MisuseKind;
-use millpond_core::{DevicePtr, StreamId, StreamRef};
+use millpond_core::{DevicePtr, MemoryBlock, MemorySegment, StreamId, StreamRef};
 use millpond_planning::ProgramPlan;
 
 use crate::following::locate::Position;
@@ -117,6 +117,28 @@ impl Following {
     pub(crate) fn lane_at(&self, ptr: DevicePtr) -> Option<(usize, u64)> {
         let mut lanes = self.lanes.iter().enumerate();
         lanes.find_map(|(number, lane)| Some((number, lane.offset_of(ptr)?)))
+    }
+
+    /// Returns the lanes that have memory, with the blocks in them.
+    pub(crate) fn segments(&self) -> Vec<MemorySegment> {
+        let held =
+            self.lanes.iter().enumerate().filter_map(|(number, lane)| Some((number, lane, lane.base?)));
+        let segment = |(number, lane, base): (usize, &Lane, DevicePtr)| {
+            let mut live: Vec<_> = self.slots.live(number).chain(lane.guests()).collect();
+            live.sort_unstable();
+            let (mut blocks, mut end) = (Vec::new(), 0);
+            for (offset, bytes, requested) in live.into_iter().chain([(lane.bytes, 0, 0)]) {
+                if offset > end {
+                    blocks.push(MemoryBlock::new(base.address() + end, offset - end, 0));
+                }
+                if bytes > 0 {
+                    blocks.push(MemoryBlock::new(base.address() + offset, bytes, requested));
+                }
+                end = end.max(offset + bytes);
+            }
+            MemorySegment::new(blocks)
+        };
+        held.map(segment).collect()
     }
 
     /// Returns the bytes of lanes that have no memory.

@@ -10,8 +10,8 @@ use dashmap::DashMap;
 use millpond_core::driver::{CaptureModeGuard, Driver, DriverResult, Event, EventFlags};
 use millpond_core::misuse::{self, Misuse};
 use millpond_core::{
-    DeviceMemoryResource, DevicePtr, DriverHandle, Error, ErrorKind, Layout, Result, ScopeMemory, StreamId,
-    StreamRef, align_up,
+    DeviceMemoryResource, DevicePtr, DriverHandle, Error, ErrorKind, Layout, MemorySegment, Result,
+    ScopeMemory, StreamId, StreamRef, align_up,
 };
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxBuildHasher;
@@ -473,6 +473,11 @@ impl<R: DeviceMemoryResource> Inner<R> {
     pub(super) fn reports(&self) -> Vec<ScopeMemory> {
         let scopes: Vec<_> = self.scopes.lock().values().cloned().collect();
         scopes.iter().map(|scope| scope.memory.lock().report(scope.id)).collect()
+    }
+
+    pub(super) fn segments(&self) -> Vec<MemorySegment> {
+        let scopes: Vec<_> = self.scopes.lock().values().cloned().collect();
+        scopes.iter().flat_map(|scope| scope.memory.lock().segments(scope.id)).collect()
     }
 }
 

@@ -3,13 +3,16 @@
 
 use millpond_core::driver::Event;
 use millpond_core::misuse::MisuseKind;
-use millpond_core::{BlockInfo, DevicePtr, ScopeMemory, StreamId, StreamRef};
+use millpond_core::{
+    BlockInfo, BlockState, DevicePtr, MemoryBlock, MemorySegment, ScopeMemory, StreamId, StreamRef,
+};
 use rustc_hash::FxHashMap;
 
 use super::parked::{Parking, Wait};
 use crate::block_map::ChunkId;
 use crate::driver_calls::NamedStream;
 use crate::heap::Heap;
+use crate::heap::chunk::Chunk;
 use crate::heap::request::Request;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 
@@ -449,6 +452,23 @@ impl Memory {
     /// Returns the known data of the block that starts at this address.
     pub(super) fn block_at(&self, ptr: DevicePtr, scope: u64) -> Option<BlockInfo> {
         self.blocks.get(&ptr).map(|held| info(ptr, held, scope))
+    }
+
+    /// Returns the spans with their blocks. A freed block that no stream may take yet waits.
+    pub(super) fn segments(&self, scope: u64) -> Vec<MemorySegment> {
+        let block = |chunk: &Chunk| {
+            let held = self.blocks.get(&DevicePtr::new(chunk.addr)).filter(|_| chunk.is_in_use());
+            let requested = held.map_or(0, |held| held.bytes);
+            let mut block = MemoryBlock::new(chunk.addr, chunk.bytes, requested);
+            block.scope = Some(scope);
+            block.stream = held.map(|held| held.stream.stream.handle());
+            if held.is_none() && chunk.is_in_use() {
+                (block.state, block.requested_bytes) = (BlockState::Waiting, chunk.bytes);
+            }
+            block
+        };
+        let spans = self.heap.regions().iter();
+        spans.map(|span| MemorySegment::new(self.heap.region_chunks(span).map(block).collect())).collect()
     }
 
     pub(super) fn report(&self, scope: u64) -> ScopeMemory {

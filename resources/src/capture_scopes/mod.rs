@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use millpond_core::ScopesBelow;
 use millpond_core::{
-    BlockInfo, DeviceMemoryResource, DevicePtr, Error, LayerMemory, Layout, ReportsMemory,
+    BlockInfo, DeviceMemoryResource, DevicePtr, Error, LayerMemory, Layout, MemoryMap, ReportsMemory,
     ResourceStatistics, Result, ScopeMemory, StreamRef, Traits, forward_to_upstream,
 };
 
@@ -168,5 +168,11 @@ impl<R: DeviceMemoryResource + Send + Sync> ReportsMemory for CaptureScopesMemor
     fn block_at(&self, ptr: DevicePtr) -> Option<BlockInfo> {
         let scope = self.0.scope_at(ptr)?;
         scope.memory.lock().block_at(ptr, scope.id)
+    }
+
+    fn memory_map(&self) -> Option<MemoryMap> {
+        let segments = self.0.segments();
+        // Without scopes, nothing is known here.
+        (!segments.is_empty()).then(|| MemoryMap::new(segments, None))
     }
 }

@@ -9,8 +9,8 @@ use std::sync::{Arc, OnceLock};
 use rustc_hash::FxHashMap;
 
 use crate::block_map::{BlockEntry, ChunkId, HeapId};
-use crate::heap::Heap;
 use crate::heap::owner_bits::OwnerBits;
+use crate::heap::{Heap, Region};
 use crate::store::{NewSpan, Store};
 use crate::stream_order::{Epoch, Owner};
 use crate::sync::spin_lock::{SpinGuard, SpinLock};
@@ -81,6 +81,11 @@ impl Arena {
         let (region, owner, epoch) = self.heap.remove_free_region(|_| true)?;
         let chunk = self.spans.remove(&region.base).expect("an arena's regions are spans");
         Some(Span { chunk, owner, epoch })
+    }
+
+    /// Returns each span with its chunk in the large heap.
+    pub(super) fn spans(&self) -> impl Iterator<Item = (&Region, ChunkId)> {
+        self.heap.regions().iter().map(|region| (region, self.spans[&region.base]))
     }
 
     /// Panics unless every span is a chunk in use of the large heap; returns the number of spans.

@@ -33,6 +33,7 @@ mod fast_path;
 mod handle;
 mod heaps;
 mod layer;
+mod map;
 pub(crate) mod oom_advice;
 mod oom_map;
 mod options;

@@ -1,6 +1,6 @@
 //! Reports a pool's memory at any time.
 
-use millpond_core::{BlockInfo, DeviceMemoryResource, DevicePtr, LayerMemory, ReportsMemory};
+use millpond_core::{BlockInfo, DeviceMemoryResource, DevicePtr, LayerMemory, MemoryMap, ReportsMemory};
 
 use crate::pool::PoolMemoryResource;
 
@@ -16,6 +16,10 @@ impl<R: DeviceMemoryResource> ReportsMemory for PoolMemoryResource<R> {
         let mut block = BlockInfo::default();
         (block.address, block.bytes) = (ptr.address(), bytes);
         (bytes > 0).then_some(block)
+    }
+
+    fn memory_map(&self) -> Option<MemoryMap> {
+        Some(self.central.memory_map())
     }
 }
 

@@ -216,6 +216,11 @@ impl Streams {
         self.slots[owner as usize].as_ref().expect("the owner is a known stream")
     }
 
+    /// Returns the raw handle of a stream, unless the table has forgotten it.
+    pub(crate) fn handle_of(&self, owner: Owner) -> Option<u64> {
+        self.slots.get(owner as usize)?.as_ref().map(|slot| slot.stream.handle())
+    }
+
     pub(crate) fn slot_mut(&mut self, owner: Owner) -> &mut Slot {
         self.slots[owner as usize].as_mut().expect("the owner is a known stream")
     }

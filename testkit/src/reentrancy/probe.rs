@@ -28,6 +28,7 @@ const CALLS: &[Call] = &[
     ("statistics", |layer| _ = layer.statistics()),
     ("memory_info", |layer| drop(layer.memory_info())),
     ("memory_report", |layer| drop(layer.memory_report())),
+    ("memory_map", |layer| drop(layer.memory_map())),
     ("trim", |layer| drop(layer.trim(0))),
 ];
 

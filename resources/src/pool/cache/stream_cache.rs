@@ -290,6 +290,22 @@ impl StreamCache {
 }
 
 impl StreamCache {
+    /// Calls `visit` with the address of each cached block. Any thread may call it: a block that its thread
+    /// moves meanwhile is visited or not.
+    pub(crate) fn each_address(&self, mut visit: impl FnMut(u64)) {
+        let mut visit_slot = |slot: &CacheSlot| match slot.addr.load(Ordering::Relaxed) {
+            0 => {}
+            addr => visit(addr),
+        };
+        visit_slot(&self.large.slot);
+        for stack in &*self.small {
+            // SAFETY: a stack lives as long as the stream cache.
+            if let Some(stack) = unsafe { stack.load(Ordering::Acquire).as_ref() } {
+                stack.filled().for_each(&mut visit_slot);
+            }
+        }
+    }
+
     /// Calls `visit` with each cached block's address, the largest size that its slot takes, and its entry.
     /// No thread may use the stream cache meanwhile.
     pub(crate) fn each_cached(&self, mut visit: impl FnMut(u64, u64, &BlockEntry)) {

@@ -1,6 +1,6 @@
 //! Reads the pool's memory, for reports at any time.
 
-use millpond_core::{DeviceMemoryResource, FreeMemory, LayerMemory};
+use millpond_core::{DeviceMemoryResource, FreeMemory, LayerMemory, MemoryMap};
 
 use crate::pool::central::{Central, State};
 use crate::pool::oom_advice::FreeOf;
@@ -19,6 +19,15 @@ impl State {
 }
 
 impl<R: DeviceMemoryResource> Central<R> {
+    /// Returns the segments and blocks by address.
+    pub(crate) fn memory_map(&self) -> MemoryMap {
+        let segments = {
+            let state = self.state.lock();
+            state.heaps.segments(|owner| state.streams.handle_of(owner))
+        };
+        MemoryMap::new(segments, Some(self.name.id))
+    }
+
     /// Returns the free memory of each stream, and the bytes that could return to the device.
     pub(crate) fn layer_memory(&self) -> LayerMemory {
         let statistics = self.statistics();

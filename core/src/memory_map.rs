@@ -1,0 +1,220 @@
+//! The addresses of a stack's memory at one moment: its segments, and the blocks in them.
+
+/// The memory of a stack by address. [`MemoryReport`](crate::MemoryReport) has its sums.
+///
+/// [`DeviceMemoryResourceExt::memory_map`](crate::DeviceMemoryResourceExt::memory_map) makes a map at any
+/// time. It copies one entry for each block under the pool's lock, so the pool's slow path waits for that
+/// time. No foreign code runs meanwhile. While other threads allocate, blocks that move through their caches
+/// may be listed as free.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct MemoryMap {
+    /// The segments, by address. They do not overlap.
+    pub segments: Vec<MemorySegment>,
+    /// The numbers of the pools that took these segments, as in
+    /// [`SegmentEvent`](crate::segments::SegmentEvent).
+    pub pools: Vec<u64>,
+}
+
+/// Contiguous memory that a pool holds, divided into blocks without a gap.
+///
+/// A pool that maps pages may serve a block from several pieces of memory. Such a block is a segment, and its
+/// pieces are in no other segment, so each byte of the device is listed once.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct MemorySegment {
+    /// The address where it starts.
+    pub address: u64,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// Whether the pool maps the memory itself, and may return it in parts.
+    pub is_mapped: bool,
+    /// The addresses and sizes in bytes under which the pool mapped this memory first. Empty for all segments
+    /// except blocks that are stitched together from pieces.
+    pub pieces: Vec<(u64, u64)>,
+    /// The blocks, by address.
+    pub blocks: Vec<MemoryBlock>,
+}
+
+/// A block of a segment, live or free.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct MemoryBlock {
+    /// The address where it starts.
+    pub address: u64,
+    /// Its size in bytes, after rounding.
+    pub bytes: u64,
+    /// The requested bytes; 0 for a free block.
+    pub requested_bytes: u64,
+    /// The state of the block.
+    pub state: BlockState,
+    /// The raw handle of the stream that a free block belongs to, or that a live block was allocated on.
+    /// `None` if any stream may take the free block, or if no layer knows the stream.
+    pub stream: Option<u64>,
+    /// The number of the scope for captured graphs to which it belongs.
+    pub scope: Option<u64>,
+    /// The tag of the thread that allocated it.
+    pub tag: Option<String>,
+    /// The backtrace of its allocation.
+    pub backtrace: Option<String>,
+}
+
+/// The state of a block in a [`MemoryMap`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub enum BlockState {
+    /// The block is free. Its stream, or any stream, may take it.
+    #[default]
+    Free,
+    /// The program uses the block.
+    Active,
+    /// The program freed the block, but other streams may still use it.
+    Waiting,
+}
+
+impl MemoryBlock {
+    /// Returns a block of this address and size in bytes. It is live if `requested_bytes` are not 0.
+    pub const fn new(address: u64, bytes: u64, requested_bytes: u64) -> Self {
+        let state = if requested_bytes > 0 { BlockState::Active } else { BlockState::Free };
+        Self { address, bytes, requested_bytes, state, stream: None, scope: None, tag: None, backtrace: None }
+    }
+}
+
+impl MemorySegment {
+    /// Returns a segment of these blocks, which follow each other without a gap.
+    pub fn new(blocks: Vec<MemoryBlock>) -> Self {
+        let address = blocks.first().map_or(0, |first| first.address);
+        let bytes = blocks.iter().map(|block| block.bytes).sum();
+        Self { address, bytes, blocks, ..Self::default() }
+    }
+
+    fn end(&self) -> u64 {
+        self.address.saturating_add(self.bytes)
+    }
+}
+
+impl MemoryMap {
+    /// Returns a map of these segments, which a pool with this number took.
+    pub fn new(mut segments: Vec<MemorySegment>, pool: Option<u64>) -> Self {
+        segments.sort_unstable_by_key(|segment| segment.address);
+        Self { segments, pools: pool.into_iter().collect() }
+    }
+
+    /// Returns the bytes of all segments.
+    pub fn bytes_reserved(&self) -> u64 {
+        self.segments.iter().map(|segment| segment.bytes).sum()
+    }
+
+    /// Returns the blocks that are not free, by address.
+    pub fn live_blocks(&self) -> impl Iterator<Item = &MemoryBlock> {
+        self.segments.iter().flat_map(|it| &it.blocks).filter(|block| block.state != BlockState::Free)
+    }
+
+    /// Returns the blocks that are not free, to describe them further.
+    pub fn live_blocks_mut(&mut self) -> impl Iterator<Item = &mut MemoryBlock> {
+        let blocks = self.segments.iter_mut().flat_map(|segment| &mut segment.blocks);
+        blocks.filter(|block| block.state != BlockState::Free)
+    }
+
+    /// Adds the segments of another resource, unless they overlap segments that are here.
+    #[must_use]
+    pub fn beside(mut self, other: Self) -> Self {
+        let known = self.segments.len();
+        for segment in other.segments {
+            let before = self.segments[..known].partition_point(|it| it.address < segment.end());
+            if before.checked_sub(1).is_none_or(|at| self.segments[at].end() <= segment.address) {
+                self.segments.push(segment);
+            }
+        }
+        self.segments.sort_unstable_by_key(|segment| segment.address);
+        self.pools.extend(other.pools);
+        self.pools.sort_unstable();
+        self.pools.dedup();
+        self
+    }
+
+    /// Replaces each live block that is a segment of `above` by the blocks of that segment. Adds the other
+    /// segments of `above`.
+    #[must_use]
+    pub fn divided(mut self, above: Self) -> Self {
+        let has_pools = !self.pools.is_empty();
+        let (all, mut apart) = (above.segments.len(), Self::default());
+        for mut segment in above.segments {
+            let Some((outer, at)) = self.block_around(&segment) else {
+                apart.segments.push(segment);
+                continue;
+            };
+            let blocks = &mut self.segments[outer].blocks;
+            // The lower pool may have rounded the segment up: the first and the last block get these bytes.
+            let (start, end) = (blocks[at].address, blocks[at].address + blocks[at].bytes);
+            let (before, after) = (segment.address - start, end - segment.end());
+            if let Some(first) = segment.blocks.first_mut() {
+                (first.address, first.bytes) = (start, first.bytes + before);
+            }
+            if let Some(last) = segment.blocks.last_mut() {
+                last.bytes += after;
+                blocks.splice(at..=at, segment.blocks);
+            }
+        }
+        // The segments of a pool over a pool are blocks of the lower one, and not new memory.
+        if !has_pools || (all > 0 && apart.segments.len() == all) {
+            apart.pools = above.pools;
+        }
+        self.beside(apart)
+    }
+
+    fn block_around(&self, segment: &MemorySegment) -> Option<(usize, usize)> {
+        let outer = self.segments.partition_point(|it| it.address <= segment.address).checked_sub(1)?;
+        let blocks = &self.segments[outer].blocks;
+        let block = blocks.partition_point(|it| it.address <= segment.address).checked_sub(1)?;
+        let found = &blocks[block];
+        let holds = found.address + found.bytes >= segment.end() && found.state == BlockState::Active;
+        holds.then_some((outer, block))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn segment(blocks: &[(u64, u64, u64)]) -> MemorySegment {
+        let block =
+            |&(address, bytes, requested): &(u64, u64, u64)| MemoryBlock::new(address, bytes, requested);
+        MemorySegment::new(blocks.iter().map(block).collect())
+    }
+
+    fn listed(map: &MemoryMap) -> Vec<(u64, u64, u64)> {
+        let blocks = map.segments.iter().flat_map(|segment| &segment.blocks);
+        blocks.map(|block| (block.address, block.bytes, block.requested_bytes)).collect()
+    }
+
+    /// A segment of the upper pool is a block of the lower one. The blocks of the upper pool take its place,
+    /// and the bytes of the lower pool stay the same.
+    #[test]
+    fn blocks_of_an_upper_pool_replace_the_block_that_holds_them() {
+        let lower =
+            MemoryMap::new(vec![segment(&[(1024, 512, 500), (1536, 1024, 1000), (2560, 512, 0)])], Some(1));
+        let upper = vec![segment(&[(1536, 256, 0), (1792, 512, 400)]), segment(&[(9216, 256, 100)])];
+        let both = lower.divided(MemoryMap::new(upper, Some(2)));
+        let expected = [(1024, 512, 500), (1536, 256, 0), (1792, 768, 400), (2560, 512, 0), (9216, 256, 100)];
+        assert_eq!((listed(&both), both.pools.clone()), (expected.to_vec(), vec![1]));
+        assert_eq!((both.segments.len(), both.bytes_reserved()), (2, 2304));
+        assert_eq!(both.live_blocks().map(|block| block.address).collect::<Vec<_>>(), [1024, 1792, 9216]);
+    }
+
+    /// Segments that overlap known memory, because another thread changed it meanwhile, are left out.
+    #[test]
+    fn no_byte_is_listed_twice() {
+        let here = MemoryMap::new(vec![segment(&[(1024, 1024, 0)])], Some(3));
+        let other =
+            vec![segment(&[(512, 768, 700)]), segment(&[(1792, 512, 500)]), segment(&[(2048, 256, 9)])];
+        let both = here.clone().beside(MemoryMap::new(other.clone(), Some(2)));
+        assert_eq!((listed(&both), both.pools), (vec![(1024, 1024, 0), (2048, 256, 9)], vec![2, 3]));
+        let both = here.divided(MemoryMap::new(other, Some(2)));
+        assert_eq!(listed(&both), [(1024, 1024, 0), (2048, 256, 9)]);
+    }
+}

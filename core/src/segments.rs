@@ -1,0 +1,116 @@
+//! Reports when pools take memory from below and return it, to watchers such as the adaptor `recording`.
+//!
+//! A pool reports a segment after the calls for it, and without a lock. Without a watcher, a report costs the
+//! load of one number.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::RwLock;
+
+use crate::DeviceId;
+
+/// The action of a pool with a segment.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum SegmentAction {
+    /// It took the segment from its upstream.
+    Allocate,
+    /// It returned the segment to its upstream.
+    Free,
+    /// It created and mapped physical memory.
+    Map,
+    /// It unmapped and released physical memory.
+    Unmap,
+}
+
+/// One segment that a pool took or returned.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct SegmentEvent {
+    /// The action.
+    pub action: SegmentAction,
+    /// The device of the memory.
+    pub device: DeviceId,
+    /// The pool's number, unique in the process.
+    pub pool: u64,
+    /// The address where the segment starts.
+    pub address: u64,
+    /// Its size in bytes.
+    pub bytes: u64,
+}
+
+impl SegmentEvent {
+    /// Returns the event that the pool with this number took or returned `bytes` at `address`.
+    pub const fn new(action: SegmentAction, device: DeviceId, pool: u64, address: u64, bytes: u64) -> Self {
+        Self { action, device, pool, address, bytes }
+    }
+}
+
+/// Is told of each segment that a pool of this process takes or returns.
+pub trait SegmentWatcher: Send + Sync {
+    /// Takes note of an event. It runs inside the pool's call, so it must not call the pool.
+    fn note(&self, event: &SegmentEvent);
+}
+
+static WATCHERS: RwLock<Vec<Weak<dyn SegmentWatcher>>> = RwLock::new(Vec::new());
+/// The number of entries in that list.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// Tells a watcher of all segments from now on, as long as it lives.
+pub fn watch(watcher: &Arc<dyn SegmentWatcher>) {
+    let mut watchers = WATCHERS.write();
+    watchers.retain(|known| known.strong_count() > 0);
+    watchers.push(Arc::downgrade(watcher));
+    COUNT.store(watchers.len(), Ordering::Relaxed);
+}
+
+/// Returns whether anyone watches, so that a report is worth its preparation.
+#[inline]
+pub fn is_watched() -> bool {
+    COUNT.load(Ordering::Relaxed) > 0
+}
+
+/// Reports an event to all watchers. The caller holds no lock.
+pub fn report(event: &SegmentEvent) {
+    if is_watched() {
+        // The list is copied: a watcher may drop its last owner, or watch another pool.
+        let watchers: Vec<_> = WATCHERS.read().iter().filter_map(Weak::upgrade).collect();
+        watchers.iter().for_each(|watcher| watcher.note(event));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use parking_lot::Mutex;
+
+    #[derive(Default)]
+    struct Notes(Mutex<Vec<u64>>);
+
+    impl SegmentWatcher for Notes {
+        fn note(&self, event: &SegmentEvent) {
+            self.0.lock().push(event.address);
+            // A watcher may watch others.
+            let other: Arc<dyn SegmentWatcher> = Arc::new(Self::default());
+            watch(&other);
+        }
+    }
+
+    #[test]
+    fn a_watcher_is_told_while_it_lives() {
+        let tell =
+            |address| report(&SegmentEvent::new(SegmentAction::Map, DeviceId::sim(0), 1, address, 256));
+        let notes = Arc::new(Notes::default());
+        let watcher: Arc<dyn SegmentWatcher> = notes.clone();
+        tell(1);
+        watch(&watcher);
+        assert!(is_watched());
+        tell(2);
+        tell(3);
+        drop(watcher);
+        assert_eq!(*notes.0.lock(), [2, 3]);
+        drop(notes);
+        tell(4);
+    }
+}
