@@ -94,6 +94,8 @@ pub use millpond_plugin as plugin;
 pub use millpond_resources as resources;
 
 #[doc(inline)]
+pub use millpond_adaptors::memory_snapshot;
+#[doc(inline)]
 pub use millpond_core::*;
 
 /// The drivers: CUDA, loaded at run time, and the simulated device. Both implement one interface, [`Driver`].

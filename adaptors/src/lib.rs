@@ -8,6 +8,7 @@
 //! | [`LimitingResourceAdaptor`] | `limiting` | limits the live bytes |
 //! | [`LoggingResourceAdaptor`] | `logging` | writes a CSV row for every call; feature `logging` |
 //! | [`PrefetchResourceAdaptor`] | `prefetch` | moves managed memory to the device when it is allocated |
+//! | [`RecordingResourceAdaptor`] | `recording` | keeps the last events, for snapshots in PyTorch's format |
 //! | [`RetryResourceAdaptor`] | `retry` | when memory is out, waits until other threads free memory |
 //! | [`StatisticsResourceAdaptor`] | `statistics` | counts live, peak and total bytes and allocations |
 //! | [`ThreadSafeResourceAdaptor`] | `thread_safe` | adds a lock, so that threads may share the resource |
@@ -37,6 +38,7 @@ pub mod prefetch;
 #[cfg(test)]
 mod probe;
 mod rare_blocks;
+pub mod recording;
 pub mod retry;
 mod shards;
 pub mod statistics;
@@ -55,6 +57,10 @@ pub use limiting::{LimitingLayer, LimitingResourceAdaptor};
 #[cfg(feature = "logging")]
 pub use logging::{LoggingLayer, LoggingResourceAdaptor};
 pub use prefetch::{PrefetchLayer, PrefetchResourceAdaptor};
+pub use recording::{
+    RecordOptions, RecordStacks, Recorder, Recording, RecordingLayer, RecordingResourceAdaptor, Snapshot,
+    memory_snapshot,
+};
 pub use retry::{RetryLayer, RetryResourceAdaptor};
 pub use statistics::{StatisticsLayer, StatisticsResourceAdaptor};
 pub use thread_safe::{ThreadSafeLayer, ThreadSafeResourceAdaptor};
@@ -71,6 +77,7 @@ pub const LAYERS: &[LayerEntry] = &[
     #[cfg(feature = "logging")]
     logging::entry::ENTRY,
     prefetch::layer::ENTRY,
+    recording::layer::ENTRY,
     retry::layer::ENTRY,
     statistics::layer::ENTRY,
     thread_safe::layer::ENTRY,

@@ -14,6 +14,7 @@ mod glob;
 mod interleavings;
 mod memory_map;
 mod memory_report;
+mod memory_snapshot;
 mod misuse;
 mod museum;
 mod newcomers;

@@ -22,6 +22,7 @@ const STACKS: &[&str] = &[
     "host",
     "pinned_host",
     "system+tracking",
+    "cuda+pool+recording:stacks=all",
     "sam_headroom:headroom=1MiB",
     "cuda+binning:bins=none+statistics",
     "cuda+plan:file=../testkit/plans/reentrancy.plan",

@@ -3,7 +3,8 @@
 
 use millpond_adaptors::{
     AlignedLayer, AllocationCounters, AllocationLimit, AllocationLog, AllocationTracker, FallbackLayer,
-    LimitingLayer, LoggingLayer, PrefetchLayer, RetryLayer, StatisticsLayer, ThreadSafeLayer, TrackingLayer,
+    LimitingLayer, LoggingLayer, PrefetchLayer, RecordStacks, RecordingLayer, RetryLayer, StatisticsLayer,
+    ThreadSafeLayer, TrackingLayer,
 };
 use millpond_core::stack::{FilePath, LayerTable, StackSpec};
 use millpond_core::{
@@ -122,6 +123,9 @@ fn issue_29_each_layer_is_the_same_from_rust_and_from_text() {
     check("retry", || cuda().layer(RetryLayer::new()));
     check("statistics", || cuda().layer(StatisticsLayer::new()));
     check("tracking", || cuda().layer(TrackingLayer::new()));
+    check("recording:events=10,stacks=all", || {
+        cuda().layer(RecordingLayer::new().events(10).stacks(RecordStacks::All))
+    });
 }
 
 #[test]

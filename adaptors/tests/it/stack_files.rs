@@ -16,12 +16,13 @@ fn layers_of_all() -> LayerTable {
 }
 
 /// Layers that can be built in any order.
-const LAYERS: [&str; 14] = [
+const LAYERS: [&str; 15] = [
     "aligned:alignment=512",
     "limiting:limit=33%",
     "retry",
     "statistics",
     "tracking",
+    "recording:events=10",
     "pool",
     "pool:initial=1MiB",
     "thread_safe",

@@ -2,6 +2,7 @@
 //! and run without it.
 
 use millpond_core::driver::{Driver, DriverResult};
+use millpond_core::segments::SegmentAction;
 use millpond_core::{DevicePtr, Error, MemoryInfo};
 
 use crate::block_map::ChunkId;
@@ -209,6 +210,27 @@ impl Task {
             Self::Return(regions) if regions.left.is_empty() => regions.bytes,
             _ => 0,
         }
+    }
+
+    /// Returns the memory that the task's run took or returned: action, address and bytes. Regions are told
+    /// apart by the caller, who returns them.
+    pub(crate) fn changes(&self) -> Vec<(SegmentAction, u64, u64)> {
+        match self {
+            Self::Map { plan, .. } => {
+                let primaries = plan.work.new_primaries();
+                primaries.map(|(addr, bytes)| (SegmentAction::Map, addr, bytes)).into_iter().collect()
+            }
+            Self::Region(region) => vec![(SegmentAction::Allocate, region.base.address(), region.bytes)],
+            Self::Release(release) => {
+                release.released().map(|(addr, bytes)| (SegmentAction::Unmap, addr, bytes)).collect()
+            }
+            Self::Return(_) | Self::Admit(_) => Vec::new(),
+        }
+    }
+
+    /// Returns the regions that upstream does not have yet: base and bytes.
+    pub(crate) fn regions_left(&self) -> &[(DevicePtr, u64)] {
+        if let Self::Return(regions) = self { &regions.left } else { &[] }
     }
 
     /// Changes the task to take its new pages in one driver call.

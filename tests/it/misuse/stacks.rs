@@ -37,7 +37,7 @@ pub(crate) const STACKS: &[Program] = &[
         "cuda+pol",
         "invalid stack: there is no layer `pol`; there are cuda, managed, cuda_async, cuda_async_view, \
          cuda_async_managed, pinned_host, host, system, sam_headroom, pool, fixed_size, binning, arena, \
-         capture_scopes, plan, aligned, fallback, limiting, logging, prefetch, retry, statistics, \
+         capture_scopes, plan, aligned, fallback, limiting, logging, prefetch, recording, retry, statistics, \
          thread_safe, tracking"
     ),
     text!(

@@ -77,6 +77,7 @@ const ADAPTORS: &[&str] = &[
     "limiting:limit=100%",
     "logging:file=/dev/null",
     "statistics",
+    "recording",
     "thread_safe",
     "tracking",
 ];

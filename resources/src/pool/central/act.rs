@@ -179,7 +179,9 @@ impl<R: DeviceMemoryResource> Central<R> {
                 Promised::Yes(promise) => promise,
                 Promised::TooLittle(reading) => return Ok(Some(reading)),
             };
+            let before = self.before(task);
             self.span("growth", bytes, stream).in_scope(|| self.take_memory(task, stream))?;
+            self.report_segments(before, task);
             self.trace_growth(&ask.request, stream, bytes, &watch);
             Ok(None)
         };

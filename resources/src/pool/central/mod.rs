@@ -53,6 +53,7 @@ mod peer_pool;
 mod peer_reclaim;
 mod release;
 mod report;
+mod segments;
 mod shutdown;
 #[cfg(test)]
 mod tests;

@@ -162,7 +162,7 @@ impl CentralCore {
     /// Makes the calls of a task that takes no memory. It returns regions to `below`.
     pub(crate) fn run_change(&self, task: Task, below: Option<Below<'_>>) -> (Task, Result<()>) {
         let run = |task: &mut Task| {
-            let watch = self.watch();
+            let (watch, before) = (self.watch(), self.before(task));
             let span = self.span("task", task.new_bytes(), StreamRef::LEGACY);
             let outcome = span.in_scope(|| {
                 if let (Task::Return(regions), Some(below)) = (&mut *task, below) {
@@ -172,6 +172,7 @@ impl CentralCore {
                 }
                 task.run(&*self.driver)
             });
+            self.report_segments(before, task);
             let bytes = task.released_bytes();
             if bytes > 0 || outcome.is_err() {
                 self.note_return();

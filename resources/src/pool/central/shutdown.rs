@@ -75,11 +75,14 @@ impl<R: DeviceMemoryResource> Central<R> {
     /// Returns all memory. After a reset, this returns only memory that outlives the context: the physical
     /// memory that the pool mapped, and regions that upstream knows to outlive it.
     fn shut_down(&self, mut task: Task, was_reset: bool) {
+        let before = self.before(&task);
         if let Task::Return(regions) = &mut task {
             // SAFETY: the regions came from upstream, and all work on the device is done.
             unsafe { self.below(StreamRef::LEGACY).take_back(regions) };
         }
-        match task.run(&*self.driver) {
+        let outcome = task.run(&*self.driver);
+        self.report_segments(before, &task);
+        match outcome {
             Err(error) => tracing::warn!(target: "millpond::driver", %error, "memory is left to the driver"),
             Ok(()) if was_reset && !matches!(task, Task::Return(_)) => {
                 let bytes = task.released_bytes();

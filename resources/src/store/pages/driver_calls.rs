@@ -181,6 +181,11 @@ impl Work {
         }
     }
 
+    /// Returns the address and bytes of the new primary mappings, after the run.
+    pub(crate) fn new_primaries(&self) -> Option<(u64, u64)> {
+        self.primaries_at().map(|base| (base, self.new_bytes())).filter(|(_, bytes)| *bytes > 0)
+    }
+
     /// Returns the address of the first new mapping in the alias, if it is known yet.
     pub(super) fn alias_at(&self) -> Option<u64> {
         match self.alias {

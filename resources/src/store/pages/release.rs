@@ -62,6 +62,12 @@ impl Release {
         outcome
     }
 
+    /// Returns the primary mappings of the handles that were returned to the driver: address and bytes.
+    pub(crate) fn released(&self) -> impl Iterator<Item = (u64, u64)> {
+        let done = self.retired.iter().filter(|retired| retired.is_done());
+        done.filter_map(|retired| Some((retired.primary?.1, retired.bytes)))
+    }
+
     /// Returns the bytes that were returned to the driver.
     pub(crate) fn released_bytes(&self) -> u64 {
         self.retired.iter().filter(|retired| retired.is_done()).map(|retired| retired.bytes).sum()
@@ -276,12 +282,13 @@ impl Pages {
         let mut retired = std::mem::take(&mut self.unfinished);
         let ids: Vec<HandleId> = self.handles.iter().map(|(id, _)| id).collect();
         for id in ids {
-            let Handle { physical, bytes, primary, aliases, .. } = self.handles.remove(id);
+            let Handle { physical, bytes, primary, range, aliases } = self.handles.remove(id);
             let mut mappings = vec![(primary, bytes)];
             mappings.extend(
                 aliases.iter().map(|(alias, place)| (self.aliases.get(*alias).addr(*place as usize), bytes)),
             );
-            retired.push(Retired { physical: Some(physical), bytes, mappings, primary: None });
+            let (physical, primary) = (Some(physical), Some((range, primary)));
+            retired.push(Retired { physical, bytes, mappings, primary });
         }
         let reserved = self.handles.reserved.iter().chain(self.aliases.space.reservations());
         let reservations = reserved.copied().collect();

@@ -1,0 +1,171 @@
+//! The stacks of recorded calls: captured as a number, and named when a snapshot is written.
+
+use std::fmt;
+use std::sync::{Arc, LazyLock};
+
+use parking_lot::{Mutex, RwLock};
+use rustc_hash::FxHashMap;
+
+/// One line of a stack.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
+pub struct Frame {
+    /// The function.
+    pub name: String,
+    /// The source file; empty if it is not known.
+    pub file: String,
+    /// The line, from 1; 0 if it is not known.
+    pub line: u64,
+}
+
+impl Frame {
+    /// Returns the frame of this function, file and line.
+    pub fn new(name: impl Into<String>, file: impl Into<String>, line: u64) -> Self {
+        Self { name: name.into(), file: file.into(), line }
+    }
+}
+
+/// Captures the stacks of a program. The default captures the stack of Rust. In the Python package, the
+/// interpreter's frames take its place.
+pub trait StackSource: Send + Sync {
+    /// Captures the calling thread's stack. Equal stacks have the same number. 0 stands for no stack.
+    ///
+    /// It runs in each recorded call, without a lock.
+    fn capture(&self) -> u64;
+
+    /// Returns the frames of a captured stack, the innermost first.
+    fn frames(&self, stack: u64) -> Vec<Frame>;
+}
+
+static SOURCE: RwLock<Option<Arc<dyn StackSource>>> = RwLock::new(None);
+
+/// Sets the source of stacks for recorders that begin from now on, and returns the previous one. `None`
+/// stands for the stack of Rust.
+pub fn set_stack_source(source: Option<Arc<dyn StackSource>>) -> Option<Arc<dyn StackSource>> {
+    std::mem::replace(&mut *SOURCE.write(), source)
+}
+
+pub(super) fn source() -> Arc<dyn StackSource> {
+    static NATIVE: LazyLock<Arc<Native>> = LazyLock::new(Arc::default);
+    SOURCE.read().clone().unwrap_or_else(|| Arc::clone(&*NATIVE) as _)
+}
+
+impl fmt::Debug for dyn StackSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("StackSource")
+    }
+}
+
+/// The most frames of a stack that are kept, from the innermost on.
+const MOST_FRAMES: usize = 128;
+
+/// The most different stacks that are kept.
+const MOST_STACKS: usize = 1 << 20;
+
+/// The stacks of Rust, as addresses in the program.
+#[derive(Default)]
+struct Native(Mutex<Stacks>);
+
+#[derive(Default)]
+struct Stacks {
+    numbers: FxHashMap<Arc<[usize]>, u64>,
+    stacks: Vec<Arc<[usize]>>,
+}
+
+impl StackSource for Native {
+    fn capture(&self) -> u64 {
+        let mut addresses = Vec::with_capacity(MOST_FRAMES);
+        backtrace::trace(|frame| {
+            // The return address belongs to the instruction after the call.
+            addresses.push((frame.ip() as usize).saturating_sub(1));
+            addresses.len() < MOST_FRAMES
+        });
+        let mut stacks = self.0.lock();
+        if let Some(number) = stacks.numbers.get(&addresses[..]) {
+            return *number;
+        }
+        if stacks.stacks.len() == MOST_STACKS {
+            return 0;
+        }
+        let addresses = Arc::<[usize]>::from(addresses);
+        stacks.stacks.push(Arc::clone(&addresses));
+        let number = stacks.stacks.len() as u64;
+        stacks.numbers.insert(addresses, number);
+        number
+    }
+
+    fn frames(&self, stack: u64) -> Vec<Frame> {
+        let index = stack.checked_sub(1).and_then(|index| usize::try_from(index).ok());
+        let addresses = index.and_then(|index| self.0.lock().stacks.get(index).cloned());
+        let mut frames = Vec::new();
+        for address in addresses.iter().flat_map(|addresses| &**addresses) {
+            backtrace::resolve(*address as *mut _, |symbol| {
+                frames.push(Frame {
+                    name: symbol.name().map(|name| format!("{name:#}")).unwrap_or_default(),
+                    file: symbol.filename().map(|file| file.display().to_string()).unwrap_or_default(),
+                    line: symbol.lineno().map_or(0, u64::from),
+                });
+            });
+        }
+        // The frames of the recorder are not the caller's.
+        let is_own = |frame: &Frame| {
+            let parts = ["millpond_adaptors::recording::", "millpond_core::", "DeviceMemoryResource"];
+            let is_ours = parts.iter().any(|part| frame.name.contains(part));
+            frame.name.starts_with("backtrace::") || (is_ours && !frame.name.contains("::tests::"))
+        };
+        let own = frames.iter().take_while(|frame| is_own(frame)).count();
+        if own < frames.len() {
+            frames.drain(..own);
+        }
+        frames
+    }
+}
+
+/// Reads the frames in the text of a backtrace of the standard library.
+pub(super) fn frames_of_text(text: &str) -> Vec<Frame> {
+    let mut frames: Vec<Frame> = Vec::new();
+    for line in text.lines().map(str::trim_start) {
+        if let Some(place) = line.strip_prefix("at ") {
+            let mut parts = place.rsplitn(3, ':').skip(1);
+            let (number, file) = (parts.next(), parts.next());
+            if let (Some(last), Some(number), Some(file)) = (frames.last_mut(), number, file) {
+                (last.file, last.line) = (file.to_owned(), number.parse().unwrap_or(0));
+            }
+        } else if let Some((_, name)) = line.split_once(": ") {
+            frames.push(Frame { name: name.to_owned(), ..Frame::default() });
+        }
+    }
+    frames
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(not(miri))]
+    #[inline(never)]
+    fn captured_here(native: &Native) -> u64 {
+        native.capture()
+    }
+
+    #[test]
+    #[cfg(not(miri))] // Miri has no addresses of machine code.
+    fn equal_stacks_have_one_number() {
+        let native = Native::default();
+        let captured: Vec<u64> = (0..3).map(|_| captured_here(&native)).collect();
+        assert_eq!(captured, [captured[0]; 3]);
+        assert_ne!(native.capture(), captured[0]);
+        let frames = native.frames(captured[0]);
+        assert!(frames.iter().any(|frame| frame.name.contains("equal_stacks_have_one_number")), "{frames:?}");
+        assert!(native.frames(0).is_empty() && native.frames(1 << 40).is_empty());
+    }
+
+    #[test]
+    fn a_backtrace_in_text_has_its_frames() {
+        let text = "   0: core::ops::function\n             at /rustc/lib.rs:250:5\n   1: main\n";
+        let frame = |name: &str, file: &str, line| Frame { name: name.into(), file: file.into(), line };
+        let expected = [frame("core::ops::function", "/rustc/lib.rs", 250), frame("main", "", 0)];
+        assert_eq!(frames_of_text(text), expected);
+        assert!(frames_of_text("no backtrace").is_empty());
+    }
+}
