@@ -1,4 +1,5 @@
-//! Measures `millpond_malloc` and `millpond_free`, next to the pool that serves them.
+//! Measures `millpond_malloc` and `millpond_free`, next to the pool that serves them, and with a history of
+//! events.
 //!
 //! `cargo bench -p millpond-capi --bench malloc [-- DEVICE]`; DEVICE as in `millpond_device_open`.
 
@@ -11,6 +12,7 @@ use millpond_c::cached::{
 };
 use millpond_c::device::{millpond_device_open, millpond_device_ordinal, millpond_stream_create};
 use millpond_c::framework::{millpond_free, millpond_malloc};
+use millpond_c::history::{millpond_record_history, millpond_stop_history};
 use millpond_c::registry::millpond_set_per_device_resource;
 use millpond_c::resource::{millpond_allocate, millpond_deallocate, millpond_resource_new};
 use millpond_c::status::Status;
@@ -87,5 +89,11 @@ fn main() {
             println!("{:>9} {name:<17}{default:>12.1}{own:>14.1}", bytes);
         }
         println!("{:>9} {:<17}{:>12.1}", bytes, "cached", nanoseconds(cached));
+        for (name, stacks) in [("recorded", 0), ("with stacks", 2)] {
+            assert_eq!(millpond_record_history(100_000, stacks, 0, true), Status::Ok);
+            let [default, own] = [null_mut(), own].map(|stream| nanoseconds(|| pair(stream)));
+            println!("{:>9} {name:<17}{default:>12.1}{own:>14.1}", bytes);
+        }
+        assert_eq!(millpond_stop_history(), Status::Ok);
     }
 }

@@ -577,6 +577,57 @@ millpond_status millpond_logging_level(int32_t *level);
 millpond_status millpond_flush_logger(void);
 
 /* ================================================================================================
+ * Memory snapshots in PyTorch's format
+ * ============================================================================================= */
+
+/// Captures the calling thread's stack: returns the same number for equal stacks, 0 for none. It is
+/// called in each recorded call, on any thread, without a lock.
+typedef uint64_t (*millpond_capture_function)(void);
+
+/// Takes one frame of a stack: the function, the file and the line.
+typedef void (*millpond_add_frame_function)(void *list, const char *name, const char *file,
+              uint64_t line);
+
+/// Calls `add` with `list` and each frame of a captured stack, the innermost first.
+typedef void (*millpond_frames_function)(uint64_t stack, void *list,
+              millpond_add_frame_function add);
+
+/// Sets the functions that capture and name the stacks of the history. Without them, it has the
+/// stacks of machine code. They may be called on any thread until the process ends.
+///
+/// Requires: Both functions can be called until the process ends, and do not unwind.
+void millpond_set_stack_source(millpond_capture_function capture, millpond_frames_function frames);
+
+/// Records the last `events` allocations, frees, segments and failed requests of this process, for
+/// `millpond_memory_snapshot`. `stacks` says which stacks it captures: 0 for none, 1 for live
+/// blocks only, 2 for allocations, 3 for frees too. A bit in `skipped` leaves out an action, in the
+/// order `alloc`, `free_requested`, `free_completed`, `segment_alloc`, `segment_free`,
+/// `segment_map`, `segment_unmap`, `oom`. The same options again change nothing, unless `is_new` is
+/// set: then the history begins anew.
+millpond_status millpond_record_history(size_t events, int32_t stacks, uint32_t skipped,
+                                        bool is_new);
+
+/// Ends the history, and forgets it.
+millpond_status millpond_stop_history(void);
+
+/// Writes a snapshot of memory, as a pickle in the format of PyTorch's
+/// `torch.cuda.memory._dump_snapshot`, and its size in bytes. A null resource stands for all memory
+/// behind `millpond_malloc`. The snapshot has the events of the resource's adaptor `recording`, or
+/// else of the history. Free the bytes with `millpond_bytes_free`. `MILLPOND_STATUS_UNSUPPORTED` if
+/// no layer of the resource knows its blocks.
+///
+/// Requires: `resource` is null or a handle from this library; `bytes` and `size` are valid for
+/// writes.
+millpond_status millpond_memory_snapshot(const millpond_resource *resource, uint8_t **bytes,
+                                         size_t *size);
+
+/// Frees bytes from this library. Does nothing for null.
+///
+/// Requires: `bytes` is null, or from a function whose documentation names this one, with this
+/// size, and is not used again.
+void millpond_bytes_free(uint8_t *bytes, size_t size);
+
+/* ================================================================================================
  * The default resource of each device
  * ============================================================================================= */
 

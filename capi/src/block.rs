@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use millpond_core::{DeviceMemoryResource, DevicePtr, DriverHandle, Layout, StreamId, StreamRef};
 
+use crate::history;
 use crate::resource::Resource;
 
 /// A stream that uses a block, with the stream's identity at that time. The name of the per-thread stream
@@ -59,6 +60,30 @@ impl Block {
     pub(crate) fn names_ended(&self) -> bool {
         let may_end = |stream: StreamRef| !stream.is_legacy() && !stream.is_per_thread();
         self.may_be_free && (may_end(self.stream.stream) || !self.used_on.is_empty())
+    }
+
+    /// Whether the block can go back at once: no other stream uses it, or the device is lost.
+    pub(crate) fn is_passed(&self) -> bool {
+        (self.used_on.is_empty() && !self.names_ended()) || self.driver().health().is_lost()
+    }
+
+    /// Records that the program freed the block.
+    #[inline]
+    pub(crate) fn note_free(&self) {
+        if let Some(recorder) = history::recorder() {
+            let (device, stream) = (self.driver().device(), self.stream.stream);
+            match self.is_passed() {
+                true => recorder.free(device, self.ptr, self.bytes, stream),
+                false => recorder.free_requested(device, self.ptr, self.bytes, stream),
+            }
+        }
+    }
+
+    /// Records that the block goes back, after it waited for other streams.
+    pub(crate) fn note_passed(&self) {
+        if let Some(recorder) = history::recorder() {
+            recorder.free_completed(self.driver().device(), self.ptr, self.bytes, self.stream.stream);
+        }
     }
 
     /// Gives the block back in the order of the stream that it was allocated on.

@@ -12,6 +12,7 @@ use millpond_resources::registry;
 
 use crate::device::device_ptr;
 use crate::framework;
+use crate::history;
 use crate::process::is_copy;
 use crate::resource::Resource;
 use crate::status::{default_stream, guarded, guarded_or};
@@ -105,6 +106,9 @@ pub unsafe extern "C" fn millpond_allocate_cached(
             return false;
         }
         let block = pool.allocate_cached(Layout::new(bytes), stream);
+        if let Some(block) = block {
+            history::asked(&*resource.0, &Ok(block), bytes, stream);
+        }
         // SAFETY: the caller's promise.
         block
             .inspect(|block| unsafe { ptr.write(std::ptr::without_provenance_mut(block.address() as usize)) })
@@ -128,6 +132,10 @@ pub unsafe extern "C" fn millpond_deallocate_cached(
         // SAFETY: the caller's promise.
         let Some(resource) = unsafe { resource.as_ref() }.filter(|_| !is_copy()) else { return false };
         let Some((pool, stream)) = resource.pool().zip(default_stream(stream)) else { return false };
+        // The free would be an event even if the cache does not take the block.
+        if history::recorder().is_some() {
+            return false;
+        }
         // SAFETY: the caller's promise.
         unsafe { pool.deallocate_cached(device_ptr(ptr), Layout::new(bytes), stream) }
     })

@@ -11,14 +11,17 @@ use std::sync::{Arc, LazyLock, Weak};
 
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
-use millpond_core::{DeviceId, DeviceMemoryResource, DevicePtr, Error, ErrorKind, Layout, Result};
+use millpond_core::{
+    AnyResource, DeviceId, DeviceMemoryResource, DevicePtr, Error, ErrorKind, Layout, Result,
+};
 use millpond_resources::registry::{changes, get_per_device_resource, is_per_device_resource};
 use parking_lot::Mutex;
-use rustc_hash::FxBuildHasher;
+use rustc_hash::{FxBuildHasher, FxHashSet};
 
 use crate::block::{Block, Served, Use};
 use crate::device::{device_id, device_ptr};
 use crate::graph_pools;
+use crate::history;
 use crate::parked;
 use crate::process::{check_process, is_copy, notice_forks};
 use crate::resource::Resource;
@@ -122,6 +125,7 @@ pub(crate) fn allocate(bytes: u64, device: i32, stream: *mut c_void) -> Result<*
     {
         outcome = resource.allocate(layout, stream);
     }
+    history::asked(&**resource, &outcome, bytes, stream);
     let ptr = outcome?;
     note_device(id);
     settle(note(Block::new(ptr, served, bytes, stream)))?;
@@ -148,6 +152,7 @@ pub(crate) fn allocate_cached(
         end_unlocked(served, unlocked);
         return None;
     };
+    history::asked(&*served.0.0, &Ok(ptr), bytes, stream);
     let noted = note(Block::new(ptr, served, bytes, stream));
     let mut outcome = Ok(());
     if noted.is_some() {
@@ -220,11 +225,26 @@ fn settle(unsettled: Option<Unsettled>) -> Result<()> {
             Ok(())
         }
         Some(Unsettled::Refused(block)) => {
+            block.note_free();
             block.give_back();
             let why = "simulated devices have the same addresses; use millpond_malloc on one at a time";
             Err(Error::new(ErrorKind::Unsupported, why))
         }
     }
+}
+
+/// Returns each resource that has blocks in the table or serves a device now. The layers of captured graphs
+/// come first, because they know the blocks in memory that is one block of their base.
+pub(crate) fn resources() -> Result<Vec<AnyResource>> {
+    let mut all = graph_pools::layers();
+    LIVE.iter().for_each(|block| all.push(block.served.0.0.clone()));
+    let devices = DEVICES.lock().clone();
+    for id in devices {
+        all.push(get_per_device_resource(id)?);
+    }
+    let mut seen = FxHashSet::default();
+    all.retain(|resource| seen.insert(Arc::as_ptr(resource).addr()));
+    Ok(all)
 }
 
 /// Takes a block out of the table, to give it back. Returns `None` if there is nothing to do. If blocks at
@@ -248,13 +268,14 @@ fn take(ptr: *mut c_void) -> Result<Option<Block>> {
 }
 
 pub(crate) fn free(ptr: *mut c_void) -> Result<()> {
-    take(ptr)?.map_or(Ok(()), give_back)
+    let Some(block) = take(ptr)? else { return Ok(()) };
+    block.note_free();
+    give_back(block)
 }
 
 /// Gives a block back after the device has finished the recorded streams' work.
 fn give_back(block: Block) -> Result<()> {
-    let is_passed = block.used_on.is_empty() && !block.names_ended();
-    if is_passed || block.served.0.0.driver().health().is_lost() {
+    if block.is_passed() {
         block.give_back();
         return Ok(());
     }
@@ -265,6 +286,7 @@ fn give_back(block: Block) -> Result<()> {
 /// may wait.
 pub(crate) fn free_unlocked(ptr: *mut c_void, unlocked: impl FnOnce(&mut dyn FnMut())) -> Result<()> {
     let Some(block) = take(ptr)? else { return Ok(()) };
+    block.note_free();
     let is_plain = block.used_on.is_empty() && !block.names_ended();
     let pool = if is_plain { block.served.0.pool() } else { None };
     // SAFETY: as in `Block::give_back`; if the cache does not take the block, it is given back below.

@@ -104,6 +104,11 @@ static STATE: Mutex<State> =
 /// How many captures have begun.
 static OPEN: AtomicUsize = AtomicUsize::new(0);
 
+/// Returns the layers of all scopes that may have memory.
+pub(crate) fn layers() -> Vec<AnyResource> {
+    STATE.lock().layers.iter().map(|scoped| scoped.layer.clone()).collect()
+}
+
 impl State {
     fn pool(&mut self, device: DeviceId, id: GraphPoolId) -> Option<&mut GraphPool> {
         self.pools.iter_mut().find(|pool| pool.device == device && pool.id == id)

@@ -13,6 +13,7 @@
 //! | `manager` | the memory-manager plug-in interface (NBEP 7) |
 //! | `framework` | `malloc` and `free` as PyTorch and CuPy call them, on the default resources |
 //! | `graph_pools` | the pools of PyTorch's captured graphs |
+//! | `history`, `snapshot` | recorded events, and snapshots of memory in PyTorch's format |
 //! | `cached` | blocks from the calling thread's cache alone, for callers that hold a lock |
 //! | `debug_log` | diagnostics as lines of text |
 //! | `throwing` | `malloc` functions that throw C++ exceptions |
@@ -35,6 +36,7 @@ mod exception;
 mod first_call;
 pub mod framework;
 pub mod graph_pools;
+pub mod history;
 pub mod layers;
 pub mod manager;
 pub mod oracle;
@@ -44,5 +46,6 @@ mod process;
 mod refused;
 pub mod registry;
 pub mod resource;
+pub mod snapshot;
 pub mod status;
 pub mod throwing;

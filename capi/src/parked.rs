@@ -283,6 +283,7 @@ pub(crate) fn give_back_passed(is_waiting: bool) -> bool {
     drop(looked);
     while let Some(parked) = passed.passed.pop() {
         let _on_its_way = OnItsWay;
+        parked.block.note_passed();
         parked.block.give_back_passed();
     }
     true

@@ -14,6 +14,7 @@ use millpond_driver::DeviceSpec;
 use millpond_resources::Pool;
 
 use crate::device::{Device, device_ptr};
+use crate::history;
 use crate::refused::check_taken;
 use crate::status::{
     Status, borrowed, end, guarded_here, guarded_or, put, put_handle, put_text, stream_on, text_of,
@@ -199,7 +200,10 @@ pub unsafe extern "C" fn millpond_allocate(
         if ptr.is_null() {
             return Err(Error::invalid_argument("the place for the block's address is a null pointer"));
         }
-        let block = resource.allocate(layout, stream_on(&**resource, stream)?)?;
+        let stream = stream_on(&**resource, stream)?;
+        let outcome = resource.allocate(layout, stream);
+        history::asked(&**resource, &outcome, bytes, stream);
+        let block = outcome?;
         // SAFETY: the caller's promise.
         unsafe { put(ptr, std::ptr::without_provenance_mut(block.address() as usize)) }
     })
@@ -228,6 +232,7 @@ pub unsafe extern "C" fn millpond_deallocate(
             Err(_) if resource.driver().health().is_lost() => StreamRef::LEGACY,
             named => named?,
         };
+        history::given_back(resource, device_ptr(ptr), bytes, stream);
         // SAFETY: the caller's promise.
         check_taken(device_ptr(ptr), || unsafe { resource.deallocate(device_ptr(ptr), layout, stream) })
     })
@@ -248,7 +253,9 @@ pub unsafe extern "C" fn millpond_allocate_sync(
         if ptr.is_null() {
             return Err(Error::invalid_argument("the place for the block's address is a null pointer"));
         }
-        let block = resource.allocate_sync(layout_of(bytes, alignment)?)?;
+        let outcome = resource.allocate_sync(layout_of(bytes, alignment)?);
+        history::asked(&**resource, &outcome, bytes, StreamRef::LEGACY);
+        let block = outcome?;
         // SAFETY: the caller's promise.
         unsafe { put(ptr, std::ptr::without_provenance_mut(block.address() as usize)) }
     })
@@ -267,6 +274,7 @@ pub unsafe extern "C" fn millpond_deallocate_sync(
 ) -> Status {
     with_resource(resource, |resource| {
         let layout = layout_of(bytes, alignment)?;
+        history::given_back(resource, device_ptr(ptr), bytes, StreamRef::LEGACY);
         // SAFETY: the caller's promise.
         check_taken(device_ptr(ptr), || unsafe { resource.deallocate_sync(device_ptr(ptr), layout) })
     })

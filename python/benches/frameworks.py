@@ -94,6 +94,26 @@ def buffer(options):
     return times
 
 
+def history(options):
+    """Measure `DeviceBuffer(size=n)` while the history is off, and on with each kind of stacks."""
+    import millpond
+
+    millpond.mr.set_current_device_resource(millpond.stack("cuda+pool:initial=1GiB"))
+
+    def prepare(stacks, size):
+        millpond.stop_memory_history()
+        if stacks != "history off":
+            millpond.record_memory_history(stacks=stacks)
+        return lambda: _in_frames(20, size)
+
+    # As in a program, 20 frames are below the allocation.
+    def _in_frames(frames, size):
+        return millpond.DeviceBuffer(size=size) if frames == 0 else _in_frames(frames - 1, size)
+
+    kinds = ("history off", "off", "allocations", "all")
+    return in_turns(options, {it: lambda size, it=it: prepare(it, size) for it in kinds})
+
+
 def _returns_its_first_argument():
     """Return the address of `memmove`: with a third argument of 0, it only returns its first argument."""
     return ctypes.cast(ctypes.CDLL(None).memmove, ctypes.c_void_p).value
@@ -168,7 +188,12 @@ def torch_floor(options):
     return _torch(options, "floor")
 
 
-PARTS = {"buffer": [buffer], "cupy": [cupy], "torch": [torch_own, torch_millpond, torch_floor]}
+PARTS = {
+    "buffer": [buffer],
+    "history": [history],
+    "cupy": [cupy],
+    "torch": [torch_own, torch_millpond, torch_floor],
+}
 FUNCTIONS = {function.__name__: function for functions in PARTS.values() for function in functions}
 
 

@@ -66,6 +66,7 @@ from .logger import (  # noqa: E402
     should_log,
 )
 from .report import MemoryReport, memory_report  # noqa: E402
+from .snapshot import memory_snapshot, record_memory_history, stop_memory_history  # noqa: E402
 from .stream import (  # noqa: E402
     DEFAULT_STREAM,
     LEGACY_DEFAULT_STREAM,
@@ -157,7 +158,9 @@ __all__ = [
     "level_enum",
     "library_path",
     "memory_report",
+    "memory_snapshot",
     "mr",
+    "record_memory_history",
     "register_reinitialize_hook",
     "reinitialize",
     "set_flush_level",
@@ -165,6 +168,7 @@ __all__ = [
     "should_log",
     "stack",
     "statistics",
+    "stop_memory_history",
     "to_device",
     "unregister_reinitialize_hook",
 ]

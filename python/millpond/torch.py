@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import pickle
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-from . import _library
+from . import _library, _native
 from . import mr as _mr
 from ._errors import UnsupportedError
 from ._native import Resource
@@ -362,6 +364,76 @@ def memory_report(device: TorchDeviceLike = None) -> MemoryReport:
     return report(_resource(device))
 
 
+# --- Snapshots in the process-wide mode ---
+
+#: PyTorch's names of events, in the order of their bits in `millpond_record_history`.
+_ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map",
+            "segment_unmap", "oom")
+_CONTEXTS = {None: 0, "state": 1, "alloc": 2, "all": 3}
+
+
+def _record_memory_history(
+    enabled: str | None = "all",
+    context: str | None = "all",
+    stacks: str = "all",
+    max_entries: int = sys.maxsize,
+    device: TorchDeviceLike = None,
+    clear_history: bool = False,
+    skip_actions: list[str] | None = None,
+    **others: Any,
+) -> None:
+    if enabled not in (None, "state", "all"):
+        raise ValueError(f"enabled is None, 'state' or 'all', not {enabled!r}")
+    if context not in _CONTEXTS:
+        raise ValueError(f"context is None, 'state', 'alloc' or 'all', not {context!r}")
+    if unknown := set(skip_actions or ()) - set(_ACTIONS):
+        raise ValueError(f"skip_actions has {sorted(unknown)}; the actions are {', '.join(_ACTIONS)}")
+    if enabled is None:
+        return _native.stop_history()
+    is_state = enabled == "state"
+    captured = min(_CONTEXTS[context], 1) if is_state else _CONTEXTS[context]
+    skipped = sum(1 << _ACTIONS.index(action) for action in set(skip_actions or ()))
+    _native.record_history(0 if is_state else max_entries, captured, skipped, clear_history)
+
+
+def _record(enabled: str | bool | None = "all", *args: Any, **kwargs: Any) -> None:
+    if isinstance(enabled, bool):
+        return _record_as_before(enabled, *args, **kwargs)
+    return _record_memory_history(enabled, *args, **kwargs)
+
+
+def _record_as_before(
+    enabled: bool,
+    record_context: bool = True,
+    trace_alloc_max_entries: int = 1,
+    trace_alloc_record_context: bool = False,
+    device: TorchDeviceLike = None,
+    record_context_cpp: bool = False,
+    clear_history: bool = False,
+    **others: Any,
+) -> None:
+    """Take the arguments of PyTorch before version 2.1."""
+    if not enabled:
+        return _native.stop_history()
+    captured = 2 if trace_alloc_record_context else int(record_context)
+    _native.record_history(trace_alloc_max_entries, captured, 0, clear_history)
+
+
+def _snapshot(device: TorchDeviceLike = None, **others: Any) -> dict[str, Any]:
+    snapshot: dict[str, Any] = pickle.loads(_native.pickled_snapshot())
+    return snapshot
+
+
+def _dump_snapshot(filename: Any = "dump_snapshot.pickle", **others: Any) -> None:
+    with open(filename, "wb") as file:
+        file.write(_native.pickled_snapshot())
+
+
+def _memory_snapshot(mempool_id: Any = None, **others: Any) -> list[dict[str, Any]]:
+    segments: list[dict[str, Any]] = _snapshot()["segments"]
+    return segments
+
+
 def _refuser(what: str) -> Callable[..., NoReturn]:
     def refuse(*args: object, **kwargs: object) -> NoReturn:
         raise UnsupportedError(f"not available while millpond serves PyTorch's memory: {what}")
@@ -378,7 +450,9 @@ def _patch(owner: Any, name: str, function: Callable[..., Any]) -> None:
 def serve_statistics() -> None:
     """Let PyTorch's statistics functions report millpond's memory. `use` calls this function.
 
-    A PyTorch function without a millpond counterpart raises `UnsupportedError`.
+    `torch.cuda.memory._snapshot`, `_dump_snapshot` and `_record_memory_history` also work, in PyTorch's own
+    format. They record all devices, and the interpreter's stacks without C++. A PyTorch function without a
+    millpond counterpart raises `UnsupportedError`.
 
     Raises:
         ImportError: PyTorch is not installed.
@@ -391,7 +465,6 @@ def serve_statistics() -> None:
     torch = _torch()
     if any(name == "memory_stats" for _, name, _ in _patched):
         return
-    snapshot = _refuser("snapshots of PyTorch's own allocator; see millpond.torch.memory_report()")
     fraction = _refuser("a memory fraction; put a limit on the stack: cuda+pool+limiting:limit=8GiB")
     functions: dict[str, Callable[..., Any]] = {
         "memory_stats": memory_stats,
@@ -399,9 +472,10 @@ def serve_statistics() -> None:
         "reset_peak_memory_stats": reset_peak_memory_stats,
         "reset_accumulated_memory_stats": reset_peak_memory_stats,
         "empty_cache": empty_cache,
-        "memory_snapshot": snapshot,
-        "_snapshot": snapshot,
-        "_record_memory_history": snapshot,
+        "memory_snapshot": _memory_snapshot,
+        "_snapshot": _snapshot,
+        "_dump_snapshot": _dump_snapshot,
+        "_record_memory_history": _record,
         "set_per_process_memory_fraction": fraction,
         "get_per_process_memory_fraction": fraction,
     }
@@ -414,10 +488,14 @@ def serve_statistics() -> None:
 def restore_statistics() -> None:
     """Restore PyTorch's own statistics functions. After `use`, these functions raise an error.
 
+    The history of `torch.cuda.memory._record_memory_history` ends.
+
     Example:
         >>> import millpond.torch
         >>> millpond.torch.restore_statistics()
     """
+    if _patched:
+        _native.stop_history()
     for owner, name, function in reversed(_patched):
         setattr(owner, name, function)
     _patched.clear()

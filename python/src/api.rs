@@ -60,6 +60,13 @@ pub(crate) type EnterFunction = extern "C" fn(Raw);
 /// The type of the function that frees a callback's context.
 pub(crate) type EndFunction = extern "C" fn(Raw);
 
+/// The type of the function that captures a stack.
+pub(crate) type CaptureFunction = extern "C" fn() -> u64;
+/// The type of the function that takes a frame of a stack.
+pub(crate) type AddFrameFunction = extern "C" fn(Raw, *const c_char, *const c_char, u64);
+/// The type of the function that names the frames of a stack.
+pub(crate) type FramesFunction = extern "C" fn(u64, Raw, Option<AddFrameFunction>);
+
 macro_rules! functions {
     ($($name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
         /// The functions that this module calls. `millpond.h` documents the duties of their callers.
@@ -153,6 +160,11 @@ functions! {
     statistics_pop: fn(Raw, *mut Counters) -> i32;
     tracking_outstanding: fn(Raw, *mut u64, *mut *mut c_char) -> i32;
     logging_flush: fn(Raw) -> i32;
+    set_stack_source: fn(CaptureFunction, FramesFunction);
+    record_history: fn(usize, i32, u32, bool) -> i32;
+    stop_history: fn() -> i32;
+    memory_snapshot: fn(Raw, *mut *mut u8, *mut usize) -> i32;
+    bytes_free: fn(*mut u8, usize);
     allocate: fn(Raw, u64, u64, Raw, *mut Raw) -> i32;
     deallocate: fn(Raw, Raw, u64, u64, Raw) -> i32;
     allocate_cached: fn(Raw, bool, u64, Raw, *mut Raw) -> bool;

@@ -11,10 +11,12 @@ mod defaults;
 mod device;
 mod dlpack;
 mod error;
+mod frames;
 mod from_dlpack;
 mod functions;
 mod gil;
 mod handle;
+mod history;
 mod host;
 mod interface;
 mod layers;
@@ -35,7 +37,10 @@ use pyo3::prelude::*;
 /// Loads libmillpond from a file. The package calls it at import.
 #[pyfunction]
 fn load(path: PathBuf) -> PyResult<()> {
-    api::load(&path, error::is_interrupted).map_err(PyImportError::new_err)
+    api::load(&path, error::is_interrupted).map_err(PyImportError::new_err)?;
+    // SAFETY: both functions live as long as this module, which Python never unloads, and do not unwind.
+    unsafe { (api::api().set_stack_source)(frames::capture, frames::frames) };
+    Ok(())
 }
 
 /// Returns the version of the library.
@@ -63,6 +68,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(layers::log_file, module)?)?;
     module.add_function(wrap_pyfunction!(layers::layer_bins, module)?)?;
     module.add_function(wrap_pyfunction!(layers::parse_size, module)?)?;
+    module.add_function(wrap_pyfunction!(history::record_history, module)?)?;
+    module.add_function(wrap_pyfunction!(history::stop_history, module)?)?;
+    module.add_function(wrap_pyfunction!(history::pickled_snapshot, module)?)?;
     module.add_class::<device::Device>()?;
     module.add_class::<device::Stream>()?;
     module.add_class::<resource::Resource>()?;

@@ -4,7 +4,6 @@ stand-ins otherwise.
 tests/gpu holds the tests with the real frameworks on a GPU.
 """
 
-import contextlib
 import ctypes
 import gc
 import os
@@ -438,49 +437,7 @@ def test_cupy_announces_another_stream(cupy):
     del pointer, array
 
 
-# --- PyTorch: a stand-in that records its arguments ---
-
-
-@pytest.fixture
-def torch(monkeypatch):
-    torch = types.ModuleType("torch")
-    hooks, given = {}, {}
-
-    class Hooks:
-        def __getattr__(self, name):
-            if not name.startswith("set_"):
-                raise AttributeError(name)
-            return lambda address: hooks.__setitem__(name, address)
-
-    class Allocator:
-        def __init__(self, path, allocate, free):
-            library = ctypes.CDLL(path)
-            given.update(allocate=allocate, free=free)
-            assert getattr(library, allocate) and getattr(library, free)
-
-        def allocator(self):
-            return Hooks()
-
-    memory = types.SimpleNamespace(
-        CUDAPluggableAllocator=Allocator,
-        change_current_allocator=lambda allocator: given.update(current=allocator),
-        memory_stats=None, mem_get_info=None, memory_snapshot=None, set_per_process_memory_fraction=None,
-    )
-    torch.cuda = types.SimpleNamespace(
-        init=lambda: None, device=lambda ordinal: contextlib.nullcontext(),
-        memory=memory, is_initialized=lambda: False, MemPool=lambda allocator: ("pool", allocator),
-        use_mem_pool=lambda pool, device=None: contextlib.nullcontext(given.update(pool=pool)),
-        memory_stats=None, mem_get_info=None,
-    )
-    torch.device = lambda text: types.SimpleNamespace(index=int(text.split(":")[1]) if ":" in text else None)
-    torch.autograd = types.SimpleNamespace(
-        set_multithreading_enabled=lambda on: contextlib.nullcontext(given.update(threads=on))
-    )
-    torch.hooks, torch.given = hooks, given
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.delitem(sys.modules, "millpond.torch", raising=False)
-    yield torch
-    sys.modules.pop("millpond.torch", None)
+# --- PyTorch: the stand-in of conftest.py ---
 
 
 def test_torchs_pool_is_over_the_functions_that_return_null(torch):
@@ -522,12 +479,13 @@ def test_the_process_wide_mode_sets_hooks_and_statistics(torch):
     assert 0 < free <= total
     with pytest.raises(millpond.UnsupportedError, match="limiting"):
         torch.cuda.memory.set_per_process_memory_fraction(0.5)
-    with pytest.raises(millpond.UnsupportedError, match="memory_report"):
-        torch.cuda.memory.memory_snapshot()
+    segments = torch.cuda.memory.memory_snapshot()
+    assert segments == torch.cuda.memory._snapshot()["segments"]
     with pytest.raises(millpond.UnsupportedError, match="whole process"):
         ours.mem_pool()
     ours.restore_statistics()
     assert torch.cuda.memory_stats is None and torch.cuda.memory.memory_snapshot is None
+    assert torch.cuda.memory._record_memory_history is None
 
 
 def test_the_process_wide_mode_is_refused_after_the_first_use(torch):

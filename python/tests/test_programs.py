@@ -17,7 +17,7 @@ def test_the_benchmark_measures_buffers_and_says_what_it_skips(tmp_path):
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     known = json.loads(figures.read_text())
     assert known["device"] == millpond.Device().name
-    assert set(known["nanoseconds"]) == {"buffer", "cupy", "torch"}
+    assert set(known["nanoseconds"]) == {"buffer", "history", "cupy", "torch"}
     assert all(time > 0 for time in known["nanoseconds"]["buffer"]["millpond"].values())
     for part in ("cupy", "torch"):
         assert known["nanoseconds"][part] or "SKIPPED: " + part in done.stdout

@@ -21,6 +21,8 @@ const MODULES: &[&str] = &[
     "manager",
     "framework",
     "graph_pools",
+    "history",
+    "snapshot",
     "cached",
     "debug_log",
     "throwing",

@@ -1,0 +1,96 @@
+"""Writes the memory of a stack in the format of PyTorch's memory snapshots."""
+
+import os
+import pickle
+from typing import Any, Literal
+
+from . import _native
+from . import mr as _mr
+from ._native import Resource
+
+#: The stacks that the history can capture, in the order of the library's numbers.
+_STACKS = ("off", "live", "allocations", "all")
+
+
+def memory_snapshot(
+    path: str | os.PathLike[str] | None = None, *, resource: Resource | None = None
+) -> dict[str, Any]:
+    """Return the segments and blocks of a stack's memory now, and write them to a file.
+
+    PyTorch's viewer (https://pytorch.org/memory_viz) and `millpond-replay explain` read the file. After
+    `record_memory_history`, it also has the last events with their stacks.
+
+    Args:
+        path: The file to write; None writes no file.
+        resource: The stack; None takes the current device's default resource.
+
+    Returns:
+        The snapshot, with the keys of `torch.cuda.memory._snapshot()` and sizes in bytes.
+
+    Raises:
+        UnsupportedError: No layer of the stack knows its blocks, as for "cuda". Use a pool.
+        OSError: The file cannot be written.
+
+    Example:
+        >>> import millpond
+        >>> resource = millpond.stack("cuda+pool")
+        >>> buffer = millpond.DeviceBuffer(size=1000, mr=resource)
+        >>> snapshot = millpond.memory_snapshot(resource=resource)
+        >>> sum(segment["requested_size"] for segment in snapshot["segments"])
+        1000
+    """
+    return _written(_native.pickled_snapshot(resource or _mr.get_current_device_resource()), path)
+
+
+def _written(pickled: bytes, path: str | os.PathLike[str] | None) -> dict[str, Any]:
+    if path is not None:
+        with open(path, "wb") as file:
+            file.write(pickled)
+    snapshot: dict[str, Any] = pickle.loads(pickled)
+    return snapshot
+
+
+def record_memory_history(
+    max_entries: int = 100_000,
+    *,
+    stacks: Literal["off", "live", "allocations", "all"] = "allocations",
+    clear_history: bool = False,
+) -> None:
+    """Record the last events of this process's memory, for `memory_snapshot`.
+
+    An event takes 64 bytes of host memory. A stack takes about a microsecond.
+
+    Args:
+        max_entries: The most events to keep. Later events overwrite the oldest.
+        stacks: The stacks of Python to capture: "off", "live" (of blocks that are live at a snapshot),
+            "allocations", or "all" (of frees, too).
+        clear_history: Whether to forget earlier events.
+
+    Raises:
+        ValueError: `stacks` is another text, or `max_entries` is negative.
+
+    Example:
+        >>> import millpond
+        >>> millpond.record_memory_history()
+        >>> resource = millpond.stack("cuda+pool")
+        >>> buffer = millpond.DeviceBuffer(size=1000, mr=resource)
+        >>> trace = millpond.memory_snapshot(resource=resource)["device_traces"][-1]
+        >>> trace[-1]["action"], trace[-1]["size"]
+        ('alloc', 1000)
+        >>> millpond.stop_memory_history()
+    """
+    if stacks not in _STACKS:
+        raise ValueError(f"stacks is one of {', '.join(_STACKS)}, not {stacks!r}")
+    if max_entries < 0:
+        raise ValueError(f"max_entries is not negative, but {max_entries}")
+    _native.record_history(max_entries, _STACKS.index(stacks), 0, clear_history)
+
+
+def stop_memory_history() -> None:
+    """End the recording of events, and forget them.
+
+    Example:
+        >>> import millpond
+        >>> millpond.stop_memory_history()
+    """
+    _native.stop_history()

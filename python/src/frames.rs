@@ -1,0 +1,131 @@
+//! The interpreter's stacks, for the history of events.
+//!
+//! A stack is captured as its code objects and positions, which takes a microsecond. The names and lines are
+//! looked up when a snapshot is written.
+
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::ptr::null;
+use std::sync::LazyLock;
+
+use parking_lot::Mutex;
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use crate::api::{AddFrameFunction, PerProcess, Raw, c_text};
+use crate::gil;
+
+unsafe extern "C" {
+    // Python has had these functions since 3.11, but not in its stable interface.
+    fn PyFrame_GetBack(frame: *mut ffi::PyFrameObject) -> *mut ffi::PyFrameObject;
+    fn PyFrame_GetLasti(frame: *mut ffi::PyFrameObject) -> c_int;
+    fn PyCode_Addr2Line(code: *mut ffi::PyCodeObject, byte_offset: c_int) -> c_int;
+}
+
+/// The most frames of a stack that are kept, from the innermost on.
+const MOST_FRAMES: usize = 256;
+
+/// The most different stacks that are kept.
+const MOST_STACKS: usize = 1 << 20;
+
+/// A frame: the address of its code object, which is kept alive, and the position in it.
+type Place = (usize, c_int);
+
+/// Mixes the words of a stack. Code objects have different addresses, so little mixing is enough.
+#[derive(Default)]
+struct Mix(u64);
+
+impl Hasher for Mix {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95);
+    }
+
+    fn write_usize(&mut self, word: usize) {
+        self.write_u64(word as u64);
+    }
+
+    fn write_i32(&mut self, word: i32) {
+        self.write_u64(word as u64);
+    }
+}
+
+#[derive(Default)]
+struct Stacks {
+    numbers: HashMap<Box<[Place]>, u64, BuildHasherDefault<Mix>>,
+    stacks: Vec<Box<[Place]>>,
+    /// The places of the stack that is being captured.
+    open: Vec<Place>,
+}
+
+/// Threads lock it only with the GIL, and run no code of Python meanwhile.
+static STACKS: LazyLock<PerProcess<Mutex<Stacks>>> = LazyLock::new(|| PerProcess(Default::default()));
+
+/// Captures the calling thread's stack of Python. Returns 0 if it runs no Python.
+pub(crate) extern "C" fn capture() -> u64 {
+    gil::attached(|_| {
+        let mut stacks = STACKS.get().lock();
+        let Stacks { numbers, stacks, open } = &mut *stacks;
+        open.clear();
+        // SAFETY: this thread holds the GIL. `PyEval_GetFrame` borrows a frame, and the other functions
+        // return references, which end here or go to a new stack.
+        unsafe {
+            let mut frame = ffi::PyEval_GetFrame();
+            ffi::Py_XINCREF(frame.cast());
+            while !frame.is_null() && open.len() < MOST_FRAMES {
+                let code = ffi::PyFrame_GetCode(frame);
+                open.push((code.expose_provenance(), PyFrame_GetLasti(frame)));
+                // The frame keeps its code.
+                ffi::Py_DECREF(code.cast());
+                let back = PyFrame_GetBack(frame);
+                ffi::Py_DECREF(frame.cast());
+                frame = back;
+            }
+            ffi::Py_XDECREF(frame.cast());
+        }
+        if let Some(number) = numbers.get(&open[..]) {
+            return *number;
+        }
+        if open.is_empty() || stacks.len() == MOST_STACKS {
+            return 0;
+        }
+        for (code, _) in &*open {
+            // SAFETY: the stack's frames still run, so their code lives. The table keeps it from here on.
+            unsafe { ffi::Py_INCREF(std::ptr::with_exposed_provenance_mut(*code)) };
+        }
+        let kept: Box<[Place]> = open.as_slice().into();
+        stacks.push(kept.clone());
+        numbers.insert(kept, stacks.len() as u64);
+        stacks.len() as u64
+    })
+    .unwrap_or(0)
+}
+
+/// Names the frames of a captured stack.
+pub(crate) extern "C" fn frames(stack: u64, list: Raw, add: Option<AddFrameFunction>) {
+    let Some(add) = add else { return };
+    gil::attached(|py| {
+        let index = stack.checked_sub(1).and_then(|index| usize::try_from(index).ok());
+        let places = index.and_then(|index| STACKS.get().lock().stacks.get(index).cloned());
+        for (code, position) in places.iter().flat_map(|places| places.iter()) {
+            let code: *mut ffi::PyObject = std::ptr::with_exposed_provenance_mut(*code);
+            // SAFETY: the table keeps the code object.
+            let object = unsafe { Bound::from_borrowed_ptr(py, code) };
+            let text = |name: &str| object.getattr(name).and_then(|text| text.extract::<String>()).ok();
+            let name = text("co_qualname").map(|text| c_text(&text));
+            let file = text("co_filename").map(|text| c_text(&text));
+            // SAFETY: it is a code object, and the GIL is held.
+            let line = unsafe { PyCode_Addr2Line(code.cast(), *position) };
+            let pointer = |text: &Option<std::ffi::CString>| text.as_ref().map_or(null(), |it| it.as_ptr());
+            add(list, pointer(&name), pointer(&file), u64::try_from(line).unwrap_or(0));
+        }
+    });
+}
