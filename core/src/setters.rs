@@ -6,7 +6,7 @@
 #[macro_export]
 macro_rules! setters {
     ($($field:ident: $type:ty),+ $(,)?) => {$(
-        #[doc = concat!("Sets the field `", stringify!($field), "`.")]
+        #[doc = concat!("Sets [`", stringify!($field), "`](#structfield.", stringify!($field), ").")]
         #[must_use]
         pub fn $field(mut self, $field: $type) -> Self {
             self.$field = $field;
