@@ -228,3 +228,48 @@ fn a_view_and_a_damaged_database_are_refused() {
     let error = import::open(&path, &Options::default()).unwrap_err().to_string();
     assert!(error.contains("name the file"), "{error}");
 }
+
+/// The first chain belongs to a call of this process, the second to another process with the same number.
+#[test]
+fn the_call_chain_of_an_allocation_is_its_stack() {
+    let folder = tempfile::tempdir().unwrap();
+    let chains = format!(
+        "CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, globalTid INTEGER, correlationId INTEGER, \
+         callchainId INTEGER);
+         INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (1, {0}, 77, 3), (2, {1}, 77, 4), (3, {0}, 78, NULL);
+         CREATE TABLE CUDA_CALLCHAINS (id INTEGER, symbol INTEGER, module INTEGER, unresolved INTEGER, \
+         originalIP INTEGER, stackDepth INTEGER);
+         INSERT INTO CUDA_CALLCHAINS VALUES (3, 2, 5, NULL, 1, 1), (3, 1, 6, NULL, 1, 0), \
+         (4, 9, 9, NULL, 1, 0);
+         CREATE TABLE StringIds (id INTEGER, value TEXT);
+         INSERT INTO StringIds VALUES (1, 'cudaMalloc'), (2, 'ncclCommInit'), (5, 'libnccl.so'), \
+         (6, 'libcudart.so'), (7, 'unused');",
+        PROCESS + 9,
+        2 * PROCESS
+    );
+    let sql = format!("{TABLE}{ENUMS}{chains}");
+    let rows = [(10, 0, 0x7000, Some(4096), 8, 5, 0), (20, 0, 0x8000, Some(64), 8, 5, 0)];
+    let path = folder.path().join("export.sqlite");
+    export(&path, &sql, &rows);
+    let database = Connection::open(&path).unwrap();
+    let numbers =
+        "UPDATE CUDA_GPU_MEMORY_USAGE_EVENTS SET correlationId = CASE start WHEN 10 THEN 77 ELSE 78 END";
+    database.execute_batch(numbers).unwrap();
+    drop(database);
+    let recording = import::open(&path, &Options::default()).unwrap();
+    let stacks: Vec<Vec<(&str, &str)>> = recording
+        .events()
+        .map(|event| {
+            let frames = event.stack.into_iter().flat_map(|stack| recording.stack(stack));
+            frames.map(|frame| (frame.function, frame.file)).collect()
+        })
+        .collect();
+    assert_eq!(stacks, [vec![("cudaMalloc", "libcudart.so"), ("ncclCommInit", "libnccl.so")], vec![]]);
+    assert!(!unknowns(&recording).contains(&"stacks"));
+    // A view in place of a table would run code from the file.
+    let view = "DROP TABLE StringIds; CREATE VIEW StringIds AS SELECT 1 AS id, 'x' AS value;";
+    Connection::open(&path).unwrap().execute_batch(view).unwrap();
+    let recording = import::open(&path, &Options::default()).unwrap();
+    let stack = recording.event(0).unwrap().stack.unwrap();
+    assert_eq!(recording.stack(stack).next().unwrap().function, "(unnamed)");
+}

@@ -4,6 +4,7 @@
 //! --cuda-memory-usage=true`. Its columns and the numbers of its kinds vary between versions, so the reader
 //! looks up kinds by their labels.
 
+mod chains;
 mod table;
 
 use std::collections::{HashMap, HashSet};
@@ -14,7 +15,7 @@ use millpond_engine::log::StreamKey;
 use super::options::Options;
 use super::refusal::Refusal;
 use crate::budget::Budget;
-use crate::recording::{Clock, Event, EventKind, Lane, Recording};
+use crate::recording::{Clock, Event, EventKind, Id, Lane, Recording};
 
 use table::{Database, PROFILE_AGAIN, Row};
 
@@ -59,7 +60,8 @@ pub(super) fn import(
     if rows.is_empty() {
         return Err(Refusal::new("is an export of Nsight Systems with host memory events only"));
     }
-    events(&mut recording, &rows, &kinds, budget)?;
+    let stacks = chains::stacks(&database, &rows, &mut recording, budget)?;
+    events(&mut recording, &rows, &kinds, &stacks, budget)?;
     if host > 0 {
         let text = format!("events of host memory were left out: {host}");
         recording.unknown("host_memory", text);
@@ -76,7 +78,10 @@ pub(super) fn import(
          PyTorch, RMM or CuPy are \
          missing",
     );
-    recording.unknown("stacks", "call chains of the export are not read");
+    if stacks.is_empty() {
+        let text = "the export has no call chains of memory: profile with `--cudabacktrace=memory`";
+        recording.unknown("stacks", text);
+    }
     Ok(recording)
 }
 
@@ -123,6 +128,7 @@ fn events(
     recording: &mut Recording,
     rows: &[Row],
     kinds: &HashMap<i64, String>,
+    stacks: &HashMap<i64, Id>,
     budget: &mut Budget,
 ) -> Result<(), Refusal> {
     let mut live: HashMap<(u64, u64), u64> = HashMap::default();
@@ -161,7 +167,8 @@ fn events(
         let event = if row.is_allocation {
             let bytes = bytes.unwrap_or(0);
             live.insert(key, bytes);
-            Event { bytes, ..Event::new(EventKind::Allocate) }
+            let stack = stacks.get(&row.correlation).copied();
+            Event { bytes, stack, ..Event::new(EventKind::Allocate) }
         } else {
             let known = live.remove(&key).or(bytes).unwrap_or(0);
             Event { bytes: known, ..Event::new(EventKind::Free) }

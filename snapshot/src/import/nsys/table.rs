@@ -55,6 +55,8 @@ pub(super) struct Row {
     pub(super) stream: u64,
     pub(super) kind: i64,
     pub(super) is_allocation: bool,
+    /// The number of the API call; 0 if it is not known.
+    pub(super) correlation: i64,
 }
 
 /// The GPU memory events of an export.
@@ -111,7 +113,7 @@ impl Database {
     /// The database is not an export of Nsight Systems, has no such events, or needs too much memory.
     pub(super) fn rows(&self, budget: &mut Budget) -> Result<Table, Refusal> {
         self.check()?;
-        let columns = self.columns()?;
+        let columns = self.columns(EVENTS)?;
         let wanted = [
             "start",
             "globalPid",
@@ -122,6 +124,7 @@ impl Database {
             "memKind",
             "memoryOperationType",
             "streamId",
+            "correlationId",
         ];
         let has = |name: &str| columns.iter().any(|column| column == name);
         if let Some(missing) = ["start", "address", "memoryOperationType"].iter().find(|name| !has(name)) {
@@ -158,6 +161,7 @@ impl Database {
                 kind: number(6).unwrap_or(-1),
                 is_allocation: is_allocation(number(7).unwrap_or(0), &operations),
                 stream: bits(8),
+                correlation: number(9).unwrap_or(0),
             });
         }
         Ok(Table { rows, kinds, has_streams: has("streamId") })
@@ -185,19 +189,60 @@ impl Database {
         }
     }
 
-    fn columns(&self) -> Result<Vec<String>, Refusal> {
-        let mut statement = self.0.prepare(&format!("PRAGMA table_info({EVENTS})")).map_err(refusal)?;
+    fn columns(&self, table: &str) -> Result<Vec<String>, Refusal> {
+        let mut statement = self.0.prepare(&format!("PRAGMA table_info({table})")).map_err(refusal)?;
         let names = statement.query_map([], |row| row.get::<_, String>(1)).map_err(refusal)?;
         names.collect::<Result<_, _>>().map_err(refusal)
     }
 
-    /// Returns the labels of an enumeration; empty if the export lacks it.
-    fn labels(&self, table: &str) -> Result<HashMap<i64, String>, Refusal> {
+    /// Returns whether the export has a table. A view or a virtual table would run code from the file.
+    fn has_table(&self, table: &str) -> Result<bool, Refusal> {
         let is_table = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND rootpage > 0 AND \
                         name = ?1";
         let count: i64 = self.0.query_row(is_table, [table], |row| row.get(0)).map_err(refusal)?;
+        Ok(count > 0)
+    }
+
+    /// Passes each row of a table to `take`: its whole numbers, 0 for other values, and the text of its last
+    /// column. Does nothing if the table or a column is missing.
+    ///
+    /// # Errors
+    /// The table cannot be read, or the errors of `take`.
+    pub(super) fn each<const COUNT: usize>(
+        &self,
+        table: &str,
+        columns: [&str; COUNT],
+        mut take: impl FnMut([i64; COUNT], &str) -> Result<(), Refusal>,
+    ) -> Result<(), Refusal> {
+        if !self.has_table(table)? {
+            return Ok(());
+        }
+        let known = self.columns(table)?;
+        if !columns.iter().all(|name| known.iter().any(|column| column == name)) {
+            return Ok(());
+        }
+        let sql = format!("SELECT {} FROM {table}", columns.join(", "));
+        let mut statement = self.0.prepare(&sql).map_err(refusal)?;
+        let mut cursor = statement.query([]).map_err(refusal)?;
+        while let Some(row) = cursor.next().map_err(refusal)? {
+            let mut numbers = [0; COUNT];
+            let mut text = "";
+            for (at, number) in numbers.iter_mut().enumerate() {
+                match row.get_ref(at) {
+                    Ok(ValueRef::Integer(value)) => *number = value,
+                    Ok(ValueRef::Text(value)) => text = std::str::from_utf8(value).unwrap_or(""),
+                    _ => {}
+                }
+            }
+            take(numbers, text)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the labels of an enumeration; empty if the export lacks it.
+    fn labels(&self, table: &str) -> Result<HashMap<i64, String>, Refusal> {
         let mut labels = HashMap::default();
-        if count == 0 {
+        if !self.has_table(table)? {
             return Ok(labels);
         }
         let Ok(mut statement) = self.0.prepare(&format!("SELECT id, label FROM {table}")) else {
