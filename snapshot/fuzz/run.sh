@@ -8,7 +8,7 @@ toolchain=${MILLPOND_NIGHTLY:-nightly}
 seconds=${1:-60}
 targets=("${@:2}")
 if [[ ${#targets[@]} -eq 0 ]]; then
-    targets=(pickle rmm_csv minimalloc html budget profile nsys)
+    targets=(pickle rmm_csv minimalloc html text trace pprof budget profile nsys)
 fi
 cargo run --quiet --locked --example seeds
 for target in "${targets[@]}"; do

@@ -2,7 +2,7 @@
 //!
 //! | module | does |
 //! |---|---|
-//! | [`import`] | reads recordings of other programs: PyTorch's snapshots, minimalloc's CSV, Nsight Systems |
+//! | [`import`] | reads recordings of other programs: snapshots, traces, logs, messages that memory ran out |
 //! | [`recording`] | the one model of all of them, with stacks, pools, segments and a list of gaps |
 //! | [`frames`] | tells whose code the frames of stacks are, and which line is the user's |
 //! | [`explain`] | tells where memory is in a recording, and what would help |

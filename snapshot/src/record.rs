@@ -93,8 +93,8 @@ nsys export --type sqlite --output profile.sqlite profile.nsys-rep
     /// otherwise `None`.
     pub fn to_record_again(recording: &Recording) -> Option<Self> {
         let framework = match recording.source().format.as_str() {
-            Source::PYTORCH => Self::PyTorch,
-            "RMM log" => Self::Rmm,
+            Source::PYTORCH | Source::PYTORCH_MESSAGE | Source::PYTORCH_TRACE => Self::PyTorch,
+            "RMM log" | "RMM debug log" => Self::Rmm,
             "Nsight Systems export" => Self::Nsys,
             _ => return None,
         };

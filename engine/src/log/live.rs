@@ -93,6 +93,12 @@ impl<K: Copy + Eq + Hash, B> LiveBlocks<K, B> {
         }
     }
 
+    /// Forgets all blocks, but no contradiction and no gap: another log begins.
+    pub fn restart(&mut self) {
+        self.live.clear();
+        self.freed.clear();
+    }
+
     /// Returns the number of live blocks.
     pub fn len(&self) -> usize {
         self.live.len()

@@ -29,9 +29,10 @@ use super::tune::TuneArgs;
 /// Replays allocation logs through stacks of GPU memory resources, and compares the stacks.
 ///
 /// A log is a CSV file that RMM's or millpond's logging adaptor wrote, with the columns
-/// Thread,Time,Action,Pointer,Size,Stream. It may be compressed with gzip or zstd. The command also reads
-/// memory snapshots of PyTorch, minimalloc's CSV, and SQLite exports of Nsight Systems. You need no GPU:
-/// without one, logs are replayed on a simulated NVIDIA H200.
+/// Thread,Time,Action,Pointer,Size,Stream, plain or compressed with gzip or zstd. A memory snapshot of
+/// PyTorch, a trace of torch.profiler, minimalloc's CSV and a SQLite export of Nsight Systems work too;
+/// `import --help` lists all formats. You need no GPU: without one, logs are replayed on a simulated NVIDIA
+/// H200.
 #[derive(Clone, Debug, Parser)]
 #[command(
     name = "millpond-replay",

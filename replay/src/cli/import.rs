@@ -18,10 +18,12 @@ use crate::progress::Progress;
 
 /// Imports a file that another program has recorded, and can write it as a log
 ///
-/// Reads memory snapshots of PyTorch (2.0 and later, or the HTML pages of its viewer), minimalloc's CSV,
-/// SQLite exports of Nsight Systems, and logs. Files may be compressed with gzip or zstd. The content of a
-/// file decides how it is read. Reading runs no code from a snapshot, so snapshots from strangers are safe.
-/// The report says which data the file contains, and which data it lacks.
+/// Reads memory snapshots of PyTorch (2.0 and later, or the HTML pages of its viewer), traces of
+/// torch.profiler, minimalloc's CSV, SQLite exports of Nsight Systems, and logs. Also reads the memory at one
+/// moment: from a text with PyTorch's message that memory ran out, a dump of the allocator of TensorFlow or
+/// XLA, or a report of compute-sanitizer; and from JAX's device memory profile. Files may be compressed with
+/// gzip or zstd. The content of a file decides how it is read. Reading runs no code from a file, so files
+/// from strangers are safe. The report lists the file's contents and its gaps.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ImportArgs {
     #[command(flatten)]

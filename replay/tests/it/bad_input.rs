@@ -166,7 +166,7 @@ fn binary_noise() {
     with_content([b"\x1f\x8b", &noise[..]].concat()).fails_with(2, &["log.csv"]);
     with_content([b"\x28\xb5\x2f\xfd", &noise[..]].concat()).fails_with(2, &["log.csv"]);
     with_content([HEADER.as_bytes(), &noise].concat()).fails_with(2, &["log.csv:2"]);
-    with_content(vec![b'x'; 1 << 20]).fails_with(2, &["a line is longer than 64 KiB"]);
+    with_content(vec![b'x'; 1 << 20]).fails_with(2, &["log.csv", "is text in an unknown format"]);
     with_content(vec![0; 1 << 20]).fails_with(2, &["log.csv", "has an unknown format"]);
     let zeros = [HEADER.as_bytes(), &vec![0; 1 << 20]].concat();
     with_content(zeros).fails_with(2, &["a line is longer than 64 KiB"]);

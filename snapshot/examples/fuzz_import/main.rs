@@ -4,8 +4,8 @@
 //! cargo run --release -p millpond-snapshot --example fuzz_import -- SECONDS [SEED] [FILE …]
 //! ```
 //!
-//! Without files, it damages the snapshots of the tests. A failing file is written to the folder for
-//! temporary files.
+//! Without files, it damages the snapshots and texts of the tests. A failing file is written to the folder
+//! for temporary files.
 
 mod damage;
 mod memory;
@@ -38,9 +38,15 @@ fn main() -> ExitCode {
     let seed = arguments.next().and_then(|text| text.parse().ok()).unwrap_or(1);
     let mut files: Vec<PathBuf> = arguments.map(PathBuf::from).collect();
     if files.is_empty() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots");
-        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-        files = entries.filter(|path| path.extension().is_some_and(|ending| ending == "gz")).collect();
+        let folders = ["tests/snapshots", "tests/readers"];
+        let folders = folders.map(|folder| Path::new(env!("CARGO_MANIFEST_DIR")).join(folder));
+        let entries = folders.into_iter().flat_map(std::fs::read_dir).flatten().flatten();
+        let is_input = |path: &PathBuf| {
+            path.extension()
+                .is_some_and(|ending| ["gz", "txt", "csv", "json"].iter().any(|known| ending == *known))
+        };
+        files = entries.map(|entry| entry.path()).filter(is_input).collect();
+        files.retain(|path| path.file_name().is_none_or(|name| name != "facts.json"));
         files.sort();
     }
     let files: Vec<Vec<u8>> = files.iter().map(|path| unpacked(path)).collect();

@@ -1,4 +1,5 @@
-//! Writes the first files of each target's corpus: the snapshots of the tests, small logs, and an export.
+//! Writes the first files of each target's corpus: the snapshots and texts of the tests, small logs, and an
+//! export.
 //!
 //! ```text
 //! cargo run --example seeds
@@ -47,6 +48,27 @@ fn main() -> Result<(), Box<dyn Error>> {
             seed(root, "budget", name, Budget::of(&recording).to_string().as_bytes())?;
         } else {
             seed(root, "html", name, bytes.strip_prefix(b"<html>").unwrap_or(&bytes))?;
+        }
+    }
+    for entry in fs::read_dir(root.join("../tests/readers"))? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let mut bytes = Vec::new();
+        match name.rsplit('.').next() {
+            Some("py") => continue,
+            Some("gz") => drop(flate2::read::GzDecoder::new(fs::File::open(&path)?).read_to_end(&mut bytes)?),
+            _ => bytes = fs::read(&path)?,
+        }
+        // The target's start has the same length as a profile's own.
+        let types = b"\x0a\x04\x08\x01\x10\x02\x0a\x04\x08\x03\x10\x04";
+        match bytes.strip_prefix(types) {
+            Some(rest) => seed(root, "pprof", &name, rest)?,
+            None if name.ends_with(".json") => {
+                let list = bytes.iter().position(|byte| *byte == b'[').unwrap_or(0);
+                let events = bytes.windows(14).position(|part| part == b"\"traceEvents\":");
+                seed(root, "trace", &name, &bytes[events.map_or(list, |at| at + 14)..])?;
+            }
+            None => seed(root, "text", &name, &bytes)?,
         }
     }
     seed(root, "rmm_csv", "rows", ROWS.as_bytes())?;

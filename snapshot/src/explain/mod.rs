@@ -27,8 +27,10 @@ use verdict::Case;
 /// How many failed requests are explained at most: the first ones and the last one.
 const MAX_FAILURES: usize = 10;
 
-/// Explains a recording. `device_bytes` is the size of the device, if it is known.
+/// Explains a recording. `device_bytes` is the size of the device, if it is known; otherwise the recording's
+/// own is used, if its source has it.
 pub fn explain(recording: &Recording, device_bytes: Option<u64>) -> Explanation {
+    let device_bytes = device_bytes.or_else(|| recording.device_bytes());
     let sums = recording.sums();
     let failures = failures(recording);
     let mut moments: Vec<Explained> = Vec::new();

@@ -1,7 +1,7 @@
 //! Recognises a file by its content, never by its name.
 
-use super::minimalloc;
 use super::table::rows;
+use super::{csv, minimalloc, pprof};
 
 /// How many bytes at a file's start are examined.
 pub(super) const HEAD_BYTES: usize = 4096;
@@ -19,6 +19,12 @@ pub(super) enum Found {
     Minimalloc,
     /// A database of SQLite.
     Sqlite,
+    /// A trace for Chrome or Perfetto.
+    Trace,
+    /// A profile of pprof.
+    Pprof,
+    /// Any other text, which may have lines of a known format: a description and the remedy if it has none.
+    Text(&'static str),
     /// A format that is not supported: a description and the remedy.
     Other(&'static str),
 }
@@ -40,14 +46,37 @@ const OTHERS: &[(&[u8], &str)] = &[
          unpack it; else write one with torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")",
     ),
     (b"\x7fELF", "is a program or a library (ELF); name the file that it wrote"),
+    (
+        b"memray",
+        "is a recording of memray, which has the host's memory only; with PyTorch, write a snapshot with \
+         torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")",
+    ),
+    (
+        b"NVR\0",
+        "is a report of Nsight Compute, which has no memory events; profile with Nsight Systems: \
+         `nsys profile --cuda-memory-usage=true` and `nsys export --type sqlite`",
+    ),
     (b"MZ", "is a program of Windows; name the file that it wrote"),
     (
         b"PAR1",
         "is a Parquet file; if it is an export of Nsight Systems, export again with \
          `nsys export --type sqlite`",
     ),
-    (b"ARROW1", "is an Arrow file; export a CSV with RMM's columns instead"),
-    (b"\x89HDF\r\n", "is an HDF5 file, which holds no memory events"),
+    (
+        b"ARROW1",
+        "is an Arrow file; if it is an export of Nsight Systems, export again with `nsys export --type \
+         sqlite`; else export a CSV with RMM's columns",
+    ),
+    (
+        b"\xff\xff\xff\xff",
+        "may be a stream of Arrow; if it is an export of Nsight Systems, export again with `nsys export \
+         --type sqlite`",
+    ),
+    (
+        b"\x89HDF\r\n",
+        "is an HDF5 file; if it is an export of Nsight Systems, export again with `nsys export --type \
+         sqlite`; weights hold no memory events",
+    ),
     (b"\x93NUMPY", "is an array of NumPy, which holds no memory events"),
     (b"GGUF", "is a model (GGUF), which holds no memory events"),
     (b"BZh", "is packed with bzip2; unpack it first (`bunzip2`), or pack it with gzip or zstd"),
@@ -59,10 +88,13 @@ const OTHERS: &[(&[u8], &str)] = &[
     (b"\xff\xd8\xff", "is a picture, which holds no memory events; name the file that the viewer showed"),
 ];
 
-const CHROME_TRACE: &str = "is a trace for Chrome or Perfetto, as torch.profiler writes: it lacks the \
-                            address and \
-                            the stream of each block; write a snapshot with \
-                            torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")";
+const CORE: &str = "is a core file, an image of a process that crashed: the memory of the GPU is not in it; \
+                    with PyTorch, write a snapshot with \
+                    torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")";
+
+const XPLANE: &str = "is a profile of XLA (xplane.pb), which is not read; save the live buffers with \
+                      jax.profiler.save_device_memory_profile(\"memory.prof\"), or name the log with the \
+                      allocator's dump";
 
 const JSON: &str = "is JSON, which cannot be imported: a PyTorch snapshot is a pickle (`_dump_snapshot`), \
                     an export \
@@ -74,16 +106,21 @@ const NSYS_REPORT: &str = "is a report of Nsight Systems, which only its own too
 const EMPTY: &str = "is empty";
 
 const UNKNOWN_TEXT: &str = "is text in an unknown format: a log has the columns \
-                            Thread,Time,Action,Pointer,Size,Stream, minimalloc's CSV id,lower,upper,size";
+                            Thread,Time,Action,Pointer,Size,Stream, minimalloc's CSV id,lower,upper,size; no \
+                            line is a message of PyTorch, TensorFlow or XLA that memory ran out, RMM's debug \
+                            log, or a leak of compute-sanitizer";
 
-const UNKNOWN: &str = "has an unknown format; known are PyTorch's memory snapshots, logs with RMM's \
-                       columns, minimalloc's \
-                       CSV, SQLite exports of Nsight Systems, plain or compressed with gzip or zstd; export \
-                       a report of Nsight \
-                       Systems (.nsys-rep, .qdrep) with `nsys export --type sqlite`";
+const UNKNOWN: &str = "has an unknown format; known are PyTorch's memory snapshots, traces of \
+                       torch.profiler, JAX's device memory profiles, logs with RMM's columns, minimalloc's \
+                       CSV, SQLite exports of Nsight Systems and texts with messages that memory ran out, \
+                       plain or compressed with gzip or zstd; export a report of Nsight Systems (.nsys-rep, \
+                       .qdrep) with `nsys export --type sqlite`";
 
 /// Recognises a file by its first bytes, or by the whole file if it is short.
 pub(super) fn found(head: &[u8]) -> Found {
+    if head.starts_with(b"\x7fELF") && head.get(16) == Some(&4) {
+        return Found::Other(CORE);
+    }
     if let Some((_, what)) = OTHERS.iter().find(|(start, _)| head.starts_with(start)) {
         return Found::Other(what);
     }
@@ -92,6 +129,12 @@ pub(super) fn found(head: &[u8]) -> Found {
     }
     if matches!(head, [0x80, 0..=8, ..]) {
         return Found::Pickle;
+    }
+    if pprof::is_start(head) {
+        return Found::Pprof;
+    }
+    if head.first() == Some(&0x0a) && is_xplane(&head[..head.len().min(200)]) {
+        return Found::Other(XPLANE);
     }
     if head.get(257..262) == Some(b"ustar") {
         return Found::Other("is a tar file; unpack it first");
@@ -105,7 +148,7 @@ pub(super) fn found(head: &[u8]) -> Found {
         let header = head.split(|byte| *byte == b'\n').next().unwrap_or(head);
         let header = String::from_utf8_lossy(header);
         let kind = table(header.trim_start_matches('\u{feff}'));
-        if !matches!(kind, Found::Other(_)) {
+        if matches!(kind, Found::Rmm | Found::Minimalloc) {
             return kind;
         }
     }
@@ -119,21 +162,41 @@ pub(super) fn found(head: &[u8]) -> Found {
     match text.as_bytes().first() {
         None => Found::Other(EMPTY),
         Some(b'<') => Found::Html,
-        Some(b'{' | b'[') if text.contains("\"traceEvents\"") || text.contains("\"ph\":") => {
-            Found::Other(CHROME_TRACE)
-        }
-        Some(b'{' | b'[') => Found::Other(JSON),
+        Some(b'{' | b'[') if is_trace(text) => Found::Trace,
+        Some(b'{') => Found::Text(JSON),
+        Some(b'[') if !is_prefixed(text) => Found::Text(JSON),
         Some(_) => table(text.lines().next().unwrap_or("")),
     }
 }
 
-/// Returns whether the log reader has the best error for a file: an empty one, a log, or other text.
-pub(super) fn is_for_log_reader(head: &[u8]) -> bool {
-    match found(head) {
-        Found::Rmm => true,
-        Found::Other(what) => [EMPTY, UNKNOWN_TEXT].contains(&what),
+/// Returns whether the log reader should read a file: an empty one, or a log whose lines are all rows as far
+/// as its start shows.
+pub(super) fn is_for_log_reader(start: &[u8]) -> bool {
+    match found(&start[..start.len().min(HEAD_BYTES)]) {
+        Found::Rmm => !csv::is_mixed(start),
+        Found::Other(what) => what == EMPTY,
         _ => false,
     }
+}
+
+/// Returns whether JSON is a trace for Chrome or Perfetto. One of Kineto begins with a list of devices.
+fn is_trace(text: &str) -> bool {
+    let is_kineto = text.contains("\"schemaVersion\"") && text.contains("\"deviceProperties\"");
+    is_kineto || text.contains("\"traceEvents\"") || text.contains("\"ph\":") || text.contains("\"ph\" :")
+}
+
+/// Returns whether a text begins with a bracketed word, as lines of logs do, and not with a list.
+fn is_prefixed(text: &str) -> bool {
+    let line = text.lines().next().unwrap_or("");
+    let is_list = line[1..].trim_start().starts_with(['{', '[', '"']);
+    let rest = line.split_once(']').map_or("", |(_, rest)| rest.trim_start());
+    !is_list && !rest.is_empty() && !rest.starts_with(',')
+}
+
+/// Returns whether a protocol buffer has the name of one of XLA's planes.
+fn is_xplane(head: &[u8]) -> bool {
+    let has = |name: &[u8]| head.windows(name.len()).any(|at| at == name);
+    head.iter().any(|byte| *byte < b'\t') && (has(b"/host:") || has(b"/device:"))
 }
 
 /// Recognises a table by the names of its columns.
@@ -147,7 +210,7 @@ fn table(header: &str) -> Found {
         () if header.chars().any(|char| char.is_control() && char != '\t') || header.contains('\u{fffd}') => {
             Found::Other(UNKNOWN)
         }
-        () => Found::Other(UNKNOWN_TEXT),
+        () => Found::Text(UNKNOWN_TEXT),
     }
 }
 
@@ -157,7 +220,7 @@ mod tests {
 
     #[test]
     fn files_are_known_by_their_content() {
-        let cases: [(&[u8], Found); 9] = [
+        let cases: [(&[u8], Found); 18] = [
             (b"\x80\x04\x95", Found::Pickle),
             (b"\x80\x02}q\x00", Found::Pickle),
             (b"\n<!DOCTYPE html>", Found::Html),
@@ -167,6 +230,15 @@ mod tests {
             (b"buffer_id,start,end,size,offset\n", Found::Minimalloc),
             (b"SQLite format 3\0\x10\0", Found::Sqlite),
             (b"", Found::Other("is empty")),
+            (b"{\"traceEvents\": [", Found::Trace),
+            (b"{\n  \"schemaVersion\": 1,\n  \"deviceProperties\": [", Found::Trace),
+            (b"[{\"ph\":\"X\"", Found::Trace),
+            (b"\x0a\x04\x08\x01\x10\x02\x0a\x04\x08\x03\x10\x04\x12\x03", Found::Pprof),
+            (b"{\"schemaVersion\": 1}", Found::Text(JSON)),
+            (b"[104507][08:24:53:517252][info  ] RMM", Found::Text(UNKNOWN_TEXT)),
+            (b"\n\nTraceback (most recent call last):\n  File \"/host:x\"", Found::Text(UNKNOWN_TEXT)),
+            (b"a,b,c\n1,2,3\n", Found::Text(UNKNOWN_TEXT)),
+            (b"[1, 2]", Found::Text(JSON)),
         ];
         for (head, expected) in cases {
             assert_eq!(found(head), expected, "{}", head.escape_ascii());
@@ -175,17 +247,19 @@ mod tests {
 
     #[test]
     fn what_is_not_read_is_named_with_what_to_do() {
-        let cases: [(&[u8], &str); 12] = [
+        let cases: [(&[u8], &str); 14] = [
             (b"PK\x03\x04\x14\0", "zip"),
             (b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.\x80", "torch.save"),
             (b"\x7fELF\x02", "ELF"),
             (b"PAR1\x15", "Parquet"),
-            (b"{\"traceEvents\": [", "Chrome"),
-            (b"{\"schemaVersion\": 1}", "JSON"),
+            (b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x04\0", "core file"),
+            (b"memray\0\x0c", "memray"),
+            (b"NVR\0\x01", "Nsight Compute"),
+            (b"\x0a\xf1\x02\x08\x01\x12\x0d/host:metadata", "xplane"),
             (b"\0\0\0\x01NVIDIA Nsight Systems", "nsys export"),
             (b"BZh91AY", "bzip2"),
             (b"\x40\0\0\0\0\0\0\0{\"a\":", "safetensors"),
-            (b"a,b,c\n1,2,3\n", "Thread,Time"),
+            (b"\x89HDF\r\n\x1a", "nsys export"),
             (b"\x01\x02\0\x03", "nsys export"),
             (b"hello\x01", "unknown format"),
         ];

@@ -5,9 +5,18 @@
 //! | file | parts that are read |
 //! |---|---|
 //! | PyTorch's memory snapshot | pickles of protocols 2 to 5 since PyTorch 2.0, and the pages of its viewer |
+//! | torch.profiler | memory events of its Chrome traces, with the calls around them |
 //! | RMM's log | as [`log`](millpond_engine::log) reads it, with all that [`Recording::write_csv`] writes |
+//! | text with RMM's rows | without a header, between lines of other programs, or several logs in a file |
+//! | RMM's debug log | failed requests; at the level `TRACE`, blocks |
 //! | minimalloc's CSV | lifetimes and sizes |
 //! | Nsight Systems | its SQLite export, with the feature `nsys` |
+//! | JAX | its device memory profile: live buffers with stacks |
+//! | text with PyTorch's message that memory ran out | its figures, and the traceback before it |
+//! | text with a dump of the allocator of TensorFlow or XLA | chunks, or their sums |
+//! | text of compute-sanitizer | leaks with stacks |
+//!
+//! The last four are states: the memory at one moment, without the events before it.
 //!
 //! A snapshot is a pickle, and Python runs whatever code a pickle asks for. This reader knows only plain
 //! data. It imports, calls and builds nothing, and refuses each file that asks for more, with a sentence. The
@@ -23,9 +32,13 @@ mod nsys;
 mod options;
 mod packed;
 mod pickle;
+mod pprof;
 mod pytorch;
 mod refusal;
+mod states;
 mod table;
+mod text;
+mod trace;
 
 use std::io::{Cursor, Read};
 use std::path::Path;
@@ -44,6 +57,9 @@ pub use options::Options;
 
 /// The memory in bytes that reading needs for any file: buffers, and zstd's window.
 const OVERHEAD: u64 = 12 << 20;
+
+/// How many bytes of a log are examined for lines of other programs.
+const START_BYTES: usize = 256 << 10;
 
 /// Imports the file at `path`.
 ///
@@ -76,10 +92,11 @@ pub fn read(
     sized(name.into(), raw, 0, options)
 }
 
-/// Returns whether the log reader should read a file with this start: a file with RMM's columns, a text of an
-/// unknown format, or a file that cannot be decompressed. The log reader has the best error for these.
+/// Returns whether the log reader should read a file with this start: an empty file, a file with RMM's
+/// columns whose lines are all rows as far as the start shows, or a file that cannot be decompressed. The log
+/// reader has the best error for these.
 pub fn is_for_log_reader(head: &[u8]) -> bool {
-    let unpacked = Unpacked::new(head).and_then(|mut unpacked| unpacked.start(HEAD_BYTES));
+    let unpacked = Unpacked::new(head).and_then(|mut unpacked| unpacked.start(START_BYTES));
     unpacked.map_or(true, |start| detect::is_for_log_reader(&start))
 }
 
@@ -116,6 +133,9 @@ fn content(
         Found::Sqlite => {
             Err(Refusal::new("is a database of SQLite, which must be an uncompressed file: name the file"))
         }
+        Found::Trace => trace::import(name, whole, options, budget),
+        Found::Pprof => pprof::import(name, whole, options, budget),
+        Found::Text(unknown) => text::import(name, whole, unknown, options, budget),
         Found::Other(what) => Err(Refusal::new(what)),
     }
 }

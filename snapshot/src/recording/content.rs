@@ -127,9 +127,18 @@ impl Kinds {
 impl Source {
     /// The format of PyTorch's memory snapshots.
     pub(crate) const PYTORCH: &'static str = "PyTorch memory snapshot";
+    /// The format of PyTorch's messages that memory ran out.
+    pub(crate) const PYTORCH_MESSAGE: &'static str = "PyTorch out-of-memory message";
+    /// The format of traces of torch.profiler.
+    pub(crate) const PYTORCH_TRACE: &'static str = "torch.profiler trace";
 }
 
 impl Recording {
+    /// The name of the detail with the size of the device.
+    pub(crate) const DEVICE_BYTES: &'static str = "bytes of the device";
+    /// The name of the detail with the most bytes that the allocator may use.
+    pub(crate) const LIMIT_BYTES: &'static str = "limit in bytes";
+
     /// Returns an empty recording.
     pub(crate) fn new(file: impl Into<String>, format: &str) -> Self {
         Self {
@@ -177,6 +186,22 @@ impl Recording {
     pub fn device_name(&self) -> Option<String> {
         let kind = if self.is_simulated { "sim:" } else { "" };
         self.device.map(|ordinal| format!("{kind}{ordinal}"))
+    }
+
+    /// Returns the size of the device in bytes, if the source tells it.
+    pub fn device_bytes(&self) -> Option<u64> {
+        self.bytes_of(Self::DEVICE_BYTES)
+    }
+
+    /// Returns the most bytes that the allocator may use, if the source tells such a limit.
+    pub fn limit_bytes(&self) -> Option<u64> {
+        self.bytes_of(Self::LIMIT_BYTES)
+    }
+
+    /// Returns the size in a detail of the source.
+    fn bytes_of(&self, name: &str) -> Option<u64> {
+        let detail = self.source.details.iter().find(|(known, _)| known == name)?;
+        detail.1.parse().ok()
     }
 
     /// Returns the unit of times.

@@ -1,8 +1,11 @@
 //! Tests files that attack their reader. Each is refused with a sentence, or read in bounded memory.
 
-use std::io::Write;
+use std::io::{Read, Write};
+
+use millpond_snapshot::explain::explain;
 
 use crate::pickle::{Py, pickle};
+use crate::texts::files;
 use crate::{imported, read};
 
 #[track_caller]
@@ -14,7 +17,7 @@ fn refused(bytes: &[u8], texts: &[&str]) {
     assert!(error.len() < 600, "{error}");
 }
 
-fn gzip(bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
     packed.write_all(bytes).unwrap();
     packed.finish().unwrap()
@@ -283,4 +286,63 @@ fn a_file_that_unpacks_without_end_is_refused() {
     // Truncated compressed data.
     let packed = gzip(&pickle(&Py::List(vec!["abc".into(); 500]), 4));
     refused(&packed[..packed.len() - 12], &["cut off"]);
+}
+
+/// Imports a damaged file; whatever is read can be written and read again.
+fn damaged(name: &str, bytes: &[u8]) {
+    let Ok(recording) = read(bytes) else { return };
+    let mut log = Vec::new();
+    recording.write_csv(&mut log).unwrap();
+    assert!(read(&log).is_ok_and(|again| again == recording), "{name}: {}", bytes.escape_ascii());
+}
+
+#[test]
+fn a_file_that_ends_anywhere_is_read_or_refused() {
+    for (name, bytes) in files() {
+        for end in 0..bytes.len() {
+            damaged(&name, &bytes[..end]);
+        }
+    }
+}
+
+#[test]
+fn files_with_random_damage_are_read_or_refused() {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut below = |bound: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % bound.max(1) as u64) as usize
+    };
+    for (name, bytes) in files() {
+        let mut plain = Vec::new();
+        let whole = match flate2::read::GzDecoder::new(bytes.as_slice()).read_to_end(&mut plain) {
+            Ok(_) => plain,
+            Err(_) => bytes,
+        };
+        for _ in 0..60 {
+            let mut bytes = whole.clone();
+            for _ in 0..=below(6) {
+                let at = below(bytes.len());
+                match below(5) {
+                    0 => bytes[at] ^= 1 << below(8),
+                    1 => bytes[at] = b"0123456789, \n\r[]{}\"\xff\0"[below(20)],
+                    2 => drop(bytes.drain(at..(at + 1 + below(40)).min(bytes.len()))),
+                    3 => {
+                        let part = bytes[at..(at + 1 + below(200)).min(bytes.len())].to_vec();
+                        let to = below(bytes.len());
+                        bytes.splice(to..to, part);
+                    }
+                    _ => drop(bytes.splice(at..at, b"9".repeat(below(30)))),
+                }
+                if bytes.is_empty() {
+                    break;
+                }
+            }
+            damaged(&name, &bytes);
+            if let Ok(recording) = read(&bytes) {
+                explain(&recording, None);
+            }
+        }
+    }
 }

@@ -15,6 +15,8 @@ mod plan;
 mod programs;
 mod snapshots;
 mod tables;
+mod texts;
+mod traces;
 mod verdict;
 
 use millpond_snapshot::import::{self, Options};
@@ -41,4 +43,11 @@ pub(crate) fn imported(bytes: &[u8]) -> Recording {
 /// Returns the codes of a recording's gaps.
 pub(crate) fn unknowns(recording: &Recording) -> Vec<&str> {
     recording.unknowns().iter().map(|unknown| unknown.code.as_str()).collect()
+}
+
+/// Returns options that read one device.
+pub(crate) fn of_device(device: u32) -> Options {
+    let mut options = Options::default();
+    options.device = Some(device);
+    options
 }

@@ -170,3 +170,32 @@ fn a_device_is_chosen_and_the_others_are_named() {
     let error = import(Some(3)).unwrap_err().to_string();
     assert!(error.contains("has nothing of device 3; it has device 0"), "{error}");
 }
+
+/// Files of a known format are never taken for another one.
+#[test]
+fn each_file_of_the_tests_is_read_as_its_own_format() {
+    for (name, _) in facts() {
+        assert_eq!(snapshot(&name).source().format, "PyTorch memory snapshot", "{name}");
+    }
+    let logs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/logs");
+    for entry in std::fs::read_dir(logs).unwrap() {
+        let path = entry.unwrap().path();
+        let bytes = std::fs::read(&path).unwrap();
+        assert!(import::is_for_log_reader(&bytes[..bytes.len().min(256 << 10)]), "{}", path.display());
+        let recording = import::open(&path, &Options::default()).unwrap();
+        assert_eq!(recording.source().format, "RMM log", "{}", path.display());
+    }
+    for (name, bytes) in crate::texts::files() {
+        let format = match name.split(['_', '.']).next().unwrap() {
+            "oom" => "PyTorch out-of-memory message",
+            "bfc" | "xla" => "BFC allocator's log",
+            "leaks" => "compute-sanitizer leak report",
+            "trace" => "torch.profiler trace",
+            "memory" | "two" => "JAX device memory profile",
+            _ if ["rmm_debug.txt", "rmm_trace.txt"].contains(&name.as_str()) => "RMM debug log",
+            _ => "RMM log",
+        };
+        assert_eq!(imported(&bytes).source().format, format, "{name}");
+        assert!(!import::is_for_log_reader(&bytes), "{name}");
+    }
+}

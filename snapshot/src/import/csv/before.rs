@@ -15,6 +15,8 @@ pub(super) struct Before {
     early: Vec<Event>,
     /// The places whose memory was taken from the budget.
     places: usize,
+    /// Whether the blocks are of a later log in the same file.
+    is_later: bool,
 }
 
 impl Before {
@@ -32,7 +34,7 @@ impl Before {
             EventKind::Free if address != 0 => self.live.free(address, bytes, line) == Freed::Before,
             _ => false,
         };
-        if is_early {
+        if is_early && !self.is_later {
             budget.take(2 * size_of::<Event>())?;
             // The row tells only of the free.
             let plain = Event { is_before: true, address, bytes, ..Event::new(EventKind::Allocate) };
@@ -43,6 +45,12 @@ impl Before {
             budget.take(PLACE_BYTES)?;
         }
         Ok(())
+    }
+
+    /// Forgets the live blocks, because another log begins, whose early blocks have no place in the recording.
+    pub(super) fn end_log(&mut self) {
+        self.live.restart();
+        self.is_later = true;
     }
 
     /// Puts the early blocks in front of a recording, and returns its flaws.

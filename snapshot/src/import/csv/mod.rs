@@ -1,8 +1,10 @@
 //! Logs with RMM's columns, with or without the columns of a recording.
 
 mod before;
+mod mixed;
 mod notes;
 
+use std::collections::BTreeMap;
 use std::io::Read;
 
 use millpond_core::DeviceId;
@@ -14,9 +16,18 @@ use crate::budget::Budget;
 use crate::recording::{Clock, Event, EventKind, Lane, Recording, note_text};
 
 use before::Before;
+use mixed::Mixed;
 use notes::Notes;
 
-/// Reads a log.
+pub(super) use mixed::{is_mixed, is_start};
+
+/// The most logs in one file.
+const MOST_LOGS: u64 = 64;
+
+/// The bytes of an entry in the map of live blocks, including its share of free space.
+const LIVE_BYTES: usize = 96;
+
+/// Reads a log, which may have lines of other programs between its rows, or other logs after it.
 ///
 /// # Errors
 /// A row cannot be read, or the log needs too much memory.
@@ -26,17 +37,100 @@ pub(super) fn import(
     options: &Options,
     budget: &mut Budget,
 ) -> Result<Recording, Refusal> {
-    let mut reader = LogReader::from_reader(name, text).map_err(refusal)?;
+    logs(name, Mixed::new(text, 1), true, options, budget)
+}
+
+/// Reads the logs in a text that begins at a line with this number.
+///
+/// # Errors
+/// The errors of [`import`].
+pub(super) fn import_from(
+    name: &str,
+    text: impl Read + Send,
+    number: u64,
+    options: &Options,
+    budget: &mut Budget,
+) -> Result<Recording, Refusal> {
+    logs(name, Mixed::new(text, number), false, options, budget)
+}
+
+fn logs(
+    name: &str,
+    mut text: Mixed<impl Read + Send>,
+    mut is_log: bool,
+    options: &Options,
+    budget: &mut Budget,
+) -> Result<Recording, Refusal> {
     let mut recording = Recording::new(name, "RMM log");
-    let is_recording = reader.has_column(column::NOTES);
-    recording.clock = match () {
+    let mut devices = Devices { wanted: options.device, first: None, left_out: 0 };
+    let (mut before, mut rest_missing) = (Before::default(), None);
+    let (mut count, mut is_recording, mut first) = (0, false, 0);
+    while let Some(line) = text.next_log(std::mem::take(&mut is_log))? {
+        count += 1;
+        if count > MOST_LOGS {
+            return Err(Refusal::at_line(line, "holds more than 64 logs one after the other; split it"));
+        }
+        let of_file = |error: Refusal| match error.line {
+            0 => error,
+            number => Refusal { line: (number + line).saturating_sub(1), ..error },
+        };
+        if count > 1 {
+            before.end_log();
+            first = end_log(&mut recording, first, budget)?;
+        }
+        let reader = LogReader::from_reader(name, &mut text).map_err(refusal).map_err(of_file)?;
+        if count == 1 {
+            is_recording = reader.has_column(column::NOTES);
+            recording.clock = clock(&reader);
+        }
+        let before = (!is_recording).then_some(&mut before);
+        let missing = rows(reader, &mut recording, &mut devices, before, budget).map_err(of_file)?;
+        rest_missing = rest_missing.or(missing.map(|mut error| {
+            error.line = (error.line + line).saturating_sub(1);
+            error
+        }));
+    }
+    if recording.is_empty() && !is_recording {
+        return Err(Refusal::new(match text.others {
+            0 => "has a header but no rows".to_owned(),
+            others => format!("has a header but no rows; other lines: {others}"),
+        }));
+    }
+    for (code, text) in before.finish(&mut recording, rest_missing.map(|error| error.to_string())) {
+        recording.unknown(code, text);
+    }
+    if !is_recording {
+        unknowns(&mut recording);
+    }
+    devices.tell(&mut recording);
+    if count > 1 {
+        let text = format!("the file holds {count} logs one after the other; each begins without blocks");
+        recording.unknown("several_logs", text);
+    }
+    if let Some(line) = text.first_other {
+        let text = format!("lines that are no rows were left out: {} (first at line {line})", text.others);
+        recording.unknown("other_lines", text);
+    }
+    Ok(recording)
+}
+
+fn clock(reader: &LogReader<'_>) -> Clock {
+    match () {
         () if reader.has_column(column::STEP) => Clock::Steps,
         () if reader.has_column(column::UNIX) => Clock::Unix,
         () => Clock::Monotonic,
-    };
+    }
+}
+
+/// Adds the events of one log. Returns why its rest is missing.
+fn rows(
+    mut reader: LogReader<'_>,
+    recording: &mut Recording,
+    devices: &mut Devices,
+    mut before: Option<&mut Before>,
+    budget: &mut Budget,
+) -> Result<Option<LogError>, Refusal> {
     let mut notes = Notes::default();
-    let mut devices = Devices { wanted: options.device, first: None, left_out: 0 };
-    let mut before = Before::default();
     while let Some(row) = reader.next_row() {
         let row = row.map_err(refusal)?;
         let mut add = |recording: &mut Recording| {
@@ -46,29 +140,62 @@ pub(super) fn import(
             }
             if !reader.is_carrier() && devices.takes(recording, row.device) {
                 let event = event(&reader, &row, &notes, recording, budget)?;
-                if !is_recording {
+                if let Some(before) = &mut before {
                     before.note(&event, row.line, budget)?;
                 }
             }
             Ok(())
         };
-        if let Err(Refusal { text, .. }) = add(&mut recording) {
-            let error = LogError::new(name, row.line, text);
+        if let Err(Refusal { text, .. }) = add(recording) {
+            let error = LogError::new(reader.file(), row.line, text);
             reader.cut_off(error).map_err(refusal)?;
         }
     }
-    if recording.is_empty() && !is_recording {
-        return Err(Refusal::new("has a header but no rows"));
+    Ok(reader.rest_missing().cloned())
+}
+
+/// Ends the blocks and segments that are live since the event with this number, because another log begins.
+/// Returns the number of events.
+fn end_log(recording: &mut Recording, first: usize, budget: &mut Budget) -> Result<usize, Refusal> {
+    let mut live: BTreeMap<(bool, u64), Event> = BTreeMap::new();
+    for number in first..recording.len() {
+        let Some(&event) = recording.event(number) else { break };
+        let (is_segment, end) = match event.kind {
+            EventKind::Allocate => (false, Some(EventKind::Free)),
+            EventKind::Free => (false, None),
+            EventKind::SegmentAllocate => (true, Some(EventKind::SegmentFree)),
+            EventKind::SegmentMap => (true, Some(EventKind::SegmentUnmap)),
+            EventKind::SegmentFree | EventKind::SegmentUnmap => (true, None),
+            _ => continue,
+        };
+        match end {
+            Some(kind) => {
+                let end = Event {
+                    kind,
+                    is_before: false,
+                    raw_time: Event::NO_TIME,
+                    stack: None,
+                    tag: None,
+                    ..event
+                };
+                if live.insert((is_segment, event.address), end).is_none() {
+                    budget.take(LIVE_BYTES)?;
+                }
+            }
+            None => {
+                if live.remove(&(is_segment, event.address)).is_some() {
+                    budget.give_back(LIVE_BYTES);
+                }
+            }
+        }
     }
-    let rest_missing = reader.rest_missing().map(ToString::to_string);
-    for (code, text) in before.finish(&mut recording, rest_missing) {
-        recording.unknown(code, text);
+    recording.push(Event::new(EventKind::Lost), budget)?;
+    let count = live.len();
+    for event in live.into_values() {
+        recording.push(event, budget)?;
     }
-    if !is_recording {
-        unknowns(&mut recording);
-    }
-    devices.tell(&mut recording);
-    Ok(recording)
+    budget.give_back(count * LIVE_BYTES);
+    Ok(recording.len())
 }
 
 /// Adds the event of a row, and returns it.

@@ -1,0 +1,346 @@
+//! JAX's device memory profile (`jax.profiler.save_device_memory_profile`): the live buffers at one moment,
+//! and the code of executables, each with its stack.
+//!
+//! The file is a profile of pprof, a protocol buffer
+//! ([profile.proto](https://github.com/google/pprof/blob/main/proto/profile.proto)). It has no addresses.
+
+mod wire;
+
+use std::collections::HashMap;
+use std::io::Read;
+
+use super::options::Options;
+use super::refusal::Refusal;
+use super::states::{BASE, Block, MOST_BYTES, State, States};
+use crate::budget::{Budget, Exceeded};
+use crate::recording::{Frame, Id, Recording};
+
+use wire::Fields;
+
+/// The bytes of a map entry, including its share of free space, also while the map grows.
+const MAP_ENTRY_BYTES: usize = 64;
+
+/// The most frames of a stack.
+const MOST_FRAMES: usize = 2048;
+
+/// The most devices that are told apart.
+const MOST_DEVICES: usize = 1024;
+
+/// The most equal buffers that become blocks of their own; more become one block.
+const MOST_BUFFERS: u64 = 1 << 16;
+
+/// The numbers of fields in profile.proto.
+mod field {
+    pub(super) const SAMPLE_TYPE: u64 = 1;
+    pub(super) const SAMPLE: u64 = 2;
+    pub(super) const LOCATION: u64 = 4;
+    pub(super) const FUNCTION: u64 = 5;
+    pub(super) const STRINGS: u64 = 6;
+    pub(super) const TIME_NANOS: u64 = 9;
+}
+
+/// Returns whether a file starts as a profile does: with the type of a sample, which is two small numbers.
+pub(super) fn is_start(head: &[u8]) -> bool {
+    let Some([0x0a, length @ 2..=6]) = head.get(..2) else { return false };
+    let Some(kind) = head.get(2..2 + usize::from(*length)) else { return false };
+    let mut fields = Fields::new(kind);
+    let are_numbers =
+        fields.by_ref().all(|(number, value)| (1..=2).contains(&number) && value.bytes().is_empty());
+    let next = head.get(2 + usize::from(*length)).copied();
+    are_numbers && !fields.is_broken() && matches!(next, None | Some(0x0a | 0x12))
+}
+
+/// The tables of a profile. Numbers of strings count from 0.
+#[derive(Default)]
+struct Profile<'a> {
+    types: Vec<[u64; 2]>,
+    samples: Vec<&'a [u8]>,
+    /// The lines of a location: pairs of a function and a line, innermost first.
+    locations: HashMap<u64, &'a [u8]>,
+    /// The name and the file of a function.
+    functions: HashMap<u64, [u64; 2]>,
+    strings: Vec<&'a str>,
+    time: u64,
+}
+
+/// One sample: live buffers of one size, device and stack.
+struct Sample<'a> {
+    count: u64,
+    bytes: u64,
+    kind: &'a str,
+    device: Option<u32>,
+    stack: Option<Id>,
+}
+
+/// Reads a profile.
+///
+/// # Errors
+/// The file is damaged, is a profile of another program, has nothing of the requested device, or needs too
+/// much memory.
+pub(super) fn import(
+    name: &str,
+    mut source: impl Read,
+    options: &Options,
+    budget: &mut Budget,
+) -> Result<Recording, Refusal> {
+    let mut bytes = Vec::new();
+    loop {
+        budget.take(2 << 16)?; // a vector may grow to twice its size
+        let read = (&mut source).take(1 << 16).read_to_end(&mut bytes)?;
+        if read < 1 << 16 {
+            break;
+        }
+    }
+    let profile = Profile::read(&bytes, budget)?;
+    profile.check()?;
+    let mut recording = Recording::new(name, "JAX device memory profile");
+    let mut frames = HashMap::new();
+    let mut samples = Vec::new();
+    for sample in &profile.samples {
+        budget.take(3 * size_of::<Sample<'_>>())?;
+        samples.push(profile.sample(sample, &mut frames, &mut recording, budget)?);
+    }
+    if samples.is_empty() {
+        return Err(Refusal::new(
+            "is a device memory profile without live buffers; save it while the program runs",
+        ));
+    }
+    let left_out = choose(&mut recording, &mut samples, options.device)?;
+    let state = state(&samples, &mut recording, budget)?;
+    States::default().add(&mut recording, state, budget)?;
+    describe(&mut recording, &samples, left_out, profile.time);
+    Ok(recording)
+}
+
+impl<'a> Profile<'a> {
+    fn read(bytes: &'a [u8], budget: &mut Budget) -> Result<Self, Refusal> {
+        let mut profile = Self::default();
+        let mut fields = Fields::new(bytes);
+        for (number, value) in fields.by_ref() {
+            budget.take(MAP_ENTRY_BYTES)?;
+            match number {
+                field::SAMPLE_TYPE => profile.types.push(pair(value.bytes(), [1, 2])),
+                field::SAMPLE => profile.samples.push(value.bytes()),
+                field::LOCATION => {
+                    let id = Fields::new(value.bytes()).find(|(number, _)| *number == 1);
+                    profile.locations.insert(id.map_or(0, |(_, id)| id.number()), value.bytes());
+                }
+                field::FUNCTION => {
+                    let [id, name] = pair(value.bytes(), [1, 2]);
+                    profile.functions.insert(id, [name, pair(value.bytes(), [4, 4])[0]]);
+                }
+                field::STRINGS => profile.strings.push(std::str::from_utf8(value.bytes()).unwrap_or("")),
+                field::TIME_NANOS => profile.time = value.number(),
+                _ => {}
+            }
+        }
+        if fields.is_broken() {
+            return Err(Refusal::new("is a profile (pprof) that is damaged or cut off; save it again"));
+        }
+        Ok(profile)
+    }
+
+    fn string(&self, number: u64) -> &'a str {
+        usize::try_from(number).ok().and_then(|number| self.strings.get(number)).copied().unwrap_or("")
+    }
+
+    /// Checks that the samples count memory of devices.
+    fn check(&self) -> Result<(), Refusal> {
+        let types: Vec<&str> = self.types.iter().map(|&[kind, _]| self.string(kind)).collect();
+        if types == ["allocations", "space"] {
+            return Ok(());
+        }
+        let types: Vec<String> = types
+            .iter()
+            .take(4)
+            .map(|kind| kind.chars().take(30).flat_map(char::escape_debug).collect())
+            .collect();
+        Err(Refusal::new(format!(
+            "is a profile (pprof) of {}, not of a device's memory; save one with \
+             jax.profiler.save_device_memory_profile(\"memory.prof\")",
+            types.join(", ")
+        )))
+    }
+
+    fn sample(
+        &self,
+        bytes: &[u8],
+        frames: &mut HashMap<(u64, u64), Id>,
+        recording: &mut Recording,
+        budget: &mut Budget,
+    ) -> Result<Sample<'a>, Exceeded> {
+        let mut sample = Sample { count: 0, bytes: 0, kind: "", device: None, stack: None };
+        let (mut values, mut stack) = (0, Vec::new());
+        for (number, value) in Fields::new(bytes) {
+            match number {
+                1 => {
+                    for location in value.numbers() {
+                        self.location(location, &mut stack, frames, recording, budget)?;
+                    }
+                }
+                2 => {
+                    for number in value.numbers() {
+                        match values {
+                            0 => sample.count = number,
+                            1 => sample.bytes = number.min(MOST_BYTES),
+                            _ => {}
+                        }
+                        values += 1;
+                    }
+                }
+                3 => {
+                    let [key, text] = pair(value.bytes(), [1, 2]).map(|number| self.string(number));
+                    match key {
+                        "kind" => sample.kind = text,
+                        "device" => sample.device = ordinal(text),
+                        _ => {}
+                    }
+                }
+                _ => {}
+            }
+        }
+        sample.stack = if stack.is_empty() { None } else { Some(recording.add_stack(&stack, budget)?) };
+        Ok(sample)
+    }
+
+    /// Adds the frames of a location.
+    fn location(
+        &self,
+        location: u64,
+        stack: &mut Vec<Id>,
+        frames: &mut HashMap<(u64, u64), Id>,
+        recording: &mut Recording,
+        budget: &mut Budget,
+    ) -> Result<(), Exceeded> {
+        let Some(lines) = self.locations.get(&location) else { return Ok(()) };
+        for (_, line) in Fields::new(lines).filter(|(number, _)| *number == 4) {
+            if stack.len() == MOST_FRAMES {
+                break;
+            }
+            let [function, line] = pair(line.bytes(), [1, 2]);
+            let id = match frames.get(&(function, line)) {
+                Some(&id) => id,
+                None => {
+                    let [name, file] = self.functions.get(&function).copied().unwrap_or([0, 0]);
+                    let frame = Frame { function: self.string(name), file: self.string(file), line };
+                    budget.take(MAP_ENTRY_BYTES)?;
+                    let id = recording.add_frame(frame, budget)?;
+                    frames.insert((function, line), id);
+                    id
+                }
+            };
+            stack.push(id);
+        }
+        Ok(())
+    }
+}
+
+/// Returns the numbers of two fields of a message; 0 if it lacks one.
+fn pair(message: &[u8], numbers: [u64; 2]) -> [u64; 2] {
+    let mut pair = [0; 2];
+    for (number, value) in Fields::new(message) {
+        for (at, wanted) in numbers.iter().enumerate() {
+            if number == *wanted {
+                pair[at] = value.number();
+            }
+        }
+    }
+    pair
+}
+
+/// Returns the number in a device's name: `cuda:1`, `GPU_1`, `TFRT_CPU_0`, `StreamExecutorGpuDevice(id=1)`.
+fn ordinal(device: &str) -> Option<u32> {
+    let end = device.trim_end_matches(|char: char| !char.is_ascii_digit());
+    let start = end.trim_end_matches(|char: char| char.is_ascii_digit()).len();
+    end[start..].parse().ok()
+}
+
+/// Keeps the buffers of one device, and the executables, which belong to all. Returns the bytes of others.
+fn choose(
+    recording: &mut Recording,
+    samples: &mut Vec<Sample<'_>>,
+    wanted: Option<u32>,
+) -> Result<u64, Refusal> {
+    let mut devices: HashMap<u32, u64> = HashMap::new();
+    for sample in samples.iter() {
+        if let Some(device) = sample.device
+            && (devices.len() < MOST_DEVICES || devices.contains_key(&device))
+        {
+            let sum = devices.entry(device).or_default();
+            *sum = sum.saturating_add(sample.bytes);
+        }
+    }
+    let most = devices.iter().max_by_key(|&(device, bytes)| (*bytes, std::cmp::Reverse(*device)));
+    let device = wanted.or_else(|| most.map(|(device, _)| *device));
+    if let Some(wanted) = wanted.filter(|wanted| !devices.contains_key(wanted)) {
+        let mut others: Vec<u32> = devices.into_keys().collect();
+        others.sort_unstable();
+        let others: Vec<String> = others.iter().take(16).map(u32::to_string).collect();
+        return Err(Refusal::new(format!(
+            "has nothing of device {wanted}; it has device {}",
+            others.join(", ")
+        )));
+    }
+    let all = samples.iter().fold(0_u64, |sum, sample| sum.saturating_add(sample.bytes));
+    samples.retain(|sample| sample.device.is_none() || sample.device == device);
+    recording.device = device;
+    Ok(all.saturating_sub(samples.iter().fold(0, |sum, sample| sum.saturating_add(sample.bytes))))
+}
+
+/// Returns the buffers as blocks, one after the other.
+fn state(samples: &[Sample<'_>], recording: &mut Recording, budget: &mut Budget) -> Result<State, Exceeded> {
+    let mut state = State::default();
+    let mut at = BASE;
+    for sample in samples {
+        let Sample { count, bytes, kind, stack, .. } = *sample;
+        let tag = if kind.is_empty() { None } else { Some(recording.add_tag(kind, budget)?) };
+        let is_even = (1..=MOST_BUFFERS).contains(&count) && bytes % count == 0;
+        let (count, bytes) = if is_even { (count, bytes / count) } else { (1, bytes) };
+        for _ in 0..count {
+            state.block(Block { address: at, bytes, stack, tag, pool: None }, budget)?;
+            at = at.saturating_add(bytes.max(1));
+        }
+    }
+    Ok(state)
+}
+
+fn describe(recording: &mut Recording, samples: &[Sample<'_>], left_out: u64, time: u64) {
+    recording.detail("samples", samples.len());
+    if time > 0 {
+        recording.detail("time in ns since 1970", time);
+    }
+    recording.unknown("no_trace", "the profile has no events: the peak and the order of calls are not known");
+    recording.unknown("addresses", "the profile has no addresses: each buffer gets its own");
+    recording.unknown(
+        "pools",
+        "the profile has live buffers and executables: temporary memory of executables and free memory are \
+         missing",
+    );
+    if samples.iter().any(|sample| sample.device.is_none()) {
+        let text = "the profile does not tell on which device an executable is: it counts on each";
+        recording.unknown("executables", text);
+    }
+    if left_out > 0 {
+        let text =
+            format!("bytes on other devices were left out: {left_out}; `import --device N` selects one");
+        recording.unknown("other_device", text);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_profile_is_known_by_its_start() {
+        assert!(is_start(b"\x0a\x04\x08\x01\x10\x02\x0a\x04\x08\x03\x10\x04\x12"));
+        for other in [&b"\n\nhello"[..], b"\n\x04abcd", b"\x0a\x04\x08\x01\x10", b"", b"\x0a", b"\n<html>"] {
+            assert!(!is_start(other), "{}", other.escape_ascii());
+        }
+        for (name, expected) in
+            [("cuda:1", Some(1)), ("StreamExecutorGpuDevice(id=12)", Some(12)), ("x", None)]
+        {
+            assert_eq!(ordinal(name), expected);
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Turns states of an allocator at single moments into the events of a recording.
+
+use crate::budget::{Budget, Exceeded};
+use crate::recording::{Event, EventKind, Id, Lane, Recording};
+
+/// The first address of blocks whose addresses a source does not tell.
+pub(super) const BASE: u64 = 1 << 44;
+
+/// The largest size in bytes that a report can name; larger ones are cut, so that sums stay in 64 bits.
+pub(super) const MOST_BYTES: u64 = 1 << 50;
+
+/// The bytes of a block or a segment in a state, with the free space of its list, also while that grows.
+const ENTRY_BYTES: usize = 3 * size_of::<Event>();
+
+/// A live block.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Block {
+    pub(super) address: u64,
+    pub(super) bytes: u64,
+    pub(super) pool: Option<(u64, u64)>,
+    pub(super) stack: Option<Id>,
+    pub(super) tag: Option<Id>,
+}
+
+/// A failed request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Failure {
+    pub(super) bytes: u64,
+    pub(super) stack: Option<Id>,
+    /// The free bytes of the device at that moment.
+    pub(super) device_free: Option<u64>,
+}
+
+/// The memory of an allocator at one moment.
+#[derive(Default, Debug)]
+pub(super) struct State {
+    /// Pairs of an address and a size.
+    segments: Vec<(u64, u64)>,
+    blocks: Vec<Block>,
+    failure: Option<Failure>,
+}
+
+/// The states so far. Each new state replaces the one before.
+#[derive(Default, Debug)]
+pub(super) struct States {
+    /// The blocks and the segments of the last state, as events.
+    live: Vec<Event>,
+    count: u64,
+}
+
+impl State {
+    /// Returns a state without blocks, at a failed request or at another moment.
+    pub(super) fn at(failure: Option<Failure>) -> Self {
+        Self { failure, ..Self::default() }
+    }
+
+    pub(super) fn segment(&mut self, address: u64, bytes: u64, budget: &mut Budget) -> Result<(), Exceeded> {
+        budget.take(ENTRY_BYTES)?;
+        self.segments.push((address, bytes));
+        Ok(())
+    }
+
+    /// Adds a block. Nothing is at address 0, so a block there is left out: its address is damaged.
+    pub(super) fn block(&mut self, block: Block, budget: &mut Budget) -> Result<(), Exceeded> {
+        if block.address == 0 {
+            return Ok(());
+        }
+        budget.take(ENTRY_BYTES)?;
+        self.blocks.push(block);
+        Ok(())
+    }
+
+    pub(super) fn failure(&mut self, failure: Option<Failure>) {
+        self.failure = failure;
+    }
+
+    /// Returns the bytes of the live blocks.
+    pub(super) fn live_bytes(&self) -> u64 {
+        self.blocks.iter().fold(0, |sum, block| sum.saturating_add(block.bytes))
+    }
+}
+
+impl States {
+    /// Returns the number of states.
+    pub(super) fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Adds the events of a state. The first state is from before the recording. A later one begins with the
+    /// end of the state before it, because nothing is known about the time between them.
+    ///
+    /// # Errors
+    /// The budget is used up.
+    pub(super) fn add(
+        &mut self,
+        recording: &mut Recording,
+        mut state: State,
+        budget: &mut Budget,
+    ) -> Result<(), Exceeded> {
+        let is_before = self.count == 0;
+        self.count += 1;
+        if !is_before {
+            recording.push(Event::new(EventKind::Lost), budget)?;
+        }
+        for event in self.live.drain(..) {
+            recording.push(event, budget)?;
+        }
+        let taken = ENTRY_BYTES * (state.segments.len() + state.blocks.len());
+        state.segments.sort_unstable();
+        state.blocks.sort_unstable_by_key(|block| block.address);
+        let has_segments = !state.segments.is_empty();
+        let plain = recording.add_lane(Lane::default(), budget)?;
+        for (address, bytes) in std::mem::take(&mut state.segments) {
+            let event =
+                Event { address, bytes, lane: plain, is_before, ..Event::new(EventKind::SegmentAllocate) };
+            recording.push(event, budget)?;
+            self.end(Event { kind: EventKind::SegmentFree, is_before: false, ..event }, budget)?;
+        }
+        for block in std::mem::take(&mut state.blocks) {
+            let Block { address, bytes, pool, stack, tag } = block;
+            let lane = recording.add_lane(Lane { pool, ..Lane::default() }, budget)?;
+            let kind = EventKind::Allocate;
+            let event = Event { address, bytes, lane, stack, tag, is_before, ..Event::new(kind) };
+            // The sizes of a state are those of its allocator: they need no rounding.
+            if has_segments && bytes > 0 {
+                recording.set_rounded_bytes(recording.len(), bytes, budget)?;
+            }
+            recording.push(event, budget)?;
+            self.end(
+                Event { kind: EventKind::Free, is_before: false, stack: None, tag: None, ..event },
+                budget,
+            )?;
+        }
+        // Blocks go before their segments.
+        self.live.reverse();
+        budget.give_back(taken);
+        let Some(Failure { bytes, stack, device_free }) = state.failure else { return Ok(()) };
+        let event = Event { bytes, stack, lane: plain, ..Event::new(EventKind::AllocateFailure) };
+        recording.push(event, budget)?;
+        if let Some(bytes) = device_free {
+            recording.push(Event { bytes, lane: plain, ..Event::new(EventKind::DeviceFree) }, budget)?;
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, event: Event, budget: &mut Budget) -> Result<(), Exceeded> {
+        if self.live.len() == self.live.capacity() {
+            budget.take(2 * size_of::<Event>() * self.live.len().max(4))?;
+        }
+        self.live.push(event);
+        Ok(())
+    }
+}

@@ -1,0 +1,85 @@
+//! Texts that programs print: messages that memory ran out, dumps of allocators, and logs mixed with other
+//! lines. The first line that a reader knows decides which reader reads the text.
+
+mod amounts;
+mod bfc;
+mod lines;
+mod rmm_debug;
+mod sanitizer;
+mod torch_oom;
+mod traceback;
+
+use std::io::Read;
+
+use super::csv;
+use super::options::Options;
+use super::refusal::Refusal;
+use crate::budget::Budget;
+use crate::recording::Recording;
+
+use lines::TextLines;
+use traceback::Tracebacks;
+
+const NO_FIGURES: &str = "says that memory ran out, but without figures; record the blocks with \
+                          torch.cuda.memory._record_memory_history() and \
+                          torch.cuda.memory._dump_snapshot(\"snapshot.pickle\"), or with \
+                          rmm.reinitialize(logging=True)";
+
+/// Texts that people have but that tell too little, with a description and the remedy.
+const HINTS: [(&str, &str); 6] = [
+    (
+        "PyTorch CUDA memory summary",
+        "is the output of torch.cuda.memory_summary(), which has sums and no blocks; write a snapshot with \
+         torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")",
+    ),
+    (
+        "NVIDIA-SMI ",
+        "is the output of nvidia-smi, which has one sum for each process; profile the program with \
+         `nsys profile --cuda-memory-usage=true` and export with `nsys export --type sqlite`",
+    ),
+    ("CUDA error: out of memory", NO_FIGURES),
+    ("cudaErrorMemoryAllocation", NO_FIGURES),
+    ("CUDA_ERROR_OUT_OF_MEMORY", NO_FIGURES),
+    ("out_of_memory", NO_FIGURES),
+];
+
+/// Reads a text of any program.
+///
+/// # Errors
+/// No reader knows a line of it: the error says `unknown`, or what else the text is. The errors of the
+/// reader.
+pub(super) fn import(
+    name: &str,
+    text: impl Read + Send,
+    unknown: &str,
+    options: &Options,
+    budget: &mut Budget,
+) -> Result<Recording, Refusal> {
+    let mut lines = TextLines::new(text);
+    let mut recording = Recording::new(name, "text");
+    let mut tracebacks = Tracebacks::default();
+    let mut hint = None;
+    while let Some(line) = lines.next()? {
+        if csv::is_start(&line) {
+            let (number, rest) = (lines.number(), lines.into_rest(&line));
+            return csv::import_from(name, rest, number, options, budget);
+        }
+        if sanitizer::is_start(&line) {
+            return sanitizer::import(recording, &line, &mut lines, budget);
+        }
+        if rmm_debug::is_start(&line) {
+            return rmm_debug::import(recording, line, &mut lines, budget);
+        }
+        if torch_oom::is_start(&line) {
+            let read = torch_oom::import(recording, line, &mut lines, &mut tracebacks, options, budget)?;
+            return read.ok_or_else(|| Refusal::new(NO_FIGURES));
+        }
+        if bfc::is_start(&line) {
+            let read = bfc::import(recording, line, &mut lines, &mut tracebacks, options, budget)?;
+            return read.ok_or_else(|| Refusal::new(NO_FIGURES));
+        }
+        tracebacks.line(&line, &mut recording, budget)?;
+        hint = hint.or_else(|| HINTS.iter().find(|(words, _)| line.contains(words)).map(|(_, hint)| *hint));
+    }
+    Err(Refusal::new(hint.unwrap_or(unknown)))
+}

@@ -1,0 +1,461 @@
+//! PyTorch's message that memory ran out, in the forms of all versions since 1.0.
+//!
+//! The message is a state without blocks: how much the program used, how much the allocator held, how much
+//! of the device was free, and the failed request.
+
+use std::io::Read;
+
+use super::amounts::{after, before, number_after};
+use super::lines::TextLines;
+use super::traceback::Tracebacks;
+use crate::budget::Budget;
+use crate::import::options::Options;
+use crate::import::refusal::Refusal;
+use crate::import::states::{BASE, Block, Failure, State, States};
+use crate::recording::{Id, Recording, Source};
+
+/// How many lines one message may take, if a mail or a page broke it.
+const MOST_LINES: usize = 16;
+
+/// How many bytes of a message are read.
+const MOST_MESSAGE: usize = 4096;
+
+/// How many other processes are listed.
+const MOST_PROCESSES: usize = 16;
+
+/// The most pieces in which free memory is drawn. Each is smaller than the failed request.
+const MOST_PIECES: u64 = 1 << 14;
+
+/// PyTorch rounds sizes to multiples of this, in bytes.
+const ROUNDED_TO: u64 = 512;
+
+/// Texts at the end of a message.
+const ENDS: [&str; 7] = [
+    "PyTorch but unallocated",
+    "reserved in total by PyTorch",
+    " cached)",
+    "user-supplied memory fraction",
+    "private pool.",
+    "shared pool.",
+    "(e.g., CUDA Graphs).",
+];
+
+/// The figures of one message, in bytes.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+struct Message {
+    /// The kind of the device: `CUDA`, `HIP`, `XPU`, `MPS`, `NPU`.
+    kind: String,
+    device: Option<u64>,
+    wanted: u64,
+    capacity: Option<u64>,
+    free: Option<u64>,
+    /// What the program may use, if it set a fraction.
+    allowed: Option<u64>,
+    allocated: Option<u64>,
+    /// The part of the allocated bytes in private pools.
+    private: u64,
+    reserved: Option<u64>,
+    /// What this process uses, with the context and libraries.
+    process: Option<u64>,
+    /// Other processes: number and bytes.
+    others: Vec<(u64, u64)>,
+}
+
+/// Returns whether a line may begin a message.
+pub(super) fn is_start(line: &str) -> bool {
+    let Some((_, rest)) = line.split_once("out of memory") else { return false };
+    let rest = rest.trim_start_matches(['.', ')', ' ']);
+    // A page may break the message after any word.
+    let is_broken = |text: &str| "Tried to allocate ".starts_with(text.trim_end()) && !text.is_empty();
+    rest.starts_with("Tried to allocate ")
+        || is_broken(rest)
+        || is_without_rest(line)
+        || line.contains("MPS allocated")
+}
+
+/// Returns whether a line ends within the start of a message.
+fn is_without_rest(line: &str) -> bool {
+    ["would exceed allowed memory. (out of memory)", "CUDA out of memory.", "HIP out of memory."]
+        .iter()
+        .any(|end| line.trim_end().ends_with(end))
+}
+
+/// Reads all messages of a text, from one line on.
+///
+/// # Errors
+/// No message has figures, none is about the requested device, or the budget is used up.
+pub(super) fn import(
+    mut recording: Recording,
+    mut line: String,
+    lines: &mut TextLines<impl Read>,
+    tracebacks: &mut Tracebacks,
+    options: &Options,
+    budget: &mut Budget,
+) -> Result<Option<Recording>, Refusal> {
+    Source::PYTORCH_MESSAGE.clone_into(&mut recording.source.format);
+    let mut messages = Messages { wanted: options.device.map(u64::from), ..Messages::default() };
+    let mut next = Some(line.clone());
+    while let Some(current) = next.take() {
+        line = current;
+        tracebacks.line(&line, &mut recording, budget)?;
+        if !is_start(&line) {
+            next = lines.next()?;
+            continue;
+        }
+        let stack = tracebacks.take(start_of(&line), &mut recording, budget)?;
+        let (text, following) = whole(&line, lines, tracebacks, &mut recording, budget)?;
+        next = match following {
+            Some(line) => Some(line),
+            None => lines.next()?,
+        };
+        if let Some(message) = Message::read(&text) {
+            messages.add(message, stack, &mut recording, budget)?;
+        }
+    }
+    messages.finish(recording, budget)
+}
+
+/// Returns the text before a message.
+fn start_of(line: &str) -> &str {
+    let at = line.find("out of memory").unwrap_or(0);
+    let before = line[..at].trim_end_matches([' ', '(']);
+    let words = ["Allocation on device", "MPS backend"];
+    let at = words.iter().find_map(|word| before.find(word));
+    &before[..at.unwrap_or_else(|| before.rfind(' ').map_or(0, |at| at + 1))]
+}
+
+/// Returns a whole message, whose words may stand in several lines, and a line after it that was read.
+fn whole(
+    line: &str,
+    lines: &mut TextLines<impl Read>,
+    tracebacks: &mut Tracebacks,
+    recording: &mut Recording,
+    budget: &mut Budget,
+) -> Result<(String, Option<String>), Refusal> {
+    let mut text = String::new();
+    let mut push = |line: &str| {
+        for word in line.split_whitespace() {
+            if text.len() + word.len() < MOST_MESSAGE {
+                text.push_str(word);
+                text.push(' ');
+            }
+        }
+        // The fraction's limit comes after its name.
+        let has_limit = !text.trim_end().ends_with("fraction)");
+        ENDS.iter().any(|end| text.contains(end)) && has_limit
+    };
+    let mut is_whole = push(line.get(start_of(line).len()..).unwrap_or(line));
+    for _ in 1..MOST_LINES {
+        if is_whole {
+            break;
+        }
+        let Some(next) = lines.next()? else { break };
+        if is_start(&next) || next.contains("Traceback (most recent call last)") {
+            return Ok((text, Some(next)));
+        }
+        tracebacks.line(&next, recording, budget)?;
+        is_whole = push(&next);
+    }
+    Ok((text, None))
+}
+
+impl Message {
+    /// Reads a message whose words have one space between them.
+    fn read(text: &str) -> Option<Self> {
+        let at = text.find("out of memory")?;
+        let kind = text[..at].trim_end_matches([' ', '(']).rsplit(' ').next().unwrap_or("");
+        let mut message = Self { kind: kind.to_owned(), ..Self::default() };
+        if text.contains("would exceed allowed memory") {
+            message.kind = "CUDA".to_owned();
+            message.wanted = after(text, "Requested : ")?;
+            message.device = number_after(text, "Allocation on device ");
+            message.allocated = after(text, "Currently allocated : ");
+            message.capacity = after(text, "Device limit : ");
+            message.free = after(text, "Free (according to CUDA): ");
+            let limit = after(text, "user-supplied memory fraction) : ");
+            message.allowed =
+                limit.filter(|&limit| message.capacity.is_some_and(|capacity| limit < capacity));
+            return Some(message);
+        }
+        message.wanted = after(text, "Tried to allocate ")?;
+        message.private = before(text, " allocated in private pools").unwrap_or(0);
+        message.allowed = before(text, " allowed;");
+        if text.contains("MPS allocated") {
+            message.kind = "MPS".to_owned();
+            message.allocated = after(text, "MPS allocated: ");
+            message.allowed = after(text, "max allowed: ");
+            message.others.extend(after(text, "other allocations: ").map(|bytes| (0, bytes)));
+            return Some(message);
+        }
+        if let Some(capacity) = before(text, " total capacity;") {
+            // Up to PyTorch 2.0.
+            message.capacity = Some(capacity);
+            message.device = text.split_once(" (").and_then(|(_, rest)| number_after(rest, " "));
+            message.allocated = before(text, " already allocated");
+            message.free = before(text, " free;");
+            // Up to PyTorch 1.3, the cached bytes are those that the program does not use.
+            let cached = before(text, " cached)").zip(message.allocated);
+            let cached = cached.map(|(cached, allocated)| allocated.saturating_add(cached));
+            message.reserved = before(text, " reserved in total").or(cached);
+            return Some(message);
+        }
+        // PyTorch 2.1 wrote `capacty`.
+        let marker = [" has a total capacity of ", " has a total capacty of "];
+        let marker = marker.into_iter().find(|marker| text.contains(marker));
+        if let Some(marker) = marker {
+            let name = text[..text.find(marker)?].rsplit(' ').next().unwrap_or("");
+            message.device = name.parse().ok();
+            message.capacity = after(text, marker);
+            message.free = after(text, " of which ");
+        }
+        message.process = after(text, "this process has ");
+        message.allocated = after(text, "Of the allocated memory ");
+        let unallocated = before(text, " is reserved by PyTorch but unallocated");
+        message.reserved =
+            message.allocated.map(|allocated| allocated.saturating_add(unallocated.unwrap_or(0)));
+        for part in text.split("Process ").skip(1).take(MOST_PROCESSES) {
+            let number = number_after(part, "");
+            let bytes = after(part, " has ").filter(|_| part.contains(" memory in use"));
+            message.others.extend(number.zip(bytes));
+        }
+        Some(message)
+    }
+
+    /// Returns the state that the message tells. The message has sums only, so blocks and free memory lie as
+    /// one block and one piece, or as pieces smaller than the request, because the request would have taken
+    /// a larger one.
+    fn state(
+        &self,
+        stack: Option<Id>,
+        recording: &mut Recording,
+        budget: &mut Budget,
+    ) -> Result<State, Refusal> {
+        let mut state = State::at(Some(Failure { bytes: self.wanted, stack, device_free: self.free }));
+        let Some(allocated) = self.allocated else { return Ok(state) };
+        let private = self.private.min(allocated);
+        let (plain, free) =
+            (allocated - private, self.reserved.unwrap_or(allocated).saturating_sub(allocated));
+        let tag = Some(recording.add_tag("allocated by PyTorch", budget)?);
+        let piece = (self.wanted.saturating_sub(1) / ROUNDED_TO * ROUNDED_TO).max(ROUNDED_TO);
+        let pieces = match free {
+            _ if free < self.wanted => 1,
+            free => free.div_ceil(piece).clamp(1, MOST_PIECES.min((plain / ROUNDED_TO).max(1))),
+        };
+        let mut at = BASE;
+        for number in 0..pieces {
+            let share = |bytes: u64| bytes / pieces + u64::from(number < bytes % pieces);
+            let bytes = share(plain);
+            if bytes > 0 {
+                state.block(Block { address: at, bytes, tag, ..Block::default() }, budget)?;
+            }
+            at += bytes + share(free);
+        }
+        if self.reserved.is_some() && at > BASE {
+            state.segment(BASE, at - BASE, budget)?;
+        }
+        if private > 0 {
+            let tag = Some(recording.add_tag("allocated in private pools", budget)?);
+            let pool = Some((0, 1));
+            state.block(Block { address: at, bytes: private, pool, tag, ..Block::default() }, budget)?;
+            if self.reserved.is_some() {
+                state.segment(at, private, budget)?;
+            }
+        }
+        Ok(state)
+    }
+}
+
+/// The messages of a text so far.
+#[derive(Default)]
+struct Messages {
+    /// The requested device.
+    wanted: Option<u64>,
+    /// The device of the first message.
+    device: Option<Option<u64>>,
+    /// The last message, which may come again, with its stack.
+    last: Option<(Message, Option<Id>)>,
+    states: States,
+    repeated: u64,
+    other_devices: u64,
+}
+
+impl Messages {
+    /// Adds a message, unless it is about another device or the last one again: programs log an exception
+    /// and print it.
+    fn add(
+        &mut self,
+        message: Message,
+        stack: Option<Id>,
+        recording: &mut Recording,
+        budget: &mut Budget,
+    ) -> Result<(), Refusal> {
+        let is_wanted = self.wanted.is_none_or(|wanted| message.device == Some(wanted));
+        if !is_wanted || *self.device.get_or_insert(message.device) != message.device {
+            self.other_devices += 1;
+            return Ok(());
+        }
+        if let Some((last, last_stack)) = &mut self.last
+            && *last == message
+            && (last_stack.is_none() || stack.is_none() || *last_stack == stack)
+        {
+            *last_stack = last_stack.or(stack);
+            self.repeated += 1;
+            return Ok(());
+        }
+        self.flush(recording, budget)?;
+        self.last = Some((message, stack));
+        Ok(())
+    }
+
+    /// Adds the state of the last message.
+    fn flush(&mut self, recording: &mut Recording, budget: &mut Budget) -> Result<Option<Message>, Refusal> {
+        let Some((message, stack)) = self.last.take() else { return Ok(None) };
+        let state = message.state(stack, recording, budget)?;
+        self.states.add(recording, state, budget)?;
+        Ok(Some(message))
+    }
+
+    /// Returns the recording; `None` if no message has figures.
+    fn finish(mut self, mut recording: Recording, budget: &mut Budget) -> Result<Option<Recording>, Refusal> {
+        let Some(message) = self.flush(&mut recording, budget)? else {
+            if self.other_devices > 0 {
+                let wanted = self.wanted.unwrap_or(0);
+                let device =
+                    self.device.flatten().map_or("no device".to_owned(), |device| format!("device {device}"));
+                return Err(Refusal::new(format!(
+                    "has no message about device {wanted}; its messages name {device}"
+                )));
+            }
+            return Ok(None);
+        };
+        recording.device = message.device.and_then(|device| u32::try_from(device).ok());
+        recording.detail("messages", self.states.count());
+        recording.detail("allocator", format!("{} of PyTorch", message.kind));
+        let sizes = [
+            (Recording::DEVICE_BYTES, message.capacity),
+            (Recording::LIMIT_BYTES, message.allowed),
+            ("bytes of this process", message.process),
+        ];
+        for (name, bytes) in sizes {
+            if let Some(bytes) = bytes {
+                recording.detail(name, bytes);
+            }
+        }
+        for (number, bytes) in &message.others {
+            let name =
+                if *number == 0 { "other bytes".to_owned() } else { format!("bytes of process {number}") };
+            recording.detail(&name, bytes);
+        }
+        self.unknowns(&mut recording, &message);
+        Ok(Some(recording))
+    }
+
+    fn unknowns(&self, recording: &mut Recording, message: &Message) {
+        recording.unknown(
+            "sums_only",
+            "the message has only sums: blocks and free memory are drawn as one piece, or as pieces smaller \
+             than the request, and nothing tells which code holds them",
+        );
+        recording.unknown("rounded", "the message rounds each size to two decimals of its unit: up to 5 MiB");
+        recording.unknown("no_trace", "the message has no events: how the memory came to this is not known");
+        if message.allocated.is_none() {
+            recording.unknown("no_sums", "the message does not tell how much PyTorch used");
+        } else if message.reserved.is_none() {
+            recording.unknown("segments", "the message does not tell how much the allocator held");
+        }
+        if message.process.is_none() && message.others.len() == 1 {
+            let text =
+                "the message counts one process and does not tell whether it is this one, as in a container";
+            recording.unknown("processes", text);
+        }
+        if self.repeated > 0 {
+            let text =
+                format!("messages that came again with the same figures count once: {}", self.repeated);
+            recording.unknown("repeated", text);
+        }
+        if self.other_devices > 0 {
+            let text = format!(
+                "messages about other devices were left out: {}; `import --device N` selects another",
+                self.other_devices
+            );
+            recording.unknown("other_device", text);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn each_form_of_the_message_is_read() {
+        let new = "CUDA out of memory. Tried to allocate 768.00 MiB. GPU 3 has a total capacity of 80.00 GiB \
+                   of which 140.50 MiB is free. Process 52 has 1.50 GiB memory in use. Including non-PyTorch \
+                   memory, this process has 23.00 GiB memory in use. 40.00 GiB allowed; Of the allocated \
+                   memory 22.00 GiB is allocated by PyTorch, with 104.00 MiB allocated in private pools \
+                   (e.g., CUDA Graphs), and 512.00 MiB is reserved by PyTorch but unallocated. ";
+        let message = Message::read(new).unwrap();
+        let expected = Message {
+            kind: "CUDA".to_owned(),
+            device: Some(3),
+            wanted: 768 * MIB,
+            capacity: Some(80 << 30),
+            free: Some(140 * MIB + MIB / 2),
+            allowed: Some(40 << 30),
+            allocated: Some(22 << 30),
+            private: 104 * MIB,
+            reserved: Some((22 << 30) + 512 * MIB),
+            process: Some(23 << 30),
+            others: vec![(52, 3 << 29)],
+        };
+        assert_eq!(message, expected);
+        let old = "HIP out of memory. Tried to allocate 256.00 MiB (GPU 1; 16.00 GiB total capacity; 14.00 \
+                   GiB already allocated; 25.00 MiB free; 8.00 GiB allowed; 14.50 GiB reserved in total by \
+                   PyTorch) ";
+        let message = Message::read(old).unwrap();
+        assert_eq!((message.kind.as_str(), message.device, message.wanted), ("HIP", Some(1), 256 * MIB));
+        assert_eq!((message.capacity, message.free), (Some(16 << 30), Some(25 * MIB)));
+        assert_eq!((message.allowed, message.reserved), (Some(8 << 30), Some(29 << 29)));
+        let oldest = "CUDA out of memory. Tried to allocate 2.00 MiB (GPU 0; 8.00 GiB total capacity; 7.00 \
+                      GiB already allocated; 1.00 MiB free; 5.00 MiB cached) ";
+        assert_eq!(Message::read(oldest).unwrap().reserved, Some((7 << 30) + 5 * MIB));
+        let typo = "CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacty of 8.00 GiB of \
+                    which 1.00 MiB is free. ";
+        assert_eq!(Message::read(typo).unwrap().capacity, Some(8 << 30));
+        assert_eq!(Message::read("CUDA out of memory. Try again "), None);
+    }
+
+    #[test]
+    fn other_allocators_of_pytorch_have_their_own_forms() {
+        let text = "Allocation on device 2 would exceed allowed memory. (out of memory) Currently allocated \
+                    : 9.50 GiB Requested : 640.00 MiB Device limit : 12.00 GiB Free (according to CUDA): \
+                    7.00 MiB PyTorch limit (set by user-supplied memory fraction) : 17179869184.00 GiB ";
+        let message = Message::read(text).unwrap();
+        assert_eq!((message.device, message.wanted, message.allocated), (Some(2), 640 * MIB, Some(19 << 29)));
+        assert_eq!((message.free, message.allowed, message.reserved), (Some(7 * MIB), None, None));
+        let text = "MPS backend out of memory (MPS allocated: 17.00 GB, other allocations: 1.00 MB, max \
+                    allowed: 18.00 GB). Tried to allocate 600.00 MB on private pool. ";
+        let message = Message::read(text).unwrap();
+        assert_eq!((message.kind.as_str(), message.wanted), ("MPS", 600 * MIB));
+        assert_eq!((message.allocated, message.allowed), (Some(17 << 30), Some(18 << 30)));
+    }
+
+    #[test]
+    fn lines_that_begin_a_message_are_told_from_others() {
+        for line in
+            ["RuntimeError: CUDA out of memory. Tried to allocate 2.00 MiB", "x out of memory. Tried to"]
+        {
+            assert!(is_start(line), "{line}");
+        }
+        for line in ["CUDA error: out of memory", "if it runs out of memory, try less", ""] {
+            assert!(!is_start(line), "{line}");
+        }
+        assert_eq!(
+            start_of("[rank1]: torch.OutOfMemoryError: CUDA out of memory."),
+            "[rank1]: torch.OutOfMemoryError: "
+        );
+        assert_eq!(start_of("E: Allocation on device 0 would exceed allowed memory. (out of memory)"), "E: ");
+    }
+}

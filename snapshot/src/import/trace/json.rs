@@ -1,0 +1,254 @@
+//! The events of a Chrome trace that matter for memory, read one by one.
+
+use std::fmt;
+use std::io::Read;
+
+use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+/// A value that may have any type; texts, numbers and the rest are told apart.
+#[derive(Clone, PartialEq, Default, Debug)]
+pub(super) enum Scalar {
+    #[default]
+    Other,
+    Whole(i128),
+    Float(f64),
+    Text(String),
+}
+
+impl Scalar {
+    pub(super) fn whole(&self) -> Option<i128> {
+        match *self {
+            Self::Whole(number) => Some(number),
+            Self::Float(number) if number.is_finite() => Some(number as i128),
+            _ => None,
+        }
+    }
+
+    /// Returns a number of microseconds as nanoseconds.
+    pub(super) fn nanoseconds(&self) -> Option<i64> {
+        match *self {
+            Self::Whole(number) => i64::try_from(number.checked_mul(1000)?).ok(),
+            Self::Float(number) => {
+                let nanoseconds = (number * 1000.0).round();
+                (nanoseconds.abs() < 9e18).then_some(nanoseconds as i64)
+            }
+            _ => None,
+        }
+    }
+
+    pub(super) fn text(&self) -> &str {
+        if let Self::Text(text) = self { text } else { "" }
+    }
+}
+
+/// An event of a trace.
+#[derive(Default, Deserialize, Debug)]
+#[serde(default)]
+pub(super) struct RawEvent {
+    pub(super) ph: Scalar,
+    pub(super) cat: Scalar,
+    pub(super) name: Scalar,
+    pub(super) tid: Scalar,
+    pub(super) ts: Scalar,
+    pub(super) dur: Scalar,
+    pub(super) args: Args,
+}
+
+/// The arguments of a memory event.
+#[derive(Default, Debug)]
+pub(super) struct Args {
+    pub(super) bytes: Scalar,
+    pub(super) address: Scalar,
+    pub(super) device: Scalar,
+    pub(super) device_type: Scalar,
+    pub(super) allocated: Scalar,
+    pub(super) reserved: Scalar,
+    pub(super) index: Scalar,
+}
+
+/// Takes the events of a trace.
+pub(super) trait Sink {
+    /// Takes an event; false ends the reading.
+    fn event(&mut self, event: &RawEvent) -> bool;
+
+    /// Takes the nanoseconds since 1970 that times count from.
+    fn base(&mut self, nanoseconds: i128);
+}
+
+/// Reads a trace.
+///
+/// # Errors
+/// The text is no JSON, or the sink ended the reading.
+pub(super) fn read(text: impl Read, sink: &mut impl Sink) -> Result<(), serde_json::Error> {
+    let mut json = serde_json::Deserializer::from_reader(text);
+    Top(sink).deserialize(&mut json)
+}
+
+struct Top<'a, S>(&'a mut S);
+
+impl<'de, S: Sink> DeserializeSeed<'de> for Top<'_, S> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<(), D::Error> {
+        json.deserialize_any(self)
+    }
+}
+
+impl<'de, S: Sink> Visitor<'de> for Top<'_, S> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a trace")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<(), A::Error> {
+        events(self.0, seq)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while let Some(key) = map.next_key::<Scalar>()? {
+            match key.text() {
+                "traceEvents" => map.next_value_seed(List(self.0))?,
+                "baseTimeNanoseconds" => {
+                    if let Some(base) = map.next_value::<Scalar>()?.whole() {
+                        self.0.base(base);
+                    }
+                }
+                _ => drop(map.next_value::<IgnoredAny>()?),
+            }
+        }
+        Ok(())
+    }
+}
+
+struct List<'a, S>(&'a mut S);
+
+impl<'de, S: Sink> DeserializeSeed<'de> for List<'_, S> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<(), D::Error> {
+        json.deserialize_seq(self)
+    }
+}
+
+impl<'de, S: Sink> Visitor<'de> for List<'_, S> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of events")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<(), A::Error> {
+        events(self.0, seq)
+    }
+}
+
+fn events<'de, A: SeqAccess<'de>>(sink: &mut impl Sink, mut seq: A) -> Result<(), A::Error> {
+    while let Some(event) = seq.next_element::<RawEvent>()? {
+        if !sink.event(&event) {
+            return Err(A::Error::custom("ended"));
+        }
+    }
+    Ok(())
+}
+
+impl<'de> Deserialize<'de> for Scalar {
+    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
+        struct Any;
+        impl<'de> Visitor<'de> for Any {
+            type Value = Scalar;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("any value")
+            }
+
+            fn visit_bool<E>(self, _: bool) -> Result<Scalar, E> {
+                Ok(Scalar::Other)
+            }
+
+            fn visit_unit<E>(self) -> Result<Scalar, E> {
+                Ok(Scalar::Other)
+            }
+
+            fn visit_i64<E>(self, number: i64) -> Result<Scalar, E> {
+                Ok(Scalar::Whole(number.into()))
+            }
+
+            fn visit_u64<E>(self, number: u64) -> Result<Scalar, E> {
+                Ok(Scalar::Whole(number.into()))
+            }
+
+            fn visit_f64<E>(self, number: f64) -> Result<Scalar, E> {
+                Ok(Scalar::Float(number))
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Scalar, E> {
+                Ok(Scalar::Text(text.to_owned()))
+            }
+
+            fn visit_string<E>(self, text: String) -> Result<Scalar, E> {
+                Ok(Scalar::Text(text))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Scalar, A::Error> {
+                while seq.next_element::<IgnoredAny>()?.is_some() {}
+                Ok(Scalar::Other)
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Scalar, A::Error> {
+                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+                Ok(Scalar::Other)
+            }
+        }
+        json.deserialize_any(Any)
+    }
+}
+
+impl<'de> Deserialize<'de> for Args {
+    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
+        struct Any;
+        impl<'de> Visitor<'de> for Any {
+            type Value = Args;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("arguments")
+            }
+
+            fn visit_unit<E>(self) -> Result<Args, E> {
+                Ok(Args::default())
+            }
+
+            fn visit_str<E>(self, _: &str) -> Result<Args, E> {
+                Ok(Args::default())
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Args, A::Error> {
+                while seq.next_element::<IgnoredAny>()?.is_some() {}
+                Ok(Args::default())
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Args, A::Error> {
+                let mut args = Args::default();
+                while let Some(key) = map.next_key::<Scalar>()? {
+                    let place = match key.text() {
+                        "Bytes" => &mut args.bytes,
+                        "Addr" => &mut args.address,
+                        "Device Id" => &mut args.device,
+                        "Device Type" => &mut args.device_type,
+                        "Total Allocated" => &mut args.allocated,
+                        "Total Reserved" => &mut args.reserved,
+                        "Ev Idx" => &mut args.index,
+                        _ => {
+                            map.next_value::<IgnoredAny>()?;
+                            continue;
+                        }
+                    };
+                    *place = map.next_value()?;
+                }
+                Ok(args)
+            }
+        }
+        json.deserialize_any(Any)
+    }
+}

@@ -1,0 +1,285 @@
+//! Tests texts that programs print: messages that memory ran out, dumps of allocators, leaks, and logs
+//! between other lines. The files have the forms of public reports, with other numbers.
+
+use std::path::PathBuf;
+
+use millpond_engine::log::StreamKey;
+use millpond_snapshot::explain::{Explained, Occasion, Style, explain, print};
+use millpond_snapshot::import;
+use millpond_snapshot::recording::{EventKind, Recording};
+
+use crate::{imported, of_device, read, unknowns};
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// Returns a file of the readers' tests.
+pub(crate) fn file(name: &str) -> Vec<u8> {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/readers");
+    std::fs::read(folder.join(name)).unwrap()
+}
+
+/// Returns all files of the readers' tests, by name.
+pub(crate) fn files() -> Vec<(String, Vec<u8>)> {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/readers");
+    let names =
+        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.filter(|name| !name.ends_with(".py")).collect();
+    names.sort();
+    assert!(names.len() > 15, "{names:?}");
+    names.into_iter().map(|name| (name.clone(), file(&name))).collect()
+}
+
+/// Returns the explained failed requests of a recording.
+fn failures(recording: &Recording) -> Vec<Explained> {
+    let moments = explain(recording, None).moments;
+    moments.into_iter().filter(|moment| moment.occasion == Occasion::Failure).collect()
+}
+
+fn detail<'a>(recording: &'a Recording, name: &str) -> Option<&'a str> {
+    let details = &recording.source().details;
+    details.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+}
+
+/// Returns the frames of the stack of each failed request.
+fn stacks(recording: &Recording) -> Vec<Vec<String>> {
+    let failed = recording.events().filter(|event| event.kind == EventKind::AllocateFailure);
+    failed
+        .map(|event| {
+            let frames = event.stack.into_iter().flat_map(|stack| recording.stack(stack));
+            frames.map(|frame| format!("{} {}:{}", frame.function, frame.file, frame.line)).collect()
+        })
+        .collect()
+}
+
+#[test]
+fn a_message_of_pytorch_is_a_state_with_its_sums() {
+    let recording = imported(&file("oom_ranks.txt"));
+    assert_eq!(
+        (recording.source().format.as_str(), recording.device()),
+        ("PyTorch out-of-memory message", Some(0))
+    );
+    let [failure] = &failures(&recording)[..] else { panic!() };
+    let ledger = &failure.ledger;
+    assert_eq!(failure.wanted_bytes, Some(304 * MIB));
+    assert_eq!(failure.device_free_bytes, Some(218 * MIB + 3 * MIB / 4));
+    assert_eq!(ledger.active_bytes, 91 * GIB);
+    assert_eq!(ledger.reserved_bytes, Some(91 * GIB + 744 * MIB + MIB / 4));
+    assert_eq!(ledger.unused_bytes(), 744 * MIB + MIB / 4);
+    assert!(ledger.largest_free_bytes < 304 * MIB, "{ledger:?}");
+    assert_eq!(recording.device_bytes(), Some(94 * GIB + GIB / 2));
+    // All but the free and the reserved bytes: the context, and the other process.
+    let outside = 94 * GIB + GIB / 2 - (218 * MIB + 3 * MIB / 4) - ledger.reserved_bytes.unwrap();
+    assert_eq!(failure.outside_bytes, Some(outside));
+    assert_eq!(detail(&recording, "bytes of process 2109"), Some("536870912"));
+    let private = recording.events().filter(|event| recording.lane(event).pool == Some((0, 1)));
+    assert_eq!(private.map(|event| event.bytes).sum::<u64>(), 118 * MIB);
+    for code in ["sums_only", "rounded", "no_trace", "repeated", "other_device"] {
+        assert!(unknowns(&recording).contains(&code), "{:?}", unknowns(&recording));
+    }
+    let frames = &stacks(&recording)[0];
+    assert_eq!(
+        frames[0],
+        "_wrapped_call_impl /venv/lib/python3.11/site-packages/torch/nn/modules/module.py:1751"
+    );
+    assert_eq!(frames[1..], ["main /app/train.py:44", "<module> /app/train.py:80"]);
+    assert!(explain(&recording, None).lines_to_record.is_some());
+}
+
+#[test]
+fn the_message_of_another_device_is_read_if_it_is_asked_for() {
+    let text = file("oom_ranks.txt");
+    let of = |device| import::read("file", text.as_slice(), &of_device(device));
+    let recording = of(1).unwrap();
+    assert_eq!(recording.device(), Some(1));
+    let [failure] = &failures(&recording)[..] else { panic!() };
+    assert_eq!(failure.ledger.active_bytes, 90 * GIB + GIB / 2);
+    // The device had more free bytes than the request needs.
+    assert!(explain(&recording, None).diagnoses.iter().any(|diagnosis| diagnosis.code == "limit"));
+    let error = of(3).unwrap_err().to_string();
+    assert!(error.contains("no message about device 3"), "{error}");
+}
+
+#[test]
+fn each_message_of_a_log_is_a_failed_request() {
+    let recording = imported(&file("oom_old.txt"));
+    let failures = failures(&recording);
+    let sums: Vec<_> = failures
+        .iter()
+        .map(|failure| {
+            (
+                failure.wanted_bytes.unwrap(),
+                failure.ledger.active_bytes,
+                failure.ledger.reserved_bytes.unwrap(),
+            )
+        })
+        .collect();
+    assert_eq!(
+        sums,
+        [
+            (20 * MIB, 30 * GIB + GIB / 4, 30 * GIB + GIB / 2),
+            (12 * GIB + GIB / 2, 15 * GIB + GIB / 4, 20 * GIB + GIB / 2)
+        ]
+    );
+    assert_eq!(recording.events().filter(|event| event.kind == EventKind::Lost).count(), 1);
+    assert_eq!(recording.sums().failures, 2);
+    let codes: Vec<&str> =
+        explain(&recording, None).diagnoses.iter().map(|diagnosis| diagnosis.code).collect();
+    assert_eq!(codes, ["fragmentation", "fragmentation"]);
+    assert_eq!(
+        stacks(&recording),
+        [vec!["main train.py:201", "<module> train.py:310"], vec!["<module> train.py:322"]]
+    );
+}
+
+#[test]
+fn a_message_that_a_page_broke_into_lines_is_read() {
+    let recording = imported(&file("oom_wrapped.txt"));
+    let [failure] = &failures(&recording)[..] else { panic!() };
+    assert_eq!(failure.ledger.active_bytes, GIB + 3 * GIB / 4);
+    assert_eq!(failure.ledger.unused_bytes(), 2 * MIB + MIB / 2);
+    assert_eq!(recording.limit_bytes(), Some(4 * GIB));
+    assert_eq!(detail(&recording, "bytes of process 1016459"), Some((39 * GIB / 4).to_string().as_str()));
+    let mut out = Vec::new();
+    print(&explain(&recording, None), Style::new(false), &mut out).unwrap();
+    let text = String::from_utf8(out).unwrap();
+    assert!(text.contains("has only sums") && text.contains("_record_memory_history"), "{text}");
+}
+
+#[test]
+fn the_message_of_the_asynchronous_allocator_has_no_reserved_bytes() {
+    let recording = imported(&file("oom_async.txt"));
+    let [failure] = &failures(&recording)[..] else { panic!() };
+    assert_eq!((failure.wanted_bytes, failure.ledger.active_bytes), (Some(640 * MIB), 19 * GIB / 2));
+    assert_eq!((failure.ledger.reserved_bytes, recording.limit_bytes()), (None, None));
+    assert_eq!(recording.device_bytes(), Some(23 * GIB / 2));
+}
+
+#[test]
+fn words_about_memory_without_figures_are_named() {
+    for (text, expected) in [
+        ("RuntimeError: CUDA error: out of memory\n", "without figures"),
+        ("RuntimeError: CUDA out of memory.\nbye\n", "without figures"),
+        ("std::bad_alloc: out_of_memory: CUDA error at: x.hpp\n", "without figures"),
+        ("|        PyTorch CUDA memory summary, device ID 0      |\n", "memory_summary"),
+        ("| NVIDIA-SMI 550.54 |\n", "nvidia-smi"),
+        ("hello\n", "is text in an unknown format"),
+        ("{\"a\": \"b\"}\n", "is JSON"),
+    ] {
+        let error = read(text.as_bytes()).unwrap_err();
+        assert!(error.contains(expected), "{text}: {error}");
+    }
+}
+
+#[test]
+fn the_chunks_of_a_dump_are_blocks_and_free_memory() {
+    let recording = imported(&file("bfc_chunks.txt"));
+    assert_eq!((recording.source().format.as_str(), recording.device()), ("BFC allocator's log", Some(1)));
+    let [failure] = &failures(&recording)[..] else { panic!() };
+    let ledger = &failure.ledger;
+    assert_eq!((failure.wanted_bytes, failure.device_free_bytes), (Some(MIB), Some(MIB)));
+    assert_eq!(ledger.reserved_bytes, Some(5 * MIB));
+    assert_eq!((ledger.active_bytes, ledger.live_blocks, ledger.segments), (2_621_952, 3, 2));
+    assert_eq!((ledger.pinned_bytes, ledger.rounding_bytes), (5 * MIB - 2_621_952, 0));
+    assert_eq!(ledger.largest_free_bytes, 1_048_320);
+    assert_eq!(recording.limit_bytes(), Some(6 * MIB));
+    assert_eq!(stacks(&recording), [["<module> /app/fit.py:12"]]);
+    assert_eq!(failure.holders[0].stack, ["model/embed/Gather (:0)"]);
+    assert!(!unknowns(&recording).contains(&"sums_differ"), "{:?}", unknowns(&recording));
+    assert_eq!(explain(&recording, None).diagnoses[0].code, "fragmentation");
+}
+
+#[test]
+fn a_dump_without_chunks_has_the_sizes_of_its_summary_or_one_sum() {
+    let recording = imported(&file("bfc_sums.txt"));
+    let live = 35 * 256 + 4 * 12_845_056 + 31_360_000;
+    assert_eq!((recording.sums().live_bytes, recording.sums().live_blocks), (live, 40));
+    assert!(unknowns(&recording).contains(&"sums_only"));
+    // Old versions name the failed request after the dump.
+    assert_eq!(recording.sums().failures, 1);
+
+    let recording = imported(&file("xla.txt"));
+    let [failure] = &failures(&recording)[..] else { panic!() };
+    assert_eq!((failure.wanted_bytes, failure.ledger.active_bytes), (Some(8 * GIB), 58_720_256_000));
+    assert_eq!((recording.sums().live_blocks, recording.limit_bytes()), (1, Some(63_771_674_624)));
+    assert_eq!(stacks(&recording), [["<module> /app/run.py:61"]]);
+}
+
+#[test]
+fn leaks_are_live_blocks_with_their_stacks() {
+    let recording = imported(&file("leaks.txt"));
+    assert_eq!(recording.source().format, "compute-sanitizer leak report");
+    let sums = recording.sums();
+    assert_eq!((sums.live_blocks, sums.live_bytes), (2, MIB + 512));
+    let holders = &explain(&recording, None).moments[0].holders;
+    assert_eq!(
+        holders[0].stack,
+        ["cudaMalloc (scale:0)", "make_buffer(unsigned long) (/app/scale.cu:36)", "main (scale:0)"]
+    );
+    assert_eq!(holders[1].stack[1], "hostAlloc(unsigned long, unsigned int) (api/runtime.cpp:11306)");
+    assert!(!unknowns(&recording).contains(&"sums_differ"));
+
+    let old = imported(&file("leaks_old.txt"));
+    assert_eq!((old.sums().live_blocks, old.sums().live_bytes), (1, 64));
+    assert_eq!(explain(&old, None).moments[0].holders[0].stack[1], "main (./app:0)");
+    for code in ["sums_differ", "failures"] {
+        assert!(unknowns(&old).contains(&code), "{:?}", unknowns(&old));
+    }
+    let none =
+        read(b"========= COMPUTE-SANITIZER\n========= LEAK SUMMARY: 0 bytes leaked in 0 allocations\n");
+    assert!(none.unwrap_err().contains("without leaks"));
+}
+
+#[test]
+fn rmms_debug_log_has_failed_requests_and_at_its_finest_level_blocks() {
+    let recording = imported(&file("rmm_debug.txt"));
+    let bytes: Vec<u64> = recording.events().map(|event| event.bytes).collect();
+    assert_eq!((recording.source().format.as_str(), bytes), ("RMM debug log", vec![2_139_648, 800_000_000]));
+    assert_eq!(
+        (recording.limit_bytes(), detail(&recording, "bytes of the pool")),
+        (Some(79 * GIB), Some("83751862272"))
+    );
+    let lane = recording.lane(recording.event(1).unwrap());
+    assert_eq!((lane.thread, lane.stream), (104_508, StreamKey::Handle(0x7f00_f400_b4d0)));
+    assert!(unknowns(&recording).contains(&"no_blocks"));
+
+    let recording = imported(&file("rmm_trace.txt"));
+    let sums = recording.sums();
+    assert_eq!((sums.allocations, sums.frees, sums.failures), (2, 1, 1));
+    assert_eq!((sums.peak_live_bytes, sums.live_bytes), (1512, 512));
+    assert_eq!(recording.rounded_bytes(0), Some(1024));
+    assert!(recording.events().map(|event| event.time().unwrap()).is_sorted(), "midnight");
+    assert!(!unknowns(&recording).contains(&"no_blocks"));
+}
+
+#[test]
+fn logs_between_other_lines_and_without_a_header_are_read() {
+    let recording = imported(&file("rmm_mixed.txt"));
+    let sums = recording.sums();
+    assert_eq!((sums.allocations, sums.frees, sums.peak_live_bytes, sums.live_bytes), (1, 1, 256, 0));
+    assert!(recording.unknowns().iter().any(|unknown| unknown.text.contains("2 (first at line 1)")));
+    // The same text with its header first, and with the line ends of Windows.
+    let text = String::from_utf8(file("rmm_mixed.txt")).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    let ordered = [lines[1], lines[2], lines[3], lines[4]].join("\n");
+    for text in [ordered, text.replace('\n', "\r\n")] {
+        assert_eq!(imported(text.as_bytes()).sums(), sums, "{text:?}");
+    }
+    let error = read(text.replace("free,0x30a000000,256", "free,0x30a000000,-6").as_bytes()).unwrap_err();
+    assert!(error.starts_with("file:5: column Size: `-6` is negative"), "{error}");
+}
+
+#[test]
+fn several_logs_in_a_file_each_begin_without_blocks() {
+    let recording = imported(&file("rmm_several.csv"));
+    let sums = recording.sums();
+    assert_eq!((sums.allocations, sums.frees, sums.failures), (3, 2, 1));
+    // The block of the first log that is never freed ends where the second begins.
+    assert_eq!((sums.peak_live_bytes, sums.live_bytes, sums.live_blocks), (4096, 4096, 1));
+    assert!(["several_logs", "other_lines"].iter().all(|code| unknowns(&recording).contains(code)));
+    let header = "Thread,Time,Action,Pointer,Size,Stream\n";
+    let error = read(header.repeat(100).as_bytes()).unwrap_err();
+    assert!(error.contains("more than 64 logs"), "{error}");
+    let bad = format!("{header}1,0,free,0x1,1,0\n{header}1,0,free,0x1,-1,0\n");
+    assert!(read(bad.as_bytes()).unwrap_err().starts_with("file:4: column Size"));
+}
