@@ -94,7 +94,7 @@ nsys export --type sqlite --output profile.sqlite profile.nsys-rep
     pub fn to_record_again(recording: &Recording) -> Option<Self> {
         let framework = match recording.source().format.as_str() {
             Source::PYTORCH | Source::PYTORCH_MESSAGE | Source::PYTORCH_TRACE => Self::PyTorch,
-            "RMM log" | "RMM debug log" => Self::Rmm,
+            "RMM log" | Source::RMM_DEBUG => Self::Rmm,
             "Nsight Systems export" => Self::Nsys,
             _ => return None,
         };

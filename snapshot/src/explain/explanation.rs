@@ -41,7 +41,8 @@ pub struct Explanation {
     pub bound_stream_safe: Option<u64>,
     /// How the end compares with the state in the file, if it has one.
     pub state_check: Option<StateCheck>,
-    /// The peak, the failed requests (the first nine and the last), and the end.
+    /// The peak, the failed requests (the first nine and the last), and the end; only the failed requests, if
+    /// the file has no events between them.
     pub moments: Vec<Explained>,
     /// The problems that the evidence shows; empty if there are none.
     pub diagnoses: Vec<Diagnosis>,

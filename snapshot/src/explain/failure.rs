@@ -11,7 +11,7 @@ use super::holders::{self, HOLDERS, Holder};
 use super::settings;
 use crate::peers::torch::model::DEFAULT_POOL;
 use crate::peers::torch::settings::Settings;
-use crate::recording::{EventKind, LiveBlock, Moment, Recording, Segment};
+use crate::recording::{EventKind, LiveBlock, Moment, Recording, Segment, Source};
 
 const MIB: u64 = 1 << 20;
 
@@ -37,26 +37,31 @@ pub(super) fn explained(
     let wanted = explained.wanted_bytes?;
     let ledger = &explained.ledger;
     let Some(reserved) = ledger.reserved_bytes else {
-        return Some(without_segments(explained, wanted, device_bytes));
+        return Some(without_segments(recording, explained, wanted, device_bytes));
     };
-    let at = ledger.event + 1;
     let (unused, largest) = (ledger.unused_bytes(), ledger.largest_free_bytes);
     let bytes = format_bytes;
+    let pieces = match recording.has_sums_only() {
+        true => format!("{} free in segments of the allocator", bytes(unused)),
+        false => format!(
+            "{} wholly free, {} pinned by live blocks; the largest free piece had {}",
+            bytes(ledger.wholly_free_bytes),
+            bytes(ledger.pinned_bytes),
+            bytes(largest),
+        ),
+    };
     let mut evidence = vec![format!(
-        "at event {at}, a request for {} failed; {} of {} reserved were active, {} wholly free, {} pinned by \
-         live blocks; the largest free piece had {}",
-        bytes(wanted),
+        "{} failed; {} of {} reserved were active, {pieces}",
+        request(recording, explained, wanted),
         bytes(ledger.active_bytes),
         bytes(reserved),
-        bytes(ledger.wholly_free_bytes),
-        bytes(ledger.pinned_bytes),
-        bytes(largest),
     )];
     if let Some(free) = explained.device_free_bytes {
-        evidence.push(format!(
-            "the device had {} free, but a limit of the process may forbid their use",
-            bytes(free)
-        ));
+        let limit = match from_the_driver(wanted) <= free {
+            true => ", but a limit of the process may forbid their use",
+            false => "",
+        };
+        evidence.push(format!("the device had {} free{limit}", bytes(free)));
     }
     if wanted <= largest {
         let split = unsplit(recording, explained, moment, wanted);
@@ -196,21 +201,45 @@ fn does_not_fit(
     with_holders("does_not_fit", what, evidence, explained, savings(recording, explained))
 }
 
+/// Names a failed request.
+fn request(recording: &Recording, explained: &Explained, wanted: u64) -> String {
+    let request = format!("a request for {}", format_bytes(wanted));
+    match recording.has_sums_only() {
+        true => request,
+        false => format!("at event {}, {request}", explained.ledger.event + 1),
+    }
+}
+
 /// Explains a failed request of a source that does not record the allocator's reserved bytes.
-fn without_segments(explained: &Explained, wanted: u64, device_bytes: Option<u64>) -> Diagnosis {
+fn without_segments(
+    recording: &Recording,
+    explained: &Explained,
+    wanted: u64,
+    device_bytes: Option<u64>,
+) -> Diagnosis {
     let bytes = format_bytes;
     let live = explained.ledger.active_bytes;
     let needed = live.saturating_add(wanted);
+    let is_live_known = !recording.has_failures_only();
+    let were_live = match is_live_known {
+        true if recording.has_sums_only() => format!("{} were live; ", bytes(live)),
+        true => {
+            format!("{} were live in {}; ", bytes(live), number_of(explained.ledger.live_blocks, "block"))
+        }
+        false => String::new(),
+    };
     let evidence = vec![format!(
-        "at event {}, a request for {} failed; {} were live in {}; the file does not record how much the \
-         allocator reserved",
-        explained.ledger.event + 1,
-        bytes(wanted),
-        bytes(live),
-        number_of(explained.ledger.live_blocks, "block"),
+        "{} failed; {were_live}the file does not record how much the allocator reserved",
+        request(recording, explained, wanted)
     )];
-    let (code, what, fix) = match device_bytes {
-        Some(device) if needed > device => (
+    let limit = recording.limit_bytes().filter(|limit| !is_live_known || needed > *limit);
+    let (code, what, fix) = match (limit, device_bytes) {
+        (Some(limit), _) => (
+            "limit",
+            format!("the allocator may take at most {} from the device", bytes(limit)),
+            raise_limit(recording),
+        ),
+        (None, Some(device)) if needed > device => (
             "does_not_fit",
             format!(
                 "the program does not fit: {} are needed, and the device has {}",
@@ -219,7 +248,12 @@ fn without_segments(explained: &Explained, wanted: u64, device_bytes: Option<u64
             ),
             "use less memory at once: a smaller batch, smaller parts".to_owned(),
         ),
-        Some(device) => (
+        (None, _) if !is_live_known => (
+            UNEXPLAINED,
+            "the file does not record what was live, so the cause is not known".to_owned(),
+            "if the pool has a maximum size, raise it".to_owned(),
+        ),
+        (None, Some(device)) => (
             UNEXPLAINED,
             format!(
                 "{} would have sufficed, and the device has {}: the allocator's waste, a limit of it, or \
@@ -232,7 +266,7 @@ fn without_segments(explained: &Explained, wanted: u64, device_bytes: Option<u64
                 ByteSize::Bytes(device)
             ),
         ),
-        None => (
+        (None, None) => (
             UNEXPLAINED,
             format!("{} were needed; the size of the device is not known", bytes(needed)),
             "give the size of the device, as in --device-memory 80GiB; and find a stack that serves the \
@@ -241,6 +275,19 @@ fn without_segments(explained: &Explained, wanted: u64, device_bytes: Option<u64
         ),
     };
     with_holders(code, what, evidence, explained, vec![fix])
+}
+
+/// Returns the line that raises an allocator's limit.
+fn raise_limit(recording: &Recording) -> String {
+    match recording.source().format.as_str() {
+        Source::BFC => {
+            "raise the limit: XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 in JAX, \
+             per_process_gpu_memory_fraction in TensorFlow"
+        }
+        Source::RMM_DEBUG => "raise the pool's maximum_pool_size, or omit it",
+        _ => "raise the allocator's limit, or omit it",
+    }
+    .to_owned()
 }
 
 /// Returns `max_split_size` if it forbids the use of a free segment that would hold a request.
@@ -321,16 +368,19 @@ fn fragmentation(
     moment: &Moment,
     mut evidence: Vec<String>,
 ) -> Diagnosis {
-    let (blocks, segments) = pinning(moment);
-    let pinning = sum_of(&blocks);
-    evidence.push(format!(
-        "{} of {} together {} {} in {} from returning to the driver",
-        number_of(blocks.len() as u64, "block"),
-        format_bytes(pinning),
-        if blocks.len() == 1 { "keeps" } else { "keep" },
-        format_bytes(explained.ledger.pinned_bytes),
-        number_of(segments, "segment"),
-    ));
+    let (mut blocks, segments) = pinning(moment);
+    if recording.has_sums_only() {
+        blocks.clear();
+    } else {
+        evidence.push(format!(
+            "{} of {} together {} {} in {} from returning to the driver",
+            number_of(blocks.len() as u64, "block"),
+            format_bytes(sum_of(&blocks)),
+            if blocks.len() == 1 { "keeps" } else { "keep" },
+            format_bytes(explained.ledger.pinned_bytes),
+            number_of(segments, "segment"),
+        ));
+    }
     let unused = format_bytes(explained.ledger.unused_bytes());
     Diagnosis {
         code: "fragmentation",
@@ -420,10 +470,15 @@ pub(super) fn expandable(recording: &Recording) -> Vec<String> {
             "expandable_segments is on: allocate long-lived blocks before short-lived ones".to_owned(),
         ];
     }
-    vec![
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True".to_owned(),
-        "check with `millpond-replay tune FILE` that this lowers the need: some programs need more with it; \
-         it does not work with vLLM's sleep mode, or if a library replaces PyTorch's allocator"
-            .to_owned(),
-    ]
+    if recording.source().format == Source::BFC {
+        return vec!["TF_GPU_ALLOCATOR=cuda_malloc_async, which TensorFlow and JAX read".to_owned()];
+    }
+    let mut fixes = vec!["PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True".to_owned()];
+    let check = "check with `millpond-replay tune FILE` that this lowers the need: some programs need more with \
+                 it; ";
+    fixes.push(format!(
+        "{}it does not work with vLLM's sleep mode, or if a library replaces PyTorch's allocator",
+        if recording.has_sums_only() { "" } else { check }
+    ));
+    fixes
 }

@@ -35,6 +35,8 @@ pub fn explain(recording: &Recording, device_bytes: Option<u64>) -> Explanation 
     let failures = failures(recording);
     let mut moments: Vec<Explained> = Vec::new();
     let mut found: Vec<Diagnosis> = Vec::new();
+    // Otherwise the file has the memory at the failed requests only.
+    let has_all = failures.is_empty() || !recording.lacks("no_trace");
     // Only one moment is in memory at a time, because it has all live blocks.
     let mut add = |occasion, number: usize, wanted: Option<u64>| {
         let moment = recording.moment(number);
@@ -50,16 +52,23 @@ pub fn explain(recording: &Recording, device_bytes: Option<u64>) -> Explanation 
             device_free_bytes: free,
             outside_bytes: known
                 .map(|((total, free), reserved)| total.saturating_sub(free).saturating_sub(reserved)),
-            holders: holders::by_stack(recording, moment.blocks(), HOLDERS),
+            holders: match recording.has_sums_only() {
+                true => Vec::new(),
+                false => holders::by_stack(recording, moment.blocks(), HOLDERS),
+            },
         };
         found.extend(diagnoses::of_moment(recording, &explained, &moment, device_bytes));
         moments.push(explained);
     };
-    add(Occasion::Peak, sums.peak_event as usize, None);
+    if has_all {
+        add(Occasion::Peak, sums.peak_event as usize, None);
+    }
     for (number, event) in failures {
         add(Occasion::Failure, number, Some(event.bytes));
     }
-    add(Occasion::End, recording.len().saturating_sub(1), None);
+    if has_all {
+        add(Occasion::End, recording.len().saturating_sub(1), None);
+    }
     let mut diagnoses = diagnoses::all(recording, &sums, &moments, found);
     diagnoses.extend(settings::without_effect(recording));
     let bounds = placement::bounds(recording);

@@ -75,30 +75,39 @@ pub fn print(explanation: &Explanation, style: Style, out: &mut impl Write) -> i
     let Explanation { file, source, device, sums, .. } = explanation;
     let kind = if explanation.is_simulated { "simulated device" } else { "device" };
     let device = device.map_or(String::new(), |device| format!(", {kind} {device}"));
-    let events = number_of(sums.events, "event");
+    let sums_only = explanation.not_known.iter().any(|unknown| unknown.code == "sums_only");
+    let failures_only = explanation.not_known.iter().any(|unknown| unknown.code == "no_blocks");
+    let events = match sums_only {
+        true => number_of(sums.failures, "failed request"),
+        false => number_of(sums.events, "event"),
+    };
     writeln!(out, "{}: {}{device}, {events}", plain(file), plain(&source.format))?;
     if let Some(check) = explanation.state_check.as_ref().filter(|check| !check.is_equal()) {
         let first = check.first.as_deref().unwrap_or("counts differ");
         let first = plain(first);
         writeln!(out, "{problem}THE EVENTS DO NOT LEAD TO THE FILE'S STATE{end}; first difference: {first}")?;
     }
-    if let (Some(host_order), Some(apart)) = (explanation.bound_host_order, explanation.bound_stream_safe) {
-        let (host_order, apart) = (format_bytes(host_order), format_bytes(apart));
+    let bounds = explanation.bound_host_order.zip(explanation.bound_stream_safe);
+    if let Some((host_order, apart)) = bounds.filter(|_| !failures_only) {
+        let least = match host_order == apart {
+            true => format_bytes(apart).to_string(),
+            false => format!(
+                "{} with streams apart, {} in the order of the host's calls",
+                format_bytes(apart),
+                format_bytes(host_order)
+            ),
+        };
         let reserved = sums.peak_reserved_bytes;
         let reserved = reserved
             .map_or(String::new(), |reserved| format!("; reserved at most {}", format_bytes(reserved)));
-        writeln!(
-            out,
-            "any allocator needs at least {apart} with streams apart, {host_order} in the order of the \
-             host's calls{reserved}"
-        )?;
+        writeln!(out, "any allocator needs at least {least}{reserved}")?;
     }
     writeln!(out)?;
     for diagnosis in &explanation.diagnoses {
         print_diagnosis(diagnosis, looks, out)?;
     }
-    for moment in &explanation.moments {
-        ledger(moment, looks, out)?;
+    for moment in explanation.moments.iter().filter(|_| !failures_only) {
+        ledger(moment, sums_only, looks, out)?;
     }
     if !explanation.not_known.is_empty() {
         writeln!(out, "{head}not known:{end}")?;
@@ -126,14 +135,15 @@ fn print_diagnosis(diagnosis: &Diagnosis, looks: Looks, out: &mut impl Write) ->
     writeln!(out)
 }
 
-fn ledger(moment: &Explained, looks: Looks, out: &mut impl Write) -> io::Result<()> {
+fn ledger(moment: &Explained, sums_only: bool, looks: Looks, out: &mut impl Write) -> io::Result<()> {
     let ledger = &moment.ledger;
     let occasion = match moment.occasion {
         Occasion::Peak => "at the peak",
         Occasion::Failure => "at the failed request",
         Occasion::End => "at the end",
     };
-    writeln!(out, "{}{occasion}, event {}:{}", looks.head, ledger.event + 1, looks.end)?;
+    let at = if sums_only { String::new() } else { format!(", event {}", ledger.event + 1) };
+    writeln!(out, "{}{occasion}{at}:{}", looks.head, looks.end)?;
     let mut line = |name: &str, bytes: u64, about: &str| {
         writeln!(out, "  {name:<14}{:>12}  {about}", format_bytes(bytes))
     };
@@ -142,10 +152,14 @@ fn ledger(moment: &Explained, looks: Looks, out: &mut impl Write) -> io::Result<
         line("wanted", wanted, &format!("the failed request{asker}"))?;
     }
     if let Some(reserved) = ledger.reserved_bytes {
-        line("reserved", reserved, "from the driver; the sum of the next three")?;
+        let next = if sums_only { "two" } else { "three" };
+        line("reserved", reserved, &format!("from the driver; the sum of the next {next}"))?;
     }
-    line("active", ledger.active_bytes, &number_of(ledger.live_blocks, "block"))?;
-    if ledger.reserved_bytes.is_some() {
+    let blocks = number_of(ledger.live_blocks, "block");
+    line("active", ledger.active_bytes, if sums_only { "in live blocks" } else { &blocks })?;
+    if ledger.reserved_bytes.is_some() && sums_only {
+        line("free", ledger.unused_bytes(), "in segments of the allocator")?;
+    } else if ledger.reserved_bytes.is_some() {
         line("wholly free", ledger.wholly_free_bytes, "in segments without blocks")?;
         line("pinned", ledger.pinned_bytes, "free next to live blocks: fragmentation")?;
         line("rounding", ledger.rounding_bytes, "part of active")?;

@@ -184,15 +184,23 @@ impl Case<'_> {
             }
             _ => diagnosis.what.clone(),
         };
-        let doubt = match (self.contradiction(), self.recording.begins_late()) {
+        let (has_sums_only, has_failures_only) =
+            (self.recording.has_sums_only(), self.recording.has_failures_only());
+        let is_partial = self.recording.begins_late() && !has_sums_only && !has_failures_only;
+        let doubt = match (self.contradiction(), is_partial) {
             (Some(_), _) => "; the file contradicts itself, so its figures may be wrong",
             (None, true) => "; the file begins late, so its figures are the least",
             (None, false) => "",
         };
-        let (at, live) = (ledger.event + 1, bytes(ledger.requested_bytes));
-        format!(
-            "out of memory: a request for {wanted}{asker} failed at event {at} with {live} live: {why}{doubt}"
-        )
+        let at = match has_sums_only {
+            true => String::new(),
+            false => format!(" at event {}", ledger.event + 1),
+        };
+        let live = match has_failures_only {
+            true => String::new(),
+            false => format!(" with {} live", bytes(ledger.requested_bytes)),
+        };
+        format!("out of memory: a request for {wanted}{asker} failed{at}{live}: {why}{doubt}")
     }
 
     fn sentence(&self, code: &str) -> String {

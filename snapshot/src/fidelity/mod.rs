@@ -80,6 +80,7 @@ impl Fidelity {
     /// # Errors
     /// A sentence that explains why there is nothing to compare, or which setting cannot be read.
     pub fn of(recording: &Recording, limit: Option<u64>) -> Result<Self, String> {
+        recording.require_blocks()?;
         let mut settings = Settings::of(recording)?;
         settings.limit = limit.unwrap_or(u64::MAX);
         Self::with(recording, settings)

@@ -131,6 +131,10 @@ impl Source {
     pub(crate) const PYTORCH_MESSAGE: &'static str = "PyTorch out-of-memory message";
     /// The format of traces of torch.profiler.
     pub(crate) const PYTORCH_TRACE: &'static str = "torch.profiler trace";
+    /// The format of dumps of TensorFlow's and XLA's allocator.
+    pub(crate) const BFC: &'static str = "BFC allocator's log";
+    /// The format of RMM's debug logs.
+    pub(crate) const RMM_DEBUG: &'static str = "RMM debug log";
 }
 
 impl Recording {
@@ -196,6 +200,36 @@ impl Recording {
     /// Returns the most bytes that the allocator may use, if the source tells such a limit.
     pub fn limit_bytes(&self) -> Option<u64> {
         self.bytes_of(Self::LIMIT_BYTES)
+    }
+
+    /// Returns whether the source has only sums of bytes: which blocks were live, and in which pieces memory was
+    /// free, is not known.
+    pub fn has_sums_only(&self) -> bool {
+        self.lacks("sums_only")
+    }
+
+    /// Returns whether the source has only failed requests: what was live is not known.
+    pub fn has_failures_only(&self) -> bool {
+        self.lacks("no_blocks")
+    }
+
+    /// Returns an error if the source has no blocks that an allocator could serve.
+    ///
+    /// # Errors
+    /// It has only sums, or only failed requests.
+    pub(crate) fn require_blocks(&self) -> Result<(), String> {
+        match self.has_sums_only() || self.has_failures_only() {
+            true => {
+                Err("does not tell which blocks were live; `millpond-replay explain` shows its sums"
+                    .to_owned())
+            }
+            false => Ok(()),
+        }
+    }
+
+    /// Returns whether the gap with this code is in the recording.
+    pub(crate) fn lacks(&self, code: &str) -> bool {
+        self.unknowns.iter().any(|unknown| unknown.code == code)
     }
 
     /// Returns the size in a detail of the source.

@@ -13,8 +13,10 @@ impl Recording {
     /// counted from 1.
     ///
     /// # Errors
-    /// The recording has no such events, or the temporary file cannot be written.
+    /// The recording has no such events, or only sums, or only failed requests. Or the temporary file cannot be
+    /// written.
     pub fn program(&self, limits: Limits) -> Result<Program> {
+        self.require_blocks().map_err(|reason| LogError::new(self.file(), 0, reason))?;
         let mut builder = ProgramBuilder::new(limits);
         let device = if self.is_simulated() { DeviceId::sim } else { DeviceId::cuda };
         for (number, event) in self.events().enumerate() {

@@ -12,7 +12,7 @@ use crate::budget::{Budget, Exceeded};
 use crate::import::options::Options;
 use crate::import::refusal::Refusal;
 use crate::import::states::{BASE, Block, Failure, State, States};
-use crate::recording::{Frame, Id, Recording};
+use crate::recording::{Frame, Id, Recording, Source};
 
 /// How many different sizes a summary may list.
 const MOST_SIZES: usize = 1 << 16;
@@ -74,7 +74,7 @@ pub(super) fn import(
     options: &Options,
     budget: &mut Budget,
 ) -> Result<Option<Recording>, Refusal> {
-    "BFC allocator's log".clone_into(&mut recording.source.format);
+    Source::BFC.clone_into(&mut recording.source.format);
     let mut dumps = Dumps { wanted: options.device, ..Dumps::default() };
     let mut next = Some(line);
     while let Some(line) = next {
@@ -270,6 +270,9 @@ struct Dumps {
     open: Dump,
     states: States,
     has_chunks: bool,
+    /// Whether a dump has only the sizes of its chunks.
+    has_sizes: bool,
+    /// Whether a dump has only the sum of its chunks.
     has_sums: bool,
     host: u64,
     other_devices: u64,
@@ -298,7 +301,8 @@ impl Dumps {
         let (regions, listed, in_use) = (dump.regions, dump.listed, dump.in_use);
         let has_chunks = dump.has_chunks;
         self.has_chunks |= has_chunks;
-        self.has_sums |= !has_chunks;
+        self.has_sizes |= !has_chunks && !dump.sizes.is_empty();
+        self.has_sums |= !has_chunks && dump.sizes.is_empty();
         let state = dump.state(budget)?;
         let live = state.live_bytes();
         if regions > listed && has_chunks {
@@ -333,10 +337,13 @@ impl Dumps {
         }
         recording.unknown("no_trace", "the log has no events: how the memory came to this is not known");
         recording.unknown("rounded", "sizes of chunks are as the allocator rounded them");
-        if self.has_sums {
+        if self.has_sizes {
             let text =
                 "the log lacks the chunks of a dump: blocks have no addresses, and free memory is not known";
-            recording.unknown("sums_only", text);
+            recording.unknown("no_addresses", text);
+        }
+        if self.has_sums {
+            recording.unknown("sums_only", "the log has only the sum of a dump's chunks");
         }
         if let Some(text) = self.difference {
             recording.unknown("sums_differ", text);

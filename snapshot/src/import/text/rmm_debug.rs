@@ -11,7 +11,7 @@ use super::amounts::{after, grouped, hexadecimal};
 use super::lines::TextLines;
 use crate::budget::{Budget, Exceeded};
 use crate::import::refusal::Refusal;
-use crate::recording::{Clock, Event, EventKind, Lane, Recording};
+use crate::recording::{Clock, Event, EventKind, Lane, Recording, Source};
 
 const DAY_NS: u64 = 86_400_000_000_000;
 
@@ -90,7 +90,7 @@ pub(super) fn import(
     lines: &mut TextLines<impl Read>,
     budget: &mut Budget,
 ) -> Result<Recording, Refusal> {
-    "RMM debug log".clone_into(&mut recording.source.format);
+    Source::RMM_DEBUG.clone_into(&mut recording.source.format);
     recording.clock = Clock::Monotonic;
     let mut log = Log::default();
     let mut next = Some(line);
