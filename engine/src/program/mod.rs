@@ -37,5 +37,6 @@ pub use failed::FailedRequests;
 pub use lanes::Lane;
 pub use limits::Limits;
 pub use op::{Op, OpKind};
+pub use rows::for_each_row;
 pub use sparkline::Sparkline;
 pub use summary::LogSummary;

@@ -24,7 +24,7 @@ impl Program {
         let mut builder = ProgramBuilder::new(limits);
         let is_of_millpond = reader.has_column("Sequence");
         let mut cut_off = None;
-        rows::each(&mut reader, |row, is_cut_off| {
+        rows::for_each_row(&mut reader, |row, is_cut_off| -> Result<()> {
             match row {
                 Ok(event) => builder.push(&event)?,
                 Err(error) if limits.skip_bad_rows && is_cut_off => cut_off = Some(error),

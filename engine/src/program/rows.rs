@@ -4,7 +4,6 @@
 use std::sync::mpsc::{self, SyncSender};
 use std::thread;
 
-use crate::Result;
 use crate::log::{Event, LogError, LogReader};
 
 /// The number of rows in a batch (about 120 KiB).
@@ -17,14 +16,27 @@ const WAITING: usize = 4;
 type Row = (Result<Event, LogError>, bool);
 
 /// Calls `each` with every row of the log in order, and whether the log is truncated there, until `each`
-/// fails.
+/// fails. Another thread reads the rows ahead.
+///
+/// ```
+/// use millpond_engine::log::{LogError, LogReader};
+/// let text = "Thread,Time,Action,Pointer,Size,Stream\n7,0,allocate,0x7f00,1000,0\n";
+/// let mut reader = LogReader::from_reader("example", text.as_bytes())?;
+/// let mut bytes = 0;
+/// millpond_engine::program::for_each_row(&mut reader, |row, _| {
+///     bytes += row?.bytes;
+///     Ok::<(), LogError>(())
+/// })?;
+/// assert_eq!(bytes, 1000);
+/// # Ok::<(), LogError>(())
+/// ```
 ///
 /// # Errors
 /// The errors of `each`.
-pub(super) fn each(
+pub fn for_each_row<E>(
     reader: &mut LogReader<'_>,
-    mut each: impl FnMut(Result<Event, LogError>, bool) -> Result<()>,
-) -> Result<()> {
+    mut each: impl FnMut(Result<Event, LogError>, bool) -> Result<(), E>,
+) -> Result<(), E> {
     thread::scope(|scope| {
         let (sender, batches) = mpsc::sync_channel(WAITING);
         let rows = &mut *reader;
@@ -54,10 +66,10 @@ fn send(reader: &mut LogReader<'_>, batches: SyncSender<Vec<Row>>) {
     }
 }
 
-fn read_here(
+fn read_here<E>(
     reader: &mut LogReader<'_>,
-    mut each: impl FnMut(Result<Event, LogError>, bool) -> Result<()>,
-) -> Result<()> {
+    mut each: impl FnMut(Result<Event, LogError>, bool) -> Result<(), E>,
+) -> Result<(), E> {
     while let Some(row) = reader.next() {
         each(row, reader.is_broken())?;
     }
@@ -82,9 +94,9 @@ mod tests {
             let (mut beside, mut here) = (Vec::new(), Vec::new());
             let collect = |sizes: &mut Vec<u64>, row: Result<Event, LogError>| {
                 sizes.push(row?.bytes);
-                Ok(())
+                Ok::<(), LogError>(())
             };
-            each(&mut reader(), |row, _| collect(&mut beside, row)).unwrap();
+            for_each_row(&mut reader(), |row, _| collect(&mut beside, row)).unwrap();
             read_here(&mut reader(), |row, _| collect(&mut here, row)).unwrap();
             let expected: Vec<u64> = (0..rows as u64).collect();
             assert!(beside == expected && here == expected, "{rows} rows");
@@ -98,9 +110,9 @@ mod tests {
         let mut seen = 0;
         let stop = |_, _| {
             seen += 1;
-            if seen == 5 { Err(millpond_core::Error::invalid_argument("enough").into()) } else { Ok(()) }
+            if seen == 5 { Err("enough") } else { Ok(()) }
         };
-        assert!(each(&mut reader, stop).unwrap_err().to_string().contains("enough"));
+        assert_eq!(for_each_row(&mut reader, stop), Err("enough"));
         assert_eq!(seen, 5);
     }
 }

@@ -13,9 +13,11 @@ mod settings;
 mod text;
 mod verdict;
 
+use std::thread;
+
 use crate::placement;
 use crate::record::Framework;
-use crate::recording::{Event, EventKind, Recording};
+use crate::recording::{Event, EventKind, Recording, Walk};
 
 pub use explanation::{Diagnosis, Explained, Explanation, Occasion, Verdict};
 pub use holders::{Holder, HolderFrame};
@@ -31,47 +33,20 @@ const MAX_FAILURES: usize = 10;
 /// own is used, if its source has it.
 pub fn explain(recording: &Recording, device_bytes: Option<u64>) -> Explanation {
     let device_bytes = device_bytes.or_else(|| recording.device_bytes());
-    let sums = recording.sums();
-    let failures = failures(recording);
-    let mut moments: Vec<Explained> = Vec::new();
-    let mut found: Vec<Diagnosis> = Vec::new();
+    // Large recordings have millions of blocks, so two threads share the work.
+    let (sums, bounds) = beside(|| recording.sums(), &|| placement::bounds(recording));
+    let mut occasions: Vec<(Occasion, usize, Option<u64>)> = failures(recording)
+        .into_iter()
+        .map(|(number, event)| (Occasion::Failure, number, Some(event.bytes)))
+        .collect();
     // Otherwise the file has the memory at the failed requests only.
-    let has_all = failures.is_empty() || !recording.lacks("no_trace");
-    // Only one moment is in memory at a time, because it has all live blocks.
-    let mut add = |occasion, number: usize, wanted: Option<u64>| {
-        let moment = recording.moment(number);
-        let ledger = moment.ledger();
-        let next = recording.event(number + 1).filter(|_| wanted.is_some());
-        let free = next.filter(|event| event.kind == EventKind::DeviceFree).map(|event| event.bytes);
-        let known = device_bytes.zip(free).zip(ledger.reserved_bytes);
-        let explained = Explained {
-            occasion,
-            ledger,
-            wanted_bytes: wanted,
-            wanted_by: wanted.and_then(|_| asker(recording, number)),
-            device_free_bytes: free,
-            outside_bytes: known
-                .map(|((total, free), reserved)| total.saturating_sub(free).saturating_sub(reserved)),
-            holders: match recording.has_sums_only() {
-                true => Vec::new(),
-                false => holders::by_stack(recording, moment.blocks(), HOLDERS),
-            },
-        };
-        found.extend(diagnoses::of_moment(recording, &explained, &moment, device_bytes));
-        moments.push(explained);
-    };
-    if has_all {
-        add(Occasion::Peak, sums.peak_event as usize, None);
+    if occasions.is_empty() || !recording.lacks("no_trace") {
+        occasions.insert(0, (Occasion::Peak, sums.peak_event as usize, None));
+        occasions.push((Occasion::End, recording.len().saturating_sub(1), None));
     }
-    for (number, event) in failures {
-        add(Occasion::Failure, number, Some(event.bytes));
-    }
-    if has_all {
-        add(Occasion::End, recording.len().saturating_sub(1), None);
-    }
+    let (moments, found) = explained(recording, &occasions, device_bytes);
     let mut diagnoses = diagnoses::all(recording, &sums, &moments, found);
     diagnoses.extend(settings::without_effect(recording));
-    let bounds = placement::bounds(recording);
     let verdict = Case {
         recording,
         sums: &sums,
@@ -97,6 +72,57 @@ pub fn explain(recording: &Recording, device_bytes: Option<u64>) -> Explanation 
         not_known: recording.unknowns().to_vec(),
         lines_to_record: Framework::to_record_again(recording).map(Framework::lines),
     }
+}
+
+/// Explains the moments of the occasions, and finds the problem at each.
+fn explained(
+    recording: &Recording,
+    occasions: &[(Occasion, usize, Option<u64>)],
+    device_bytes: Option<u64>,
+) -> (Vec<Explained>, Vec<Diagnosis>) {
+    // Only one moment is in memory at a time, because it has all live blocks.
+    let mut walk = Walk::new(recording);
+    let mut ordered: Vec<usize> = (0..occasions.len()).collect();
+    ordered.sort_by_key(|&at| occasions[at].1);
+    let mut found: Vec<(usize, Explained, Option<Diagnosis>)> = Vec::new();
+    for at in ordered {
+        let (occasion, number, wanted) = occasions[at];
+        walk.go_to(number);
+        let moment = walk.moment();
+        let ledger = moment.ledger();
+        let next = recording.event(number + 1).filter(|_| wanted.is_some());
+        let free = next.filter(|event| event.kind == EventKind::DeviceFree).map(|event| event.bytes);
+        let known = device_bytes.zip(free).zip(ledger.reserved_bytes);
+        let explained = Explained {
+            occasion,
+            ledger,
+            wanted_bytes: wanted,
+            wanted_by: wanted.and_then(|_| asker(recording, number)),
+            device_free_bytes: free,
+            outside_bytes: known
+                .map(|((total, free), reserved)| total.saturating_sub(free).saturating_sub(reserved)),
+            holders: match recording.has_sums_only() {
+                true => Vec::new(),
+                false => holders::by_stack(recording, moment.blocks(), HOLDERS),
+            },
+        };
+        let diagnosis = diagnoses::of_moment(recording, &explained, &moment, device_bytes);
+        found.push((at, explained, diagnosis));
+    }
+    found.sort_by_key(|&(at, ..)| at);
+    let (moments, diagnoses): (Vec<_>, Vec<_>) =
+        found.into_iter().map(|(_, explained, diagnosis)| (explained, diagnosis)).unzip();
+    (moments, diagnoses.into_iter().flatten().collect())
+}
+
+/// Returns the results of two functions. The second one runs in a thread of its own, if one can be started.
+fn beside<A, B: Send>(first: impl FnOnce() -> A, second: &(impl Fn() -> B + Sync)) -> (A, B) {
+    thread::scope(|scope| {
+        let other = thread::Builder::new().spawn_scoped(scope, second);
+        let first = first();
+        let other = other.ok().and_then(|other| other.join().ok());
+        (first, other.unwrap_or_else(second))
+    })
 }
 
 /// Returns the user's line that made the request with this number.

@@ -1,6 +1,7 @@
 //! Computes the least memory that a recording needs, and a placement of its blocks that reaches or approaches
 //! it.
 
+mod bounds;
 mod program;
 mod text;
 
@@ -13,6 +14,8 @@ use serde::Serialize;
 
 use crate::recording::{EventKind, Recording, Unknown};
 
+pub(crate) use bounds::bounds_of;
+pub use bounds::{Bounds, bounds};
 pub use program::{PlanError, for_layer, print_plan};
 pub use text::print;
 
@@ -221,32 +224,6 @@ fn search(
     };
     let bound = plan.bound;
     (Some(plan), Some(answer), bound)
-}
-
-/// Lower bounds for a recording's blocks, in bytes, for any allocator.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct Bounds {
-    /// If streams share addresses in the order of the host's calls.
-    pub host_order: u64,
-    /// If streams never share addresses.
-    pub stream_safe: u64,
-}
-
-/// Computes the bounds without a placement.
-///
-/// # Errors
-/// All sizes together exceed 64 bits.
-pub(crate) fn bounds_of(recording: &Recording, alignment: u64) -> Result<Bounds, ProblemError> {
-    let (blocks, _) = blocks_of(recording);
-    let problem = Problem::stream_safe(blocks, alignment, Vec::new())?;
-    let bounds = millpond_planning::bounds(&problem);
-    Ok(Bounds { host_order: bounds.host_order, stream_safe: bounds.bytes })
-}
-
-/// Returns the bounds at CUDA's own alignment; `None` if all sizes together exceed 64 bits.
-pub fn bounds(recording: &Recording) -> Option<Bounds> {
-    bounds_of(recording, ALLOCATION_ALIGNMENT).ok()
 }
 
 /// Returns the blocks of a recording, and how many of them are failed requests. Births and deaths are event

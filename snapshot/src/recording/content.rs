@@ -279,7 +279,8 @@ impl Recording {
         (number < self.len()).then(|| self.at(number))
     }
 
-    fn at(&self, number: usize) -> &Event {
+    /// Returns the event with this number, which exists.
+    pub(super) fn at(&self, number: usize) -> &Event {
         match number.checked_sub(self.before.len()) {
             Some(number) => self.events.of(number),
             None => &self.before[number],
@@ -395,6 +396,12 @@ impl Recording {
     }
 
     pub(crate) fn add_lane(&mut self, lane: Lane, budget: &mut Budget) -> Result<u32, Exceeded> {
+        // Most events have the lane of the event before.
+        if let Some(last) = self.len().checked_sub(1).map(|last| self.at(last).lane)
+            && self.lanes.values().get(last as usize) == Some(&lane)
+        {
+            return Ok(last);
+        }
         Ok(self.lanes.number(lane, 0, budget)?.get() - 1)
     }
 

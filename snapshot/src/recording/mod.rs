@@ -31,6 +31,7 @@ pub use event::{Event, EventKind, Id};
 pub use lane::Lane;
 pub use ledger::Ledger;
 pub use lives::Life;
+pub(crate) use moment::Walk;
 pub use moment::{LiveBlock, Moment, Segment};
 pub use sums::Sums;
 

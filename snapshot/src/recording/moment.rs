@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use rustc_hash::FxHashMap;
+
 use super::{Event, EventKind, Id, Lane, Recording, Source};
 
 /// PyTorch rounds sizes up to multiples of this, in bytes.
@@ -70,53 +72,84 @@ impl Recording {
     /// Returns the memory after the event with this number, counted from 0, or after the last event if there
     /// are fewer.
     pub fn moment(&self, number: usize) -> Moment {
-        let mut segments: BTreeMap<u64, Segment> = BTreeMap::new();
-        let mut blocks: BTreeMap<u64, LiveBlock> = BTreeMap::new();
-        for (at, event) in self.events().enumerate().take(number.saturating_add(1)) {
+        let mut walk = Walk::new(self);
+        walk.go_to(number);
+        walk.moment()
+    }
+}
+
+/// Walks over a recording, and knows the memory after the last event that it reached.
+pub(crate) struct Walk<'a> {
+    recording: &'a Recording,
+    /// The number of the next event.
+    next: usize,
+    segments: BTreeMap<u64, Segment>,
+    /// By address: the number of the allocation, and whether the block is held.
+    blocks: FxHashMap<u64, (usize, bool)>,
+}
+
+impl<'a> Walk<'a> {
+    /// Begins before the first event.
+    pub(crate) fn new(recording: &'a Recording) -> Self {
+        Self { recording, next: 0, segments: BTreeMap::new(), blocks: FxHashMap::default() }
+    }
+
+    /// Walks to the event with this number, or to the last one. The walk never goes back.
+    pub(crate) fn go_to(&mut self, number: usize) {
+        let end = number.saturating_add(1).min(self.recording.len());
+        for at in self.next..end {
+            let event = self.recording.at(at);
             let Event { address, bytes, .. } = *event;
             match event.kind {
-                EventKind::Allocate => {
-                    let block = LiveBlock {
-                        address,
-                        bytes,
-                        rounded_bytes: self.rounded_bytes(at).unwrap_or(0),
-                        is_held: false,
-                        stack: event.stack,
-                        event: at,
-                        lane: self.lane(event),
-                    };
-                    blocks.insert(address, block);
-                }
+                EventKind::Allocate => drop(self.blocks.insert(address, (at, false))),
                 EventKind::FreeRequested => {
-                    if let Some(block) = blocks.get_mut(&address) {
-                        block.is_held = true;
+                    if let Some((_, is_held)) = self.blocks.get_mut(&address) {
+                        *is_held = true;
                     }
                 }
-                EventKind::Free => drop(blocks.remove(&address)),
+                EventKind::Free => drop(self.blocks.remove(&address)),
                 EventKind::SegmentAllocate | EventKind::SegmentMap => {
                     let is_expandable = event.kind == EventKind::SegmentMap;
-                    let segment = Segment { address, bytes, is_expandable, lane: self.lane(event) };
-                    segments.insert(address, segment);
+                    let lane = self.recording.lane(event);
+                    self.segments.insert(address, Segment { address, bytes, is_expandable, lane });
                 }
-                EventKind::SegmentFree | EventKind::SegmentUnmap => cut(&mut segments, address, bytes),
+                EventKind::SegmentFree | EventKind::SegmentUnmap => cut(&mut self.segments, address, bytes),
                 _ => {}
             }
         }
-        let mut segments: Vec<Segment> = segments.into_values().collect();
-        let mut blocks: Vec<LiveBlock> = blocks.into_values().collect();
+        self.next = self.next.max(end);
+    }
+
+    /// Returns the memory after the last event.
+    pub(crate) fn moment(&self) -> Moment {
+        let mut segments: Vec<Segment> = self.segments.values().copied().collect();
+        let block = |(&address, &(at, is_held)): (&u64, &(usize, bool))| {
+            let event = self.recording.event(at)?;
+            Some(LiveBlock {
+                address,
+                bytes: event.bytes,
+                rounded_bytes: self.recording.rounded_bytes(at).unwrap_or(0),
+                is_held,
+                stack: event.stack,
+                event: at,
+                lane: self.recording.lane(event),
+            })
+        };
+        let mut blocks: Vec<LiveBlock> = self.blocks.iter().filter_map(block).collect();
+        blocks.sort_unstable_by_key(|block| block.address);
         // Segments never overlap in an allocator, so overlaps are cut off.
         for at in 1..segments.len() {
             let room = segments[at].address - segments[at - 1].address;
             segments[at - 1].bytes = segments[at - 1].bytes.min(room);
         }
         // Another allocator may not round as PyTorch does.
-        let is_rounded = self.source().format == Source::PYTORCH;
+        let is_rounded = self.recording.source().format == Source::PYTORCH;
         round(&segments, &mut blocks, is_rounded);
         for at in 1..blocks.len() {
             let room = blocks[at].address - blocks[at - 1].address;
             blocks[at - 1].rounded_bytes = blocks[at - 1].rounded_bytes.min(room);
         }
-        Moment { event: number.min(self.len().saturating_sub(1)), segments, blocks }
+        Moment { event: self.next.saturating_sub(1), segments, blocks }
     }
 }
 

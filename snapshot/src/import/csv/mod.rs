@@ -9,10 +9,11 @@ use std::io::Read;
 
 use millpond_core::DeviceId;
 use millpond_engine::log::{self, Action, LogError, LogReader, column};
+use millpond_engine::program::for_each_row;
 
 use super::options::Options;
 use super::refusal::Refusal;
-use crate::budget::Budget;
+use crate::budget::{Budget, Exceeded};
 use crate::recording::{Clock, Event, EventKind, Lane, Recording, note_text};
 
 use before::Before;
@@ -23,6 +24,18 @@ pub(super) use mixed::{is_mixed, is_start};
 
 /// The most logs in one file.
 const MOST_LOGS: u64 = 64;
+
+/// The columns of which each needs the row's text.
+const OF_RECORDINGS: [&str; 8] = [
+    column::UNIX,
+    column::STEP,
+    column::STACK,
+    column::POOL,
+    column::TAG,
+    column::ROUNDED,
+    column::BEFORE,
+    column::NOTES,
+];
 
 /// The bytes of an entry in the map of live blocks, including its share of free space.
 const LIVE_BYTES: usize = 96;
@@ -130,6 +143,14 @@ fn rows(
     mut before: Option<&mut Before>,
     budget: &mut Budget,
 ) -> Result<Option<LogError>, Refusal> {
+    if !OF_RECORDINGS.iter().any(|name| reader.has_column(name)) {
+        for_each_row(&mut reader, |row, _| {
+            let row = row.map_err(refusal)?;
+            plain_row(&row, recording, devices, before.as_deref_mut(), budget)
+                .map_err(|error| Refusal { line: row.line, ..error.into() })
+        })?;
+        return Ok(reader.rest_missing().cloned());
+    }
     let mut notes = Notes::default();
     while let Some(row) = reader.next_row() {
         let row = row.map_err(refusal)?;
@@ -198,7 +219,45 @@ fn end_log(recording: &mut Recording, first: usize, budget: &mut Budget) -> Resu
     Ok(recording.len())
 }
 
-/// Adds the event of a row, and returns it.
+/// Adds the event of a row that only has a log's columns.
+fn plain_row(
+    row: &log::Event,
+    recording: &mut Recording,
+    devices: &mut Devices,
+    before: Option<&mut Before>,
+    budget: &mut Budget,
+) -> Result<(), Exceeded> {
+    if !devices.takes(recording, row.device) {
+        return Ok(());
+    }
+    let event = base(row, None, recording, budget)?;
+    recording.push(event, budget)?;
+    before.map_or(Ok(()), |before| before.note(&event, row.line, budget))
+}
+
+/// Returns the event of a row, with its time on a monotonic clock.
+fn base(
+    row: &log::Event,
+    pool: Option<(u64, u64)>,
+    recording: &mut Recording,
+    budget: &mut Budget,
+) -> Result<Event, Exceeded> {
+    let kind = match row.action {
+        Action::Allocate => EventKind::Allocate,
+        Action::Free => EventKind::Free,
+        Action::AllocateFailure => EventKind::AllocateFailure,
+    };
+    Ok(Event {
+        alignment_log2: row.alignment.trailing_zeros() as u8,
+        lane: recording.add_lane(Lane { thread: row.thread, stream: row.stream, pool }, budget)?,
+        address: row.pointer.address(),
+        bytes: row.bytes,
+        raw_time: row.monotonic_ns.unwrap_or(Event::NO_TIME),
+        ..Event::new(kind)
+    })
+}
+
+/// Adds the event of a row of a recording, and returns it.
 fn event(
     reader: &LogReader<'_>,
     row: &log::Event,
@@ -239,22 +298,9 @@ fn event(
             Some(pool.ok_or_else(|| wrong(column::POOL, "a pool is written as 0:0".to_owned()))?)
         }
     };
-    let kind = match row.action {
-        Action::Allocate => EventKind::Allocate,
-        Action::Free => EventKind::Free,
-        Action::AllocateFailure => EventKind::AllocateFailure,
-    };
-    let event = Event {
-        is_before: cell(reader, column::BEFORE)? == "1",
-        alignment_log2: row.alignment.trailing_zeros() as u8,
-        lane: recording.add_lane(Lane { thread: row.thread, stream: row.stream, pool }, budget)?,
-        address: row.pointer.address(),
-        bytes: row.bytes,
-        raw_time: time.unwrap_or(Event::NO_TIME),
-        stack,
-        tag,
-        ..Event::new(kind)
-    };
+    let base = base(row, pool, recording, budget)?;
+    let is_before = cell(reader, column::BEFORE)? == "1";
+    let event = Event { is_before, raw_time: time.unwrap_or(Event::NO_TIME), stack, tag, ..base };
     if let Some(rounded) = number(column::ROUNDED)? {
         recording.set_rounded_bytes(recording.len(), rounded, budget)?;
     }
