@@ -6,7 +6,8 @@ use millpond_core::format_bytes;
 use millpond_engine::text::number_of;
 
 use super::explanation::{Diagnosis, Explained, Occasion};
-use super::failure::{self, expandable};
+use super::failure;
+use super::fixes::{expandable, round_up};
 use super::holders::{self, HOLDERS};
 use super::leak;
 use crate::recording::{EventKind, Id, Moment, Recording, Sums};
@@ -92,7 +93,7 @@ fn growth(recording: &Recording, sums: &Sums, peak: &Explained) -> Option<Diagno
         ),
     ];
     let mut fixes = expandable(recording);
-    fixes.push("or, if few sizes repeat: PYTORCH_CUDA_ALLOC_CONF=roundup_power2_divisions:8".to_owned());
+    fixes.extend(round_up(recording));
     Some(Diagnosis {
         code: "reserved_beyond_need",
         what: "the allocator reserved much more than the program ever used at once".to_owned(),

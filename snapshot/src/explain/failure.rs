@@ -7,11 +7,12 @@ use millpond_core::{ByteSize, format_bytes};
 use millpond_engine::text::number_of;
 
 use super::explanation::{Diagnosis, Explained};
+use super::fixes::{expandable, raise_limit};
 use super::holders::{self, HOLDERS, Holder};
 use super::settings;
 use crate::peers::torch::model::DEFAULT_POOL;
 use crate::peers::torch::settings::Settings;
-use crate::recording::{EventKind, LiveBlock, Moment, Recording, Segment, Source};
+use crate::recording::{EventKind, LiveBlock, Moment, Recording, Segment};
 
 const MIB: u64 = 1 << 20;
 
@@ -86,8 +87,7 @@ pub(super) fn explained(
     if asked <= free {
         let free = bytes(free);
         let what = format!("the device had {free} free, but a limit of the process forbade their use");
-        let raise = "raise torch.cuda.set_per_process_memory_fraction, or omit it".to_owned();
-        let fixes = [vec![raise], expandable(recording)].concat();
+        let fixes = [vec![raise_limit(recording)], expandable(recording)].concat();
         return Some(with_holders("limit", what, evidence, explained, fixes));
     }
     if ledger.pinned_bytes > 0 && asked <= unused.saturating_add(free) {
@@ -277,19 +277,6 @@ fn without_segments(
     with_holders(code, what, evidence, explained, vec![fix])
 }
 
-/// Returns the line that raises an allocator's limit.
-fn raise_limit(recording: &Recording) -> String {
-    match recording.source().format.as_str() {
-        Source::BFC => {
-            "raise the limit: XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 in JAX, \
-             per_process_gpu_memory_fraction in TensorFlow"
-        }
-        Source::RMM_DEBUG => "raise the pool's maximum_pool_size, or omit it",
-        _ => "raise the allocator's limit, or omit it",
-    }
-    .to_owned()
-}
-
 /// Returns `max_split_size` if it forbids the use of a free segment that would hold a request.
 fn unsplit(recording: &Recording, explained: &Explained, moment: &Moment, wanted: u64) -> Option<u64> {
     let max_split = Settings::of(recording).ok()?.max_split;
@@ -459,26 +446,4 @@ fn pinning(moment: &Moment) -> (Vec<&LiveBlock>, u64) {
     // A block may cross from one mapped range into the next.
     pinning.dedup_by_key(|block| block.address);
     (pinning, segments)
-}
-
-/// Returns the setting that lets segments grow, unless it is on.
-pub(super) fn expandable(recording: &Recording) -> Vec<String> {
-    let is_on =
-        recording.settings().iter().any(|(name, value)| name == "expandable_segments" && value == "True");
-    if is_on {
-        return vec![
-            "expandable_segments is on: allocate long-lived blocks before short-lived ones".to_owned(),
-        ];
-    }
-    if recording.source().format == Source::BFC {
-        return vec!["TF_GPU_ALLOCATOR=cuda_malloc_async, which TensorFlow and JAX read".to_owned()];
-    }
-    let mut fixes = vec!["PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True".to_owned()];
-    let check = "check with `millpond-replay tune FILE` that this lowers the need: some programs need more with \
-                 it; ";
-    fixes.push(format!(
-        "{}it does not work with vLLM's sleep mode, or if a library replaces PyTorch's allocator",
-        if recording.has_sums_only() { "" } else { check }
-    ));
-    fixes
 }

@@ -7,6 +7,7 @@
 mod diagnoses;
 mod explanation;
 mod failure;
+mod fixes;
 mod holders;
 mod leak;
 mod settings;
