@@ -82,7 +82,8 @@ def main():
     print(f"active {active} bytes, memory_allocated {torch.cuda.memory_allocated()}")
     from torch.cuda import _memory_viz
 
-    for read in (_memory_viz.segsum, _memory_viz.trace, _memory_viz.memory, _memory_viz.trace_plot):
+    # `memory` and `compare` would download a program.
+    for read in (_memory_viz.segsum, _memory_viz.trace, _memory_viz.trace_plot, _memory_viz.segment_plot):
         print(f"{read.__name__}: {len(read(snapshot))} characters")
 
 

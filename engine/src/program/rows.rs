@@ -1,6 +1,7 @@
 //! Reads a log on a separate thread, so that one core decompresses and parses rows, and another processes
 //! them.
 
+use std::panic::resume_unwind;
 use std::sync::mpsc::{self, SyncSender};
 use std::thread;
 
@@ -40,12 +41,15 @@ pub fn for_each_row<E>(
     thread::scope(|scope| {
         let (sender, batches) = mpsc::sync_channel(WAITING);
         let rows = &mut *reader;
-        let started =
-            thread::Builder::new().name("rows".to_owned()).spawn_scoped(scope, || send(rows, sender));
-        if started.is_err() {
+        let Ok(thread) =
+            thread::Builder::new().name("rows".to_owned()).spawn_scoped(scope, || send(rows, sender))
+        else {
             return Ok(false); // without a thread, reading takes longer
-        }
-        batches.into_iter().flatten().try_for_each(|(row, is_cut_off)| each(row, is_cut_off)).map(|()| true)
+        };
+        let done = batches.into_iter().flatten().try_for_each(|(row, is_cut_off)| each(row, is_cut_off));
+        // The scope would wait for the thread's work, but not for its end.
+        thread.join().unwrap_or_else(|panic| resume_unwind(panic));
+        done.map(|()| true)
     })
     .and_then(|done| if done { Ok(()) } else { read_here(reader, each) })
 }
